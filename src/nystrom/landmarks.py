@@ -1,0 +1,160 @@
+r"""n tokens to m landmarks, per sequence and head, over real tokens alone.
+
+Real tokens are counted, not placed: the token of rank r is the r-th real one (from 0) of its sequence, c of them in
+all. With $m \le c$, segment j holds the ranks r with $\lfloor r m / c \rfloor = j$: m segments whose lengths differ
+by one at most.
+
+- Segment means (Nyströmformer, eq. 16, whose sum should run over the l tokens of a segment and be divided by l):
+  the mean of each segment.
+- Uniform: one token drawn from each segment.
+- k-means: Lloyd's iterations from the segment means, as the supplement of Nyströmformer compares.
+
+What a token that is not real holds, and how many of them there are, changes nothing. A sequence with fewer than m
+real tokens leaves landmarks empty (zero): callers give such sequences exact attention instead.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nystrom.precision import accumulator, at_least_float32
+
+Landmarks = Literal["segment_means", "uniform", "kmeans"]
+
+KMEANS_STEPS = 5
+_GOLDEN = 0.6180339887498949
+
+
+def ranks(keep: Bool[Tensor, "b n"]) -> tuple[Int[Tensor, "b n"], Int[Tensor, " b"]]:
+    """Rank of each token among the real ones of its sequence (meaningless for the others), and their count."""
+    running = keep.cumsum(dim=-1)
+    return running - 1, running[:, -1]
+
+
+def first_tokens(keep: Bool[Tensor, "b n"], m: int) -> tuple[Int[Tensor, "b m"], Bool[Tensor, "b m"]]:
+    """Positions of the first m real tokens, and which of these m exist."""
+    rank, count = ranks(keep)
+    slot = torch.where(keep & (rank < m), rank, m)
+    here = torch.arange(keep.shape[1], device=keep.device).expand_as(slot)
+    positions = here.new_zeros(keep.shape[0], m + 1).scatter(1, slot, here)[:, :m]
+    return positions, torch.arange(m, device=keep.device) < count[:, None]
+
+
+def take(x: Float[Tensor, "b h n d"], positions: Int[Tensor, "b m"]) -> Float[Tensor, "b h m d"]:
+    """The tokens at the given positions of each sequence."""
+    index = positions[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
+    return x.gather(2, index)
+
+
+def segment_means(
+    x: Float[Tensor, "b h n d"], m: int, *, keep: Bool[Tensor, "b n"] | None = None
+) -> Float[Tensor, "b h m d"]:
+    """Mean of each of m near-equal segments of the real tokens, in float32 at least.
+
+    Args:
+        x: Queries or keys.
+        m: Number of landmarks, at most the number of tokens.
+        keep: Real tokens; None where all are.
+    """
+    n = x.shape[2]
+    if keep is None and isinstance(n, int) and n % m == 0:
+        return x.unflatten(2, (m, n // m)).mean(dim=3, dtype=accumulator(x.dtype))
+    return group_means(x, _segments(x, m, keep), m)
+
+
+def uniform(
+    x: Float[Tensor, "b h n d"],
+    m: int,
+    *,
+    keep: Bool[Tensor, "b n"] | None = None,
+    draws: Float[Tensor, " m"] | None = None,
+) -> Float[Tensor, "b h m d"]:
+    """One real token of each of m near-equal segments, in float32 at least.
+
+    Args:
+        x: Queries or keys.
+        m: Number of landmarks, at most the number of tokens.
+        keep: Real tokens; None where all are.
+        draws: Where in its segment each token lies, in [0, 1), shared by the batch; None takes `even_draws`.
+    """
+    keep = _all_real(x) if keep is None else keep
+    draws = even_draws(m, x.device) if draws is None else draws
+    rank, count = ranks(keep)
+    edge = _ceil_div(torch.arange(m + 1, device=x.device) * count[:, None], m)
+    start, length = edge[:, :-1], edge.diff(dim=-1)
+    wanted = start + torch.minimum((draws * length).long(), (length - 1).clamp(min=0))
+    # Ranks never fall, so the position of a rank is where it would be inserted; a token that is not real has the rank
+    # of the real one before it, and the search finds the leftmost.
+    positions = torch.searchsorted(rank, wanted).clamp(max=x.shape[2] - 1)
+    return at_least_float32(take(x, positions))
+
+
+def kmeans(
+    x: Float[Tensor, "b h n d"], m: int, *, keep: Bool[Tensor, "b n"] | None = None, steps: int = KMEANS_STEPS
+) -> Float[Tensor, "b h m d"]:
+    """Centres of m clusters of the real tokens, in float32 at least; the assignment carries no gradient, the means do.
+
+    Args:
+        x: Queries or keys.
+        m: Number of landmarks, at most the number of tokens.
+        keep: Real tokens; None where all are.
+        steps: Lloyd's iterations. A cluster that empties keeps its centre.
+    """
+    b, h, n, _ = x.shape
+    flat = at_least_float32(x).flatten(0, 1)[:, None]
+    real = None if keep is None else keep[:, None].expand(b, h, n).flatten(0, 1)
+    centres = segment_means(x, m, keep=keep).flatten(0, 1)[:, None]
+    for _ in range(steps):
+        with torch.no_grad():
+            # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c
+            nearest = (0.5 * centres.square().sum(-1)[..., None, :] - flat @ centres.mT).argmin(dim=-1)[:, 0]
+            nearest = nearest if real is None else torch.where(real, nearest, m)
+            sizes = nearest.new_zeros(b * h, m + 1).scatter_add(1, nearest, torch.ones_like(nearest))[:, :m]
+        centres = torch.where(sizes[:, None, :, None] > 0, group_means(flat, nearest, m), centres)
+    return centres[:, 0].unflatten(0, (b, h))
+
+
+def even_draws(m: int, device: torch.device) -> Float[Tensor, " m"]:
+    """Numbers in [0, 1) spread by the golden ratio: what stands for random draws where none are given."""
+    return (torch.arange(1, m + 1, device=device, dtype=torch.float64) * _GOLDEN % 1).float()
+
+
+def random_draws(m: int, generator: torch.Generator | None, device: torch.device) -> Float[Tensor, " m"] | None:
+    """Draws in [0, 1) from `generator`, on whichever device it lives; None without one."""
+    if generator is None:
+        return None
+    return torch.rand(m, generator=generator, device=generator.device).to(device)
+
+
+def group_means(x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int) -> Float[Tensor, "b h m d"]:
+    """Mean of the tokens of each group, in float32 at least; zero for an empty group.
+
+    Args:
+        x: Tokens.
+        groups: Group of each token, the same in all heads; m = of none.
+        m: Number of groups.
+    """
+    b, h, n, d = x.shape
+    rows = at_least_float32(x).transpose(1, 2).reshape(b * n, h, d)
+    slots = (groups + torch.arange(b, device=x.device)[:, None] * (m + 1)).flatten()
+    sums = rows.new_zeros(b * (m + 1), h, d).index_add(0, slots, rows)
+    sizes = rows.new_zeros(b * (m + 1)).index_add(0, slots, rows.new_ones(b * n))
+    means = sums / sizes.clamp(min=1)[:, None, None]
+    return means.unflatten(0, (b, m + 1))[:, :m].transpose(1, 2)
+
+
+def _segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | None) -> Int[Tensor, "b n"]:
+    keep = _all_real(x) if keep is None else keep
+    rank, count = ranks(keep)
+    count = count[:, None]
+    return torch.where(keep, rank * count.clamp(max=m) // count.clamp(min=1), m)
+
+
+def _all_real(x: Float[Tensor, "b h n d"]) -> Bool[Tensor, "b n"]:
+    return torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
+
+
+def _ceil_div(a: Int[Tensor, "*b"], m: int) -> Int[Tensor, "*b"]:
+    return (a + m - 1) // m

@@ -1,0 +1,108 @@
+r"""Moore-Penrose pseudoinverse of a batch of small square matrices, in three ways.
+
+**Iterative**, by matrix products alone. Start from $Z_0$ and repeat
+$$Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))).$$
+The residual $R_k = I - A Z_k$ obeys $R_{k+1} = \tfrac34 R_k^3 + \tfrac14 R_k^4$. Stopped early it acts as a
+regulariser: singular directions far below $\|A\|$ are damped, not inverted.
+
+**Ridge**, $Z = (A^\top A + \lambda^2 I)^{-1} A^\top$ with $\lambda = 0.01 \sqrt{\|A\|_1 \|A\|_\infty}$: exact where
+singular values are large, bounded by $1 / (2 \lambda)$ where they are not.
+
+**Exact**, by singular values: for study; on attention matrices, which are nearly singular, it amplifies rounding.
+
+Source: Razavi et al. (2014); brought to attention by Xiong et al. (2021), arXiv:2102.03902, eq. (14).
+Departs from the authors' code: norms are per matrix ("paper"), not over batch and heads ("authors").
+"""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.shapes import check_at_least, check_choice
+
+Inverse = Literal["iterative", "ridge", "exact"]
+StartValue = Literal["paper", "authors"]
+
+# Damps singular values below a hundredth of the largest; A^T A + ridge^2 stays well inside float32.
+RIDGE = 0.01
+
+
+def pinv(
+    a: Float[Tensor, "*b m m"], *, inverse: Inverse = "iterative", steps: int = 6, z0: StartValue = "paper"
+) -> Float[Tensor, "*b m m"]:
+    """Invert each matrix of a batch in the way that is named.
+
+    Args:
+        a: Square matrices.
+        inverse: "iterative", "ridge" or "exact".
+        steps: Iterations; used by "iterative".
+        z0: Start value; used by "iterative".
+
+    Raises:
+        ValueError: `inverse` or `z0` is none of its words, or `steps` is negative.
+    """
+    check_choice("pinv", inverse, get_args(Inverse))
+    if inverse == "ridge":
+        return pinv_ridge(a)
+    if inverse == "exact":
+        return pinv_exact(a)
+    return pinv_iterative(a, steps=steps, z0=z0)
+
+
+def pinv_iterative(a: Float[Tensor, "*b m m"], *, steps: int = 6, z0: StartValue = "paper") -> Float[Tensor, "*b m m"]:
+    r"""Approximate the inverse of each matrix in a batch by products.
+
+    Args:
+        a: Square matrices; the worse their condition, the more steps they need.
+        steps: Iterations, each of four m-by-m products.
+        z0: "paper": $A^\top / (\|A\|_1 \|A\|_\infty)$, per matrix. "authors": $A^\top$ over the largest column sum in
+            the whole batch, which published checkpoints were trained with; a result then depends on its neighbours.
+
+    Raises:
+        ValueError: `steps` is negative or `z0` is neither word.
+    """
+    check_at_least("pinv_steps", steps, 0)
+    check_choice("z0", z0, get_args(StartValue))
+    if z0 == "authors":
+        z = a.mT / a.abs().sum(dim=-2).amax()
+    else:
+        z = a.mT / _norm_product(a)
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    for _ in range(steps):
+        az = a @ z
+        z = 0.25 * z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az)))
+    return z
+
+
+def pinv_ridge(a: Float[Tensor, "*b m m"], *, ridge: float = RIDGE) -> Float[Tensor, "*b m m"]:
+    r"""Invert with a ridge: $(A^\top A + \lambda^2 I)^{-1} A^\top$, $\lambda$ = `ridge` $\sqrt{\|A\|_1 \|A\|_\infty}$.
+
+    Args:
+        a: Square matrices.
+        ridge: Relative size of the singular values that are damped.
+
+    Raises:
+        ValueError: `ridge` is not positive.
+    """
+    if not ridge > 0:
+        raise ValueError(f"ridge is {ridge}; expected a positive number, or pinv_exact for none.")
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    return torch.linalg.solve(a.mT @ a + ridge**2 * _norm_product(a) * eye, a.mT)
+
+
+def pinv_exact(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
+    """Invert by singular value decomposition; singular values below m * eps of the largest count as zero."""
+    return torch.linalg.pinv(a)
+
+
+def residual(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b"]:
+    r"""Spectral norm of $I - A Z$ per matrix: 0 for an inverse, 1 where some direction of A was not inverted."""
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    return torch.linalg.matrix_norm(eye - a @ z, ord=2)
+
+
+def _norm_product(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b 1 1"]:
+    norm_1, norm_inf = (a.abs().sum(dim=dim).amax(dim=-1) for dim in (-2, -1))
+    return (norm_1 * norm_inf)[..., None, None]

@@ -1,0 +1,33 @@
+"""The dtypes that attention computes in.
+
+`scaled_dot_product_attention` is on autocast's list of low-precision operations. Methods here follow it: under autocast
+their float32 inputs are cast once, at the door; inside, autocast is off, so that what must stay in float32 (landmark
+means, the m x m inverse, kernel normalisers) does.
+"""
+
+import torch
+from torch import Tensor
+
+
+def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Cast as autocast would cast the arguments of `scaled_dot_product_attention`; without autocast, change nothing."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+def without_autocast(x: Tensor) -> torch.autocast:
+    """Context in which operations keep the dtypes that they are given."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums and inverses: float32 at least."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Raise bfloat16 and float16 to float32; leave float32 and float64."""
+    return x.to(accumulator(x.dtype))

@@ -1,0 +1,124 @@
+"""The letters of every shape in this library, and the checks that all methods share.
+
+| letter | axis |
+|---|---|
+| `b` | batch |
+| `h` | heads |
+| `n` | queries |
+| `s` | keys and values (`s == n` in self-attention) |
+| `m` | landmarks |
+| `d` | width of a query or key in one head |
+| `e` | width of a value in one head |
+
+A mask is `keep` (b, s) or `query_keep` (b, n): boolean, True = a real token. What a method cannot honour, a causal mask
+or an n x s bias, is refused here by name.
+"""
+
+from collections.abc import Collection, Iterable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def check_inputs(
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, query_keep: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Check what attention is asked to do, and settle the mask of the queries.
+
+    Args:
+        q: Queries (b, h, n, d).
+        k: Keys (b, h, s, d).
+        v: Values (b, h, s, e).
+        keep: Real keys (b, s), or None where all are real.
+        query_keep: Real queries (b, n). None means `keep` where n == s (self-attention), else all real.
+
+    Returns:
+        `keep` and `query_keep`, the default of the latter filled in.
+
+    Raises:
+        ValueError: A rank, width, count, dtype or device that does not fit; the message names it.
+    """
+    for name, x, letters in (("q", q, "(b, h, n, d)"), ("k", k, "(b, h, s, d)"), ("v", v, "(b, h, s, e)")):
+        if x.ndim != 4:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; expected four axes {letters}: split the heads first.")
+        if not x.is_floating_point():
+            raise ValueError(f"{name} has dtype {x.dtype}; expected a floating point dtype.")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device} but q is on {q.device}: move them to one device.")
+        if x.dtype != q.dtype and not torch.is_autocast_enabled(q.device.type):
+            raise ValueError(f"{name} has dtype {x.dtype} but q has {q.dtype}: cast them to one dtype or use autocast.")
+        if x.shape[:2] != q.shape[:2]:
+            raise ValueError(
+                f"{name} has (batch, heads) = {tuple(x.shape[:2])} but q has {tuple(q.shape[:2])}: "
+                "repeat grouped heads before the call."
+            )
+        for axis, size in zip(("batch", "heads", "tokens", "width"), x.shape, strict=True):
+            if isinstance(size, int) and size == 0:
+                raise ValueError(f"{name} has shape {tuple(x.shape)}: its {axis} axis is empty; expected at least 1.")
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"k has head width {k.shape[-1]} but q has {q.shape[-1]}; expected the same width.")
+    if v.shape[-2] != k.shape[-2]:
+        raise ValueError(f"v holds {v.shape[-2]} tokens but k holds {k.shape[-2]}: pass one value per key.")
+    check_keep("keep", keep, k, "k")
+    if query_keep is None and keep is not None and q.shape[-2] == k.shape[-2]:
+        return keep, keep
+    check_keep("query_keep", query_keep, q, "q")
+    return keep, query_keep
+
+
+def check_keep(name: str, keep: Tensor | None, x: Tensor, of: str) -> None:
+    """Check that a mask holds one boolean per token of `x`."""
+    if keep is None:
+        return
+    if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
+        came = keep.dtype if isinstance(keep, Tensor) else type(keep).__name__
+        raise ValueError(
+            f"{name} has dtype {came}; expected torch.bool with True = real token (mask.bool() if it is 0/1)."
+        )
+    if keep.ndim != 2:
+        raise ValueError(
+            f"{name} has shape {tuple(keep.shape)}; expected (batch, tokens). A causal or n x s mask cannot be "
+            "honoured in linear memory: use torch.nn.functional.scaled_dot_product_attention for it."
+        )
+    if keep.shape[0] != x.shape[0] or keep.shape[1] != x.shape[-2]:
+        raise ValueError(
+            f"{name} has shape {tuple(keep.shape)} but {of} holds {x.shape[0]} x {x.shape[-2]} tokens: "
+            "pass one boolean per token."
+        )
+    if keep.device != x.device:
+        raise ValueError(f"{name} is on {keep.device} but {of} is on {x.device}: move it there.")
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Refuse a word that is none of the choices."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}.")
+
+
+def check_at_least(name: str, value: int, least: int) -> None:
+    """Refuse a whole number below its least value, and what is no whole number."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}; expected a whole number of at least {least}.")
+
+
+def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a name that nobody knows, and offer the nearest."""
+    import difflib
+
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Perhaps you meant {near[0]!r}." if near else ""
+            raise ValueError(f"{what} {name!r} is unknown; expected one of {', '.join(sorted(known))}.{hint}")
+
+
+def score_scale(q: Tensor, scale: float | None) -> float:
+    """The factor on the scores: 1 / sqrt(d) unless given."""
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+def zero_masked(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b h n d"]:
+    """Put zeros where a token is not real, so that neither its value nor its gradient, NaN or not, goes on."""
+    return x if keep is None else torch.where(keep[:, None, :, None], x, 0.0)

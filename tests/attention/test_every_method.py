@@ -1,0 +1,502 @@
+"""The nine laws that every attention method keeps (see the module docstrings under `nystrom.attention`).
+
+A method in the registry without a line in `VARIANTS` fails the suite. A line is a small set of options under which a
+sequence of a dozen tokens takes the method's own path, not its exact limit.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nystrom import build_attention
+from nystrom.attention.registry import METHODS
+
+VARIANTS = {
+    "softmax": [{}, {"form": "materialised"}],
+    "nystrom": [
+        {"num_landmarks": 5},
+        {"num_landmarks": 5, "landmarks": "uniform"},
+        {"num_landmarks": 5, "landmarks": "kmeans"},
+        {"num_landmarks": 5, "pinv": "ridge"},
+        {"num_landmarks": 4, "pinv": "exact"},
+    ],
+    "kernelized": [{}],
+    "skyformer": [{"num_landmarks": 6}, {"num_landmarks": 5, "pinv": "ridge"}],
+}
+# Methods whose rule is about positions: holes inside a sequence count as positions.
+POSITIONAL: set[str] = set()
+# Methods that work for queries of other tokens than the keys'.
+CROSS = set(VARIANTS)
+RANDOM = [("nystrom", {"num_landmarks": 5, "landmarks": "uniform"}), ("skyformer", {"num_landmarks": 6})]
+# What the papers' baseline stores is the point of it; it is held to every other law.
+QUADRATIC_BY_DESIGN = ("softmax", {"form": "materialised"})
+# No fused call assigns tokens to clusters.
+STORES_N_M = ("nystrom", {"num_landmarks": 5, "landmarks": "kmeans"})
+
+CASES = [
+    pytest.param(name, options, id=f"{name}-{options}") for name in METHODS for options in VARIANTS.get(name, [{}])
+]
+every_case = pytest.mark.parametrize(("name", "options"), CASES)
+# float64 rounding through an inverse whose condition is a few thousand.
+CLOSE = {"rtol": 1e-8, "atol": 1e-9}
+lengths = st.integers(1, 40)
+seeds = st.integers(0, 2**31)
+few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def draw(seed, n, s=None, *, b=2, h=2, d=4, e=3, dtype=torch.float64, size=1.0):
+    g = torch.Generator().manual_seed(seed)
+    s = n if s is None else s
+    shapes = (b, h, n, d), (b, h, s, d), (b, h, s, e)
+    return [(size * torch.randn(shape, generator=g, dtype=torch.float64)).to(dtype) for shape in shapes]
+
+
+def draw_keep(seed, b, n):
+    """Masks with holes, padding at both ends, and at least one real token each."""
+    g = torch.Generator().manual_seed(seed + 1)
+    keep = torch.rand(b, n, generator=g) < 0.7
+    keep[torch.arange(b), torch.randint(n, (b,), generator=g)] = True
+    return keep
+
+
+def build(name, options, *, h=2, d=4):
+    return build_attention(name, num_heads=h, head_dim=d, **options).eval()
+
+
+def dense_softmax(q, k, v):
+    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v
+
+
+def dense_gaussian(q, k, v):
+    distance = (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
+    return torch.exp(-0.5 * distance / q.shape[-1] ** 0.5) @ v
+
+
+def test_every_method_has_its_variants():
+    assert set(VARIANTS) == set(METHODS) == set(EXACT)
+
+
+@every_case
+def test_the_module_is_the_function(name, options):
+    q, k, v = draw(0, 23)
+    keep = draw_keep(0, 2, 23)
+    expected = METHODS[name].function(q, k, v, keep=keep, **options)
+    torch.testing.assert_close(build(name, options)(q, k, v, keep=keep), expected, rtol=0, atol=0)
+
+
+# Law 1: any length.
+
+
+@every_case
+@few
+@given(
+    n=lengths, s=lengths, b=st.integers(1, 3), h=st.integers(1, 3), d=st.integers(1, 9), e=st.integers(1, 9), seed=seeds
+)
+def test_any_length(name, options, n, s, b, h, d, e, seed):
+    s = s if name in CROSS else n
+    q, k, v = draw(seed, n, s, b=b, h=h, d=d, e=e)
+    out = build(name, options, h=h, d=d)(q, k, v)
+    assert out.shape == (b, h, n, e)
+    assert out.dtype == v.dtype
+    assert out.isfinite().all()
+
+
+# Law 2: what a masked token holds, and padding, change nothing.
+
+
+@every_case
+@few
+@given(n=lengths, seed=seeds, junk=st.sampled_from([float("nan"), float("inf"), -1e30, 3.0]))
+def test_what_a_masked_token_holds_changes_nothing(name, options, n, seed, junk):
+    keep = draw_keep(seed, 2, n)
+    attend = build(name, options)
+    results = []
+    for content in (0.0, junk):
+        inputs = [x.masked_fill(~keep[:, None, :, None], content).requires_grad_() for x in draw(seed, n)]
+        out = attend(*inputs, keep=keep)
+        out.square().sum().backward()
+        results.append([out.detach(), *(x.grad for x in inputs)])
+    for clean, soiled in zip(*results, strict=True):
+        torch.testing.assert_close(soiled, clean, rtol=0, atol=0)
+        assert not soiled[(~keep)[:, None].expand(soiled.shape[:3])].any()
+
+
+@every_case
+@few
+@given(n=lengths, before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
+def test_padding_changes_nothing(name, options, n, before, after, seed):
+    inputs = draw(seed, n, b=1)
+    padded = [torch.nn.functional.pad(x, (0, 0, before, after), value=7.0) for x in inputs]
+    keep = torch.nn.functional.pad(torch.ones(1, n, dtype=torch.bool), (before, after))
+    attend = build(name, options)
+    out = attend(*padded, keep=keep)
+    torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **CLOSE)
+
+
+@every_case
+@few
+@given(n=lengths, s=lengths, before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
+def test_padding_of_queries_and_keys_apart_changes_nothing(name, options, n, s, before, after, seed):
+    if name not in CROSS:
+        pytest.skip("self-attention only")
+    q, k, v = draw(seed, n, s, b=1)
+    pad = torch.nn.functional.pad
+    keep = pad(torch.ones(1, s, dtype=torch.bool), (before, after))
+    query_keep = pad(torch.ones(1, n, dtype=torch.bool), (after, before))
+    attend = build(name, options)
+    out = attend(
+        pad(q, (0, 0, after, before), value=7.0),
+        *(pad(x, (0, 0, before, after), value=7.0) for x in (k, v)),
+        keep=keep,
+        query_keep=query_keep,
+    )
+    # All real, said with masks: with n == s the default would be self-attention.
+    torch.testing.assert_close(out[:, :, after : after + n], attend(q, k, v), **CLOSE)
+
+
+@every_case
+@few
+@given(n=lengths, seed=seeds)
+def test_holes_change_nothing(name, options, n, seed):
+    if name in POSITIONAL:
+        pytest.skip("holes count as positions")
+    keep = draw_keep(seed, 1, n)
+    inputs = draw(seed, n, b=1)
+    attend = build(name, options)
+    torch.testing.assert_close(
+        attend(*inputs, keep=keep)[:, :, keep[0]], attend(*(x[:, :, keep[0]] for x in inputs)), **CLOSE
+    )
+
+
+# Law 3: the rest of the batch changes nothing.
+
+
+@every_case
+@few
+@given(n=lengths, seed=seeds)
+def test_the_rest_of_the_batch_changes_nothing(name, options, n, seed):
+    inputs = draw(seed, n, b=3)
+    inputs[0][1] *= 50
+    keep = draw_keep(seed, 3, n)
+    attend = build(name, options)
+    together = attend(*inputs, keep=keep)
+    for i in range(3):
+        alone = attend(*(x[i : i + 1] for x in inputs), keep=keep[i : i + 1])
+        torch.testing.assert_close(together[i : i + 1], alone, **CLOSE)
+
+
+# Law 4: the exact limit.
+
+EXACT = {
+    "softmax": ({}, dense_softmax),
+    "nystrom": ({"num_landmarks": 12}, dense_softmax),
+    "kernelized": ({}, dense_gaussian),
+    "skyformer": ({"num_landmarks": 12}, dense_gaussian),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@few
+@given(n=st.integers(1, 12), seed=seeds)
+def test_the_exact_limit_is_met(name, n, seed):
+    options, oracle = EXACT[name]
+    q, k, v = draw(seed, n)
+    # float64 rounding of a softmax
+    torch.testing.assert_close(build(name, options)(q, k, v), oracle(q, k, v), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@few
+@given(count=st.integers(1, 12), seed=seeds)
+def test_a_short_sequence_among_long_ones_is_exact(name, count, seed):
+    options, oracle = EXACT[name]
+    inputs = draw(seed, 30, b=2)
+    keep = torch.ones(2, 30, dtype=torch.bool)
+    keep[0] = torch.arange(30) % 30 < count
+    keep[0] = keep[0][torch.randperm(30, generator=torch.Generator().manual_seed(seed))]
+    out = build(name, options)(*inputs, keep=keep)[0, :, keep[0]]
+    torch.testing.assert_close(out, oracle(*(x[0, :, keep[0]] for x in inputs)), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(CROSS))
+@pytest.mark.parametrize(("n", "s"), [(5, 40), (40, 5)])
+def test_few_queries_or_few_keys_are_exact(name, n, s):
+    options, oracle = EXACT[name]
+    q, k, v = draw(0, n, s)
+    attend = build(name, options)
+    torch.testing.assert_close(attend(q, k, v), oracle(q, k, v), rtol=1e-10, atol=1e-12)
+    keep, query_keep = torch.ones(2, s, dtype=torch.bool), torch.ones(2, n, dtype=torch.bool)
+    q, k, v = draw(0, n + 30, s + 30)
+    keep, query_keep = (torch.nn.functional.pad(x, (30, 0)) for x in (keep, query_keep))
+    out = attend(q, k, v, keep=keep, query_keep=query_keep)[:, :, 30:]
+    torch.testing.assert_close(out, oracle(*(x[:, :, 30:] for x in (q, k, v))), rtol=1e-10, atol=1e-12)
+
+
+# Law 5: dtypes, autocast, finiteness, no real token.
+
+
+@every_case
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-4), (torch.bfloat16, 6e-2), (torch.float16, 8e-3)])
+def test_low_precision_stays_near_float64(name, options, dtype, tolerance):
+    if (name, options) == ("nystrom", {"num_landmarks": 5, "landmarks": "kmeans"}) and dtype != torch.float32:
+        options = {"num_landmarks": 5}  # rounding moves a token to another cluster: another result, not an error
+    # Inputs that the low dtype can hold, so that only the method's own rounding counts; a few rounding steps
+    # (2^-24, 2^-8, 2^-11) through an inverse.
+    q, k, v = draw(3, 60, dtype=dtype)
+    keep = draw_keep(3, 2, 60)
+    attend = build(name, options)
+    out = attend(q, k, v, keep=keep)
+    expected = attend(q.double(), k.double(), v.double(), keep=keep)
+    assert out.dtype == dtype
+    assert (out.double() - expected).norm() <= tolerance * expected.norm()
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_the_low_dtype(name, options, dtype):
+    q, k, v = (x.requires_grad_() for x in draw(4, 30, dtype=torch.float32))
+    attend = build(name, options)
+    with torch.autocast("cpu", dtype=dtype):
+        out = attend(q, k, v)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, attend(*(x.to(dtype) for x in (q, k, v))), rtol=0, atol=0)
+    out.float().sum().backward()
+    assert all(x.grad.dtype == torch.float32 and x.grad.isfinite().all() for x in (q, k, v))
+
+
+@every_case
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [(torch.float64, 1e4), (torch.float32, 1e4), (torch.bfloat16, 1e3), (torch.float16, 100.0), (torch.float32, 0.0)],
+)
+def test_outputs_and_gradients_are_finite(name, options, dtype, size):
+    inputs = [x.requires_grad_() for x in draw(5, 33, dtype=dtype, size=size)]
+    out = build(name, options)(*inputs, keep=draw_keep(5, 2, 33))
+    assert out.isfinite().all()
+    (out / 33).sum().backward()
+    assert all(x.grad.isfinite().all() for x in inputs)
+
+
+@every_case
+def test_equal_tokens_are_finite(name, options):
+    inputs = [torch.ones(1, 2, 20, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    out = build(name, options)(*inputs)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in inputs)
+
+
+@every_case
+def test_a_sequence_without_a_real_token_gives_zeros(name, options):
+    inputs = [x.requires_grad_() for x in draw(6, 17)]
+    keep = torch.ones(2, 17, dtype=torch.bool)
+    keep[0] = False
+    out = build(name, options)(*inputs, keep=keep)
+    assert not out[0].any()
+    assert out[1].isfinite().all()
+    out.sum().backward()
+    assert all(not x.grad[0].any() and x.grad.isfinite().all() for x in inputs)
+
+
+@every_case
+def test_queries_without_a_real_key_give_zeros(name, options):
+    if name not in CROSS:
+        pytest.skip("self-attention only")
+    q, k, v = draw(6, 17, 19)
+    out = build(name, options)(q, k, v, keep=torch.tensor([[False] * 19, [True] * 19]))
+    assert not out[0].any()
+    assert out[1].isfinite().all()
+
+
+# Law 6: memory grows linearly, and nothing n x s (nor, where a fused call serves, n x m) is stored.
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the largest storage that any operation returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, torch.Tensor):
+                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+def largest_tensor(name, options, n, masked):
+    inputs = [x.requires_grad_() for x in draw(7, n, b=1, h=1, d=2, e=2)]
+    keep = draw_keep(7, 1, n) if masked else None
+    attend = build(name, options, h=1, d=2)
+    with LargestTensor() as largest:
+        attend(*inputs, keep=keep).sum().backward()
+    return largest.numel
+
+
+@every_case
+@pytest.mark.parametrize("masked", [False, True])
+def test_nothing_quadratic_is_stored(name, options, masked):
+    if (name, options) == QUADRATIC_BY_DESIGN:
+        assert largest_tensor(name, options, 256, masked) >= 256 * 256
+        pytest.skip("the papers' baseline stores n x s numbers by design")
+    many = {**options, "num_landmarks": 64} if "num_landmarks" in options else options
+    small, large = (largest_tensor(name, many, n, masked) for n in (1024, 2048))
+    # Kernelized widens 2 channels to 4; padding and a landmark slot add a constant. n x m would be 64 n.
+    room = 70 if (name, options) == STORES_N_M else 16
+    assert large <= room * 2048
+    assert large <= 2.1 * small
+
+
+# Law 7: randomness enters as a generator.
+
+
+@pytest.mark.parametrize(("name", "options"), RANDOM)
+def test_the_generator_decides(name, options):
+    q, k, v = draw(8, 40)
+    attend = METHODS[name].function
+    state = torch.get_rng_state()
+    first, again, other = (
+        attend(q, k, v, **options, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    torch.testing.assert_close(first, again, rtol=0, atol=0)
+    assert not torch.allclose(first, other)
+    torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("name", "options"), RANDOM)
+def test_draws_do_not_see_padding_or_neighbours(name, options):
+    q, k, v = draw(9, 40)
+    keep = draw_keep(9, 2, 40)
+    attend = METHODS[name].function
+    together = attend(q, k, v, keep=keep, **options, generator=torch.Generator().manual_seed(1))
+    for i in range(2):
+        real = keep[i]
+        alone = [x[i : i + 1, :, real] for x in (q, k, v)]
+        out = attend(*alone, **options, generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(together[i : i + 1, :, real], out, **CLOSE)
+
+
+@every_case
+def test_evaluation_repeats_itself(name, options):
+    q, k, v = draw(10, 40)
+    attend = build(name, options)
+    state = torch.get_rng_state()
+    torch.testing.assert_close(attend(q, k, v), attend(q, k, v), rtol=0, atol=0)
+    torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("name", "options"), RANDOM)
+def test_training_draws_anew(name, options):
+    q, k, v = draw(11, 40)
+    attend = build(name, options).train()
+    assert not torch.allclose(attend(q, k, v), attend(q, k, v))
+
+
+# Law 8: compile, export with a dynamic n, gradcheck.
+
+
+@every_case
+@pytest.mark.parametrize("masked", [False, True])
+def test_compiles_to_one_graph(name, options, masked):
+    attend = build(name, options)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    # Another length compiles a second time, with a symbolic one.
+    for n in (40, 47) if masked else (40,):
+        inputs = [x.requires_grad_() for x in draw(12, n)]
+        keep = draw_keep(12, 2, n) if masked else None
+        out = compiled(*inputs, keep=keep)
+        torch.testing.assert_close(out, attend(*inputs, keep=keep), **CLOSE)
+        out.sum().backward()
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_inductor_gives_the_same(name):
+    attend = build(name, VARIANTS[name][0])
+    q, k, v = draw(12, 40, dtype=torch.float32)
+    keep = draw_keep(12, 2, 40)
+    out = torch.compile(attend, fullgraph=True)(q, k, v, keep=keep)
+    torch.testing.assert_close(out, attend(q, k, v, keep=keep), rtol=1e-3, atol=1e-4)
+
+
+@every_case
+@pytest.mark.parametrize("masked", [False, True])
+def test_exports_with_a_dynamic_length(name, options, masked):
+    attend = build(name, options)
+    dynamic = {2: torch.export.Dim.DYNAMIC}
+    shapes = {"q": dynamic, "k": dynamic, "v": dynamic}
+    kwargs = {}
+    if masked:
+        kwargs, shapes["keep"] = {"keep": draw_keep(13, 2, 40)}, {1: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(attend, tuple(draw(13, 40)), kwargs, dynamic_shapes=shapes).module()
+    for n in (40, 47, 3):
+        inputs = draw(13, n)
+        keeps = {"keep": draw_keep(13, 2, n)} if masked else {}
+        torch.testing.assert_close(exported(*inputs, **keeps), attend(*inputs, **keeps), **CLOSE)
+
+
+@every_case
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_are_right(name, options, masked):
+    if options.get("landmarks") == "kmeans":
+        # The assignment jumps, and finite differences with it; away from jumps the means are smooth.
+        inputs = [x.requires_grad_() for x in draw(14, 9, b=1, h=1, d=2, e=2, size=3.0)]
+    else:
+        inputs = [x.requires_grad_() for x in draw(14, 9, b=1, h=1, d=2, e=2)]
+    keep = draw_keep(14, 1, 9).logical_or(torch.arange(9) < 8) if masked else None
+    attend = build(name, options, h=1, d=2)
+    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, keep=keep), inputs)
+
+
+# Law 9: what cannot be honoured is refused by name.
+
+
+def refusals():
+    q, k, v = draw(15, 9)
+    ones = torch.ones(2, 9, dtype=torch.bool)
+    yield "rank of q", (q[0], k, v), {}, "q has shape.*split the heads"
+    yield "rank of v", (q, k, v[0]), {}, "v has shape"
+    yield "heads", (q, k[:, :1], v), {}, r"k has \(batch, heads\)"
+    yield "widths", (q, k[..., :3], v), {}, "k has head width 3 but q has 4"
+    yield "tokens of v", (q, k, v[:, :, :5]), {}, "v holds 5 tokens but k holds 9"
+    yield "integers", (q.long(), k, v), {}, "q has dtype torch.int64"
+    yield "dtypes", (q, k.float(), v), {}, "k has dtype torch.float32 but q has torch.float64"
+    yield "no token", (q, k[:, :, :0], v[:, :, :0]), {}, "k has shape.*tokens axis is empty"
+    yield "length of keep", (q, k, v), {"keep": ones[:, :8]}, r"keep has shape \(2, 8\) but k holds 2 x 9 tokens"
+    yield "batch of keep", (q, k, v), {"keep": ones[:1]}, r"keep has shape \(1, 9\)"
+    yield "dtype of keep", (q, k, v), {"keep": ones.float()}, "keep has dtype torch.float32; expected torch.bool"
+    yield "n x n mask", (q, k, v), {"keep": ones[:, None].expand(2, 9, 9)}, "n x s mask cannot be"
+    yield "causal mask", (q, k, v), {"keep": torch.ones(9, 9, dtype=torch.bool).tril()[None, None]}, "causal"
+    yield "query_keep", (q, k, v), {"keep": ones, "query_keep": ones[:, :3]}, "query_keep has shape"
+
+
+REFUSALS = list(refusals())
+
+
+@every_case
+@pytest.mark.refuses
+@pytest.mark.parametrize("refusal", REFUSALS, ids=[refusal[0] for refusal in REFUSALS])
+def test_bad_inputs_are_refused_by_name(name, options, refusal):
+    _, inputs, masks, message = refusal
+    attend = build(name, options)
+    with pytest.raises(ValueError, match=message):
+        attend(*inputs, **masks)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_unknown_options_are_refused_with_the_nearest(name):
+    known = [field.name for field in dataclasses.fields(METHODS[name].options)]
+    with pytest.raises(ValueError, match=f"Perhaps you meant '{known[0]}'"):
+        build_attention(name, num_heads=2, head_dim=4, **{known[0] + "s": 3})
+
+
+def test_unknown_methods_are_refused():
+    with pytest.raises(ValueError, match=r"attention method 'nystorm' is unknown.*Perhaps you meant 'nystrom'"):
+        build_attention("nystorm", num_heads=2, head_dim=4)

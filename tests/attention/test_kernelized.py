@@ -1,0 +1,34 @@
+import pytest
+import torch
+
+from nystrom import kernelized_attention
+from nystrom.kernels import gaussian_kernel
+
+
+def draw(seed, n, s, *, size=1.0, d=6, e=4):
+    g = torch.Generator().manual_seed(seed)
+    return [size * torch.randn(2, 3, t, w, generator=g, dtype=torch.float64) for t, w in ((n, d), (s, d), (s, e))]
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0, 3.0])
+@pytest.mark.parametrize("scale", [None, 0.05])
+def test_one_fused_call_is_the_dense_sum(size, scale):
+    q, k, v = draw(0, 13, 21, size=size)
+    expected = gaussian_kernel(q, k, scale=6**-0.5 if scale is None else scale) @ v
+    # float64 rounding of |q|^2 + |k|^2 - 2 q.k
+    torch.testing.assert_close(kernelized_attention(q, k, v, scale=scale), expected, rtol=1e-9, atol=1e-13)
+
+
+def test_it_vanishes_far_from_every_key():
+    q, k, v = draw(1, 5, 9)
+    out = kernelized_attention(q + 100, k, v)
+    # exp(-|q - k|^2 / 2 sqrt(d)) with |q - k| about 245
+    assert out.abs().max() < 1e-300
+
+
+def test_it_grows_with_the_number_of_near_keys():
+    q = torch.zeros(1, 1, 1, 4, dtype=torch.float64)
+    k = torch.zeros(1, 1, 500, 4, dtype=torch.float64)
+    out = kernelized_attention(q, k, torch.ones(1, 1, 500, 1, dtype=torch.float64))
+    # No normaliser: 500 keys at no distance add up.
+    torch.testing.assert_close(out.flatten(), torch.tensor([500.0], dtype=torch.float64), rtol=1e-12, atol=0)

@@ -1,0 +1,179 @@
+import pytest
+import torch
+from torch import nn
+
+from nystrom import NystromAttention
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-11}
+
+
+def layer_and_input(n=20, **options):
+    torch.manual_seed(0)
+    layer = NystromAttention(12, 3, dtype=torch.float64, **options)
+    return layer, torch.randn(2, n, 12, dtype=torch.float64)
+
+
+def padding(n=20):
+    ignore = torch.zeros(2, n, dtype=torch.bool)
+    ignore[0, 15:] = True
+    ignore[1, :3] = True
+    return ignore
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("masked", [False, True])
+def test_it_stands_where_torch_stood(bias, masked):
+    """With a landmark per token and no skip it equals nn.MultiheadAttention, whose state dict it loads."""
+    layer, x = layer_and_input(num_landmarks=20, conv_kernel_size=None, bias=bias)
+    theirs = nn.MultiheadAttention(12, 3, batch_first=True, bias=bias, dtype=torch.float64)
+    nn.init.normal_(theirs.in_proj_weight)
+    layer.load_state_dict(theirs.state_dict())
+    ignore = padding() if masked else None
+    out, weights = layer(x, x, x, ignore)
+    expected = theirs(x, x, x, key_padding_mask=ignore, need_weights=False)[0]
+    real = ~padding() if masked else torch.ones(2, 20, dtype=torch.bool)
+    torch.testing.assert_close(out[real], expected[real], **CLOSE)
+    assert weights is None
+
+
+def test_start_values_are_those_of_torch():
+    torch.manual_seed(1)
+    ours = NystromAttention(12, 3, conv_kernel_size=None)
+    torch.manual_seed(1)
+    theirs = nn.MultiheadAttention(12, 3, batch_first=True)
+    # torch draws one Xavier bound for the stacked matrix (sqrt(6 / 4E)); so do we.
+    bound = (6 / (4 * 12)) ** 0.5
+    for weight in (ours.in_proj_weight, theirs.in_proj_weight):
+        assert 0.95 * bound < weight.abs().max() <= bound
+    assert not ours.in_proj_bias.any()
+    assert not ours.out_proj.bias.any()
+
+
+def test_cross_attention_with_other_widths():
+    torch.manual_seed(0)
+    layer = NystromAttention(12, 3, kdim=5, vdim=7, num_landmarks=30, conv_kernel_size=None, dtype=torch.float64)
+    theirs = nn.MultiheadAttention(12, 3, kdim=5, vdim=7, batch_first=True, dtype=torch.float64)
+    layer.load_state_dict(theirs.state_dict())
+    q, k, v = (torch.randn(2, n, w, dtype=torch.float64) for n, w in ((6, 12), (20, 5), (20, 7)))
+    out = layer(q, k, v, key_padding_mask=padding())[0]
+    expected = theirs(q, k, v, key_padding_mask=padding(), need_weights=False)[0]
+    torch.testing.assert_close(out, expected, **CLOSE)
+
+
+def test_padding_and_neighbours_change_nothing():
+    layer, x = layer_and_input(num_landmarks=4, conv_kernel_size=5)
+    ignore = padding()
+    out = layer(x, x, x, key_padding_mask=ignore)[0]
+    for i in range(2):
+        alone = x[i : i + 1, ~ignore[i]]
+        torch.testing.assert_close(out[i : i + 1, ~ignore[i]], layer(alone, alone, alone)[0], **CLOSE)
+
+
+def test_float_masks_of_zero_and_minus_infinity_are_masks():
+    layer, x = layer_and_input(num_landmarks=4)
+    ignore = padding()
+    floats = torch.zeros(2, 20, dtype=torch.float64).masked_fill(ignore, -torch.inf)
+    torch.testing.assert_close(layer(x, x, x, floats)[0], layer(x, x, x, ignore)[0], rtol=0, atol=0)
+
+
+def test_one_sequence_without_a_batch():
+    layer, x = layer_and_input(num_landmarks=4)
+    ignore = padding()[0]
+    out, rows = layer(x[0], x[0], x[0], ignore, need_weights=True, weight_queries=torch.tensor([1]))
+    expected, expected_rows = layer(
+        x[:1], x[:1], x[:1], ignore[None], need_weights=True, weight_queries=torch.tensor([1])
+    )
+    torch.testing.assert_close(out, expected[0], **CLOSE)
+    torch.testing.assert_close(rows, expected_rows[0], **CLOSE)
+
+
+def test_rows_of_weights_can_be_had_for_asked_queries():
+    layer, x = layer_and_input(num_landmarks=20, conv_kernel_size=None)
+    theirs = nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
+    layer.load_state_dict(theirs.state_dict())
+    asked = torch.tensor([0, 11])
+    for average in (True, False):
+        rows = layer(x, x, x, padding(), need_weights=True, average_attn_weights=average, weight_queries=asked)[1]
+        expected = theirs(x, x, x, padding(), average_attn_weights=average)[1][..., asked, :]
+        real = ~padding()[:, asked]
+        rows, expected = (w if average else w.transpose(1, 2) for w in (rows, expected))
+        torch.testing.assert_close(rows[real], expected[real], **CLOSE)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_it_works_inside_a_transformer_encoder_in_evaluation_too(norm_first):
+    """The encoder layer's fused path would silently run exact attention in its place."""
+    torch.manual_seed(0)
+    block = nn.TransformerEncoderLayer(12, 3, 24, dropout=0.0, batch_first=True, norm_first=norm_first)
+    block.self_attn = NystromAttention(12, 3, num_landmarks=4)
+    encoder = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+    x = torch.randn(2, 20, 12)
+    trained = encoder.train()(x, src_key_padding_mask=padding())
+    with torch.no_grad():
+        evaluated = encoder.eval()(x, src_key_padding_mask=padding())
+    real = ~padding()
+    torch.testing.assert_close(evaluated[real], trained[real], rtol=1e-5, atol=1e-5)
+
+
+def test_the_skip_is_added():
+    layer, x = layer_and_input(num_landmarks=4, conv_kernel_size=5)
+    with_skip = layer(x, x, x)[0]
+    nn.init.zeros_(layer.conv.weight)
+    without = layer(x, x, x)[0]
+    bare = NystromAttention(12, 3, num_landmarks=4, conv_kernel_size=None, dtype=torch.float64)
+    bare.load_state_dict({k: v for k, v in layer.state_dict().items() if not k.startswith("conv")})
+    torch.testing.assert_close(without, bare(x, x, x)[0], **CLOSE)
+    assert not torch.allclose(with_skip, without)
+
+
+def test_it_compiles_to_one_graph():
+    layer, x = layer_and_input(num_landmarks=4, conv_kernel_size=5)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, x, x, padding())[0], layer(x, x, x, padding())[0], **CLOSE)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attn_mask": torch.zeros(20, 20)}, "attn_mask cannot be honoured.*Use nn.MultiheadAttention"),
+        ({"is_causal": True}, "is_causal cannot be honoured"),
+        ({"need_weights": True}, "need_weights is True, but n x s weights do not exist.*pass weight_queries"),
+        ({"weight_queries": torch.tensor([0])}, "weight_queries is given but need_weights is False"),
+        ({"key_padding_mask": torch.zeros(2, 20, dtype=torch.long)}, "key_padding_mask has dtype torch.int64"),
+        ({"key_padding_mask": torch.full((2, 20), 0.5)}, "key_padding_mask holds floats other than 0 and -inf"),
+        ({"key_padding_mask": torch.zeros(2, 19, dtype=torch.bool)}, r"keep has shape \(2, 19\)"),
+        ({"query_padding_mask": torch.zeros(2, 20, dtype=torch.bool)}, "conv_kernel_size=None"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(arguments, message):
+    layer, x = layer_and_input()
+    with pytest.raises(ValueError, match=message):
+        layer(x, x, x, **arguments)
+
+
+@pytest.mark.refuses
+def test_bad_inputs_are_refused():
+    layer, x = layer_and_input()
+    with pytest.raises(ValueError, match=r"key has shape \(2, 20, 11\); expected \(batch, tokens, 12\)"):
+        layer(x, x[..., :11], x)
+    with pytest.raises(ValueError, match="20 queries attend to 9 keys as cross-attention"):
+        layer(x, x[:, :9], x[:, :9])
+    with pytest.raises(ValueError, match=r"an input has shape \(12,\)"):
+        layer(x[0, 0], x[0, 0], x[0, 0])
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_heads": 5}, "embed_dim 12 is not a multiple of num_heads 5"),
+        ({"dropout": 0.1}, r"dropout is 0\.1; expected 0"),
+        ({"batch_first": False}, "batch_first is False"),
+        ({"num_landmarks": 0}, "num_landmarks is 0"),
+        ({"conv_kernel_size": 4}, "conv_kernel_size is 4"),
+    ],
+)
+def test_bad_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        NystromAttention(**{"embed_dim": 12, "num_heads": 3, **options})

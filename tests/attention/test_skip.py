@@ -1,0 +1,114 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nystrom.attention.skip import DepthwiseSkip, depthwise_skip
+
+
+def draw(seed, b, h, n, e, size, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    v = torch.randn(b, h, n, e, generator=g, dtype=torch.float64)
+    return v.to(dtype), torch.randn(h, 1, size, 1, generator=g, dtype=torch.float64).to(dtype)
+
+
+def by_token(v):
+    """The same values, laid out token by token as a projection leaves them."""
+    return v.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    n=st.integers(1, 100),
+    size=st.sampled_from([1, 3, 33, 35]),
+    seed=st.integers(0, 999),
+    dtype=st.sampled_from([torch.float64, torch.float32]),
+    laid_out=st.sampled_from([torch.Tensor.contiguous, by_token]),
+)
+def test_it_is_the_convolution_of_torch_with_its_gradients(n, size, seed, dtype, laid_out):
+    v, w = draw(seed, 2, 3, n, 4, size, dtype)
+    v, w = laid_out(v).requires_grad_(), w.requires_grad_()
+    # The oracle runs in float64: torch's own float32 kernel gradient is wrong at some of these lengths.
+    v64, w64 = (x.detach().double().requires_grad_() for x in (v, w))
+    out, expected = depthwise_skip(v, w), F.conv2d(v64, w64, padding=(size // 2, 0), groups=3)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    # Rounding of sums of `size` (output) and n e b (kernel gradient) products.
+    close = {"rtol": 1e-4, "atol": 2e-4} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-11}
+    torch.testing.assert_close(out.double(), expected, **close)
+    for ours, theirs in zip(
+        torch.autograd.grad(out, (v, w), laid_out(grad)),
+        torch.autograd.grad(expected, (v64, w64), grad.double()),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours.double(), theirs, **close)
+
+
+def test_gradients_are_right():
+    v, w = (x.requires_grad_() for x in draw(0, 1, 2, 35, 1, 5))
+    assert torch.autograd.gradcheck(depthwise_skip, (v, w))
+    assert torch.autograd.gradgradcheck(depthwise_skip, (v, w), fast_mode=True)
+
+
+@pytest.mark.parametrize("before", [0, 3, 40])
+def test_padding_changes_nothing_and_holes_are_positions(before):
+    v, w = draw(1, 1, 2, 20, 3, 7)
+    padded = F.pad(v, (0, 0, before, 5), value=torch.nan)
+    keep = F.pad(torch.ones(1, 20, dtype=torch.bool), (before, 5))
+    keep[0, before + 4] = False
+    out = depthwise_skip(padded, w, keep=keep)
+    holed = v.clone()
+    holed[:, :, 4] = 0
+    expected = F.conv2d(holed, w, padding=(3, 0), groups=2)
+    expected[:, :, 4] = 0
+    torch.testing.assert_close(out[:, :, before : before + 20], expected, rtol=1e-12, atol=1e-13)
+    assert not out[:, :, :before].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_and_autocast(dtype):
+    v, w = draw(2, 1, 2, 70, 3, 7, torch.float32)
+    expected = depthwise_skip(v, w)
+    with torch.autocast("cpu", dtype=dtype):
+        cast = depthwise_skip(v, w)
+    assert cast.dtype == dtype
+    # One rounding of the inputs (2^-9 for bfloat16) in sums of seven terms of size one.
+    torch.testing.assert_close(cast.float(), expected, rtol=0, atol=0.06)
+    torch.testing.assert_close(cast, depthwise_skip(v.to(dtype), w.to(dtype)), rtol=0, atol=0)
+
+
+def test_it_compiles_and_exports_at_any_length():
+    skip = DepthwiseSkip(2, 7).double()
+    v, _ = draw(3, 2, 2, 50, 3, 7)
+    gradients = []
+    for apply in (skip, torch.compile(skip, fullgraph=True, backend="aot_eager")):
+        skip.zero_grad()
+        out = apply(v)
+        out.square().sum().backward()
+        gradients.append((out, skip.weight.grad.clone()))
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-11)
+    exported = torch.export.export(skip, (v,), dynamic_shapes={"v": {2: torch.export.Dim.DYNAMIC}})
+    torch.testing.assert_close(exported.module()(v[:, :, :9]), skip(v[:, :, :9]))
+
+
+def test_the_kernel_has_the_layout_of_conv2d():
+    conv = torch.nn.Conv2d(4, 4, (9, 1), padding=(4, 0), groups=4, bias=False)
+    skip = DepthwiseSkip(4, 9)
+    skip.load_state_dict(conv.state_dict())
+    v, _ = draw(4, 2, 4, 30, 5, 9, torch.float32)
+    torch.testing.assert_close(skip(v), conv(v), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.refuses
+def test_bad_kernels_and_masks_are_refused():
+    v, w = draw(5, 2, 2, 9, 3, 7)
+    with pytest.raises(ValueError, match="conv_kernel_size is 8; expected an odd number"):
+        DepthwiseSkip(2, 8)
+    with pytest.raises(ValueError, match="conv_kernel_size is 0"):
+        DepthwiseSkip(2, 0)
+    with pytest.raises(ValueError, match="odd kernel size"):
+        depthwise_skip(v, w[:, :, :6])
+    with pytest.raises(ValueError, match="with h = 1 heads"):
+        depthwise_skip(v, w[:1])
+    with pytest.raises(ValueError, match=r"keep has shape \(2, 8\)"):
+        depthwise_skip(v, w, keep=torch.ones(2, 8, dtype=torch.bool))

@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nystrom.linalg import pinv, pinv_exact, pinv_iterative, pinv_ridge, residual
+
+
+def attention_matrix(m, seed, *, size=2.0, b=1):
+    g = torch.Generator().manual_seed(seed)
+    return torch.softmax(size * torch.randn(b, m, m, generator=g, dtype=torch.float64), dim=-1)
+
+
+@settings(deadline=None, max_examples=20)
+@given(m=st.integers(1, 16), seed=st.integers(0, 1000), steps=st.integers(0, 6))
+def test_the_residual_follows_the_cubic_law(m, seed, steps):
+    a = attention_matrix(m, seed)
+    eye = torch.eye(m, dtype=torch.float64)
+    r0, r1 = (eye - a @ pinv_iterative(a, steps=k) for k in (steps, steps + 1))
+    # float64 rounding over a handful of products whose factors stay below 3.25^7
+    torch.testing.assert_close(r1, r0 @ r0 @ r0 @ (0.75 * eye + 0.25 * r0), rtol=0, atol=1e-10)
+
+
+def test_the_start_value_is_that_of_the_paper():
+    a = attention_matrix(7, 0, b=3)
+    z = pinv_iterative(a, steps=0)
+    for i in range(3):
+        norms = np.linalg.norm(a[i].numpy(), 1) * np.linalg.norm(a[i].numpy(), np.inf)
+        np.testing.assert_allclose(z[i].numpy(), a[i].numpy().T / norms, rtol=1e-14)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_converges_to_the_inverse(seed):
+    a = attention_matrix(8, seed) + torch.eye(8, dtype=torch.float64)
+    expected = scipy.linalg.inv(a[0].numpy())
+    # Condition below 100: rounding of the products.
+    np.testing.assert_allclose(pinv_iterative(a, steps=20)[0].numpy(), expected, rtol=0, atol=1e-11)
+
+
+def test_it_converges_to_the_pseudoinverse_of_a_singular_matrix():
+    a = attention_matrix(6, 3) + torch.eye(6, dtype=torch.float64)
+    a[0, 4] = a[0, 2]
+    expected = scipy.linalg.pinv(a[0].numpy())
+    np.testing.assert_allclose(pinv_exact(a)[0].numpy(), expected, rtol=0, atol=1e-12)
+    # Rounding leaves a trace in the null space, which every step multiplies by 13/4: 1e-16 * 3.25^12.
+    np.testing.assert_allclose(pinv_iterative(a, steps=12)[0].numpy(), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 0.1])
+def test_the_ridge_damps_each_singular_value(ridge):
+    a = attention_matrix(9, 1)
+    u, s, vt = scipy.linalg.svd(a[0].numpy())
+    damp = ridge**2 * np.linalg.norm(a[0].numpy(), 1) * np.linalg.norm(a[0].numpy(), np.inf)
+    expected = (vt.T * (s / (s**2 + damp))) @ u.T
+    # A^T A squares the condition: 1e-16 / 1e-6 with the smaller ridge.
+    np.testing.assert_allclose(pinv_ridge(a, ridge=ridge)[0].numpy(), expected, rtol=0, atol=1e-7)
+
+
+def test_only_the_paper_start_leaves_neighbours_alone():
+    a = attention_matrix(6, 2, b=2)
+    a[1] = a[1] ** 8 / (a[1] ** 8).sum(-1, keepdim=True)
+    for z0, same in (("paper", True), ("authors", False)):
+        together, alone = pinv(a, z0=z0)[0], pinv(a[:1], z0=z0)[0]
+        assert torch.allclose(together, alone, rtol=1e-12) == same
+
+
+def test_the_residual_is_the_spectral_norm():
+    a = attention_matrix(6, 4)
+    z = pinv_iterative(a, steps=2)
+    expected = np.linalg.norm(np.eye(6) - a[0].numpy() @ z[0].numpy(), 2)
+    assert residual(a, z).item() == pytest.approx(expected, rel=1e-12)
+    assert residual(a, torch.linalg.inv(a)).item() < 1e-10
+
+
+@pytest.mark.parametrize("inverse", ["iterative", "ridge", "exact"])
+def test_gradients_are_right(inverse):
+    # Rows of unequal sums: where two tie, the largest has no derivative (in attention all sum to one and never move).
+    a = attention_matrix(4, 5) + torch.diag(torch.tensor([0.5, 0.6, 0.7, 0.8], dtype=torch.float64))
+    a = a.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: pinv(x, inverse=inverse, steps=3), a)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": -1}, "pinv_steps is -1; expected a whole number of at least 0"),
+        ({"inverse": "svd"}, "pinv is 'svd'; expected one of 'iterative', 'ridge', 'exact'"),
+        ({"z0": "best"}, "z0 is 'best'; expected one of 'paper', 'authors'"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        pinv(attention_matrix(3, 0), **options)
+
+
+@pytest.mark.refuses
+def test_a_ridge_of_zero_is_refused():
+    with pytest.raises(ValueError, match=r"ridge is 0\.0; expected a positive number"):
+        pinv_ridge(attention_matrix(3, 0), ridge=0.0)
