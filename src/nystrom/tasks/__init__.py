@@ -1,0 +1,1 @@
+"""Tasks: each file makes, reads and scores one data set of the two papers."""

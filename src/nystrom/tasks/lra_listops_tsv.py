@@ -1,0 +1,172 @@
+"""ListOps as official files: basic_train.tsv, basic_val.tsv and basic_test.tsv, with the columns Source and Target.
+
+Source is the expression as a binary tree in parentheses: `[MAX 3 4 ]` is written `( ( ( [MAX 3 ) 4 ) ] )`, where each
+argument and the closing bracket are joined to all before them. Target is its value. The reader drops the parentheses,
+maps `]` to the token X, splits on white space, and then holds the file to its word: the brackets pair, and each target
+is the value of its source.
+
+Source: https://github.com/google-research/long-range-arena, `data/listops.py` and `listops/input_pipeline.py`.
+"""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from nystrom.tasks.lra_listops_expressions import CLOSE, DEEPEST, MIN, VOCABULARY, ZERO, evaluate, is_expression
+from nystrom.tasks.token_files import SPLITS, Samples, gather, holds, new_folder, open_split, sha256, write_split
+
+COLUMNS = b"Source\tTarget"
+WORDS = {b"]" if token == CLOSE else VOCABULARY[token].encode(): token for token in range(ZERO, CLOSE + 1)}
+TARGETS = {str(digit).encode(): digit for digit in range(10)}
+NO_PARENTHESES = bytes.maketrans(b"()", b"  ")
+# Values are computed for so many samples at once: enough for speed, little enough for memory.
+AT_ONCE = 1000
+
+
+def tsv_name(split: str) -> str:
+    """Name the official file of a split."""
+    return f"basic_{split}.tsv"
+
+
+def import_tsv(folder: Path, to: Path, *, progress: bool = True) -> Path:
+    """Turn a folder of official ListOps files into a data set that `ListOps` opens.
+
+    Args:
+        folder: Holds basic_train.tsv, basic_val.tsv and basic_test.tsv, as in the release of the Long Range Arena.
+        to: Folder to make. If it already holds the data of these very files it is used as it is.
+        progress: Show a progress bar.
+
+    Raises:
+        ValueError: A file is missing or wrong (the line is named), or `to` is taken or cannot be written.
+    """
+    folder, to = Path(folder), Path(to).expanduser().resolve()
+    if missing := [name for name in map(tsv_name, SPLITS) if not (folder / name).is_file()]:
+        raise ValueError(f"{folder} lacks {', '.join(missing)}: name the folder with the three official ListOps files.")
+    settings = {"origin": "official files"} | {f"{split}_sha256": sha256(folder / tsv_name(split)) for split in SPLITS}
+    if holds(to, task="listops", settings=settings):
+        print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
+    else:
+        with new_folder(to, task="listops", settings=settings) as partial:
+            for split in SPLITS:
+                write_split(partial, split, read_tsv(folder / tsv_name(split), progress=progress))
+    return to
+
+
+def export_tsv(folder: Path, *, progress: bool = True) -> None:
+    """Write the official files of a data set into its folder; files that are there stay as they are."""
+    for split in SPLITS:
+        if not (path := folder / tsv_name(split)).exists():
+            write_tsv(path, open_split(folder, split, task="listops"), progress=progress)
+
+
+def read_tsv(path: Path, *, progress: bool = False) -> Samples:
+    """Read one official file.
+
+    Raises:
+        ValueError: The header is wrong, or a line is cut off, holds an unknown token or a target that is not its value;
+            the line is named.
+    """
+    sequences: list[NDArray[np.uint8]] = []
+    labels: list[int] = []
+    size = path.stat().st_size
+    with (
+        path.open("rb") as file,
+        tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=not progress) as bar,
+    ):
+        header = file.readline().rstrip(b"\r\n")
+        if header != COLUMNS:
+            raise ValueError(
+                f"{path} begins with {_shown(header)}: the first line of an official file is {_shown(COLUMNS)}."
+            )
+        for number, line in enumerate(file, start=2):
+            try:
+                tokens, label = _parse(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+            sequences.append(tokens)
+            labels.append(label)
+            bar.update(len(line))
+    if not sequences:
+        raise ValueError(f"{path} holds no samples after its header: the file is cut off, fetch or make it again.")
+    for start in range(0, len(sequences), AT_ONCE):
+        batch = gather(sequences[start : start + AT_ONCE], labels[start : start + AT_ONCE])
+        values = evaluate(batch.tokens)
+        if (wrong := np.flatnonzero(values != batch.labels)).size:
+            came, wanted, number = batch.labels[wrong[0]], values[wrong[0]], start + wrong[0] + 2
+            raise ValueError(
+                f"{path}, line {number}: the target is {came} but the source has the value {wanted}:"
+                " the file is damaged or of another kind."
+            )
+    return gather(sequences, labels)
+
+
+def write_tsv(path: Path, samples: Samples, *, progress: bool = False) -> None:
+    """Write one official file, under another name until it is complete."""
+    partial = path.with_name(f".{path.name}.partial")
+    bar = tqdm(range(samples.labels.size), desc=path.name, unit=" samples", disable=not progress)
+    try:
+        # The official writer ends its lines as csv files do.
+        with partial.open("w", encoding="ascii", newline="\r\n") as file:
+            file.write(COLUMNS.decode() + "\n")
+            for i in bar:
+                source = to_official(samples.tokens[samples.offsets[i] : samples.offsets[i + 1]])
+                file.write(f"{source}\t{samples.labels[i]}\n")
+        partial.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+
+
+def to_official(tokens: NDArray[np.unsignedinteger]) -> str:
+    """Write an expression as a binary tree in parentheses."""
+    words: list[str] = []
+    # From the end, where an operator comes after its arguments; for each open bracket the arguments so far.
+    counts: list[int] = []
+    for token in reversed(tokens.tolist()):
+        joined = " )" if counts else ""
+        if MIN <= token < CLOSE:
+            words.append("( " * (counts.pop() + 1) + VOCABULARY[token])
+            continue
+        if counts:
+            counts[-1] += 1
+        if token == CLOSE:
+            words.append("] )" + joined)
+            counts.append(0)
+        else:
+            words.append(VOCABULARY[token] + joined)
+    return " ".join(reversed(words))
+
+
+def _parse(line: bytes) -> tuple[NDArray[np.uint8], int]:
+    source, tab, target = line.rstrip(b"\r\n").partition(b"\t")
+    if not tab:
+        raise ValueError(
+            f"{_shown(line)} has no tab: a line is Source, a tab and Target, so the file is cut off or of another kind."
+        )
+    if target not in TARGETS:
+        raise ValueError(
+            f"the target is {_shown(target)}: it must be a digit, so the file is cut off or of another kind."
+        )
+    try:
+        tokens = bytes(map(WORDS.__getitem__, source.translate(NO_PARENTHESES).split()))
+    except KeyError as error:
+        known = " ".join(word.decode() for word in WORDS)
+        raise ValueError(
+            f"unknown token {_shown(error.args[0])}: ListOps has ( ) {known}, so the file is of another kind."
+        ) from error
+    expression = np.frombuffer(tokens, dtype=np.uint8)
+    if not is_expression(expression):
+        raise ValueError(
+            f"{_shown(source)} is not one complete expression: its brackets do not pair"
+            f" (or nest deeper than {DEEPEST}), so the file is damaged."
+        )
+    return expression, TARGETS[target]
+
+
+def _shown(text: bytes) -> str:
+    shown = text if len(text) <= 60 else text[:28] + b" ... " + text[-28:]
+    return repr(shown.decode("ascii", errors="backslashreplace"))

@@ -1,0 +1,234 @@
+"""A data set of token sequences on disk: one folder, read through memory maps.
+
+    dataset.json         format, version, task, settings; samples and tokens of a split; size and SHA-256 of a file
+    SPLIT_tokens.npy     the tokens of all samples of the split, end to end (unsigned integers)
+    SPLIT_offsets.npy    int64, one more than samples: sample i holds tokens[offsets[i]:offsets[i + 1]]
+    SPLIT_labels.npy     uint8, one per sample
+
+with SPLIT one of train, val, test. Nothing is pickled. `new_folder` writes beside the place that was asked for and
+renames at the end, `dataset.json` last, so a folder with that file is complete. `open_split` compares the sizes, which
+takes no time; `verify` reads everything.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT, VERSION = "nystrom-tokens", 1
+HEADER = "dataset.json"
+SPLITS = ("train", "val", "test")
+PARTS = ("tokens", "offsets", "labels")
+
+Settings = Mapping[str, int | str]
+
+
+class Samples(NamedTuple):
+    """Token sequences end to end: sample i is `tokens[offsets[i]:offsets[i + 1]]`, of class `labels[i]`."""
+
+    tokens: NDArray[np.unsignedinteger]
+    offsets: NDArray[np.int64]
+    labels: NDArray[np.uint8]
+
+
+def gather(sequences: Sequence[NDArray[np.unsignedinteger]], labels: Sequence[int]) -> Samples:
+    """Put sequences end to end."""
+    lengths = np.array([0, *map(len, sequences)], dtype=np.int64)
+    tokens = np.concatenate(sequences) if sequences else np.zeros(0, dtype=np.uint8)
+    return Samples(tokens, lengths.cumsum(), np.array(labels, dtype=np.uint8))
+
+
+def holds(folder: Path, *, task: str, settings: Settings) -> bool:
+    """Tell whether the folder already holds this data set (True) or is free for it (False).
+
+    Raises:
+        ValueError: The folder is taken by something else, or by a data set that is damaged.
+    """
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError as error:
+        raise ValueError(f"{folder} is a file or inside one: name a folder that does not exist yet.") from error
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be read ({error.strerror}): name a folder you may write to.") from error
+    if not names:
+        return False
+    if HEADER not in names:
+        raise ValueError(
+            f"{folder} is not empty and holds no data set ({HEADER} is missing, {names[0]} is there):"
+            " name a folder that does not exist yet, or empty this one."
+        )
+    header = _read_header(folder, task)
+    there = header["settings"]
+    if differing := [key for key in sorted({*there, *settings}) if there.get(key) != settings.get(key)]:
+        listed = ", ".join(f"{key}={there.get(key)} there and {settings.get(key)} asked for" for key in differing)
+        raise ValueError(
+            f"{folder} holds a data set with other settings ({listed}): name another folder, or delete this one."
+        )
+    for split in SPLITS:
+        open_split(folder, split, task=task)
+    return True
+
+
+@contextmanager
+def new_folder(to: Path, *, task: str, settings: Settings) -> Iterator[Path]:
+    """Lend a folder to write splits into, which becomes `to` when the block ends, and vanishes when the block fails.
+
+    Raises:
+        ValueError: `to` cannot be written; said on entry, before any work.
+    """
+    # A folder that stands under a mount or under the shell's feet cannot be exchanged for another.
+    if to.is_mount() or to == Path.cwd():
+        raise ValueError(
+            f"{to} is a mount point or the current folder and cannot be replaced: name a folder inside it."
+        )
+    partial = to.parent / f".{to.name}.{secrets.token_hex(4)}.partial"
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+        (partial / HEADER).touch()
+        (partial / HEADER).unlink()
+    except OSError as error:
+        raise ValueError(
+            f"{to} cannot be made ({error.strerror}: {error.filename}): name a folder inside one you may write to."
+        ) from error
+    try:
+        yield partial
+        _write_header(partial, task, settings)
+        try:
+            # Takes the place of an empty folder as well.
+            partial.replace(to)
+        except OSError:
+            # Another process may have made the same data set in the meantime; then its folder serves as well.
+            if not holds(to, task=task, settings=settings):
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_split(folder: Path, split: str, samples: Samples) -> None:
+    """Write one split into a folder lent by `new_folder`."""
+    for part, array in zip(PARTS, samples, strict=True):
+        path = folder / f"{split}_{part}.npy"
+        try:
+            np.save(path, array, allow_pickle=False)
+        except OSError as error:
+            raise OSError(
+                f"{path} needs {array.nbytes} bytes and could not be written ({error}): free space."
+            ) from error
+
+
+def open_split(folder: Path, split: str, *, task: str) -> Samples:
+    """Open one split after a check of its sizes; the tokens stay on disk as a read-only memory map.
+
+    Raises:
+        ValueError: `split` is unknown, or the folder is missing, incomplete, or of another task or format.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
+    header = _read_header(folder, task)
+    for part in PARTS:
+        path = folder / f"{split}_{part}.npy"
+        size = path.stat().st_size if path.is_file() else None
+        wanted = header["files"][path.name]["bytes"]
+        if size != wanted:
+            came = "is missing" if size is None else f"has {size} bytes"
+            raise _damaged(path, f"{came}, {HEADER} says {wanted} bytes", task)
+    try:
+        tokens = np.load(folder / f"{split}_tokens.npy", mmap_mode="r", allow_pickle=False)
+        offsets = np.load(folder / f"{split}_offsets.npy", allow_pickle=False)
+        labels = np.load(folder / f"{split}_labels.npy", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise _damaged(folder / f"{split}_*.npy", f"is not in numpy's file format ({error})", task) from error
+    counts = header["splits"][split]
+    for part, array, kind, shape in (
+        ("tokens", tokens, "u", (counts["tokens"],)),
+        ("offsets", offsets, "i", (counts["samples"] + 1,)),
+        ("labels", labels, "u", (counts["samples"],)),
+    ):
+        if array.dtype.kind != kind or array.shape != shape:
+            came = f"holds {array.dtype} of shape {array.shape}, {HEADER} says {shape} of kind {kind}"
+            raise _damaged(folder / f"{split}_{part}.npy", came, task)
+    if offsets[0] != 0 or offsets[-1] != tokens.size or (np.diff(offsets) < 0).any():
+        raise _damaged(folder / f"{split}_offsets.npy", f"does not rise from 0 to {tokens.size}", task)
+    return Samples(np.asarray(tokens), offsets, labels)
+
+
+def verify(folder: Path, *, task: str) -> None:
+    """Read every file and compare its SHA-256 with the one that was taken when it was written.
+
+    Raises:
+        ValueError: A file is missing or differs; it is named.
+    """
+    header = _read_header(folder, task)
+    for split in SPLITS:
+        open_split(folder, split, task=task)
+    for name, wanted in header["files"].items():
+        if (came := sha256(folder / name)) != wanted["sha256"]:
+            raise _damaged(folder / name, f"has SHA-256 {came}, {HEADER} says {wanted['sha256']}", task)
+
+
+def sha256(path: Path) -> str:
+    """Digest a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_header(folder: Path, task: str, settings: Settings) -> None:
+    splits, files = {}, {}
+    for split in SPLITS:
+        paths = [folder / f"{split}_{part}.npy" for part in PARTS]
+        tokens, _, labels = (np.load(path, mmap_mode="r", allow_pickle=False) for path in paths)
+        splits[split] = {"samples": labels.size, "tokens": tokens.size}
+        files |= {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
+    header = {"format": FORMAT, "version": VERSION, "numpy": np.__version__, "task": task, "settings": dict(settings)}
+    header |= {"splits": splits, "files": files}
+    (folder / HEADER).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
+
+
+def _read_header(folder: Path, task: str) -> dict[str, Any]:
+    path = folder / HEADER
+    if not path.is_file():
+        raise _damaged(path, "is missing, so the folder holds no complete data set", task)
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _damaged(path, f"is no JSON text ({error})", task) from error
+    if not _is_header(header):
+        raise _damaged(path, f"is not the header of a data set in the format {FORMAT}", task)
+    if header["version"] != VERSION:
+        raise _damaged(
+            path, f"has version {header['version']} of the format and this library reads version {VERSION}", task
+        )
+    if header["task"] != task:
+        raise ValueError(
+            f"{folder} holds the data of {header['task']}, and {task} was asked for: name the folder of {task}."
+        )
+    return header
+
+
+def _is_header(header: object) -> bool:
+    if not isinstance(header, dict) or header.get("format") != FORMAT or not {"version", "task"} <= header.keys():
+        return False
+    splits, files = header.get("splits"), header.get("files")
+    names = {f"{split}_{part}.npy" for split in SPLITS for part in PARTS}
+    complete = (
+        isinstance(splits, dict) and splits.keys() == set(SPLITS) and isinstance(files, dict) and files.keys() == names
+    )
+    return complete and isinstance(header.get("settings"), dict)
+
+
+def _damaged(path: Path, came: str, task: str) -> ValueError:
+    folder = path.parent
+    return ValueError(
+        f"{path} {came}: delete {folder} if it is there, then run `nystrom data prepare {task} --to {folder}`."
+    )

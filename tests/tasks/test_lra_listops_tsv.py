@@ -1,0 +1,169 @@
+"""The official form is built and evaluated here once more, as binary trees, the way its source does it."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from nystrom.tasks import lra_listops_tsv
+from nystrom.tasks.lra_listops import ListOps, prepare_listops
+from nystrom.tasks.lra_listops_expressions import VOCABULARY
+from nystrom.tasks.lra_listops_tsv import import_tsv, read_tsv, to_official, write_tsv
+from nystrom.tasks.token_files import SPLITS, gather
+
+EXAMPLE = b"Source\tTarget\r\n( ( ( [MAX 3 ) 4 ) ] )\t4\r\n( ( ( [SM 9 ) ( ( ( [MED 5 ) 8 ) ] ) ) ] )\t5\r\n7\t7\r\n"
+NUMBER = {word: number for number, word in enumerate(VOCABULARY)}
+
+
+def random_tree(rng, depth=1):
+    if depth == 5 or rng.random() > 0.4:
+        return str(rng.randrange(10))
+    tree = (rng.choice(["[MIN", "[MAX", "[MED", "[SM"]), random_tree(rng, depth + 1))
+    for _ in range(rng.randint(1, 4)):
+        tree = (tree, random_tree(rng, depth + 1))
+    return (tree, "]")
+
+
+def tree_text(tree):
+    return tree if isinstance(tree, str) else f"( {tree_text(tree[0])} {tree_text(tree[1])} )"
+
+
+def tree_value(tree):
+    if isinstance(tree, str):
+        return tree if tree[0] in "[]" else int(tree)
+    left, right = map(tree_value, tree)
+    if isinstance(left, str):
+        return left, [right]
+    if right == "]":
+        operator, values = left
+        by_name = {"[MIN": min, "[MAX": max, "[MED": np.median, "[SM": lambda values: sum(values) % 10}
+        return int(by_name[operator](values))
+    return left[0], [*left[1], right]
+
+
+def tree_tokens(tree):
+    if isinstance(tree, str):
+        return [NUMBER["X" if tree == "]" else tree]]
+    return tree_tokens(tree[0]) + tree_tokens(tree[1])
+
+
+@pytest.fixture
+def official(tmp_path):
+    folder = tmp_path / "official"
+    folder.mkdir()
+    for split in SPLITS:
+        (folder / f"basic_{split}.tsv").write_bytes(EXAMPLE)
+    return folder
+
+
+def test_a_line_known_by_hand():
+    tokens = np.array([NUMBER["[MAX"], NUMBER["3"], NUMBER["4"], NUMBER["X"]], dtype=np.uint8)
+    assert to_official(tokens) == "( ( ( [MAX 3 ) 4 ) ] )"
+    assert to_official(tokens[1:2]) == "3"
+
+
+def test_trees_are_written_and_read_as_their_source_does(tmp_path):
+    rng = random.Random(1)
+    trees = [random_tree(rng) for _ in range(500)]
+    assert max(map(len, map(tree_tokens, trees))) > 30
+    samples = gather(
+        [np.array(tree_tokens(tree), dtype=np.uint8) for tree in trees], [tree_value(tree) for tree in trees]
+    )
+    path = tmp_path / "basic_val.tsv"
+    write_tsv(path, samples)
+    lines = [f"{tree_text(tree)}\t{tree_value(tree)}" for tree in trees]
+    assert path.read_bytes() == "".join(f"{line}\r\n" for line in ["Source\tTarget", *lines]).encode()
+    for ours, theirs in zip(read_tsv(path), samples, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_line_ends_of_either_kind_and_a_missing_last_one_are_read(tmp_path):
+    path = tmp_path / "basic_test.tsv"
+    path.write_bytes(EXAMPLE.replace(b"\r\n", b"\n").removesuffix(b"\n"))
+    samples = read_tsv(path)
+    assert samples.labels.tolist() == [4, 5, 7]
+    assert " ".join(VOCABULARY[token] for token in samples.tokens) == "[MAX 3 4 X [SM 9 [MED 5 8 X X 7"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"begins with '': the first line of an official file is 'Source\\tTarget'"),
+        (b"Source,Target\r\n7,7\r\n", "begins with 'Source,Target'"),
+        (b"\x93NUMPY\x01\x00v\x00{'descr'", "begins with "),
+        (b"Source\tTarget\r\n", "holds no samples"),
+        (EXAMPLE + b"( ( ( [MAX 3 ) 4", r"line 5: '\( \( \( \[MAX 3 \) 4' has no tab.* cut off"),
+        (EXAMPLE + b"\r\n", r"line 5: '\\r\\n' has no tab"),
+        (EXAMPLE + b"7\t", "line 5: the target is ''.* must be a digit"),
+        (EXAMPLE + b"7\t10\r\n", "line 5: the target is '10'"),
+        (EXAMPLE + b"7\t7\t7\r\n", r"line 5: the target is '7\\t7'"),
+        (EXAMPLE + b"( ( ( [FIRST 3 ) 4 ) ] )\t3\r\n", r"line 5: unknown token '\[FIRST'.* \[MIN \[MAX \[MED \[SM \]"),
+        (EXAMPLE + b"12\t2\r\n", "line 5: unknown token '12'"),
+        (EXAMPLE + b"( ( [MAX 3 ) 4\t4\r\n", "line 5: .* is not one complete expression"),
+        (EXAMPLE + b"\t4\r\n", "line 5: '' is not one complete expression"),
+        (EXAMPLE + b"( ( ( [MIN 3 ) 4 ) ] )\t4\r\n", "line 5: the target is 4 but the source has the value 3"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name_and_line(official, tmp_path, content, message):
+    path = official / "basic_val.tsv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        import_tsv(official, tmp_path / "to", progress=False)
+    assert str(path) in str(caught.value)
+    # Nothing half-made is left, neither the folder nor the one it was made in.
+    assert list(tmp_path.iterdir()) == [official]
+
+
+def test_a_wrong_target_is_found_far_down(official, monkeypatch):
+    monkeypatch.setattr(lra_listops_tsv, "AT_ONCE", 2)
+    path = official / "basic_val.tsv"
+    path.write_bytes(EXAMPLE + b"6\t6\r\n5\t5\r\n4\t3\r\n")
+    with pytest.raises(ValueError, match="line 7: the target is 3 but the source has the value 4"):
+        read_tsv(path)
+
+
+def test_official_files_become_a_data_set(official, tmp_path, capsys):
+    to = import_tsv(official, tmp_path / "to", progress=False)
+    data = ListOps(to, "val")
+    assert data.labels.tolist() == [4, 5, 7]
+    assert data.lengths.tolist() == [4, 7, 1]
+    before = (to / "dataset.json").stat().st_mtime_ns
+    assert import_tsv(official, to, progress=False) == to
+    assert "already holds this data set" in capsys.readouterr().err
+    assert (to / "dataset.json").stat().st_mtime_ns == before
+
+
+def test_other_official_files_are_not_taken_for_these(official, tmp_path):
+    import_tsv(official, tmp_path / "to", progress=False)
+    (official / "basic_test.tsv").write_bytes(EXAMPLE + b"1\t1\r\n")
+    with pytest.raises(ValueError, match=r"other settings \(test_sha256="):
+        import_tsv(official, tmp_path / "to", progress=False)
+
+
+def test_missing_official_files_are_named(official, tmp_path):
+    (official / "basic_val.tsv").unlink()
+    with pytest.raises(ValueError, match=r"lacks basic_val.tsv: name the folder"):
+        import_tsv(official, tmp_path / "to", progress=False)
+
+
+def test_a_prepared_data_set_goes_out_and_comes_back(tmp_path):
+    made = prepare_listops(
+        tmp_path / "made", train=60, val=20, test=20, min_length=10, max_length=90, tsv=True, progress=False
+    )
+    back = import_tsv(made, tmp_path / "back", progress=False)
+    for split in SPLITS:
+        for part in ("tokens", "offsets", "labels"):
+            name = f"{split}_{part}.npy"
+            assert (made / name).read_bytes() == (back / name).read_bytes()
+    assert json.loads((back / "dataset.json").read_text())["settings"]["origin"] == "official files"
+
+
+def test_an_interrupted_file_is_not_left(tmp_path, monkeypatch):
+    def fail(tokens):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lra_listops_tsv, "to_official", fail)
+    with pytest.raises(KeyboardInterrupt):
+        write_tsv(tmp_path / "basic_val.tsv", gather([np.array([1], dtype=np.uint8)], [0]))
+    assert not list(tmp_path.iterdir())
