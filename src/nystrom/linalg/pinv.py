@@ -69,11 +69,15 @@ def pinv_iterative(a: Float[Tensor, "*b m m"], *, steps: int = 6, z0: StartValue
         z = a.mT / a.abs().sum(dim=-2).amax()
     else:
         z = a.mT / _norm_product(a)
-    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    batch, m = a.shape[:-2], a.shape[-1]
+    a, z = a.reshape(-1, m, m), z.reshape(-1, m, m)
     for _ in range(steps):
+        # From the inside out; a product and a multiple of its left factor are one call.
         az = a @ z
-        z = 0.25 * z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az)))
-    return z
+        x = torch.baddbmm(az, az, az, beta=7, alpha=-1)
+        x = torch.baddbmm(az, az, x, beta=15, alpha=-1)
+        z = torch.baddbmm(z, z, x, beta=3.25, alpha=-0.25)
+    return z.reshape(*batch, m, m)
 
 
 def pinv_ridge(a: Float[Tensor, "*b m m"], *, ridge: float = RIDGE) -> Float[Tensor, "*b m m"]:

@@ -1,0 +1,104 @@
+"""How long one call takes, and how much memory it needs beyond what was there.
+
+**Time** is wall clock around the call; on an accelerator the device is idle before the first reading and done before
+the second.
+
+**Peak memory** is the largest amount that was allocated at one moment of the call, less what was allocated when it
+began. It holds everything that the call makes: temporaries, what is saved for the backward pass, the output and the
+gradients; not the inputs, which were there before. It is what torch's allocator was asked for:
+
+- CUDA: `max_memory_allocated` after a reset, less `memory_allocated` before.
+- CPU: the maximum of the running sum of the allocator's "[memory]" events in `torch.profiler` (`profile_memory=True`).
+  Scratch space that a library takes from the system by itself (oneDNN, MKL) is no such event and is not counted, and
+  what the call frees of the memory that was there before is not subtracted.
+
+The profiler slows a call down, so memory is measured in a call of its own, never in one that is timed.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Wall time of one call.
+
+    Args:
+        call: What to time; what it returns is dropped after the clock has stopped.
+        device: Where it computes.
+    """
+    _finish(device)
+    start = time.perf_counter()
+    result = call()
+    _finish(device)
+    end = time.perf_counter()
+    del result
+    return end - start
+
+
+def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
+    """Largest amount of memory that one call had allocated at a time, beyond what was there before.
+
+    Args:
+        call: What to measure; what it returns is kept until the end, so that the output counts.
+        device: Where it computes, a CPU or CUDA device.
+    """
+    if device.type == "cuda":
+        _finish(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = call()
+        _finish(device)
+        del result
+        return torch.cuda.max_memory_allocated(device) - before
+    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = call()
+    del result
+    # The public lists of events leave out allocations inside operators; the raw ones hold each with its size and time.
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    total = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        total += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue] (missing in torch's stub)
+        peak = max(peak, total)
+    return peak
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be had now: what CUDA reports as free, or the system as available."""
+    if device.type == "cuda":
+        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reusable
+    table = Path("/proc/meminfo")
+    if table.is_file():
+        for line in table.read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return 1024 * int(value.split()[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the profiler from writing a line to the terminal at each start and stop.
+
+    It reads its level from this variable when it is first used, and offers no other way to set it.
+    """
+    before = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ["KINETO_LOG_LEVEL"] = "9" if before is None else before
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["KINETO_LOG_LEVEL"]

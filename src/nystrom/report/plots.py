@@ -1,0 +1,172 @@
+"""Plots of rows, as PNG files: colours that colour-blind readers tell apart, and a marker each for print in grey.
+
+Drawn with matplotlib's Agg canvas; no window, and no state shared with a caller's own plots.
+"""
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nystrom.records import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito (2008), without its yellow, which is too faint on white.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F", "#882255")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+_DPI = 150
+_CURVE_COLUMNS = ("step", "quantity", "value")
+
+
+def draw_efficiency(rows: Sequence[Row], png: Path) -> None:
+    """Draw time and memory over the number of tokens, on logarithmic axes: a row of panels per pass.
+
+    A method's line is the median, its band the spread; with its skip it is dashed, in the same colour. What was not
+    measured is absent.
+
+    Args:
+        rows: Rows of the study "efficiency".
+        png: Where to.
+
+    Raises:
+        ValueError: No rows that were measured.
+    """
+    measured = [row for row in rows if not math.isnan(row.value) and row.n is not None]
+    if not measured:
+        raise ValueError("rows hold no measurement; expected at least one value that is not NaN.")
+    passes = [name for name in ("forward", "forward+backward") if any(_is(row, name) for row in measured)]
+    looks = _looks(dict.fromkeys(row.method for row in measured))
+    figure = _figure(12.0, 4.2 * len(passes))
+    panels = figure.subplots(len(passes), 2, squeeze=False)
+    for line, name in zip(panels, passes, strict=True):
+        for axes, what in zip(line, ("time", "memory"), strict=True):
+            those = [row for row in measured if row.quantity == f"{name} {what}"]
+            for method, look in looks.items():
+                _draw_method(axes, [row for row in those if row.method == method], look)
+            axes.set_title(name, fontsize=11)
+            unit = those[0].unit if those else ""
+            axes.set_ylabel(f"time per call ({unit})" if what == "time" else f"peak memory beyond the inputs ({unit})")
+            _tokens_axis(axes, {row.n for row in measured if row.n is not None})
+    figure.legend(
+        *panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False, handlelength=3.5
+    )
+    first = measured[0]
+    figure.suptitle(f"{first.sizes}, {first.dtype}, {first.device}", fontsize=10)
+    figure.savefig(png, dpi=_DPI)
+
+
+def draw_curves(csv_path: Path, png: Path) -> None:
+    """Draw training curves: a panel for each last word of a quantity's name (loss, accuracy, ...).
+
+    Args:
+        csv_path: A file with the columns step, quantity and value, such as `100,train loss,2.31`.
+        png: Where to.
+
+    Raises:
+        ValueError: The file is missing, has other columns, a cell that is no number, or no rows.
+    """
+    curves = _read_curves(csv_path)
+    kinds = list(dict.fromkeys(name.split()[-1] for name in curves))
+    parts = list(dict.fromkeys(_part(name) for name in curves))
+    figure = _figure(5.5 * len(kinds), 4.0)
+    panels = figure.subplots(1, len(kinds), squeeze=False, sharex=True)[0]
+    for axes, kind in zip(panels, kinds, strict=True):
+        for name in (name for name in curves if name.split()[-1] == kind):
+            # "validation" looks the same in every panel.
+            i = parts.index(_part(name)) + 1
+            steps, values = zip(*sorted(curves[name]), strict=True)
+            marker = MARKERS[i % len(MARKERS)] if len(steps) <= 50 else ""
+            color = COLOURS[i % len(COLOURS)]
+            axes.plot(steps, values, color=color, marker=marker, markersize=5, linewidth=1.3, label=_part(name))
+        axes.set_ylabel(kind)
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    figure.savefig(png, dpi=_DPI)
+
+
+def _part(name: str) -> str:
+    """What a quantity is of: "train" in "train loss"."""
+    return name.rpartition(" ")[0] or name
+
+
+def _is(row: Row, name: str) -> bool:
+    return row.quantity in (f"{name} time", f"{name} memory")
+
+
+def _figure(width: float, height: float) -> "Figure":
+    """A figure of its own, on the Agg canvas."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Colour, marker and line of each method; one with its skip differs from the one without by its dashes."""
+    methods = list(methods)
+    plain = list(dict.fromkeys(method.removesuffix("+skip") for method in methods))
+    looks = {}
+    for method in methods:
+        i = plain.index(method.removesuffix("+skip"))
+        dashed = method.endswith("+skip") and method.removesuffix("+skip") in methods
+        looks[method] = {
+            "color": COLOURS[i % len(COLOURS)],
+            "marker": MARKERS[i % len(MARKERS)],
+            "linestyle": "--" if dashed else "-",
+            "markerfacecolor": "white" if dashed else COLOURS[i % len(COLOURS)],
+            "label": method,
+        }
+    return looks
+
+
+def _draw_method(axes: "Axes", rows: Sequence[Row], look: dict[str, Any]) -> None:
+    """One line with its band; a method without a point keeps its place in the legend."""
+    rows = sorted(rows, key=lambda row: row.n or 0)
+    ns = [row.n or 0 for row in rows]
+    axes.plot(ns, [row.value for row in rows], markersize=5, linewidth=1.3, **look)
+    low = [row.value if row.low is None else row.low for row in rows]
+    high = [row.value if row.high is None else row.high for row in rows]
+    axes.fill_between(ns, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _tokens_axis(axes: "Axes", lengths: Iterable[int]) -> None:
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sorted(lengths), [str(n) for n in sorted(lengths)], rotation=30)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("tokens n")
+    axes.grid(alpha=0.3)
+
+
+def _read_curves(csv_path: Path) -> dict[str, list[tuple[float, float]]]:
+    """Steps and values of each quantity."""
+    if not Path(csv_path).is_file():
+        raise ValueError(f"{csv_path} is not a file; expected a CSV file with the columns {','.join(_CURVE_COLUMNS)}.")
+    curves: dict[str, list[tuple[float, float]]] = {}
+    with Path(csv_path).open(encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        if tuple(header) != _CURVE_COLUMNS:
+            raise ValueError(f"{csv_path}, line 1 is {','.join(header)!r}; expected {','.join(_CURVE_COLUMNS)}.")
+        for cells in reader:
+            try:
+                step, quantity, value = cells
+                quantity = quantity.strip() or "value"
+                curves.setdefault(quantity, []).append((float(step), float(value)))
+            except ValueError:
+                raise ValueError(
+                    f"{csv_path}, line {reader.line_num} is {','.join(cells)!r}; expected a step, a quantity, a value."
+                ) from None
+    if not curves:
+        raise ValueError(f"{csv_path} holds no rows below its header; expected at least one.")
+    return curves

@@ -1,0 +1,151 @@
+"""Tables of rows, for the terminal and as Markdown.
+
+The efficiency table has one part per quantity ("forward time", "forward memory", ...), in it a line per method and a
+column per number of tokens. Behind each value stands, as in Table 1 of the Nyströmformer paper (arXiv:2102.03902), how
+many times less it is than that of the first method: "12.3 (12.7×)". A dash is what was not measured; the notes below
+say why.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nystrom.records import Row
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+STUDY = "efficiency"
+
+
+def efficiency_table(rows: Sequence[Row]) -> "Table":
+    """Time and memory of attention methods, by number of tokens.
+
+    Args:
+        rows: Rows of the study "efficiency"; the first method in them is the one that ratios refer to.
+
+    Raises:
+        ValueError: No rows, or rows of another study.
+    """
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    lengths = _lengths(rows)
+    title, notes = escape(_title(rows)), escape("\n".join(_footnotes(rows)))
+    table = Table(box=box.SIMPLE_HEAD, title=title, caption=notes, caption_justify="left", padding=(0, 1, 0, 0))
+    table.pad_edge = table.show_edge = False
+    table.add_column("", no_wrap=True)
+    for n in lengths:
+        # On a narrow terminal the ratio goes below its value.
+        table.add_column(f"n = {n}", justify="right", overflow="fold")
+    for quantity, unit, lines in _parts(rows):
+        table.add_section()
+        table.add_row(f"[bold]{escape(quantity)} ({escape(unit)})[/bold]")
+        for method, cells in lines:
+            table.add_row(escape(method), *cells)
+    return table
+
+
+def print_efficiency(rows: Sequence[Row], console: "Console | None" = None) -> None:
+    """Print `efficiency_table`.
+
+    Args:
+        rows: Rows of the study "efficiency".
+        console: Where to; None means standard output.
+
+    Raises:
+        ValueError: No rows, or rows of another study.
+    """
+    from rich.console import Console
+
+    (Console() if console is None else console).print(efficiency_table(rows))
+
+
+def efficiency_markdown(rows: Sequence[Row]) -> str:
+    """The efficiency table as Markdown, a table per quantity, with the command that measured it.
+
+    Args:
+        rows: Rows of the study "efficiency".
+
+    Raises:
+        ValueError: No rows, or rows of another study.
+    """
+    lengths = _lengths(rows)
+    text = []
+    for quantity, unit, lines in _parts(rows):
+        text += [
+            "| " + " | ".join([f"{quantity} ({unit})", *(f"n = {n}" for n in lengths)]) + " |",
+            "|---|" + "---:|" * len(lengths),
+            *("| " + " | ".join([method, *cells]) + " |" for method, cells in lines),
+            "",
+        ]
+    commands = dict.fromkeys(row.command for row in rows)
+    text += ["Measured by", "", *(f"    {command}" for command in commands), "", f"on {_title(rows)}.", ""]
+    text += [f"- {note}" for note in _footnotes(rows)]
+    return "\n".join(text).rstrip() + "\n"
+
+
+def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str]]]]]:
+    """Per quantity: its name, its unit, and per method the cells of its line."""
+    lengths, methods = _lengths(rows), dict.fromkeys(row.method for row in rows)
+    found = {(row.quantity, row.method, row.n): row for row in rows}
+    parts = []
+    for quantity, unit in sorted({(row.quantity, row.unit) for row in rows}, key=_place):
+        first = next(iter(methods))
+        lines = [
+            (method, [_cell(found.get((quantity, method, n)), found.get((quantity, first, n))) for n in lengths])
+            for method in methods
+        ]
+        parts.append((quantity, unit, lines))
+    return parts
+
+
+def _place(part: tuple[str, str]) -> tuple[bool, bool, str]:
+    """Forward before backward, time before memory."""
+    return "backward" in part[0], "memory" in part[0], part[0]
+
+
+def _cell(row: Row | None, first: Row | None) -> str:
+    if row is None or math.isnan(row.value):
+        return "–"
+    if first is None or math.isnan(first.value) or not row.value:
+        return _short(row.value)
+    ratio = first.value / row.value
+    return f"{_short(row.value)} ({f'{ratio:.1f}' if 1 <= ratio < 100 else _short(ratio)}×)"
+
+
+def _short(value: float) -> str:
+    """Two figures below one and three above, without an exponent: 0.021, 0.15, 1.53, 15.3, 153, 1530."""
+    if value <= 0:
+        return f"{value:g}"
+    figures = 3 if value >= 1 else 2
+    # Rounded first: 99.96 has the places of 100.
+    size = math.floor(math.log10(float(f"{value:.{figures - 1}e}")))
+    return f"{value:.{max(0, figures - 1 - size)}f}"
+
+
+def _lengths(rows: Sequence[Row]) -> list[int]:
+    others = {row.study for row in rows} - {STUDY}
+    if not rows or others:
+        raise ValueError(f"rows are {', '.join(sorted(others)) or 'none'}; expected rows of the study {STUDY!r}.")
+    return sorted({row.n for row in rows if row.n is not None})
+
+
+def _title(rows: Sequence[Row]) -> str:
+    """What all rows share: sizes, dtype, device, torch, date."""
+    shared = [
+        (row.sizes, row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date)
+        for row in rows
+    ]
+    return ", ".join("/".join(dict.fromkeys(values)) for values in zip(*shared, strict=True))
+
+
+def _footnotes(rows: Sequence[Row]) -> list[str]:
+    """What the numbers are, and why some are missing."""
+    timed = max((row.repeats for row in rows if "time" in row.quantity), default=0)
+    first = rows[0].method
+    notes = [f"Median of {timed} interleaved calls; in brackets how many times less than {first}."]
+    missing = {(row.method, row.quantity.partition(" ")[0], row.n): row.note for row in rows if math.isnan(row.value)}
+    return notes + [f"{method}, {timed}, n = {n}: {note}." for (method, timed, n), note in missing.items()]

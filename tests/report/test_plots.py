@@ -1,0 +1,128 @@
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from matplotlib.figure import Figure
+
+from nystrom.records import new_row
+from nystrom.report import show_efficiency
+from nystrom.report.plots import draw_curves, draw_efficiency
+
+
+def test_importing_reports_loads_neither_torch_nor_drawing():
+    code = "import sys, nystrom.records, nystrom.report.plots, nystrom.report.tables; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"torch", "matplotlib", "rich", "numpy"}.isdisjoint(done.stdout.split())
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures that were saved."""
+    figures, save = [], Figure.savefig
+
+    def keep(figure, *where, **how):
+        figures.append(figure)
+        save(figure, *where, **how)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+@pytest.fixture
+def rows():
+    common = {"study": "efficiency", "device": "cpu", "sizes": "b=1"}
+    return [
+        new_row(
+            quantity=f"{timed} {what}", method=method, n=n, value=n / 10, low=n / 20, high=n / 5, unit=unit, **common
+        )
+        for method in ("softmax", "nystrom-64", "nystrom-64+skip")
+        for n in (512, 1024, 2048)
+        for timed in ("forward", "forward+backward")
+        for what, unit in (("time", "ms"), ("memory", "MB"))
+    ]
+
+
+def test_there_are_two_panels_per_pass_with_logarithmic_axes(rows, drawn, tmp_path):
+    draw_efficiency(rows, tmp_path / "all.png")
+    draw_efficiency([row for row in rows if "backward" not in row.quantity], tmp_path / "forward.png")
+    assert [len(figure.axes) for figure in drawn] == [4, 2]
+    assert {(axes.get_xscale(), axes.get_yscale()) for axes in drawn[0].axes} == {("log", "log")}
+    assert [axes.get_ylabel()[-4:] for axes in drawn[0].axes] == ["(ms)", "(MB)", "(ms)", "(MB)"]
+    assert (tmp_path / "all.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_each_method_has_a_line_and_a_band(rows, drawn, tmp_path):
+    draw_efficiency(rows, tmp_path / "all.png")
+    axes = drawn[0].axes[0]
+    assert [line.get_label() for line in axes.lines] == ["softmax", "nystrom-64", "nystrom-64+skip"]
+    assert list(axes.lines[0].get_ydata()) == [51.2, 102.4, 204.8]
+    assert len(axes.collections) == 3
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["softmax", "nystrom-64", "nystrom-64+skip"]
+
+
+def test_a_skip_keeps_its_methods_colour(rows, drawn, tmp_path):
+    draw_efficiency(rows, tmp_path / "all.png")
+    softmax, alone, skip = drawn[0].axes[0].lines
+    assert alone.get_color() == skip.get_color() != softmax.get_color()
+    assert alone.get_linestyle() != skip.get_linestyle()
+
+
+def test_what_was_not_measured_is_absent(rows, drawn, tmp_path):
+    rows = [
+        replace(row, value=math.nan, low=None, high=None, note="too large")
+        if row.n == 2048 and row.method == "softmax"
+        else row
+        for row in rows
+    ]
+    draw_efficiency(rows, tmp_path / "all.png")
+    softmax, other, _ = drawn[0].axes[0].lines
+    assert list(softmax.get_xdata()) == [512, 1024]
+    assert list(other.get_xdata()) == [512, 1024, 2048]
+
+
+def test_rows_without_a_measurement_are_refused(rows, tmp_path):
+    with pytest.raises(ValueError, match="no measurement"):
+        draw_efficiency([replace(row, value=math.nan, note="too large") for row in rows], tmp_path / "all.png")
+
+
+def test_an_efficiency_run_is_shown_and_its_files_named(rows, tmp_path, capsys):
+    show_efficiency(rows, tmp_path)
+    text = capsys.readouterr().out
+    assert "forward time (ms)" in text
+    assert str(tmp_path / "efficiency.csv") in text
+    assert (tmp_path / "efficiency.png").exists()
+
+
+def test_curves_have_a_panel_for_losses_and_one_for_accuracies(drawn, tmp_path):
+    lines = ["step,quantity,value", "20,train loss,1.5", "10,train loss,2.0", "20,validation loss,1.8"]
+    (tmp_path / "curves.csv").write_text("\n".join([*lines, "20,validation accuracy,0.5"]) + "\n")
+    draw_curves(tmp_path / "curves.csv", tmp_path / "curves.png")
+    loss, accuracy = drawn[0].axes
+    assert [line.get_label() for line in loss.lines] == ["train", "validation"]
+    assert (list(loss.lines[0].get_xdata()), list(loss.lines[0].get_ydata())) == ([10, 20], [2.0, 1.5])
+    assert [line.get_label() for line in accuracy.lines] == ["validation"]
+    assert accuracy.lines[0].get_color() == loss.lines[1].get_color() != loss.lines[0].get_color()
+    assert (loss.get_ylabel(), accuracy.get_ylabel()) == ("loss", "accuracy")
+    assert (tmp_path / "curves.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b\n", r"curves\.csv, line 1 is 'a,b'; expected step,quantity,value"),
+        ("step,quantity,value\n", r"curves\.csv holds no rows"),
+        ("step,quantity,value\n1,loss,2\nx,loss,2\n", r"curves\.csv, line 3 is 'x,loss,2'"),
+        ("step,quantity,value\n1,loss\n", r"curves\.csv, line 2 is '1,loss'"),
+    ],
+)
+def test_other_files_are_refused_by_line(content, message, tmp_path):
+    (tmp_path / "curves.csv").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        draw_curves(tmp_path / "curves.csv", tmp_path / "curves.png")
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"none\.csv is not a file"):
+        draw_curves(tmp_path / "none.csv", tmp_path / "curves.png")
