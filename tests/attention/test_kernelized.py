@@ -32,3 +32,14 @@ def test_it_grows_with_the_number_of_near_keys():
     out = kernelized_attention(q, k, torch.ones(1, 1, 500, 1, dtype=torch.float64))
     # No normaliser: 500 keys at no distance add up.
     torch.testing.assert_close(out.flatten(), torch.tensor([500.0], dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e6, 1e12, 1e16])
+def test_huge_norms_stay_finite(size):
+    q, _, v = (x.float().requires_grad_() for x in draw(2, 9, 9))
+    # |q|^2 - 2 q.k + |k|^2 is all rounding here, and its exponential could be anything.
+    out = kernelized_attention(size * q, size * q.flip(2), v)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert out.abs().max() <= 10 * v.abs().max()
+    assert q.grad.isfinite().all()

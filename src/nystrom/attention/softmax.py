@@ -84,9 +84,9 @@ def fused_softmax(
     """
     d, e = q.shape[-1], v.shape[-1]
     scale = score_scale(q, scale)
-    if d != e:
-        # Fused kernels want one width; zeros change neither the scores nor the values.
-        width = max(d, e)
+    if d != e or (d % 8 and q.device.type == "cuda"):
+        # Fused kernels want one width, on CUDA a multiple of 8; zeros change neither the scores nor the values.
+        width = -(-max(d, e) // 8) * 8
         q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     mask = None if keep is None else _open_empty(keep)[:, None, None, :]

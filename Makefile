@@ -1,0 +1,64 @@
+# Everything runs in a virtual environment of its own; versions are pinned in constraints.txt.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO ?= runs/demo
+
+.PHONY: help demo test slow shapes bare lint types layers readme check clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "nystrom needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.cli: pyproject.toml constraints.txt | $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cli]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.cli
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.cli  ## install, make data, train a small model on ListOps (a few minutes)
+	$(BIN)/nystrom train listops --attention nystrom --preset demo --to $(DEMO) $(if $(wildcard $(DEMO)/run.json),--resume)
+
+test: $(VENV)/.dev  ## the fast tests
+	$(BIN)/python -m pytest -n auto
+
+slow: $(VENV)/.dev  ## the tests that take minutes
+	$(BIN)/python -m pytest -n auto -m 'slow and not gpu'
+
+shapes: $(VENV)/.dev  ## the mathematics again, each shape and dtype in a signature checked at run time
+	$(BIN)/python -m pytest -n auto --jaxtyping-packages=nystrom,beartype.beartype -m 'not refuses and not slow and not gpu' \
+	  tests/attention tests/linalg tests/parity tests/test_kernels.py tests/test_landmarks.py
+
+bare: | $(VENV)/.made  ## the core, in an environment with torch and jaxtyping alone
+	rm -rf $(VENV)-bare
+	$(PYTHON) -m venv $(VENV)-bare
+	$(VENV)-bare/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(VENV)-bare/bin/python -m pip install --quiet --constraint constraints.txt .
+	cd $(VENV)-bare && bin/python ../tests/bare.py
+	rm -rf $(VENV)-bare
+
+lint: $(VENV)/.dev  ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## static types
+	$(BIN)/pyright
+
+layers: $(VENV)/.dev  ## which room may import which
+	$(BIN)/lint-imports
+
+readme: $(VENV)/.dev  ## the code blocks of README and docs
+	$(BIN)/python -m pytest -m readme
+
+check: lint types layers test readme shapes bare  ## all that a change must pass
+
+clean:  ## remove environments and caches, not runs or data
+	rm -rf $(VENV) $(VENV)-bare .pytest_cache .ruff_cache .hypothesis .import_linter_cache build src/*.egg-info

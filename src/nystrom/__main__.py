@@ -1,0 +1,7 @@
+"""`python -m nystrom`, which is what `torchrun -m nystrom` runs in each process."""
+
+import sys
+
+from nystrom.cli import main
+
+sys.exit(main())

@@ -1,0 +1,199 @@
+"""The command line: parse, import lazily, call.
+
+A command is a line of `COMMANDS`: its words, what it does, and the function here that does it. Options and help come
+from the signature and docstring of the function that a command calls. A mistake of the caller (`ValueError`, and
+errors of files) ends with one line and exit code 2.
+"""
+
+import difflib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import field, fields, make_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Command(NamedTuple):
+    """One command.
+
+    Attributes:
+        summary: What it does, in a few words.
+        act: Parses the rest of the line and acts.
+    """
+
+    summary: str
+    act: Callable[[list[str]], None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0, 2 for a mistake of the caller, 130 for an interruption."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        from nystrom import __version__
+
+        print(f"nystrom {__version__}")
+        return 0
+    for name, command in COMMANDS.items():
+        if words[: len(name.split())] == name.split():
+            return _guarded(command.act, words[len(name.split()) :])
+    asked = " ".join(word for word in words if word not in ("-h", "--help"))
+    if any(name.startswith(asked) for name in COMMANDS):
+        print(_overview(asked))
+        # A bare or half command is a question too, but a script should learn that nothing was done.
+        return 0 if not words or words[-1] in ("-h", "--help") else 2
+    near = difflib.get_close_matches(asked, COMMANDS, n=1)
+    hint = f" Perhaps you meant 'nystrom {near[0]}'." if near else ""
+    print(f"{_overview('')}\n\nnystrom: there is no command {asked!r}.{hint}", file=sys.stderr)
+    return 2
+
+
+def _guarded(act: Callable[[list[str]], None], words: list[str]) -> int:
+    try:
+        act(words)
+    except ModuleNotFoundError as error:
+        print(f"nystrom: {error}: install what the commands need with pip install 'nystrom[cli]'.", file=sys.stderr)
+        return 2
+    except (ValueError, OSError, ArithmeticError) as error:
+        print(f"nystrom: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nnystrom: interrupted.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _overview(within: str) -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items() if name.startswith(within)]
+    return "\n".join(["usage: nystrom COMMAND ...    (nystrom COMMAND --help tells its options)", "", *lines])
+
+
+def _arguments(
+    function: Callable[..., Any], words: list[str], name: str, **replaced: inspect.Parameter
+) -> dict[str, Any]:
+    """Parse a command line by a function's signature and docstring, without calling the function.
+
+    Args:
+        function: Whose arguments are wanted.
+        words: What stands behind the command's name.
+        name: The command's name.
+        **replaced: Parameters that the command line shows in another form.
+    """
+    import tyro
+
+    parameters = [replaced.get(key, value) for key, value in inspect.signature(function).parameters.items()]
+    signature = inspect.Signature(parameters)
+
+    def collect(*values: Any, **named: Any) -> dict[str, Any]:
+        return dict(signature.bind(*values, **named).arguments)
+
+    collect.__signature__ = signature  # type: ignore[attr-defined]
+    collect.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    collect.__doc__ = function.__doc__
+    return tyro.cli(collect, args=words, prog=f"nystrom {name}")
+
+
+def _prepare_listops(words: list[str]) -> None:
+    from nystrom.tasks.lra_listops import prepare_listops
+
+    print(prepare_listops(**_arguments(prepare_listops, words, "data prepare listops")))
+
+
+def _import_listops(words: list[str]) -> None:
+    from nystrom.tasks.lra_listops_tsv import import_tsv
+
+    print(import_tsv(**_arguments(import_tsv, words, "data import listops")))
+
+
+def _train(words: list[str]) -> None:
+    import tyro
+
+    from nystrom.attention.registry import METHODS
+    from nystrom.shapes import check_names
+    from nystrom.train.engine import train
+
+    # The method decides which options there are, so its name is read before the rest.
+    parameters = inspect.signature(train).parameters
+    attention = _word_after("--attention", words, parameters["attention"].default)
+    check_names("attention method", [attention], METHODS)
+    method = METHODS[attention].options
+    optional: list[tuple[str, Any, Any]] = []
+    for option in fields(method):
+        kind: Any = option.type
+        optional.append((option.name, kind | None, field(default=None)))
+    chosen = make_dataclass("Options", optional)
+    chosen.__doc__ = method.__doc__
+    arguments = _arguments(
+        train,
+        words,
+        "train",
+        task=parameters["task"].replace(annotation=tyro.conf.Positional[str]),
+        options=parameters["options"].replace(annotation=chosen, default=chosen()),
+    )
+    given = arguments.pop("options")
+    arguments["options"] = {key: value for key, value in vars(given).items() if value is not None}
+    train(**arguments)
+
+
+def _evaluate(words: list[str]) -> None:
+    import tyro
+
+    from nystrom.train.engine import evaluate
+
+    task = inspect.signature(evaluate).parameters["task"].replace(annotation=tyro.conf.Positional[str])
+    row = evaluate(**_arguments(evaluate, words, "evaluate", task=task))
+    spread = "" if row.low is None or row.high is None else f" ({row.low:.1%} to {row.high:.1%})"
+    print(f"{row.quantity} {row.value:.1%}{spread}")
+
+
+def _word_after(flag: str, words: list[str], default: str) -> str:
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == flag and following:
+            return following
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
+    return default
+
+
+def _efficiency(words: list[str]) -> None:
+    from nystrom.bench.efficiency import run_efficiency
+    from nystrom.report import show_efficiency
+
+    arguments = _arguments(run_efficiency, words, "bench efficiency")
+    rows = run_efficiency(**arguments)
+    show_efficiency(rows, Path(arguments["to"]))
+
+
+def _methods(words: list[str]) -> None:
+    from nystrom.attention.registry import METHODS
+    from nystrom.report.methods import MethodLine, methods_markdown, print_methods
+
+    def methods(markdown: bool = False) -> None:
+        """Print the attention methods: what each is, its time, its exact limit, its source and its options.
+
+        Args:
+            markdown: As a Markdown table, without the options.
+        """
+        lines = []
+        for name, method in METHODS.items():
+            options = ", ".join(f"{option.name}={option.default!r}" for option in fields(method.options))
+            lines.append(
+                MethodLine(name, method.summary, method.cost, method.exact_limit, method.source, options or "none")
+            )
+        if markdown:
+            print(methods_markdown(lines))
+        else:
+            print_methods(lines)
+
+    methods(**_arguments(methods, words, "methods"))
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command("train a model on a task, such as listops", _train),
+    "evaluate": Command("measure a trained model on a task", _evaluate),
+    "data prepare listops": Command("generate the ListOps data of the Long Range Arena", _prepare_listops),
+    "data import listops": Command("read ListOps from the official tsv files", _import_listops),
+    "methods": Command("list the attention methods and their options", _methods),
+    "bench efficiency": Command("time and memory of attention over the length (Table 1)", _efficiency),
+}

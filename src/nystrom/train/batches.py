@@ -1,0 +1,75 @@
+"""Which samples make a batch, and the batch itself.
+
+The order of a whole run is a function of the seed, the batch size and the lengths alone: not of the number of
+processes, of accumulation, or of where the run was interrupted. Each pass over the data is a random permutation, cut
+into pools of 50 batches; within a pool samples are sorted by length and dealt into batches, so that a batch holds
+little padding, and the batches of the pass are then put in random order. What does not fill a batch at the end of a
+pass waits for another pass, so every step takes the mean over the same number of samples.
+
+Evaluation goes through all samples, the shortest first.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Sampler
+
+POOL = 50
+
+
+class TrainingOrder(Sampler[int]):
+    """The samples of a whole run, one batch after another.
+
+    Args:
+        lengths: Tokens of each sample.
+        batch_size: Samples per step, over all processes and accumulated parts.
+        steps: Steps of the run.
+        seed: Decides the order.
+    """
+
+    def __init__(self, lengths: NDArray[np.int64], *, batch_size: int, steps: int, seed: int):
+        assert len(lengths) >= batch_size, "open_splits refuses data that fill no batch"
+        self.lengths, self.batch_size, self.steps, self.seed = lengths, batch_size, steps, seed
+
+    def __len__(self) -> int:
+        return self.steps * self.batch_size
+
+    def __iter__(self) -> Iterator[int]:
+        left, passes = self.steps, 0
+        while left:
+            for batch in self._one_pass(passes)[:left]:
+                yield from batch.tolist()
+                left -= 1
+            passes += 1
+
+    def _one_pass(self, number: int) -> NDArray[np.int64]:
+        """The batches of one pass, a row each."""
+        rng = np.random.default_rng([self.seed, number])
+        order = rng.permutation(len(self.lengths))
+        order = order[: len(order) // self.batch_size * self.batch_size]
+        pool = POOL * self.batch_size
+        for start in range(0, len(order), pool):
+            part = order[start : start + pool]
+            order[start : start + pool] = part[np.argsort(self.lengths[part], kind="stable")]
+        return rng.permutation(order.reshape(-1, self.batch_size), axis=0)
+
+
+def shortest_first(lengths: NDArray[np.int64]) -> list[int]:
+    """All samples by length, so that a batch holds little padding."""
+    return np.argsort(lengths, kind="stable").tolist()
+
+
+def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Pad samples at their end to the longest, and mark what is real."""
+    lengths = [len(sample["input_ids"]) for sample in samples]
+    tokens = torch.zeros(len(samples), max(lengths), dtype=torch.long)
+    real = torch.zeros(len(samples), max(lengths), dtype=torch.bool)
+    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+        tokens[row, :length] = torch.as_tensor(sample["input_ids"])
+        real[row, :length] = True
+    labels = torch.tensor([sample["labels"] for sample in samples])
+    return {"input_ids": tokens, "attention_mask": real, "labels": labels}

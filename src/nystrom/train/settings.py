@@ -1,0 +1,235 @@
+"""What one run does: a preset, what was changed of it, and where it runs; checked before anything is made."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from nystrom.encoder import EncoderConfig
+from nystrom.shapes import check_at_least, check_choice
+from nystrom.train.data import find_task
+from nystrom.train.presets import MethodSetting, find_preset
+
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides the result of a run, but the data.
+
+    Attributes:
+        task: Task.
+        attention: Method.
+        options: Options of the method that differ from its defaults.
+        conv_kernel_size: Size of the convolution of the values; None for none.
+        preset: Name of the preset.
+        seed: Of the start weights, the order of the samples, dropout and the method's draws.
+        steps: Steps.
+        batch_size: Samples per step, over all processes and accumulated parts.
+        accumulation: Parts that a process computes its share of a batch in.
+        processes: Processes.
+        learning_rate: At the end of the warm-up.
+        warmup_steps: Steps of linear warm-up.
+        dropout: On the hidden states.
+        evaluate_every: Steps between evaluations and checkpoints.
+        log_every: Steps between points of the training curve.
+        device: "cpu" or "cuda".
+        precision: "float32", "bfloat16" or "float16".
+    """
+
+    task: str
+    attention: str
+    options: Mapping[str, object]
+    conv_kernel_size: int | None
+    preset: str
+    seed: int
+    steps: int
+    batch_size: int
+    accumulation: int
+    processes: int
+    learning_rate: float
+    warmup_steps: int
+    dropout: float
+    evaluate_every: int
+    log_every: int
+    device: str
+    precision: str
+
+    def __post_init__(self):
+        for name in ("steps", "batch_size", "accumulation", "evaluate_every", "log_every"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("seed", self.seed, 0)
+        check_at_least("warmup_steps", self.warmup_steps, 0)
+        if not 0 < self.learning_rate < float("inf"):
+            raise ValueError(f"learning_rate is {self.learning_rate!r}; expected a positive number.")
+        if self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps is {self.warmup_steps} but steps is {self.steps}: the learning rate would never be "
+                "reached; take a shorter warm-up, or more steps."
+            )
+        if self.evaluate_every % self.log_every:
+            raise ValueError(
+                f"log_every is {self.log_every} but evaluate_every is {self.evaluate_every}; expected a divisor of it, "
+                "so that a resumed run logs the same means."
+            )
+        if self.batch_size % (self.processes * self.accumulation):
+            raise ValueError(
+                f"batch_size is {self.batch_size} but {self.processes} processes share it, each in accumulation = "
+                f"{self.accumulation} parts; expected a multiple of {self.processes * self.accumulation}."
+            )
+
+    @property
+    def part_size(self) -> int:
+        """Samples that one process takes at a time."""
+        return self.batch_size // (self.processes * self.accumulation)
+
+    def encoder_config(self) -> EncoderConfig:
+        """The model.
+
+        Raises:
+            ValueError: An unknown method or option, or a value that the model refuses.
+        """
+        task, preset = find_task(self.task), find_preset(self.task, self.preset)
+        return EncoderConfig(
+            vocab_size=task.vocab_size,
+            id2label={label: str(label) for label in range(task.num_labels)},
+            label2id={str(label): label for label in range(task.num_labels)},
+            pad_token_id=task.pad_token_id,
+            max_position_embeddings=preset.data.max_length,
+            type_vocab_size=1,
+            hidden_size=preset.hidden_size,
+            num_hidden_layers=preset.num_hidden_layers,
+            num_attention_heads=preset.num_attention_heads,
+            intermediate_size=preset.intermediate_size,
+            hidden_act=preset.hidden_act,
+            hidden_dropout_prob=self.dropout,
+            initializer_range=preset.initializer_range,
+            norm=preset.norm,
+            pooling=preset.pooling,
+            attention=self.attention,
+            attention_options=dict(self.options),
+            conv_kernel_size=self.conv_kernel_size,
+            task=self.task,
+        )
+
+
+def settle(
+    task: str,
+    *,
+    attention: str,
+    options: Mapping[str, object] | None,
+    conv_kernel_size: int | None,
+    preset: str,
+    device: str,
+    precision: str,
+    accumulation: int,
+    seed: int,
+    changes: Mapping[str, float | None],
+) -> Settings:
+    """Put a preset and what was changed of it together.
+
+    Args:
+        task: Task.
+        attention: Method.
+        options: Options of the method, over those of the preset.
+        conv_kernel_size: Size of the convolution of the values; 0 for none, None for the preset's.
+        preset: Name of the preset.
+        device: "auto", "cpu" or "cuda".
+        precision: "auto" or one of the three.
+        accumulation: Parts that a process computes its share of a batch in.
+        seed: Seed.
+        changes: Other fields of `Settings`, None standing for the preset's.
+
+    Raises:
+        ValueError: An unknown name, or a value that cannot be used.
+    """
+    find_task(task)
+    base = find_preset(task, preset)
+    method = base.methods.get(attention, MethodSetting())
+    given = {
+        "steps": base.steps,
+        "batch_size": base.batch_size,
+        "learning_rate": base.learning_rate,
+        "warmup_steps": base.warmup_steps,
+        "dropout": base.hidden_dropout_prob,
+        "evaluate_every": base.evaluate_every,
+        "log_every": base.log_every,
+    }
+    assert changes.keys() <= given.keys()
+    # The interval of the curve follows a shorter interval of evaluation, unless it was chosen.
+    if changes.get("log_every") is None and (every := changes.get("evaluate_every")):
+        given["log_every"] = base.log_every if every % base.log_every == 0 else every
+    given |= {name: value for name, value in changes.items() if value is not None}
+    device = usable_device(device)
+    settings = Settings(
+        task=task,
+        attention=attention,
+        options={**method.options, **(options or {})},
+        conv_kernel_size=method.conv_kernel_size if conv_kernel_size is None else conv_kernel_size or None,
+        preset=preset,
+        seed=seed,
+        accumulation=accumulation,
+        processes=processes(),
+        device=device,
+        precision=usable_precision(precision, device),
+        **given,  # pyright: ignore[reportArgumentType]
+    )
+    settings.encoder_config()
+    return settings
+
+
+def usable_device(device: str) -> str:
+    """Where to run: "auto" means an accelerator where there is one.
+
+    Raises:
+        ValueError: Another word, or an accelerator that is not there.
+    """
+    check_choice("device", device, get_args(Device))
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is 'cuda', but torch finds none here: take 'cpu' or 'auto'.")
+    return device
+
+
+def usable_precision(precision: str, device: str) -> str:
+    """What to compute in: "auto" means bfloat16 on an accelerator that has it, and float32 elsewhere.
+
+    Raises:
+        ValueError: Another word, or one that the device cannot compute in.
+    """
+    check_choice("precision", precision, get_args(Precision))
+    if precision == "float16" and device == "cpu":
+        raise ValueError(
+            "precision is 'float16' but device is 'cpu', which trains without loss scaling: take 'bfloat16'."
+        )
+    if device == "cpu":
+        return "float32" if precision == "auto" else precision
+    has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bfloat16" and not has_bfloat16:
+        name = torch.cuda.get_device_name()
+        raise ValueError(f"precision is 'bfloat16', but {name} does not compute in it: take 'float16' or 'float32'.")
+    return ("bfloat16" if has_bfloat16 else "float32") if precision == "auto" else precision
+
+
+def processes() -> int:
+    """How many processes torchrun started; its environment is the only place where it says so before they meet."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main() -> bool:
+    """Whether this is the process that writes."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def differences(settings: Settings, before: Mapping[str, Any]) -> list[str]:
+    """What differs from the settings of an earlier run, as "name is this here but was that"."""
+    now = asdict(settings)
+    return [
+        f"{name} is {now.get(name)!r} but was {before.get(name)!r}"
+        for name in sorted({*now, *before})
+        if now.get(name) != before.get(name)
+    ]

@@ -1,0 +1,246 @@
+"""The Hugging Face Trainer with our batches and our rules.
+
+- The Trainer's single "epoch" is the whole run: `TrainingOrder` yields the samples of all passes, so a resumed run
+  skips to its place and no boundary between passes depends on processes or accumulation. `state.epoch` counts passes
+  over the data all the same.
+- A loss that is not finite stops the run, and no checkpoint is written of weights that are not finite.
+- After each checkpoint the curves are rewritten from the Trainer's own log, which a checkpoint carries: a step that was
+  run twice, before and after an interruption, is in them once.
+- The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset says.
+
+Of pickled states the Trainer (5.23) loads the optimizer's, the schedule's, the scaler's and the random numbers', all
+with `weights_only=True`, which runs no code; weights are safetensors.
+"""
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from nystrom.encoder import EncoderForSequenceClassification
+from nystrom.train.batches import TrainingOrder, collate, shortest_first
+from nystrom.train.data import Splits
+from nystrom.train.presets import Preset
+from nystrom.train.run_folder import Point, RunFolder
+from nystrom.train.settings import Settings
+
+# What the Trainer logs, and what it is called in the curves.
+_CURVES = {
+    "loss": "train loss",
+    "learning_rate": "learning rate",
+    "eval_loss": "validation loss",
+    "eval_accuracy": "validation accuracy",
+}
+
+
+class NotFinite(FloatingPointError):
+    """A loss or a weight that is no longer a finite number; says at which step."""
+
+
+class EncoderTrainer(Trainer):
+    """Trains one model by settings, in one run folder.
+
+    Args:
+        model: The model.
+        arguments: From `training_arguments`.
+        settings: Settings of the run.
+        preset: The preset that they come from.
+        splits: Data.
+        run: The folder.
+    """
+
+    def __init__(
+        self,
+        model: EncoderForSequenceClassification,
+        arguments: TrainingArguments,
+        *,
+        settings: Settings,
+        preset: Preset,
+        splits: Splits,
+        run: RunFolder,
+    ):
+        self.settings, self.preset, self.splits, self.run = settings, preset, splits, run
+        self._seconds, self._since = 0.0, time.monotonic()
+        self.network = model
+        super().__init__(
+            model=model,
+            args=arguments,
+            data_collator=collate,
+            train_dataset=splits.train,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
+            eval_dataset=splits.val,  # pyright: ignore[reportArgumentType]
+            compute_metrics=_means,
+            preprocess_logits_for_metrics=_judge,  # pyright: ignore[reportArgumentType] (it may give several)
+            callbacks=[RunCallback(self)],
+        )
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The batches of the whole run; each process takes its share of every batch."""
+        order = TrainingOrder(
+            self.splits.train.lengths,
+            batch_size=self.settings.batch_size,
+            steps=self.settings.steps,
+            seed=self.settings.seed,
+        )
+        return self._loader(self.train_dataset, order, self.settings.part_size)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """The validation split, the shortest samples first."""
+        assert eval_dataset in (None, self.eval_dataset), "the test split is scored by nystrom.train.scoring"
+        return self._loader(self.eval_dataset, shortest_first(self.splits.val.lengths), self.args.eval_batch_size)
+
+    def _loader(self, dataset: Any, order: Any, size: int) -> DataLoader:
+        pin = self.settings.device != "cpu"
+        return self.accelerator.prepare(
+            DataLoader(dataset, batch_size=size, sampler=order, collate_fn=collate, pin_memory=pin)
+        )
+
+    def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        """One part of a step, stopped where the loss is not finite."""
+        loss = super().training_step(*arguments, **named)
+        if not torch.isfinite(loss):
+            raise NotFinite(f"the loss is {loss.item()} at step {self.state.global_step + 1} of {self.settings.steps}")
+        return loss
+
+    def evaluate(self, *arguments: Any, **named: Any) -> dict[str, float]:
+        """Evaluate on the validation split, and say what the best checkpoint is chosen by."""
+        metrics = super().evaluate(*arguments, **named)
+        if not math.isfinite(metrics["eval_loss"]):
+            raise NotFinite(f"the validation loss is {metrics['eval_loss']} after step {self.state.global_step}")
+        counts = self.state.global_step > self.preset.best_after * self.settings.steps
+        return {**metrics, "eval_selection": metrics["eval_accuracy"] if counts else -1.0}
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, with the seconds of training so far; those that an interruption lost do not count."""
+        logs["seconds"] = self.seconds
+        super().log(logs, start_time)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, evaluations and checkpoints included."""
+        return self._seconds + time.monotonic() - self._since
+
+    def restart_clock(self) -> None:
+        """Count from here on, after what the log of a resumed run says."""
+        logged = [entry["seconds"] for entry in self.state.log_history if "seconds" in entry]
+        self._seconds, self._since = max(logged, default=0.0), time.monotonic()
+
+    def curves(self) -> list[Point]:
+        """The curves so far."""
+        return [
+            Point(int(entry["step"]), quantity, float(entry[name]))
+            for entry in self.state.log_history
+            for name, quantity in _CURVES.items()
+            if name in entry
+        ]
+
+
+class RunCallback(TrainerCallback):
+    """What happens between the steps.
+
+    Args:
+        trainer: Whose.
+    """
+
+    def __init__(self, trainer: EncoderTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the clock, and give each process its own dropout."""
+        self.trainer.restart_clock()
+        if args.world_size > 1:
+            # All processes seeded alike would drop the same units. A resumed run loads its own state after this.
+            torch.manual_seed(self.trainer.settings.seed + args.process_index)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Clip the gradients by value, where the preset says so."""
+        if (clip := self.trainer.preset.clip_value) is not None:
+            self.trainer.accelerator.clip_grad_value_(self.trainer.network.parameters(), clip)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count passes over the data, and look at the weights before they are saved."""
+        trainer = self.trainer
+        state.epoch = state.global_step * trainer.settings.batch_size / len(trainer.splits.train)
+        if state.global_step >= trainer.settings.steps:
+            control.should_log = True
+        if control.should_save:
+            for name, weight in trainer.network.named_parameters():
+                if not torch.isfinite(weight).all():
+                    raise NotFinite(f"{name} holds numbers that are not finite after step {state.global_step}")
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Complete the checkpoint, once every process has written its part of it."""
+        self.trainer.accelerator.wait_for_everyone()
+        if state.is_world_process_zero:
+            run = self.trainer.run
+            run.mark_complete(state.global_step)
+            run.prune(best=state.best_global_step)
+            run.write_curves(self.trainer.curves())
+
+
+def training_arguments(settings: Settings, preset: Preset, run: RunFolder, *, reports: list[str]) -> TrainingArguments:
+    """The settings in the Trainer's words.
+
+    Args:
+        settings: Settings of the run.
+        preset: The preset that they come from.
+        run: The folder.
+        reports: Where the Trainer reports to besides.
+    """
+    arguments = TrainingArguments(
+        output_dir=str(run.path),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.part_size,
+        per_device_eval_batch_size=max(2 * settings.part_size, 32),
+        gradient_accumulation_steps=settings.accumulation,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=settings.warmup_steps,
+        optim="adamw_torch",
+        adam_beta1=preset.adam_betas[0],
+        adam_beta2=preset.adam_betas[1],
+        adam_epsilon=preset.adam_epsilon,
+        weight_decay=preset.weight_decay,
+        max_grad_norm=0.0,
+        seed=settings.seed,
+        eval_strategy="steps",
+        eval_steps=settings.evaluate_every,
+        save_strategy="steps",
+        save_steps=settings.evaluate_every,
+        logging_steps=settings.log_every,
+        logging_nan_inf_filter=False,
+        metric_for_best_model="selection",
+        greater_is_better=True,
+        use_cpu=settings.device == "cpu",
+        # A backend that is named makes accelerate look for other processes.
+        ddp_backend="gloo" if settings.device == "cpu" and settings.processes > 1 else None,
+        ddp_find_unused_parameters=False,
+        bf16=settings.precision == "bfloat16",
+        fp16=settings.precision == "float16",
+        remove_unused_columns=False,
+        label_names=["labels"],
+        disable_tqdm=False,
+        report_to=reports,
+    )
+    # With several accelerators and one process the Trainer would multiply the batch by their number (DataParallel).
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments
+
+
+def _judge(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each sample: whether it is classified rightly, and its loss."""
+    return logits.argmax(dim=-1) == labels, F.cross_entropy(logits.float(), labels, reduction="none")
+
+
+def _means(prediction: EvalPrediction) -> dict[str, float]:
+    """Means over the samples; the Trainer's own loss also counts what fills the last batch of several processes."""
+    right, losses = tuple(prediction.predictions)
+    return {"accuracy": float(np.mean(right)), "loss": float(np.mean(losses))}

@@ -1,0 +1,61 @@
+"""The code blocks of the pages run, each page's in order and in one namespace, in a folder of their own."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Installing is what the Makefile did; the demo and full trainings take minutes to days.
+NOT_RUN = ("git clone", "cd ", "make ", "pip install", "nystrom train", "torchrun")
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.readme
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "page"}
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), namespace)
+
+
+@pytest.mark.readme
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_run(page, tmp_path):
+    """Short commands run as they stand; those of minutes or more must at least parse, as --help shows."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    commands = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
+    for line in commands:
+        words = shlex.split(line, comments=True)
+        if not words or line.startswith(NOT_RUN):
+            if words[:2] == ["nystrom", "train"]:
+                assert_parses(words, path)
+            continue
+        done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+def assert_parses(words, path):
+    help_text = subprocess.run(
+        [*words, "--help"], env={**os.environ, "PATH": path, "COLUMNS": "200"}, capture_output=True, text=True
+    )
+    assert help_text.returncode == 0, f"{shlex.join(words)}\n{help_text.stderr}"
+    for word in words:
+        if word.startswith("--"):
+            assert word in help_text.stdout, f"{shlex.join(words)} names an option that there is not: {word}"
+
+
+def test_every_page_has_code():
+    for page in PAGES:
+        assert blocks(page, "python") or blocks(page, "bash"), page

@@ -1,0 +1,64 @@
+"""The order of a run, and its batches."""
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from nystrom.tasks.lra_listops import ListOps
+from nystrom.train.batches import TrainingOrder, collate, shortest_first
+
+LENGTHS = np.random.default_rng(0).integers(5, 500, size=1003)
+
+
+def order(**changes):
+    return list(TrainingOrder(LENGTHS, **({"batch_size": 8, "steps": 300, "seed": 0} | changes)))
+
+
+def test_the_order_is_as_long_as_the_run():
+    assert len(order()) == len(TrainingOrder(LENGTHS, batch_size=8, steps=300, seed=0)) == 2400
+
+
+def test_a_pass_holds_no_sample_twice_and_each_has_another_order():
+    per_pass = 1003 // 8 * 8
+    first, second = order()[:per_pass], order()[per_pass : 2 * per_pass]
+    assert len(set(first)) == len(set(second)) == per_pass
+    assert first != second
+
+
+def test_the_order_is_that_of_the_seed():
+    assert order() == order()
+    assert order() != order(seed=1)
+    # A longer run begins like a shorter one.
+    assert order(steps=400)[:2400] == order()
+
+
+def test_a_batch_holds_like_lengths_and_batches_come_in_random_order():
+    batches = LENGTHS[order(steps=125)].reshape(-1, 8)
+    shuffled = LENGTHS[np.random.default_rng(1).permutation(1000)].reshape(-1, 8)
+    assert np.ptp(batches, axis=1).mean() < 0.1 * np.ptp(shuffled, axis=1).mean()
+    assert abs(np.corrcoef(np.arange(125), batches.mean(axis=1))[0, 1]) < 0.3
+
+
+def test_evaluation_sees_every_sample_once():
+    assert sorted(shortest_first(LENGTHS)) == list(range(1003))
+    assert (np.diff(LENGTHS[shortest_first(LENGTHS)]) >= 0).all()
+
+
+def test_a_batch_is_padded_at_its_end_and_says_what_is_real():
+    samples = [
+        {"input_ids": np.array([3, 4, 5], dtype=np.uint8), "labels": 7},
+        {"input_ids": np.array([9], dtype=np.uint8), "labels": 0},
+    ]
+    batch = collate(samples)
+    assert batch["input_ids"].tolist() == [[3, 4, 5], [9, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[True, True, True], [True, False, False]]
+    assert batch["labels"].tolist() == [7, 0]
+    assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+
+
+def test_a_loader_fetches_a_batch_at_a_time(data, monkeypatch):
+    asked = []
+    fetch = ListOps.__getitems__
+    monkeypatch.setattr(ListOps, "__getitems__", lambda self, i: asked.append(list(i)) or fetch(self, i))
+    next(iter(DataLoader(ListOps(data, "train"), batch_size=4, sampler=[5, 1, 2, 3], collate_fn=collate)))
+    assert asked == [[5, 1, 2, 3]]

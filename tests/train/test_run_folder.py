@@ -1,0 +1,128 @@
+"""A run folder knows which of its checkpoints are whole."""
+
+import dataclasses
+import json
+
+import pytest
+
+from nystrom.train.run_folder import Point, RunFolder
+from nystrom.train.settings import settle
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder(tmp_path)
+
+
+@pytest.fixture
+def settings():
+    return settle(
+        "listops", attention="nystrom", options=None, conv_kernel_size=None, preset="demo", device="cpu",
+        precision="auto", accumulation=1, seed=0, changes={},
+    )  # fmt: skip
+
+
+def save(run, step, complete=True):
+    run.checkpoint(step).mkdir()
+    (run.checkpoint(step) / "weights").write_bytes(b"12345678")
+    if complete:
+        run.mark_complete(step)
+
+
+def test_a_checkpoint_counts_once_it_is_complete(run):
+    assert run.last_step() is None
+    save(run, 9)
+    save(run, 100, complete=False)
+    assert run.last_step() == 9
+    run.mark_complete(100)
+    assert run.last_step() == 100
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda folder: (folder / "weights").write_bytes(b"1234"),
+        lambda folder: (folder / "weights").unlink(),
+        lambda folder: (folder / "complete.json").write_text("{"),
+        lambda folder: (folder / "complete.json").write_text("{}"),
+    ],
+)
+def test_a_checkpoint_that_was_harmed_is_passed_over_and_removed(run, harm):
+    save(run, 3)
+    save(run, 6)
+    harm(run.checkpoint(6))
+    assert run.last_step() == 3
+    run.remove_after(3)
+    assert [path.name for path in run.path.iterdir()] == ["checkpoint-3"]
+
+
+def test_nothing_is_left_of_checkpoints_when_none_is_whole(run):
+    save(run, 3, complete=False)
+    run.remove_after(None)
+    assert list(run.path.iterdir()) == []
+
+
+def test_the_last_two_and_the_best_stay(run):
+    for step in (3, 6, 9, 12, 100):
+        save(run, step)
+    run.prune(best=6)
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoint-100", "checkpoint-12", "checkpoint-6"]
+
+
+def test_curves_are_replaced_as_a_whole(run):
+    run.write_curves([Point(1, "train loss", 2.5), Point(2, "train loss", 0.1)])
+    run.write_curves([Point(1, "train loss", 2.5)])
+    assert run.curves.read_text() == "step,quantity,value\n1,train loss,2.5\n"
+    assert [path.name for path in run.path.iterdir()] == ["curves.csv"]
+
+
+def start(run, settings):
+    run.check(settings, resume=False, main=True)
+    run.start(settings, {"folder": "data", "fingerprint": "00000000"}, {})
+
+
+def test_a_folder_that_holds_a_run_is_only_resumed(run, settings):
+    start(run, settings)
+    run.check(settings, resume=True, main=True)
+    with pytest.raises(ValueError, match="holds a run: go on with it by --resume, or take another folder with --to"):
+        run.check(settings, resume=False, main=True)
+
+
+def test_a_run_is_resumed_with_its_own_settings_only(run, settings):
+    start(run, settings)
+    other = dataclasses.replace(settings, seed=1, learning_rate=0.5)
+    with pytest.raises(ValueError, match=r"learning_rate is 0\.5 but was 0\.\d+; seed is 1 but was 0"):
+        run.check(other, resume=True, main=True)
+    with pytest.raises(ValueError, match="attention is 'softmax' but was 'nystrom'"):
+        run.check(dataclasses.replace(settings, attention="softmax"), resume=True, main=True)
+
+
+def test_a_run_is_resumed_with_its_own_data_only(run, settings):
+    start(run, settings)
+    run.check_data("00000000")
+    with pytest.raises(ValueError, match=r"holds a run on data, whose data were others.*now 12345678.*--data"):
+        run.check_data("12345678")
+
+
+def test_there_must_be_a_run_to_resume(run, settings):
+    with pytest.raises(ValueError, match="holds no run to resume"):
+        run.check(settings, resume=True, main=True)
+
+
+def test_a_folder_with_something_else_is_left_alone(run, settings):
+    (run.path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="is not empty and holds no run"):
+        run.check(settings, resume=False, main=True)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", json.dumps({"settings": {}})])
+def test_a_run_json_that_is_none_is_refused(run, settings, content):
+    (run.path / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=r"run.json is no"):
+        run.check(settings, resume=True, main=True)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, settings):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="cannot be written"):
+        RunFolder(tmp_path / "file" / "run").check(settings, resume=False, main=True)
