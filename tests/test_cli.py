@@ -94,3 +94,6 @@ def test_a_small_bench_leaves_rows_and_a_plot(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "nystrom-16" in done.stdout
     assert {path.name for path in (tmp_path / "run").iterdir()} >= {"efficiency.csv", "efficiency.png"}
+    again = run("report", "efficiency", str(tmp_path / "run" / "efficiency.csv"), "--markdown")
+    assert again.returncode == 0, again.stderr
+    assert "| nystrom-16 |" in again.stdout

@@ -7,6 +7,7 @@ errors of files) ends with one line and exit code 2.
 
 import difflib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import field, fields, make_dataclass
@@ -54,6 +55,10 @@ def _guarded(act: Callable[[list[str]], None], words: list[str]) -> int:
     except ModuleNotFoundError as error:
         print(f"nystrom: {error}: install what the commands need with pip install 'nystrom[cli]'.", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # The reader, such as head, has seen enough; what is left goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError, ArithmeticError) as error:
         print(f"nystrom: {error}", file=sys.stderr)
         return 2
@@ -107,8 +112,6 @@ def _import_listops(words: list[str]) -> None:
 
 
 def _train(words: list[str]) -> None:
-    import tyro
-
     from nystrom.attention.registry import METHODS
     from nystrom.shapes import check_names
     from nystrom.train.engine import train
@@ -128,7 +131,7 @@ def _train(words: list[str]) -> None:
         train,
         words,
         "train",
-        task=parameters["task"].replace(annotation=tyro.conf.Positional[str]),
+        task=_positional(train, "task"),
         options=parameters["options"].replace(annotation=chosen, default=chosen()),
     )
     given = arguments.pop("options")
@@ -137,12 +140,9 @@ def _train(words: list[str]) -> None:
 
 
 def _evaluate(words: list[str]) -> None:
-    import tyro
-
     from nystrom.train.engine import evaluate
 
-    task = inspect.signature(evaluate).parameters["task"].replace(annotation=tyro.conf.Positional[str])
-    row = evaluate(**_arguments(evaluate, words, "evaluate", task=task))
+    row = evaluate(**_arguments(evaluate, words, "evaluate", task=_positional(evaluate, "task")))
     spread = "" if row.low is None or row.high is None else f" ({row.low:.1%} to {row.high:.1%})"
     print(f"{row.quantity} {row.value:.1%}{spread}")
 
@@ -163,6 +163,38 @@ def _efficiency(words: list[str]) -> None:
     arguments = _arguments(run_efficiency, words, "bench efficiency")
     rows = run_efficiency(**arguments)
     show_efficiency(rows, Path(arguments["to"]))
+
+
+def _report_efficiency(words: list[str]) -> None:
+    from nystrom.records import read_rows
+    from nystrom.report.plots import draw_efficiency
+    from nystrom.report.tables import efficiency_markdown, print_efficiency
+
+    def report(file: Path, *, markdown: bool = False, png: Path | None = None) -> None:
+        """Print the table of measured rows again, and draw them.
+
+        Args:
+            file: Rows that `nystrom bench efficiency` wrote.
+            markdown: Print the table as Markdown.
+            png: Where to draw the plot; none is drawn if not given.
+        """
+        rows = read_rows(file)
+        if markdown:
+            print(efficiency_markdown(rows))
+        else:
+            print_efficiency(rows)
+        if png is not None:
+            draw_efficiency(rows, png)
+
+    report(**_arguments(report, words, "report efficiency", file=_positional(report, "file")))
+
+
+def _positional(function: Callable[..., Any], name: str) -> inspect.Parameter:
+    """The parameter as one that stands on the command line without a flag."""
+    import tyro
+
+    parameter = inspect.signature(function).parameters[name]
+    return parameter.replace(annotation=tyro.conf.Positional[parameter.annotation])
 
 
 def _methods(words: list[str]) -> None:
@@ -196,4 +228,5 @@ COMMANDS: dict[str, Command] = {
     "data import listops": Command("read ListOps from the official tsv files", _import_listops),
     "methods": Command("list the attention methods and their options", _methods),
     "bench efficiency": Command("time and memory of attention over the length (Table 1)", _efficiency),
+    "report efficiency": Command("the table and the plot of rows that were measured before", _report_efficiency),
 }
