@@ -1,4 +1,4 @@
-r"""Kernel functions of two sets of points, as dense matrices.
+r"""Kernel functions of two sets of points, as dense matrices, and feature maps whose inner products are kernels.
 
 With `scale` $c$ (the $1 / \sqrt{d}$ of attention):
 
@@ -9,10 +9,16 @@ With `scale` $c$ (the $1 / \sqrt{d}$ of attention):
 They are tied by $\mathrm{SM}(q, k) = e^{c \|q\|^2 / 2}\, \kappa(q, k)\, e^{c \|k\|^2 / 2}$ (Skyformer, Lemma 1, whose
 inline Gaussian lacks the minus sign).
 
-Source: Chen et al. (2021), arXiv:2111.00035, sections 3.1 and 4.1.
+- ELU features $\phi(x) = \mathrm{ELU}(x) + 1$, a kernel by definition,
+- positive random features $\phi(x) = r^{-1/2} \exp(\sqrt c\, W x - \tfrac c2 \|x\|^2)$, the r rows of W of the
+  distribution $N(0, I)$: $\mathrm E\, \phi(q)^\top \phi(k) = \mathrm{SM}(q, k)$.
+
+Source: Chen et al. (2021), arXiv:2111.00035, sections 3.1 and 4.1; Katharopoulos et al. (2020), arXiv:2006.16236,
+eq. (7); Choromanski et al. (2020), arXiv:2009.14794, Lemma 1.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -27,3 +33,16 @@ def gaussian_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, s
     norms = 0.5 * (q.square().sum(-1)[..., :, None] + k.square().sum(-1)[..., None, :])
     # The exponent is at most 0; rounding of three large terms can leave it a little above.
     return torch.exp((scale * (q @ k.mT - norms)).clamp(max=0))
+
+
+def elu_features(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+    """ELU + 1, which is 1 + x above 0 and exp(x) below; exp(x) under the rounding of 1 becomes 0."""
+    return F.elu(x).add_(1)
+
+
+def positive_features(
+    x: Float[Tensor, "*b n d"], projection: Float[Tensor, "r d"], *, scale: float
+) -> Float[Tensor, "*b n r"]:
+    """Random features of the softmax kernel, one per row of the projection; they overflow where the kernel does."""
+    norms = 0.5 * scale * x.square().sum(-1, keepdim=True)
+    return torch.exp(scale**0.5 * (x @ projection.mT) - norms) * projection.shape[0] ** -0.5

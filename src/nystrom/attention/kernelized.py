@@ -84,7 +84,8 @@ def gaussian_sum(
     k = F.pad(k, (0, 0, 0, 1))
     null = F.pad(v.new_ones(1, 1), (0, 0, v.shape[-2], 0)).expand(*v.shape[:2], -1, -1)
     v = torch.cat([F.pad(v, (0, 0, 0, 1)), null], dim=-1)
-    keep = None if keep is None else F.pad(keep, (0, 1), value=True)
+    # Joined, not padded: torch's C++ code generator mixes up the types of a padded mask.
+    keep = None if keep is None else torch.cat([keep, torch.ones_like(keep[:, :1])], dim=1)
     out = fused_softmax(q, k, v, keep=keep, scale=scale)
     # The weight is at least 1 / (1 + s); rounding of huge norms may push it below.
     return out[..., :-1] / out[..., -1:].clamp(min=1 / k.shape[-2])

@@ -71,7 +71,8 @@ def train(
         attention: Method, a name of `nystrom methods`.
         options: Options of the method.
         preset: "nystromformer" or "skyformer", as published, or "demo" for a few minutes on two cores.
-        data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made when it is missing.
+        data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made when it is missing. A resumed run
+            knows its own.
         to: Folder of the run; runs/TASK-ATTENTION-PRESET-seedSEED.
         seed: Decides start weights, order of the samples and dropout.
         resume: Go on with the run in the folder, from its last complete checkpoint.
@@ -116,11 +117,12 @@ def train(
         },
     )
     chosen = find_preset(task, preset)
-    check_data_folder(task, data)
     if threads is not None:
         check_at_least("threads", threads, 1)
     run = RunFolder(Path("runs") / f"{task}-{attention}-{preset}-seed{seed}" if to is None else Path(to))
     run.check(settings, resume=resume, main=is_main())
+    data = run.data_folder() if data is None else Path(data)
+    check_data_folder(task, data)
     if threads is not None:
         torch.set_num_threads(threads)
     trainer = _trainer(settings, chosen, data, run)
@@ -163,10 +165,10 @@ def evaluate(
     check_at_least("batch_size", batch_size, 1)
     device = usable_device(device)  # pyright: ignore[reportAssignmentType]
     precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
+    check_data_folder(task, Path(data))
+    samples = find_task(task).open(Path(data), split)
     with _no_file_bars():
         loaded = load_model(Path(model), task, find_task(task))
-    check_data_folder(task, data)
-    samples = find_task(task).open(Path(data), split)
     check_lengths(Path(data), split, samples, loaded.config.max_position_embeddings)
     share = accuracy(loaded, samples, batch_size=batch_size, device=device, precision=precision)
     place = Place(device=device, precision=precision, seed=None)
@@ -189,7 +191,7 @@ def _trainer(settings: Settings, preset: Preset, data: Path | None, run: RunFold
     """Data, model and Trainer."""
     reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
     arguments = training_arguments(settings, preset, run, reports=reports)
-    folder = default_folder(preset.data) if data is None else Path(data)
+    folder = default_folder(preset.data) if data is None else data
     with arguments.main_process_first(local=False):
         if data is None:
             prepare_if_missing(settings.task, folder, preset.data)

@@ -84,6 +84,10 @@ class RunFolder:
                 f"{before['fingerprint']}, now {fingerprint}): name the folder of those with --data."
             )
 
+    def data_folder(self) -> Path | None:
+        """Where the data of the run lie; None where there is no run yet."""
+        return Path(self.read()["data"]["folder"]) if (self.path / _SETTINGS).is_file() else None
+
     def read(self) -> dict[str, Any]:
         """What run.json says.
 

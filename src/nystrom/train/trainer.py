@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -99,16 +100,20 @@ class EncoderTrainer(Trainer):
             DataLoader(dataset, batch_size=size, sampler=order, collate_fn=collate, pin_memory=pin)
         )
 
-    def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
         """One part of a step, stopped where the loss is not finite."""
-        loss = super().training_step(*arguments, **named)
+        loss = super().training_step(model, inputs, num_items_in_batch)
         if not torch.isfinite(loss):
             raise NotFinite(f"the loss is {loss.item()} at step {self.state.global_step + 1} of {self.settings.steps}")
         return loss
 
-    def evaluate(self, *arguments: Any, **named: Any) -> dict[str, float]:
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
         """Evaluate on the validation split, and say what the best checkpoint is chosen by."""
-        metrics = super().evaluate(*arguments, **named)
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if not math.isfinite(metrics["eval_loss"]):
             raise NotFinite(f"the validation loss is {metrics['eval_loss']} after step {self.state.global_step}")
         counts = self.state.global_step > self.preset.best_after * self.settings.steps

@@ -1,0 +1,150 @@
+r"""Attention of each query to a few keys around it and a few chosen ones, in memory linear in n.
+
+Queries are cut into blocks of `size` tokens; block l attends to K keys, the same ones for all of its queries up to a
+mask. `windows` gives each block the tokens around it without copying them, `attend_blocks` attends to whatever keys a
+method reaches for, and `attend_globally` gives some queries all keys and puts their results among the others'.
+
+Scores exist inside a fused call alone. Keys that a method copies, several times n of them, exist for one head at a
+time: for the gradient they are not kept, but copied and attended to once more.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from nystrom.attention.softmax import fused_softmax
+from nystrom.landmarks import take
+from nystrom.shapes import check_inputs
+
+Reach = Callable[[Tensor, int], Tensor]
+
+
+def check_self_attention(
+    method: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, query_keep: Tensor | None
+) -> None:
+    """Check inputs of a method whose queries and keys are the same tokens.
+
+    Raises:
+        ValueError: What `check_inputs` refuses, another number of queries than of keys, or a mask of their own.
+    """
+    check_inputs(q, k, v, keep, query_keep)
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"q holds {q.shape[2]} tokens but k holds {k.shape[2]}: {method} is self-attention, whose windows need "
+            "queries and keys of the same tokens. Use 'nystrom' or 'softmax' for cross-attention."
+        )
+    if query_keep is not None and query_keep is not keep:
+        raise ValueError(
+            f"query_keep is another tensor than keep: {method} is self-attention, with one mask for queries and keys. "
+            "Pass keep alone, or use 'nystrom' or 'softmax' for cross-attention."
+        )
+
+
+def pad_to_blocks(x: Shaped[Tensor, "*b n d"], size: int) -> Shaped[Tensor, "*b t d"]:
+    """Add zeros behind the tokens, up to a whole number of blocks.
+
+    A length that is only a symbol gets a block or two to spare: where one might do, an exported program would ask
+    whether it does.
+    """
+    n = x.shape[-2]
+    blocks = -(-n // size) if isinstance(n, int) else n // size + 2
+    return F.pad(x, (0, 0, 0, blocks * size - n))
+
+
+def windows(x: Shaped[Tensor, "b t d"], size: int, half: int) -> Shaped[Tensor, "b l k d"]:
+    """For each block the tokens from `half` before its first to `half` behind its last, as a view of the padded tokens.
+
+    Args:
+        x: A whole number of blocks.
+        size: Tokens of a block.
+        half: Tokens on either side; zeros stand outside the sequence.
+    """
+    return F.pad(x, (0, 0, half, half)).unfold(1, size + 2 * half, size).mT
+
+
+def attend_blocks(
+    q: Float[Tensor, "b h t d"],
+    k: Float[Tensor, "b h t d"],
+    v: Float[Tensor, "b h t e"],
+    reach: Reach,
+    may: Bool[Tensor, "#b #h l #c k"],
+    *,
+    size: int,
+    scale: float,
+    copies: bool,
+) -> Float[Tensor, "b h t e"]:
+    """Softmax attention of each block of queries to the keys that it reaches.
+
+    Args:
+        q: Queries, a whole number of blocks.
+        k: Keys.
+        v: Values.
+        reach: From the keys or values of one head (b, t, d) and its number to those of each block (b, l, k, d).
+        may: Which of these a query may attend to, at least one each; c is the block's size, or 1 where all its queries
+            may the same.
+        size: Tokens of a block.
+        scale: Factor on the scores.
+        copies: Whether what `reach` returns is a copy, which training then makes anew instead of keeping it.
+    """
+    d, e = q.shape[-1], v.shape[-1]
+    # Fused kernels want one width; zeros change neither the scores nor the values.
+    q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, k, v))
+    bias = torch.zeros_like(may, dtype=q.dtype).masked_fill(~may, -torch.inf).expand(-1, q.shape[1], -1, -1, -1)
+    training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    attend = _attend_again if copies and training and not torch.compiler.is_exporting() else _attend_head
+    heads = zip(q.unbind(1), k.unbind(1), v.unbind(1), bias.unbind(1), strict=True)
+    out = [attend(a, b, c, mask, reach, head, size, scale) for head, (a, b, c, mask) in enumerate(heads)]
+    return torch.stack(out, dim=1)[..., :e]
+
+
+def _attend_head(
+    q: Float[Tensor, "b t d"],
+    k: Float[Tensor, "b t d"],
+    v: Float[Tensor, "b t d"],
+    bias: Float[Tensor, "#b l #c k"],
+    reach: Reach,
+    head: int,
+    size: int,
+    scale: float,
+) -> Float[Tensor, "b t d"]:
+    blocks = q.unflatten(1, (q.shape[1] // size, size))
+    keys, values = reach(k, head), reach(v, head)
+    return F.scaled_dot_product_attention(blocks, keys, values, attn_mask=bias, scale=scale).flatten(1, 2)
+
+
+def _attend_again(*args: object) -> Tensor:
+    return checkpoint(_attend_head, *args, use_reentrant=False, preserve_rng_state=False)
+
+
+def attend_globally(
+    out: Float[Tensor, "b h n e"],
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    positions: Int[Tensor, "b g"],
+    real: Bool[Tensor, "b g"],
+    *,
+    keep: Bool[Tensor, "b n"] | None,
+    scale: float,
+) -> Float[Tensor, "b h n e"]:
+    """Replace the results of the queries at g positions by attention to all real keys.
+
+    Args:
+        out: Results of all queries.
+        q: Queries.
+        k: Keys.
+        v: Values, zero where masked.
+        positions: Where the g queries stand.
+        real: Which of them to replace; a position may be named by one of these only.
+        keep: Real keys; None where all are.
+        scale: Factor on the scores.
+    """
+    n = out.shape[2]
+    rows = fused_softmax(take(q, positions), k, v, keep=keep, scale=scale)
+    # What is not to be replaced goes to a row behind the last.
+    index = torch.where(real, positions, n)[:, None, :, None].expand_as(rows)
+    return F.pad(out, (0, 0, 0, 1)).scatter(2, index, rows)[:, :, :n]

@@ -1,0 +1,160 @@
+r"""Locality-sensitive hashing of tokens, and the plan of who meets whom.
+
+With a rotation $R$ (d x B/2) of Gaussian numbers, a token's bucket is $h(x) = \arg\max\,[xR; -xR]$: one of B, the
+nearer two directions, the likelier the same. In each round the real tokens are sorted by bucket, then by position, and
+cut into chunks of m; a query reaches 2 m keys, and of these it may attend to those of its own bucket. Among sorted keys
+a bucket is an interval, and so is a reach: what a query may attend to is one interval of places, `low` to `high`.
+
+Masked tokens are in no bucket and sort behind all others, so that a chunk is cut by the ranks of real tokens alone.
+
+Source: Andoni et al. (2015), arXiv:1509.02897; brought to attention by Kitaev et al. (2020), arXiv:2001.04451.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nystrom.precision import at_least_float32
+
+# Directions that tokens are compared with at a time: all of them would be n x B/2 numbers.
+_COLUMNS = 16
+_GOLDEN = 0.6180339887498949
+
+
+class Plan(NamedTuple):
+    """Where r rounds look. A row is one of the t tokens of all sequences and heads; g chunks hold them.
+
+    Attributes:
+        queries: Row of each query of a chunk; places past the end repeat some row.
+        keys: Row of each key in a chunk's reach; places outside the sequence repeat some row.
+        first: Place of the first of these among the sorted keys of its sequence; before it, negative.
+        low: First place that a query may attend to.
+        high: The place behind the last; `low` or less where there is none.
+        spots: Where a row's query lies among the queries of all chunks.
+        places: Place of a row's key among the sorted keys of its sequence.
+    """
+
+    queries: Int[Tensor, "r g m"]
+    keys: Int[Tensor, "r g w"]
+    first: Int[Tensor, "r g"]
+    low: Int[Tensor, "r g m"]
+    high: Int[Tensor, "r g m"]
+    spots: Int[Tensor, "r t"]
+    places: Int[Tensor, "r t"]
+
+    def allowed(self, r: int, part: slice) -> Bool[Tensor, "p m w"]:
+        """Which keys in reach of each query are its own in round r, and were not in an earlier one."""
+        rows, keys = self.queries[r, part], self.keys[r, part]
+        places = self.first[r, part, None] + torch.arange(keys.shape[-1], device=keys.device)
+        allowed = _within(places, self.low[r, part], self.high[r, part])
+        for earlier in range(r):
+            spots = self.spots[earlier][rows]
+            low, high = (x[earlier].flatten()[spots] for x in (self.low, self.high))
+            allowed = allowed & ~_within(self.places[earlier][keys], low, high)
+        return allowed
+
+
+def hash_buckets(
+    x: Float[Tensor, "b h n d"], rotation: Float[Tensor, "h d half"], keep: Bool[Tensor, "b n"] | None
+) -> Int[Tensor, "b h n"]:
+    """Bucket of each token, one of 2 * half, or 0 where half is 0; masked tokens have the number behind the last."""
+    half = rotation.shape[-1]
+    number = torch.zeros(x.shape[:3], dtype=torch.long, device=x.device)
+    x = at_least_float32(x)
+    largest = torch.full_like(x[..., 0], -1.0)
+    for start in range(0, half, _COLUMNS):
+        turned = x @ rotation[..., start : start + _COLUMNS].to(x.dtype)
+        place = turned.abs().argmax(dim=-1, keepdim=True)
+        value = turned.gather(-1, place)[..., 0]
+        place = place[..., 0] + torch.where(value < 0, start + half, start)
+        number = torch.where(value.abs() > largest, place, number)
+        largest = torch.maximum(value.abs(), largest)
+    return number if keep is None else torch.where(keep[:, None], number, max(2 * half, 1))
+
+
+def even_rotations(shape: tuple[int, int, int, int], device: torch.device) -> Float[Tensor, "r h d half"]:
+    """Gaussian numbers without a draw: what stands for random rotations where none are given.
+
+    The quantiles at the fractional parts of i^2 times the golden ratio: those of i itself would repeat from row to row.
+    """
+    count = shape[0] * shape[1] * shape[2] * shape[3]
+    i = torch.arange(1, count + 1, device=device, dtype=torch.float64)
+    return torch.special.ndtri(i * (i * _GOLDEN % 1) % 1).clamp(-8, 8).float().reshape(shape)
+
+
+def plan_rounds(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"] | None,
+    rotations: Float[Tensor, "r h d half"],
+    *,
+    keep: Bool[Tensor, "b n"] | None,
+    chunk_size: int,
+    across_buckets: bool,
+) -> Plan:
+    """Hash, sort and cut, once for each rotation.
+
+    Args:
+        q: Queries.
+        k: Keys, sorted apart from the queries; None where the queries are the keys.
+        rotations: One for each round and head.
+        keep: Real tokens; None where all are.
+        chunk_size: Tokens m of a chunk.
+        across_buckets: Whether a query may attend to all of its reach.
+    """
+    rounds = []
+    for rotation in rotations:
+        queries = _sort(hash_buckets(q, rotation, keep), 2 * rotation.shape[-1])
+        keys = queries if k is None else _sort(hash_buckets(k, rotation, keep), 2 * rotation.shape[-1])
+        rounds.append(_plan_round(queries, keys, chunk_size, across_buckets))
+    return Plan(*(torch.stack(x) for x in zip(*rounds, strict=True)))
+
+
+class _Sorted(NamedTuple):
+    buckets: Int[Tensor, "l n"]
+    order: Int[Tensor, "l n"]
+    edges: Int[Tensor, "l edges"]  # the first place of each bucket; the last one is the number of real tokens
+
+
+def _sort(number: Int[Tensor, "b h n"], count: int) -> _Sorted:
+    buckets, order = number.flatten(0, 1).sort(dim=-1, stable=True)
+    wanted = torch.arange(max(count, 1) + 1, device=number.device).repeat(buckets.shape[0], 1)
+    return _Sorted(buckets, order, torch.searchsorted(buckets, wanted))
+
+
+def _plan_round(queries: _Sorted, keys: _Sorted, m: int, across_buckets: bool) -> tuple[Tensor, ...]:
+    lines, n = queries.order.shape
+    device, last = queries.order.device, queries.edges.shape[1] - 1
+    # Export asks whether there is one chunk or more: an empty one behind the last makes it more, whatever n.
+    chunks = (n + m - 1) // m + (not isinstance(n, int))
+    line = torch.arange(lines, device=device)[:, None]
+    order = F.pad(queries.order, (0, chunks * m - n))
+    bucket = F.pad(queries.buckets, (0, chunks * m - n), value=last)
+    own = bucket.clamp(max=last - 1)
+    # Where a chunk stands among the keys: where its first query stands in its bucket.
+    head, start = own[:, ::m], torch.arange(chunks, device=device) * m
+    if keys is queries:
+        anchor = start.expand(lines, -1)
+    else:
+        base, behind = keys.edges.gather(1, head), keys.edges.gather(1, head + 1)
+        anchor = torch.minimum(base + start - queries.edges.gather(1, head), behind)
+    first = anchor - m
+    reach = first[..., None] + torch.arange(2 * m, device=device)
+    key_rows = keys.order.gather(1, reach.flatten(1).clamp(0, n - 1)) + line * n
+    low, high = (keys.edges.gather(1, own + i).unflatten(1, (chunks, m)) for i in (0, 1))
+    if across_buckets:
+        low, high = torch.zeros_like(low), keys.edges[:, -1:, None].expand_as(high)
+    low, high = torch.maximum(low, first[..., None]), torch.minimum(high, first[..., None] + 2 * m)
+    high = torch.where((bucket < last).unflatten(1, (chunks, m)), high, 0)
+    here = torch.arange(n, device=device).expand(lines, -1)
+    spots = torch.empty_like(here).scatter(1, queries.order, here) + line * (chunks * m)
+    places = torch.empty_like(here).scatter(1, keys.order, here)
+    rows = (order + line * n).unflatten(1, (chunks, m)).flatten(0, 1)
+    key_rows = key_rows.unflatten(1, (chunks, 2 * m)).flatten(0, 1)
+    return rows, key_rows, first.flatten(), low.flatten(0, 1), high.flatten(0, 1), spots.flatten(), places.flatten()
+
+
+def _within(places: Int[Tensor, "p w"], low: Int[Tensor, "p m"], high: Int[Tensor, "p m"]) -> Bool[Tensor, "p m w"]:
+    return (places[:, None] >= low[..., None]) & (places[:, None] < high[..., None])
