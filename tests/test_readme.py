@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Installing is what the Makefile did; the demo and full trainings take minutes to days.
-NOT_RUN = ("git clone", "cd ", "make ", "pip install", "nystrom train", "torchrun")
+NOT_RUN = ("git clone", "cd ", "make ", "pip install", "nystrom train", "torchrun", "nystrom bench efficiency  ")
 
 
 def blocks(page, language):
