@@ -1,22 +1,27 @@
 """A small data set, and runs of a few steps on it."""
 
+import csv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
+from torch import Tensor
 
 from nystrom.tasks.lra_listops import prepare_listops
 from nystrom.train.engine import train
+from nystrom.train.trainer import EncoderTrainer
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> Path:
-    """48 + 20 + 30 samples of up to 40 tokens: more than the landmarks of `small_run`, and no multiple of a batch."""
+    """48 + 20 + 30 samples of up to 40 tokens: more than the landmarks of a small run, and no multiple of a batch."""
     folder = tmp_path_factory.mktemp("data") / "listops"
     return prepare_listops(folder, train=48, val=20, test=30, min_length=5, max_length=41, progress=False)
 
 
-@pytest.fixture
-def small_run(data):
+@pytest.fixture(scope="session")
+def small_run(data) -> Callable[..., Path]:
     """A run of twelve steps of eight samples, a checkpoint every three."""
 
     def run(to: Path, **changes) -> Path:
@@ -32,3 +37,46 @@ def small_run(data):
         return train("listops", **(settings | changes))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory, small_run) -> Path:
+    """An unbroken run, with dropout; tests look at it and change nothing."""
+    return small_run(tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.fixture(scope="session")
+def weights() -> Callable[..., dict[str, Tensor]]:
+    """Read the weights of a run after a step."""
+
+    def read(run: Path, step: int = 12) -> dict[str, Tensor]:
+        return load_file(run / f"checkpoint-{step}" / "model.safetensors")
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def curves() -> Callable[[Path], list[tuple[int, str, float]]]:
+    """Read the curves of a run."""
+
+    def read(run: Path) -> list[tuple[int, str, float]]:
+        with (run / "curves.csv").open(newline="") as file:
+            return [(int(row["step"]), row["quantity"], float(row["value"])) for row in csv.DictReader(file)]
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def interrupt_at() -> Callable[[pytest.MonkeyPatch, int], None]:
+    """Interrupt a run in a step, as Ctrl-C does."""
+    inner = EncoderTrainer.training_step
+
+    def interrupt(patch: pytest.MonkeyPatch, step: int) -> None:
+        def training_step(self, *given):
+            if self.state.global_step + 1 == step:
+                raise KeyboardInterrupt
+            return inner(self, *given)
+
+        patch.setattr(EncoderTrainer, "training_step", training_step)
+
+    return interrupt

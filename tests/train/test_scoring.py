@@ -1,0 +1,56 @@
+"""A saved model is scored on every sample, and only a model of the task is."""
+
+import pytest
+import torch
+
+from nystrom.encoder import EncoderForSequenceClassification
+from nystrom.tasks.lra_listops import ListOps
+from nystrom.train.data import find_task
+from nystrom.train.engine import evaluate
+from nystrom.train.scoring import accuracy, load_model
+
+
+def test_the_score_counts_every_sample_whatever_the_batch(whole, data):
+    model, split = load_model(whole / "best", "listops", find_task("listops")), ListOps(data, "test")
+    with torch.no_grad():
+        right = [
+            int(model(torch.as_tensor(split[i]["input_ids"]).long()[None]).logits.argmax()) == split[i]["labels"]
+            for i in range(len(split))
+        ]
+    for batch_size in (1, 7, 64):
+        assert accuracy(model, split, batch_size=batch_size, device="cpu", precision="float32") == sum(right) / 30
+
+
+def test_only_models_of_the_task_are_scored(whole, data, tmp_path):
+    with pytest.raises(ValueError, match=r"which holds no config.json"):
+        evaluate("listops", model=tmp_path, data=data)
+    model = EncoderForSequenceClassification.from_pretrained(whole / "best")
+    for change, says in (
+        ({"task": "text"}, "was trained on text, with 17 tokens and 10 classes; expected listops"),
+        ({"model_type": "bert"}, "is of type 'bert'; expected 'nystrom'"),
+    ):
+        model.save_pretrained(tmp_path / "other")
+        config = (tmp_path / "other" / "config.json").read_text()
+        for name, value in change.items():
+            config = config.replace(f'"{name}": "{getattr(model.config, name)}"', f'"{name}": "{value}"')
+        (tmp_path / "other" / "config.json").write_text(config)
+        with pytest.raises(ValueError, match=says):
+            evaluate("listops", model=tmp_path / "other", data=data)
+
+
+def test_only_safetensors_that_fit_are_read(whole, data, tmp_path):
+    model = EncoderForSequenceClassification.from_pretrained(whole / "best")
+    model.save_pretrained(tmp_path)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    with pytest.raises(ValueError, match=r"does not fit its config.json, for example in nystromformer.encoder.layer.2"):
+        evaluate("listops", model=tmp_path, data=data, device="cpu")
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"holds no model.safetensors: only that format is read"):
+        evaluate("listops", model=tmp_path, data=data, device="cpu")
+
+
+def test_a_split_that_is_none_is_refused(whole, data):
+    with pytest.raises(ValueError, match="split must be one of train, val, test"):
+        evaluate("listops", model=whole / "best", data=data, split="dev", device="cpu")
