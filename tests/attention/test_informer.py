@@ -85,7 +85,7 @@ def test_lazy_queries_have_no_gradient_and_selected_ones_do():
 def test_no_query_by_sample_matrix_is_stored():
     attend = build_attention("informer", num_heads=1, head_dim=2, num_queries=8, num_samples=256)
     q, k, v = (torch.randn(1, 1, 4096, 2) for _ in range(3))
-    with torch.profiler.profile(profile_memory=True) as profile:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         attend(q, k, v)
     largest = max(event.cpu_memory_usage for event in profile.events())
     # Blocks of 16 keys in float32; 256 of them would be 4 MiB.

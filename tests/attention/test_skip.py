@@ -44,9 +44,29 @@ def test_it_is_the_convolution_of_torch_with_its_gradients(n, size, seed, dtype,
         torch.testing.assert_close(ours.double(), theirs, **close)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("keep", [None, torch.arange(35) > 3])
+@pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, by_token])
+def test_what_it_is_added_to_passes_through(laid_out, keep, dtype):
+    v, w = draw(0, 1, 2, 35, 4, 5, dtype)
+    v, w, to = laid_out(v).requires_grad_(), w.requires_grad_(), draw(1, 1, 2, 35, 4, 5, dtype)[0].requires_grad_()
+    keep = None if keep is None else keep[None]
+    before, out, alone = to.detach().clone(), depthwise_skip(v, w, keep=keep, to=to), depthwise_skip(v, w, keep=keep)
+    # One sum, of the same two numbers.
+    torch.testing.assert_close(out, alone + to, rtol=0, atol=0)
+    assert torch.equal(to, before)
+    grad = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (v, w, to), grad)
+    assert torch.equal(grads[2], grad)
+    for ours, wanted in zip(grads, torch.autograd.grad(alone, (v, w), grad), strict=False):
+        assert torch.equal(ours, wanted)
+
+
 def test_gradients_are_right():
     v, w = (x.requires_grad_() for x in draw(0, 1, 2, 35, 1, 5))
     assert torch.autograd.gradcheck(depthwise_skip, (v, w))
+    to = torch.zeros_like(v).requires_grad_()
+    assert torch.autograd.gradcheck(lambda *x: depthwise_skip(x[0], x[1], to=x[2]), (v, w, to))
     assert torch.autograd.gradgradcheck(depthwise_skip, (v, w), fast_mode=True)
 
 
@@ -112,3 +132,5 @@ def test_bad_kernels_and_masks_are_refused():
         depthwise_skip(v, w[:1])
     with pytest.raises(ValueError, match=r"keep has shape \(2, 8\)"):
         depthwise_skip(v, w, keep=torch.ones(2, 8, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"to has shape .* but v has"):
+        depthwise_skip(v, w, to=v[:, :, 1:])

@@ -9,8 +9,31 @@ from nystrom.bench import contenders
 from nystrom.bench.contenders import CONTENDERS, DEFAULT, available, find_contender, installed
 from nystrom.bench.inputs import Sizes, make_inputs
 
-NAMES = ("softmax-materialised", "softmax", "nystrom-8", "kernelized", "skyformer-8", "authors-8", "transformers-8")
-NAMES += ("nystrom-attention-8",)
+# Each with a length that it takes.
+NAMES = {
+    "softmax-materialised": 32,
+    "softmax": 32,
+    "nystrom-8": 32,
+    "kernelized": 32,
+    "skyformer-8": 32,
+    "skyformer_softmax-8": 32,
+    "linear": 32,
+    "linformer-8": 32,
+    "longformer-9": 32,
+    "performer-8": 32,
+    "reformer-2": 128,
+    "informer-8": 32,
+    "bigbird-1": 512,
+    "authors-8": 32,
+    "transformers-8": 32,
+    "nystrom-attention-8": 32,
+    "linformer-package-8": 32,
+    "transformers-longformer-9": 32,
+    "performer-pytorch-8": 32,
+    "reformer-pytorch-2": 128,
+    "transformers-bigbird-1": 512,
+}
+OURS = [name for name in NAMES if CONTENDERS[name.rstrip("-0123456789")].package is None]
 
 
 def sizes(**changes):
@@ -32,21 +55,25 @@ def test_every_contender_is_tried_here():
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_go_in_and_come_out_and_everything_gets_a_gradient(name, skip):
-    inputs = make_inputs(32, sizes(), seed=0)
+    inputs = make_inputs(NAMES[name], sizes(), seed=0)
     call = build(name, inputs, skip and CONTENDERS[name.rstrip("-0123456789")].skip)
     out = call.forward()
-    assert out.shape == inputs.grad.shape == (2, 32, 48)
+    assert out.shape == inputs.grad.shape == (2, NAMES[name], 48)
     out.backward(inputs.grad)
-    assert all(leaf.grad.abs().max() > 0 for leaf in call.leaves)
+    # The Reformer has no keys of their own.
+    idle = [inputs.leaves[1]] if name.startswith("reformer") else []
+    assert all(leaf.grad.abs().max() > 0 for leaf in call.leaves if not any(leaf is x for x in idle))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if CONTENDERS[name.rstrip("-0123456789")].package is None])
+@pytest.mark.parametrize("name", OURS)
 def test_the_layout_changes_no_number(name):
-    tokens = make_inputs(32, sizes(), seed=0)
+    tokens = make_inputs(NAMES[name], sizes(), seed=0)
     leaves = [x.detach().unflatten(-1, (3, 16)).transpose(1, 2).contiguous() for x in (*tokens.leaves, tokens.grad)]
     heads = dataclasses.replace(tokens, sizes=sizes(layout="heads"), leaves=tuple(leaves[:3]), grad=leaves[3])
+    torch.manual_seed(0)
     out = build(name, heads).forward()
-    assert out.shape == heads.grad.shape == make_inputs(32, sizes(layout="heads"), seed=0).grad.shape
+    assert out.shape == heads.grad.shape == make_inputs(NAMES[name], sizes(layout="heads"), seed=0).grad.shape
+    torch.manual_seed(0)
     # float64 rounding
     torch.testing.assert_close(build(name, tokens).forward(), out.transpose(1, 2).flatten(2), rtol=0, atol=1e-11)
 
@@ -57,6 +84,49 @@ def test_the_peers_compute_nystrom_attention_with_the_authors_start_value(name):
     expected = inputs.merged(nystrom_attention(*inputs.heads(), num_landmarks=8, z0="authors"))
     # float64 rounding, amplified by the iterations of the inverse; row sums, 1 to rounding, enter one Z0
     torch.testing.assert_close(build(name, inputs).forward(), expected, rtol=0, atol=1e-10)
+
+
+def test_both_longformers_attend_to_the_same_window():
+    inputs = make_inputs(32, sizes(), seed=0)
+    ours, theirs = (build(name, inputs).forward() for name in ("longformer-9", "transformers-longformer-9"))
+    # theirs takes its softmax in float32
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=2e-6)
+
+
+def test_both_linformers_mix_the_tokens_alike():
+    inputs = make_inputs(32, sizes(), seed=0)
+    ours, theirs = build("linformer-8", inputs), build("linformer-package-8", inputs)
+    for mine, other in zip(ours.leaves[3:], theirs.leaves[3:], strict=True):
+        mine.data.copy_(other.detach().mT)
+    # float64 rounding
+    torch.testing.assert_close(theirs.forward(), ours.forward(), rtol=0, atol=1e-11)
+
+
+def test_both_performers_estimate_softmax_attention():
+    inputs = make_inputs(32, sizes(), seed=0)
+    inputs.leaves[0].data.mul_(0.3)
+    inputs.leaves[1].data.mul_(0.3)
+    torch.manual_seed(0)
+    exact = inputs.merged(softmax_attention(*inputs.heads()))
+    mean = inputs.merged(inputs.heads()[2].mean(dim=2, keepdim=True).expand(-1, -1, 32, -1))
+    for name in ("performer-4096", "performer-pytorch-4096"):
+        # Of what attention adds to the mean of the values, 4096 features leave 0.13, the package, whose constant
+        # is a bias, 0.27; the mean by itself would leave 1.
+        assert (build(name, inputs).forward() - exact).norm() < 0.4 * (exact - mean).norm()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("transformers-longformer-8", "wants a window of an odd number of tokens"),
+        ("transformers-longformer-9", "wants a length that is a multiple of 8"),
+        ("reformer-pytorch-2", "wants a length that is a multiple of 128"),
+        ("transformers-bigbird-1", "wants a length that is a multiple of 64"),
+    ],
+)
+def test_lengths_and_windows_that_a_peer_cannot_take_are_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, make_inputs(36, sizes(), seed=0))
 
 
 @pytest.mark.parametrize("name", ["nystrom-8", "authors-8", "transformers-8", "nystrom-attention-8"])
@@ -125,4 +195,9 @@ def test_what_is_not_installed_is_left_out_and_refused_by_name(monkeypatch):
 
 
 def test_every_default_method_is_known():
-    assert {contenders._parsed(name)[0] for name in DEFAULT} == set(CONTENDERS)
+    assert {contenders._parsed(name)[0] for name in DEFAULT} <= set(CONTENDERS)
+    # The peers of the other methods, and Skyformer's variant, are measured when they are named.
+    assert set(CONTENDERS) - {contenders._parsed(name)[0] for name in DEFAULT} == {
+        *("skyformer_softmax", "linformer-package", "transformers-longformer", "performer-pytorch"),
+        *("reformer-pytorch", "transformers-bigbird"),
+    }

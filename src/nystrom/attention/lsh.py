@@ -128,7 +128,7 @@ def _plan_round(queries: _Sorted, keys: _Sorted, m: int, across_buckets: bool) -
     lines, n = queries.order.shape
     device, last = queries.order.device, queries.edges.shape[1] - 1
     # Export asks whether there is one chunk or more: an empty one behind the last makes it more, whatever n.
-    chunks = (n + m - 1) // m + (not isinstance(n, int))
+    chunks = (n + m - 1) // m + (0 if isinstance(n, int) else 1)
     line = torch.arange(lines, device=device)[:, None]
     order = F.pad(queries.order, (0, chunks * m - n))
     bucket = F.pad(queries.buckets, (0, chunks * m - n), value=last)

@@ -31,7 +31,7 @@ class NystromAttention(nn.Module):
         landmarks: "segment_means", "uniform" or "kmeans".
         pinv: "iterative", "ridge" or "exact".
         pinv_steps: Iterations of the iterative inverse.
-        z0: Start value of the iteration, "paper" or "authors".
+        z0: Start value of the iteration, "paper", "authors" or "sequence".
         dropout: Accepted as 0 only: there are no n x s weights to drop.
         bias: Whether the projections have a bias.
         kdim: Width of keys; None means `embed_dim`.
@@ -156,7 +156,7 @@ class NystromAttention(nn.Module):
         q, k, v = self._project(query, key, value)
         out = self.heads(q, k, v, keep=keep, query_keep=query_keep)
         if self.conv is not None:
-            out = out + self.conv(v, keep=keep)
+            out = self.conv(v, keep=keep, to=out)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         weights = None
         if weight_queries is not None:

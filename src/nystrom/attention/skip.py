@@ -26,7 +26,11 @@ _WINDOW = 32
 
 
 def depthwise_skip(
-    v: Float[Tensor, "b h n e"], weight: Float[Tensor, "h 1 k 1"], *, keep: Bool[Tensor, "b n"] | None = None
+    v: Float[Tensor, "b h n e"],
+    weight: Float[Tensor, "h 1 k 1"],
+    *,
+    keep: Bool[Tensor, "b n"] | None = None,
+    to: Float[Tensor, "b h n e"] | None = None,
 ) -> Float[Tensor, "b h n e"]:
     """Convolve each channel of the values along the tokens with the kernel of its head.
 
@@ -34,15 +38,19 @@ def depthwise_skip(
         v: Values.
         weight: One kernel per head, of odd size, laid out as `nn.Conv2d(h, h, (k, 1), groups=h)` has it.
         keep: Real tokens; None where all are. Others count as zeros and give zeros.
+        to: What the result is added to, the attention; None for the convolution alone. A sum made here needs no
+            tensor of its own.
 
     Raises:
-        ValueError: An even kernel, another number of heads, or a mask that does not fit.
+        ValueError: An even kernel, another number of heads, or a mask or sum that does not fit.
     """
     if weight.ndim != 4 or weight.shape[1] != 1 or weight.shape[3] != 1 or weight.shape[2] % 2 == 0:
         raise ValueError(f"weight has shape {tuple(weight.shape)}; expected (heads, 1, odd kernel size, 1).")
     if v.ndim != 4 or v.shape[1] != weight.shape[0]:
         raise ValueError(f"v has shape {tuple(v.shape)}; expected (b, h, n, e) with h = {weight.shape[0]} heads.")
     check_keep("keep", keep, v, "v")
+    if to is not None and to.shape != v.shape:
+        raise ValueError(f"to has shape {tuple(to.shape)} but v has {tuple(v.shape)}: the convolution keeps its shape.")
     v, weight = cast_for_autocast(v, weight)
     with without_autocast(v):
         v, weight = zero_masked(v, keep), weight.to(v.dtype)
@@ -52,9 +60,12 @@ def depthwise_skip(
             # The compiler differentiates plain products itself, and plans their copies.
             kernel = weight[:, 0, :, 0]
             out = (_band(kernel)[:, None] @ _windows(v, kernel.shape[1])).flatten(2, 3)[:, :, : v.shape[2]]
+        elif keep is None and to is not None and to.dtype == v.dtype:
+            return _BandedConvolution.apply(v, weight[:, 0, :, 0], to)
         else:
-            out = _BandedConvolution.apply(v, weight[:, 0, :, 0])
-        return zero_masked(out, keep)
+            out = _BandedConvolution.apply(v, weight[:, 0, :, 0], None)
+        out = zero_masked(out, keep)
+        return out if to is None else out + to
 
 
 class DepthwiseSkip(nn.Module):
@@ -77,10 +88,14 @@ class DepthwiseSkip(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(
-        self, v: Float[Tensor, "b h n e"], *, keep: Bool[Tensor, "b n"] | None = None
+        self,
+        v: Float[Tensor, "b h n e"],
+        *,
+        keep: Bool[Tensor, "b n"] | None = None,
+        to: Float[Tensor, "b h n e"] | None = None,
     ) -> Float[Tensor, "b h n e"]:
-        """Convolve; see `depthwise_skip`."""
-        return depthwise_skip(v, self.weight, keep=keep)
+        """Convolve, and add; see `depthwise_skip`."""
+        return depthwise_skip(v, self.weight, keep=keep, to=to)
 
     def extra_repr(self) -> str:
         """Heads and kernel size, for print."""
@@ -88,19 +103,21 @@ class DepthwiseSkip(nn.Module):
 
 
 class _BandedConvolution(torch.autograd.Function):
-    """out = band(w) @ windows(v); the gradient of v is the same with the kernel reversed."""
+    """out = band(w) @ windows(v) + to; the gradient of v is the same with the kernel reversed."""
 
     @staticmethod
-    def forward(ctx, v: Tensor, w: Tensor) -> Tensor:
+    def forward(ctx, v: Tensor, w: Tensor, to: Tensor | None) -> Tensor:
         ctx.save_for_backward(v, w)
-        return _convolve(v, w)
+        out = _convolve(v, w)
+        return out if to is None else out.add_(to)
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (v, w) = grads, ctx.saved_tensors
-        grad_v = _BandedConvolution.apply(grad, w.flip(1)) if ctx.needs_input_grad[0] else None
-        grad_w = _kernel_gradient(v, grad, w.shape[1]).to(w.dtype) if ctx.needs_input_grad[1] else None
-        return grad_v, grad_w
+        needs_v, needs_w, needs_to = ctx.needs_input_grad
+        grad_v = _BandedConvolution.apply(grad, w.flip(1), None) if needs_v else None
+        grad_w = _kernel_gradient(v, grad, w.shape[1]).to(w.dtype) if needs_w else None
+        return grad_v, grad_w, grad if needs_to else None
 
 
 def _convolve(v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]) -> Float[Tensor, "b h n e"]:

@@ -56,7 +56,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         _finish(device)
         del result
         return torch.cuda.max_memory_allocated(device) - before
-    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         result = call()
     del result
     # The public lists of events leave out allocations inside operators; the raw ones hold each with its size and time.

@@ -12,6 +12,16 @@ from nystrom.attention.skip import DepthwiseSkip
 from nystrom.bench.authors import AuthorsAttention
 from nystrom.bench.inputs import Call, Inputs, call_of_heads, check_divides
 from nystrom.bench.peers import nystrom_attention_call, transformers_call
+from nystrom.bench.peers_of_others import (
+    BIGBIRD_BLOCK,
+    REFORMER_CHUNK,
+    bigbird_call,
+    linformer_call,
+    longformer_call,
+    performer_call,
+    reformer_buckets,
+    reformer_call,
+)
 from nystrom.shapes import check_names
 
 Build = Callable[[Inputs, int, bool], Call]
@@ -43,19 +53,24 @@ class Contender:
     package: str | None = None
 
 
-def _ours(method: str, number_option: str | None = None, form: str | None = None) -> Build:
-    """Builder of a method of this library, by its name and the option that takes the number."""
+def _ours(method: str, options: Callable[[int, int], dict[str, object]] = lambda number, n: {}) -> Build:
+    """Builder of a method of this library, by its name and its options for a number and n tokens."""
 
     def build(inputs: Inputs, number: int, skip: bool) -> Call:
         sizes = inputs.sizes
-        options: dict[str, object] = {} if number_option is None else {number_option: number}
-        if form is not None:
-            options["form"] = form
-        layer = build_attention(method, num_heads=sizes.heads, head_dim=sizes.width, **options)
+        layer = build_attention(method, num_heads=sizes.heads, head_dim=sizes.width, **options(number, inputs.n))
         convolve = DepthwiseSkip(sizes.heads, sizes.kernel_size) if skip else None
         return call_of_heads(inputs, layer, convolve)
 
     return build
+
+
+def _landmarks(number: int, n: int) -> dict[str, object]:
+    return {"num_landmarks": number}
+
+
+def _hashes(number: int, n: int) -> dict[str, object]:
+    return {"num_hashes": number, "chunk_size": REFORMER_CHUNK, "num_buckets": reformer_buckets(n)}
 
 
 def _authors(inputs: Inputs, number: int, skip: bool) -> Call:
@@ -68,7 +83,7 @@ CONTENDERS: dict[str, Contender] = {
     "softmax-materialised": Contender(
         summary='exact attention that stores its n x n matrix: the paper\'s "Transformer"',
         number=None,
-        build=_ours("softmax", form="materialised"),
+        build=_ours("softmax", lambda number, n: {"form": "materialised"}),
         quadratic=True,
         squares=2,
     ),
@@ -76,11 +91,43 @@ CONTENDERS: dict[str, Contender] = {
         summary="exact attention in one fused call", number=None, build=_ours("softmax"), quadratic=True
     ),
     "nystrom": Contender(
-        summary="Nyström attention", number="landmarks", build=_ours("nystrom", "num_landmarks"), skip=True
+        summary="Nyström attention", number="landmarks", build=_ours("nystrom", _landmarks), skip=True
     ),
     "kernelized": Contender(summary="Gaussian kernel, exact", number=None, build=_ours("kernelized"), quadratic=True),
     "skyformer": Contender(
-        summary="Gaussian kernel through landmarks", number="landmarks", build=_ours("skyformer", "num_landmarks")
+        summary="Gaussian kernel through landmarks", number="landmarks", build=_ours("skyformer", _landmarks)
+    ),
+    "skyformer_softmax": Contender(
+        summary="softmax attention through Skyformer's landmarks",
+        number="landmarks",
+        build=_ours("skyformer_softmax", _landmarks),
+    ),
+    "linear": Contender(summary="linear attention, ELU + 1", number=None, build=_ours("linear")),
+    "linformer": Contender(
+        summary="Linformer, shared by the heads",
+        number="projections",
+        build=_ours("linformer", lambda number, n: {"num_features": number, "max_length": n}),
+    ),
+    "longformer": Contender(
+        summary="Longformer",
+        number="tokens of its window",
+        build=_ours("longformer", lambda number, n: {"window": number}),
+    ),
+    "performer": Contender(
+        summary="Performer", number="features", build=_ours("performer", lambda number, n: {"num_features": number})
+    ),
+    "reformer": Contender(
+        summary="Reformer, queries and keys shared, chunks of 64", number="hashes", build=_ours("reformer", _hashes)
+    ),
+    "informer": Contender(
+        summary="Informer, as many sampled keys as queries",
+        number="queries",
+        build=_ours("informer", lambda number, n: {"num_queries": number, "num_samples": number}),
+    ),
+    "bigbird": Contender(
+        summary="BigBird, blocks of 64",
+        number="random blocks",
+        build=_ours("bigbird", lambda number, n: {"block_size": BIGBIRD_BLOCK, "num_random_blocks": number}),
     ),
     "authors": Contender(
         summary="the authors' formula of Nyström attention, three matrices and all",
@@ -105,6 +152,39 @@ CONTENDERS: dict[str, Contender] = {
         skip=True,
         package="nystrom_attention",
     ),
+    "linformer-package": Contender(
+        summary="LinformerSelfAttention of the package linformer",
+        number="projections",
+        build=linformer_call,
+        package="linformer",
+        strips=2,
+    ),
+    "transformers-longformer": Contender(
+        summary="Longformer's self-attention in Hugging Face transformers",
+        number="tokens of its window",
+        build=longformer_call,
+        package="transformers",
+        strips=2,
+    ),
+    "performer-pytorch": Contender(
+        summary="FastAttention of the package performer-pytorch",
+        number="features",
+        build=performer_call,
+        package="performer_pytorch",
+        strips=2,
+    ),
+    "reformer-pytorch": Contender(
+        summary="LSHAttention of the package reformer-pytorch, buckets of 64",
+        number="hashes",
+        build=reformer_call,
+        package="reformer_pytorch",
+    ),
+    "transformers-bigbird": Contender(
+        summary="BigBird's block-sparse attention in Hugging Face transformers, blocks of 64",
+        number="random blocks",
+        build=bigbird_call,
+        package="transformers",
+    ),
 }
 
 DEFAULT = (
@@ -114,6 +194,13 @@ DEFAULT = (
     "nystrom-64",
     "kernelized",
     "skyformer-128",
+    "linear",
+    "linformer-256",
+    "longformer-257",
+    "performer-256",
+    "reformer-2",
+    "informer-128",
+    "bigbird-3",
     "authors-64",
     "transformers-64",
     "nystrom-attention-64",

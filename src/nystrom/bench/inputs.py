@@ -99,7 +99,7 @@ def call_of_heads(inputs: Inputs, layer: nn.Module, convolve: nn.Module | None) 
     def forward() -> Tensor:
         q, k, v = inputs.heads()
         out = layer(q, k, v)
-        return inputs.merged(out if convolve is None else out + convolve(v))
+        return inputs.merged(out if convolve is None else convolve(v, to=out))
 
     return Call(forward, (*inputs.leaves, *parts.parameters()))
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nystrom.bench.inputs import Call, Inputs, check_divides
 
 
-class _Given(nn.Module):
+class Given(nn.Module):
     """Stands where a projection stood, and hands out a tensor."""
 
     def __init__(self, x: Tensor):
@@ -26,6 +26,7 @@ class _Given(nn.Module):
         self.x = x
 
     def forward(self, hidden_states: Tensor) -> Tensor:
+        """The tensor, whatever comes."""
         return self.x
 
 
@@ -38,7 +39,7 @@ def transformers_call(inputs: Inputs, num_landmarks: int, skip: bool) -> Call:
     from transformers.models.nystromformer.configuration_nystromformer import NystromformerConfig
     from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
-    _check_layout(inputs)
+    check_layout(inputs)
     check_divides(inputs.n, num_landmarks)
     sizes = inputs.sizes
     config = NystromformerConfig(
@@ -50,7 +51,7 @@ def transformers_call(inputs: Inputs, num_landmarks: int, skip: bool) -> Call:
     )
     layer = NystromformerSelfAttention(config).to(sizes.device, sizes.dtype).eval()
     for name, x in zip(("query", "key", "value"), inputs.leaves, strict=True):
-        layer.add_module(name, _Given(x))
+        layer.add_module(name, Given(x))
     if not skip:
         del layer.conv
         layer.conv_kernel_size = None
@@ -65,7 +66,7 @@ def nystrom_attention_call(inputs: Inputs, num_landmarks: int, skip: bool) -> Ca
     """
     from nystrom_attention import NystromAttention
 
-    _check_layout(inputs)
+    check_layout(inputs)
     sizes = inputs.sizes
     layer = NystromAttention(
         sizes.heads * sizes.width,
@@ -82,6 +83,7 @@ def nystrom_attention_call(inputs: Inputs, num_landmarks: int, skip: bool) -> Ca
     return Call(lambda: layer(packed), (packed, *layer.parameters()))
 
 
-def _check_layout(inputs: Inputs) -> None:
+def check_layout(inputs: Inputs) -> None:
+    """Refuse inputs that are not laid out token by token."""
     if inputs.sizes.layout != "tokens":
         raise ValueError(f"takes the layout 'tokens' only, not {inputs.sizes.layout!r}")

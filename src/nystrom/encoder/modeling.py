@@ -51,7 +51,7 @@ class EncoderSelfAttention(nn.Module):
         )
         out = self.method(q, k, v, keep=keep)
         if self.conv is not None:
-            out = out + self.conv(v, keep=keep)
+            out = self.conv(v, keep=keep, to=out)
         return out.transpose(1, 2).flatten(2)
 
 
