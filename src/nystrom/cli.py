@@ -158,35 +158,56 @@ def _word_after(flag: str, words: list[str], default: str) -> str:
 
 def _efficiency(words: list[str]) -> None:
     from nystrom.bench.efficiency import run_efficiency
-    from nystrom.report import show_efficiency
+    from nystrom.report import show_study
 
     arguments = _arguments(run_efficiency, words, "bench efficiency")
     rows = run_efficiency(**arguments)
-    show_efficiency(rows, Path(arguments["to"]))
+    show_study(rows, Path(arguments["to"]))
 
 
-def _report_efficiency(words: list[str]) -> None:
-    from nystrom.records import read_rows
-    from nystrom.report.plots import draw_efficiency
-    from nystrom.report.tables import efficiency_markdown, print_efficiency
+def _training(words: list[str]) -> None:
+    from nystrom.bench.training import run_training
+    from nystrom.report import show_study
 
-    def report(file: Path, *, markdown: bool = False, png: Path | None = None) -> None:
-        """Print the table of measured rows again, and draw them.
+    arguments = _arguments(run_training, words, "bench training")
+    rows = run_training(**arguments)
+    show_study(rows, Path(arguments["to"]))
 
-        Args:
-            file: Rows that `nystrom bench efficiency` wrote.
-            markdown: Print the table as Markdown.
-            png: Where to draw the plot; none is drawn if not given.
-        """
-        rows = read_rows(file)
-        if markdown:
-            print(efficiency_markdown(rows))
-        else:
-            print_efficiency(rows)
-        if png is not None:
-            draw_efficiency(rows, png)
 
-    report(**_arguments(report, words, "report efficiency", file=_positional(report, "file")))
+def _report_study(study: str) -> Callable[[list[str]], None]:
+    def act(words: list[str]) -> None:
+        from nystrom.records import read_rows
+        from nystrom.report.paper import paper_markdown
+        from nystrom.report.plots import draw_study
+        from nystrom.report.tables import print_study, study_markdown
+
+        def report(file: Path, *, markdown: bool = False, paper: bool = False, png: Path | None = None) -> None:
+            """Print the table of measured rows again, and draw them.
+
+            Args:
+                file: Rows that `nystrom bench` wrote.
+                markdown: Print the table as Markdown.
+                paper: Print ratios beside those that the paper printed, as Markdown.
+                png: Where to draw the plot; none is drawn if not given.
+            """
+            rows = read_rows(file)
+            if rows and rows[0].study != study:
+                raise ValueError(
+                    f"{file} holds rows of the study {rows[0].study!r}; expected {study!r}: "
+                    f"try nystrom report {rows[0].study}."
+                )
+            if paper:
+                print(paper_markdown(rows))
+            elif markdown:
+                print(study_markdown(rows))
+            else:
+                print_study(rows)
+            if png is not None:
+                draw_study(rows, png)
+
+        report(**_arguments(report, words, f"report {study}", file=_positional(report, "file")))
+
+    return act
 
 
 def _positional(function: Callable[..., Any], name: str) -> inspect.Parameter:
@@ -227,6 +248,8 @@ COMMANDS: dict[str, Command] = {
     "data prepare listops": Command("generate the ListOps data of the Long Range Arena", _prepare_listops),
     "data import listops": Command("read ListOps from the official tsv files", _import_listops),
     "methods": Command("list the attention methods and their options", _methods),
-    "bench efficiency": Command("time and memory of attention over the length (Table 1)", _efficiency),
-    "report efficiency": Command("the table and the plot of rows that were measured before", _report_efficiency),
+    "bench efficiency": Command("time and memory of attention over the length (Table 1 of Nyströmformer)", _efficiency),
+    "bench training": Command("time and memory of a training step (Table 2 of Skyformer)", _training),
+    "report efficiency": Command("the table and the plot of rows that were measured before", _report_study("efficiency")),
+    "report training": Command("the same for rows of training steps", _report_study("training")),
 }

@@ -7,6 +7,7 @@ import torch
 import tyro
 
 from nystrom.bench import contenders, efficiency, interleaved
+from nystrom.bench.asked import command_line
 from nystrom.bench.contenders import Contender
 from nystrom.bench.efficiency import run_efficiency
 from nystrom.bench.inputs import Call
@@ -267,6 +268,7 @@ def test_it_runs_on_a_gpu(tmp_path):
 def test_every_option_reaches_the_command(tmp_path):
     # A setting that neither shows is one that a folder could mix.
     asked = set(inspect.signature(run_efficiency).parameters) - {"lengths", "to"}
-    command = efficiency._command(dict.fromkeys(asked, "other") | {"lengths": (1, 2), "to": tmp_path})
+    given = dict.fromkeys(asked, "other") | {"lengths": (1, 2), "to": tmp_path}
+    command = command_line(("nystrom", "bench"), run_efficiency, given, "lengths")
     assert all(f"--{name.replace('_', '-')} other" in command for name in asked)
     assert command.endswith("--lengths 1 2")

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from nystrom.records import new_row
-from nystrom.report import show_efficiency
+from nystrom.report import show_study
 from nystrom.report.plots import draw_curves, draw_efficiency
 
 
@@ -88,7 +88,7 @@ def test_rows_without_a_measurement_are_refused(rows, tmp_path):
 
 
 def test_an_efficiency_run_is_shown_and_its_files_named(rows, tmp_path, capsys):
-    show_efficiency(rows, tmp_path)
+    show_study(rows, tmp_path)
     text = capsys.readouterr().out
     assert "forward time (ms)" in text
     assert str(tmp_path / "efficiency.csv") in text

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from nystrom.records import new_row
-from nystrom.report.tables import efficiency_markdown, print_efficiency
+from nystrom.report.tables import print_study, study_markdown
 
 # Table 1 of the paper at n = 4096 and 8192: ms and MB.
 PAPER = {
@@ -34,12 +34,12 @@ def rows():
 
 def printed(rows, width):
     text = io.StringIO()
-    print_efficiency(rows, Console(file=text, width=width))
+    print_study(rows, Console(file=text, width=width))
     return text.getvalue()
 
 
 def test_ratios_are_those_of_the_papers_table(rows):
-    lines = efficiency_markdown(rows).splitlines()
+    lines = study_markdown(rows).splitlines()
     assert lines[:5] == [
         "| forward time (ms) | n = 4096 | n = 8192 |",
         "|---|---:|---:|",
@@ -51,7 +51,7 @@ def test_ratios_are_those_of_the_papers_table(rows):
 
 
 def test_markdown_says_how_and_on_what_it_was_measured(rows):
-    text = efficiency_markdown(rows)
+    text = study_markdown(rows)
     assert "\n    nystrom bench\n" in text
     assert "b=1 h=8, float32, a GPU, torch " in text
     assert "Median of 7 interleaved calls" in text
@@ -74,7 +74,7 @@ def test_what_was_not_measured_is_a_dash_with_its_reason(rows):
     note = "needs about 17.2 GB [and more]"
     rows += [a_row("softmax-materialised", 16384, "forward time", math.nan, "ms", repeats=0, note=note)]
     rows += [a_row("linformer-256", 16384, "forward time", 23.5, "ms")]
-    text = efficiency_markdown(rows)
+    text = study_markdown(rows)
     assert "| softmax-materialised | 32.9 (1.0×) | 155 (1.0×) | – |" in text
     # No ratio where the first method has no value.
     assert "| linformer-256 | 5.30 (6.2×) | 11.3 (13.8×) | 23.5 |" in text
@@ -83,9 +83,9 @@ def test_what_was_not_measured_is_a_dash_with_its_reason(rows):
 
 
 def test_lengths_and_quantities_come_in_order(rows):
-    assert efficiency_markdown(rows[::-1][-4:] + rows[::-1]).splitlines()[0].endswith("| n = 4096 | n = 8192 |")
+    assert study_markdown(rows[::-1][-4:] + rows[::-1]).splitlines()[0].endswith("| n = 4096 | n = 8192 |")
     backward = [a_row("softmax", 512, "forward+backward time", 3.0, "ms")]
-    text = efficiency_markdown(backward + rows)
+    text = study_markdown(backward + rows)
     places = [text.index(f"| {part} (") for part in ("forward time", "forward memory", "forward+backward time")]
     assert places == sorted(places)
 
@@ -95,12 +95,14 @@ def test_lengths_and_quantities_come_in_order(rows):
     [(0.0212, "0.021"), (0.153, "0.15"), (1.534, "1.53"), (99.96, "100"), (0.996, "1.0"), (1530.4, "1530")],
 )
 def test_values_have_two_or_three_figures(value, shown):
-    text = efficiency_markdown([a_row("softmax", 512, "forward time", value, "ms")])
+    text = study_markdown([a_row("softmax", 512, "forward time", value, "ms")])
     assert f"| softmax | {shown} (1.0×) |" in text
 
 
 def test_rows_of_another_study_are_refused():
-    with pytest.raises(ValueError, match="rows are approximation; expected rows of the study 'efficiency'"):
-        efficiency_markdown([a_row("softmax", 512, "error", 0.1, "", study="approximation")])
-    with pytest.raises(ValueError, match="rows are none"):
-        efficiency_markdown([])
+    with pytest.raises(
+        ValueError, match="rows are of 'approximation'; expected rows of one study, 'efficiency' or 'tr"
+    ):
+        study_markdown([a_row("softmax", 512, "error", 0.1, "", study="approximation")])
+    with pytest.raises(ValueError, match="rows are of no study"):
+        study_markdown([])

@@ -53,16 +53,25 @@ class Contender:
     package: str | None = None
 
 
-def _ours(method: str, options: Callable[[int, int], dict[str, object]] = lambda number, n: {}) -> Build:
-    """Builder of a method of this library, by its name and its options for a number and n tokens."""
+@dataclass(frozen=True)
+class Ours:
+    """Builder of a method of this library.
 
-    def build(inputs: Inputs, number: int, skip: bool) -> Call:
+    Attributes:
+        method: Its name in the registry.
+        options: Its options for a number and n tokens.
+    """
+
+    method: str
+    options: Callable[[int, int], dict[str, object]] = lambda number, n: {}
+
+    def __call__(self, inputs: Inputs, number: int, skip: bool) -> Call:
+        """Build it, see `Contender.build`."""
         sizes = inputs.sizes
-        layer = build_attention(method, num_heads=sizes.heads, head_dim=sizes.width, **options(number, inputs.n))
+        options = self.options(number, inputs.n)
+        layer = build_attention(self.method, num_heads=sizes.heads, head_dim=sizes.width, **options)
         convolve = DepthwiseSkip(sizes.heads, sizes.kernel_size) if skip else None
         return call_of_heads(inputs, layer, convolve)
-
-    return build
 
 
 def _landmarks(number: int, n: int) -> dict[str, object]:
@@ -83,51 +92,49 @@ CONTENDERS: dict[str, Contender] = {
     "softmax-materialised": Contender(
         summary='exact attention that stores its n x n matrix: the paper\'s "Transformer"',
         number=None,
-        build=_ours("softmax", lambda number, n: {"form": "materialised"}),
+        build=Ours("softmax", lambda number, n: {"form": "materialised"}),
         quadratic=True,
         squares=2,
     ),
     "softmax": Contender(
-        summary="exact attention in one fused call", number=None, build=_ours("softmax"), quadratic=True
+        summary="exact attention in one fused call", number=None, build=Ours("softmax"), quadratic=True
     ),
-    "nystrom": Contender(
-        summary="Nyström attention", number="landmarks", build=_ours("nystrom", _landmarks), skip=True
-    ),
-    "kernelized": Contender(summary="Gaussian kernel, exact", number=None, build=_ours("kernelized"), quadratic=True),
+    "nystrom": Contender(summary="Nyström attention", number="landmarks", build=Ours("nystrom", _landmarks), skip=True),
+    "kernelized": Contender(summary="Gaussian kernel, exact", number=None, build=Ours("kernelized"), quadratic=True),
     "skyformer": Contender(
-        summary="Gaussian kernel through landmarks", number="landmarks", build=_ours("skyformer", _landmarks)
+        summary="Gaussian kernel through landmarks", number="landmarks", build=Ours("skyformer", _landmarks)
     ),
     "skyformer_softmax": Contender(
         summary="softmax attention through Skyformer's landmarks",
         number="landmarks",
-        build=_ours("skyformer_softmax", _landmarks),
+        build=Ours("skyformer_softmax", _landmarks),
     ),
-    "linear": Contender(summary="linear attention, ELU + 1", number=None, build=_ours("linear")),
+    "linear": Contender(summary="linear attention, ELU + 1", number=None, build=Ours("linear")),
     "linformer": Contender(
         summary="Linformer, shared by the heads",
         number="projections",
-        build=_ours("linformer", lambda number, n: {"num_features": number, "max_length": n}),
+        build=Ours("linformer", lambda number, n: {"num_features": number, "max_length": n}),
     ),
     "longformer": Contender(
         summary="Longformer",
         number="tokens of its window",
-        build=_ours("longformer", lambda number, n: {"window": number}),
+        build=Ours("longformer", lambda number, n: {"window": number}),
     ),
     "performer": Contender(
-        summary="Performer", number="features", build=_ours("performer", lambda number, n: {"num_features": number})
+        summary="Performer", number="features", build=Ours("performer", lambda number, n: {"num_features": number})
     ),
     "reformer": Contender(
-        summary="Reformer, queries and keys shared, chunks of 64", number="hashes", build=_ours("reformer", _hashes)
+        summary="Reformer, queries and keys shared, chunks of 64", number="hashes", build=Ours("reformer", _hashes)
     ),
     "informer": Contender(
         summary="Informer, as many sampled keys as queries",
         number="queries",
-        build=_ours("informer", lambda number, n: {"num_queries": number, "num_samples": number}),
+        build=Ours("informer", lambda number, n: {"num_queries": number, "num_samples": number}),
     ),
     "bigbird": Contender(
         summary="BigBird, blocks of 64",
         number="random blocks",
-        build=_ours("bigbird", lambda number, n: {"block_size": BIGBIRD_BLOCK, "num_random_blocks": number}),
+        build=Ours("bigbird", lambda number, n: {"block_size": BIGBIRD_BLOCK, "num_random_blocks": number}),
     ),
     "authors": Contender(
         summary="the authors' formula of Nyström attention, three matrices and all",

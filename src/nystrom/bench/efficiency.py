@@ -16,8 +16,6 @@ other packages stand beside the materialised softmax.
 """
 
 import dataclasses
-import inspect
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +23,11 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from nystrom.bench.asked import command_line, device_name, differing_setting, find_device
 from nystrom.bench.contenders import available, find_contender
 from nystrom.bench.inputs import Layout, Sizes
 from nystrom.bench.interleaved import Cell, Pass, Plan, measure, plain_row
-from nystrom.records import Row, append_rows, check_folder, cpu_name, read_rows
+from nystrom.records import Row, append_rows, check_folder, read_rows
 from nystrom.shapes import check_at_least, check_choice
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
@@ -93,7 +92,7 @@ def run_efficiency(
     """
     asked = dict(locals())
     _check(asked)
-    place = _device(device)
+    place = find_device(device)
     plan = Plan(
         cells=_cells(methods or available(), passes, skip),
         sizes=Sizes(batch, heads, width, kernel_size, _DTYPES[dtype], place, layout),
@@ -102,8 +101,8 @@ def run_efficiency(
         seed=seed,
         threads=torch.get_num_threads() if threads is None else threads,
         limit_seconds=limit_seconds,
-        device=torch.cuda.get_device_name(place) if place.type == "cuda" else cpu_name(),
-        command=_command(asked),
+        device=device_name(place),
+        command=command_line(("nystrom", "bench", "efficiency"), run_efficiency, asked, "lengths"),
     )
     check_folder(to)
     path = to / "efficiency.csv"
@@ -182,33 +181,6 @@ def _check(asked: Mapping[str, Any]) -> None:
         raise ValueError(f"limit_seconds is {asked['limit_seconds']}; expected a positive number.")
 
 
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device is {name!r}; expected 'cpu', 'cuda' or 'cuda:1'.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device is {name!r}, whose memory cannot be measured; expected 'cpu' or 'cuda'.")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ValueError(f"device is {name!r}, but torch finds {count} CUDA devices here: pass 'cpu'.")
-        # Synchronising and memory statistics want the number.
-        return torch.device("cuda", device.index or 0)
-    return device
-
-
-def _command(asked: Mapping[str, Any]) -> str:
-    """The command that measures this: what differs from the defaults, without the folder, the lengths last."""
-    words = ["nystrom", "bench", "efficiency"]
-    for name, parameter in inspect.signature(run_efficiency).parameters.items():
-        value = asked[name]
-        if name not in ("lengths", "to") and value != parameter.default:
-            values = value if isinstance(value, tuple) else (value,)
-            words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return shlex.join([*words, "--lengths", *map(str, asked["lengths"])])
-
-
 def _done(path: Path, plan: Plan) -> list[Row]:
     """The rows of an earlier run of this plan, whatever its lengths.
 
@@ -220,12 +192,8 @@ def _done(path: Path, plan: Plan) -> list[Row]:
     rows, new = read_rows(path), plain_row(plan)
     cells = {(cell.method, f"{cell.timed} {what}") for cell in plan.cells for what in ("time", "memory")}
     lengths = dict.fromkeys(row.n for row in rows)
-    differ = [
-        (name, came, wanted)
-        for row in rows
-        for name in ("study", "command", "sizes", "dtype", "seed", "device", "torch")
-        if (came := _setting(row, name)) != (wanted := _setting(new, name))
-    ]
+    differ = [found for row in rows if (found := differing_setting(row, new, "lengths")) is not None]
+    differ += [("sizes", row.sizes, new.sizes) for row in rows if row.sizes != new.sizes]
     differ += [
         (f"methods at n={n}", sorted(there), sorted(cells))
         for n in lengths
@@ -238,9 +206,3 @@ def _done(path: Path, plan: Plan) -> list[Row]:
             "Name another folder in to, or delete that file to start anew."
         )
     return rows
-
-
-def _setting(row: Row, name: str) -> object:
-    """A field of a row; of a command what stands before its lengths."""
-    value = getattr(row, name)
-    return value.partition(" --lengths ")[0] if name == "command" else value

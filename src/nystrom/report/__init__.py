@@ -6,16 +6,17 @@ from pathlib import Path
 from nystrom.records import Row
 
 
-def show_efficiency(rows: Sequence[Row], folder: Path) -> None:
-    """Print the table of an efficiency run, and draw it beside its rows.
+def show_study(rows: Sequence[Row], folder: Path) -> None:
+    """Print the table of a study, and draw it beside its rows.
 
     Args:
-        rows: What `nystrom.bench.efficiency.run_efficiency` returned.
-        folder: Where it wrote efficiency.csv; efficiency.png goes there too.
+        rows: What `run_efficiency` or `run_training` in `nystrom.bench` returned.
+        folder: Where it wrote its rows, such as efficiency.csv; efficiency.png goes there too.
     """
-    from nystrom.report.plots import draw_efficiency
-    from nystrom.report.tables import print_efficiency
+    from nystrom.report.plots import draw_study
+    from nystrom.report.tables import print_study
 
-    print_efficiency(rows)
-    draw_efficiency(rows, folder / "efficiency.png")
-    print(f"Rows: {folder / 'efficiency.csv'}\nPlot: {folder / 'efficiency.png'}")
+    name = rows[0].study
+    print_study(rows)
+    draw_study(rows, folder / f"{name}.png")
+    print(f"Rows: {folder / f'{name}.csv'}\nPlot: {folder / f'{name}.png'}")

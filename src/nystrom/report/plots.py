@@ -22,6 +22,65 @@ _DPI = 150
 _CURVE_COLUMNS = ("step", "quantity", "value")
 
 
+def draw_study(rows: Sequence[Row], png: Path) -> None:
+    """Draw the rows of a study: `draw_training` or `draw_efficiency`.
+
+    Raises:
+        ValueError: No rows that were measured.
+    """
+    training = bool(rows) and rows[0].study == "training"
+    (draw_training if training else draw_efficiency)(rows, png)
+
+
+def draw_training(rows: Sequence[Row], png: Path) -> None:
+    """Draw time and memory of a training step, on a logarithmic axis: a group of bars per task, a bar per method.
+
+    What was not measured has no bar.
+
+    Args:
+        rows: Rows of the study "training".
+        png: Where to.
+
+    Raises:
+        ValueError: No rows that were measured.
+    """
+    measured = [row for row in rows if not math.isnan(row.value)]
+    if not measured:
+        raise ValueError("rows hold no measurement; expected at least one value that is not NaN.")
+    tasks = list(dict.fromkeys(row.quantity.partition(" ")[0] for row in rows))
+    methods = list(dict.fromkeys(row.method for row in rows))
+    figure = _figure(2.6 + 2.2 * len(tasks), 7.5)
+    panels = figure.subplots(2, 1, sharex=True)
+    for axes, what in zip(panels, ("time", "memory"), strict=True):
+        values = {(row.method, row.quantity.partition(" ")[0]): row for row in measured if row.quantity.endswith(what)}
+        width = 0.85 / len(methods)
+        for i, method in enumerate(methods):
+            places = [place + (i - (len(methods) - 1) / 2) * width for place in range(len(tasks))]
+            found = [
+                (x, values[method, task]) for x, task in zip(places, tasks, strict=True) if (method, task) in values
+            ]
+            axes.bar(
+                [x for x, _ in found],
+                [row.value for _, row in found],
+                width,
+                color=COLOURS[i % len(COLOURS)],
+                # Colours come again after the last; hatches tell them apart.
+                hatch="//" if i >= len(COLOURS) else "",
+                edgecolor="white",
+                label=method,
+            )
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_ylabel("time per step (ms)" if what == "time" else "peak memory beyond the model (MB)")
+        axes.grid(alpha=0.3, axis="y")
+        axes.set_axisbelow(True)
+    sizes = {row.quantity.partition(" ")[0]: f"n = {row.n}, {row.sizes.split()[0]}" for row in rows}
+    panels[1].set_xticks(range(len(tasks)), [f"{task}\n{sizes[task]}" for task in tasks])
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    figure.suptitle(f"a training step of the LRA model, {measured[0].dtype}, {measured[0].device}", fontsize=10)
+    figure.savefig(png, dpi=_DPI)
+
+
 def draw_efficiency(rows: Sequence[Row], png: Path) -> None:
     """Draw time and memory over the number of tokens, on logarithmic axes: a row of panels per pass.
 

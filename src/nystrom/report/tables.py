@@ -1,9 +1,9 @@
 """Tables of rows, for the terminal and as Markdown.
 
-The efficiency table has one part per quantity ("forward time", "forward memory", ...), in it a line per method and a
-column per number of tokens. Behind each value stands, as in Table 1 of the Nyströmformer paper (arXiv:2102.03902), how
-many times less it is than that of the first method: "12.3 (12.7×)". A dash is what was not measured; the notes below
-say why.
+The table of a study has one part per quantity ("forward time", "forward memory", ...), in it a line per method and a
+column per number of tokens (efficiency) or per task (training). Behind each value stands, as in Table 1 of the
+Nyströmformer paper (arXiv:2102.03902), how many times less it is than that of the first method: "12.3 (12.7×)". A dash
+is what was not measured; the notes below say why.
 """
 
 import math
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-STUDY = "efficiency"
+STUDIES = ("efficiency", "training")
 
 
-def efficiency_table(rows: Sequence[Row]) -> "Table":
-    """Time and memory of attention methods, by number of tokens.
+def study_table(rows: Sequence[Row]) -> "Table":
+    """Time and memory of attention methods, by number of tokens or by task.
 
     Args:
-        rows: Rows of the study "efficiency"; the first method in them is the one that ratios refer to.
+        rows: Rows of one study; the first method in them is the one that ratios refer to.
 
     Raises:
         ValueError: No rows, or rows of another study.
@@ -32,14 +32,14 @@ def efficiency_table(rows: Sequence[Row]) -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    lengths = _lengths(rows)
+    columns = _columns(rows)
     title, notes = escape(_title(rows)), escape("\n".join(_footnotes(rows)))
     table = Table(box=box.SIMPLE_HEAD, title=title, caption=notes, caption_justify="left", padding=(0, 1, 0, 0))
     table.pad_edge = table.show_edge = False
     table.add_column("", no_wrap=True)
-    for n in lengths:
+    for column in columns:
         # On a narrow terminal the ratio goes below its value.
-        table.add_column(f"n = {n}", justify="right", overflow="fold")
+        table.add_column(column, justify="right", overflow="fold")
     for quantity, unit, lines in _parts(rows):
         table.add_section()
         table.add_row(f"[bold]{escape(quantity)} ({escape(unit)})[/bold]")
@@ -48,11 +48,11 @@ def efficiency_table(rows: Sequence[Row]) -> "Table":
     return table
 
 
-def print_efficiency(rows: Sequence[Row], console: "Console | None" = None) -> None:
-    """Print `efficiency_table`.
+def print_study(rows: Sequence[Row], console: "Console | None" = None) -> None:
+    """Print `study_table`.
 
     Args:
-        rows: Rows of the study "efficiency".
+        rows: Rows of one study.
         console: Where to; None means standard output.
 
     Raises:
@@ -60,24 +60,24 @@ def print_efficiency(rows: Sequence[Row], console: "Console | None" = None) -> N
     """
     from rich.console import Console
 
-    (Console() if console is None else console).print(efficiency_table(rows))
+    (Console() if console is None else console).print(study_table(rows))
 
 
-def efficiency_markdown(rows: Sequence[Row]) -> str:
-    """The efficiency table as Markdown, a table per quantity, with the command that measured it.
+def study_markdown(rows: Sequence[Row]) -> str:
+    """The table as Markdown, one per quantity, with the command that measured it.
 
     Args:
-        rows: Rows of the study "efficiency".
+        rows: Rows of one study.
 
     Raises:
         ValueError: No rows, or rows of another study.
     """
-    lengths = _lengths(rows)
+    columns = _columns(rows)
     text = []
     for quantity, unit, lines in _parts(rows):
         text += [
-            "| " + " | ".join([f"{quantity} ({unit})", *(f"n = {n}" for n in lengths)]) + " |",
-            "|---|" + "---:|" * len(lengths),
+            "| " + " | ".join([f"{quantity} ({unit})", *columns]) + " |",
+            "|---|" + "---:|" * len(columns),
             *("| " + " | ".join([method, *cells]) + " |" for method, cells in lines),
             "",
         ]
@@ -89,13 +89,13 @@ def efficiency_markdown(rows: Sequence[Row]) -> str:
 
 def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str]]]]]:
     """Per quantity: its name, its unit, and per method the cells of its line."""
-    lengths, methods = _lengths(rows), dict.fromkeys(row.method for row in rows)
-    found = {(row.quantity, row.method, row.n): row for row in rows}
+    columns, methods = _columns(rows), dict.fromkeys(row.method for row in rows)
+    found = {(_quantity(row), row.method, _column(row)): row for row in rows}
     parts = []
-    for quantity, unit in sorted({(row.quantity, row.unit) for row in rows}, key=_place):
+    for quantity, unit in sorted({(_quantity(row), row.unit) for row in rows}, key=_place):
         first = next(iter(methods))
         lines = [
-            (method, [_cell(found.get((quantity, method, n)), found.get((quantity, first, n))) for n in lengths])
+            (method, [_cell(found.get((quantity, method, at)), found.get((quantity, first, at))) for at in columns])
             for method in methods
         ]
         parts.append((quantity, unit, lines))
@@ -126,26 +126,44 @@ def _short(value: float) -> str:
     return f"{value:.{max(0, figures - 1 - size)}f}"
 
 
-def _lengths(rows: Sequence[Row]) -> list[int]:
-    others = {row.study for row in rows} - {STUDY}
-    if not rows or others:
-        raise ValueError(f"rows are {', '.join(sorted(others)) or 'none'}; expected rows of the study {STUDY!r}.")
-    return sorted({row.n for row in rows if row.n is not None})
+def _column(row: Row) -> str:
+    """Of a row of the study "training" the task, else the number of tokens."""
+    return row.quantity.partition(" ")[0] if row.study == "training" else f"n = {row.n}"
+
+
+def _quantity(row: Row) -> str:
+    """What was measured, without the task."""
+    return row.quantity.partition(" ")[2] if row.study == "training" else row.quantity
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """Lengths in their order, tasks as they come."""
+    studies = {row.study for row in rows}
+    if len(studies) != 1 or not studies <= set(STUDIES):
+        raise ValueError(
+            f"rows are of {', '.join(map(repr, sorted(studies))) or 'no study'}; expected rows of one study, "
+            f"{' or '.join(map(repr, STUDIES))}."
+        )
+    ordered = sorted(rows, key=lambda row: row.n or 0) if studies == {"efficiency"} else rows
+    return list(dict.fromkeys(_column(row) for row in ordered))
 
 
 def _title(rows: Sequence[Row]) -> str:
-    """What all rows share: sizes, dtype, device, torch, date."""
+    """What all rows share: sizes, dtype, device, torch, date; of sizes that differ by column, the parts in common."""
+    sizes = list(dict.fromkeys(row.sizes for row in rows))
+    common = [part for part in sizes[0].split() if all(part in other.split() for other in sizes)]
     shared = [
-        (row.sizes, row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date)
-        for row in rows
+        (row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date) for row in rows
     ]
-    return ", ".join("/".join(dict.fromkeys(values)) for values in zip(*shared, strict=True))
+    return ", ".join([" ".join(common), *("/".join(dict.fromkeys(values)) for values in zip(*shared, strict=True))])
 
 
 def _footnotes(rows: Sequence[Row]) -> list[str]:
     """What the numbers are, and why some are missing."""
     timed = max((row.repeats for row in rows if "time" in row.quantity), default=0)
-    first = rows[0].method
-    notes = [f"Median of {timed} interleaved calls; in brackets how many times less than {first}."]
-    missing = {(row.method, row.quantity.partition(" ")[0], row.n): row.note for row in rows if math.isnan(row.value)}
-    return notes + [f"{method}, {timed}, n = {n}: {note}." for (method, timed, n), note in missing.items()]
+    calls = "steps" if rows[0].study == "training" else "calls"
+    notes = [f"Median of {timed} interleaved {calls}; in brackets how many times less than {rows[0].method}."]
+    missing = {
+        (row.method, _quantity(row).partition(" ")[0], _column(row)): row.note for row in rows if math.isnan(row.value)
+    }
+    return notes + [f"{method}, {what}, {column}: {note}." for (method, what, column), note in missing.items()]
