@@ -250,6 +250,6 @@ COMMANDS: dict[str, Command] = {
     "methods": Command("list the attention methods and their options", _methods),
     "bench efficiency": Command("time and memory of attention over the length (Table 1 of Nyströmformer)", _efficiency),
     "bench training": Command("time and memory of a training step (Table 2 of Skyformer)", _training),
-    "report efficiency": Command("the table and the plot of rows that were measured before", _report_study("efficiency")),
+    "report efficiency": Command("table and plot of rows that were measured before", _report_study("efficiency")),
     "report training": Command("the same for rows of training steps", _report_study("training")),
 }

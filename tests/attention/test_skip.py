@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nystrom.attention import skip
 from nystrom.attention.skip import DepthwiseSkip, depthwise_skip
 
 
@@ -55,11 +56,23 @@ def test_what_it_is_added_to_passes_through(laid_out, keep, dtype):
     # One sum, of the same two numbers.
     torch.testing.assert_close(out, alone + to, rtol=0, atol=0)
     assert torch.equal(to, before)
+    with torch.no_grad():
+        assert torch.equal(depthwise_skip(v, w, keep=keep, to=before), out)
     grad = torch.randn_like(out)
     grads = torch.autograd.grad(out, (v, w, to), grad)
     assert torch.equal(grads[2], grad)
     for ours, wanted in zip(grads, torch.autograd.grad(alone, (v, w), grad), strict=False):
         assert torch.equal(ours, wanted)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_stretches_meet_without_a_seam(monkeypatch, masked):
+    v, w = draw(3, 2, 2, 50, 4, 9, torch.float32)
+    v, keep = by_token(v), torch.arange(50)[None] < torch.tensor([[50], [31]]) if masked else None
+    whole = depthwise_skip(v, w, keep=keep)
+    monkeypatch.setattr(skip, "_STRETCH", 7)
+    assert torch.equal(depthwise_skip(v, w, keep=keep), whole)
+    assert torch.equal(depthwise_skip(v, w, keep=keep, to=v), whole + v)
 
 
 def test_gradients_are_right():

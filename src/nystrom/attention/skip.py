@@ -23,6 +23,8 @@ from nystrom.shapes import check_at_least, check_keep, zero_masked
 
 # Outputs per window: the band wastes (K - 1) / T of its products, a long window wastes none but leaves the cache.
 _WINDOW = 32
+# Tokens that a channels-last convolution takes at a time: few enough that what it gives is added from the cache.
+_STRETCH = 2048
 
 
 def depthwise_skip(
@@ -38,8 +40,8 @@ def depthwise_skip(
         v: Values.
         weight: One kernel per head, of odd size, laid out as `nn.Conv2d(h, h, (k, 1), groups=h)` has it.
         keep: Real tokens; None where all are. Others count as zeros and give zeros.
-        to: What the result is added to, the attention; None for the convolution alone. A sum made here needs no
-            tensor of its own.
+        to: What the result is added to, the attention; None for the convolution alone. Where no gradient is recorded
+            the sum is made in its memory: use what is returned, not `to` itself, from then on.
 
     Raises:
         ValueError: An even kernel, another number of heads, or a mask or sum that does not fit.
@@ -60,10 +62,9 @@ def depthwise_skip(
             # The compiler differentiates plain products itself, and plans their copies.
             kernel = weight[:, 0, :, 0]
             out = (_band(kernel)[:, None] @ _windows(v, kernel.shape[1])).flatten(2, 3)[:, :, : v.shape[2]]
-        elif keep is None and to is not None and to.dtype == v.dtype:
-            return _BandedConvolution.apply(v, weight[:, 0, :, 0], to)
         else:
-            out = _BandedConvolution.apply(v, weight[:, 0, :, 0], None)
+            to = None if to is None else to.to(v.dtype)
+            return _BandedConvolution.apply(v, weight[:, 0, :, 0], keep, to, not torch.is_grad_enabled())
         out = zero_masked(out, keep)
         return out if to is None else out + to
 
@@ -106,27 +107,54 @@ class _BandedConvolution(torch.autograd.Function):
     """out = band(w) @ windows(v) + to; the gradient of v is the same with the kernel reversed."""
 
     @staticmethod
-    def forward(ctx, v: Tensor, w: Tensor, to: Tensor | None) -> Tensor:
-        ctx.save_for_backward(v, w)
-        out = _convolve(v, w)
-        return out if to is None else out.add_(to)
+    def forward(ctx, v: Tensor, w: Tensor, keep: Tensor | None, to: Tensor | None, reuse: bool) -> Tensor:
+        ctx.save_for_backward(v, w, keep)
+        if (
+            v.dtype != torch.float32
+            or not v.transpose(1, 2).is_contiguous()
+            or not torch.backends.mkldnn.is_available()
+        ):
+            out = zero_masked(_by_windows(v, w), keep)
+            return out if to is None else out.add_(to)
+        return _by_channels(v, w, keep, to, to if reuse else None)
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (grad,), (v, w) = grads, ctx.saved_tensors
-        needs_v, needs_w, needs_to = ctx.needs_input_grad
-        grad_v = _BandedConvolution.apply(grad, w.flip(1), None) if needs_v else None
-        grad_w = _kernel_gradient(v, grad, w.shape[1]).to(w.dtype) if needs_w else None
-        return grad_v, grad_w, grad if needs_to else None
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (grad,), (v, w, keep) = grads, ctx.saved_tensors
+        needs_v, needs_w, _, needs_to, _ = ctx.needs_input_grad
+        real = zero_masked(grad, keep)
+        grad_v = _BandedConvolution.apply(real, w.flip(1), None, None, False) if needs_v else None
+        grad_w = _kernel_gradient(v, real, w.shape[1]).to(w.dtype) if needs_w else None
+        return grad_v, grad_w, None, grad if needs_to else None, None
 
 
-def _convolve(v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]) -> Float[Tensor, "b h n e"]:
+def _by_channels(
+    v: Float[Tensor, "b h n e"],
+    w: Float[Tensor, "h k"],
+    keep: Bool[Tensor, "b n"] | None,
+    to: Float[Tensor, "b h n e"] | None,
+    out: Float[Tensor, "b h n e"] | None,
+) -> Float[Tensor, "b h n e"]:
+    """A channels-last convolution of values that lie token by token, a stretch of tokens at a time."""
+    (_, h, n, e), half = v.shape, w.shape[1] // 2
+    lines = v.transpose(1, 2).flatten(2).mT[:, :, None]
+    kernels = w.repeat_interleave(e, dim=0)[:, None, None]
+    out = v.new_empty(v.shape[0], n, h, e).transpose(1, 2) if out is None else out
+    for start in range(0, n, _STRETCH):
+        stop, first, last = min(n, start + _STRETCH), max(0, start - half), min(n, start + _STRETCH + half)
+        part = F.conv2d(lines[..., first:last], kernels, padding=(0, half), groups=h * e)
+        part = part[:, :, 0, start - first : stop - first].mT.unflatten(2, (h, e)).transpose(1, 2)
+        part = zero_masked(part, None if keep is None else keep[:, start:stop])
+        place = out[:, :, start:stop]
+        if to is None:
+            place.copy_(part)
+        else:
+            torch.add(to[:, :, start:stop], part, out=place)
+    return out
+
+
+def _by_windows(v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]) -> Float[Tensor, "b h n e"]:
     b, h, n, e = v.shape
-    if v.dtype == torch.float32 and v.transpose(1, 2).is_contiguous() and torch.backends.mkldnn.is_available():
-        lines = v.transpose(1, 2).flatten(2).mT[:, :, None]
-        kernels = w.repeat_interleave(e, dim=0)[:, None, None]
-        out = F.conv2d(lines, kernels, padding=(0, w.shape[1] // 2), groups=h * e)
-        return out[:, :, 0].mT.unflatten(2, (h, e)).transpose(1, 2)
     windows, band = _windows(v, w.shape[1]), _band(w)
     out = v.new_empty(b, h, windows.shape[2], _WINDOW, e)
     for i in range(b):
