@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from nystrom.records import new_row
 from nystrom.report import show_study
-from nystrom.report.plots import draw_curves, draw_efficiency
+from nystrom.report.plots import draw_curves, draw_efficiency, draw_study
 
 
 def test_importing_reports_loads_neither_torch_nor_drawing():
@@ -93,6 +93,25 @@ def test_an_efficiency_run_is_shown_and_its_files_named(rows, tmp_path, capsys):
     assert "forward time (ms)" in text
     assert str(tmp_path / "efficiency.csv") in text
     assert (tmp_path / "efficiency.png").exists()
+
+
+def test_training_steps_have_a_bar_per_method_in_each_task(drawn, tmp_path):
+    rows = [
+        new_row(
+            study="training", quantity=f"{task} step {what}", method=method, n=24, value=value, unit=unit, device="cpu",
+            sizes="b=2 layers=2", note="too long" if math.isnan(value) else "",
+        )
+        for task in ("text", "image")
+        for method, value in (("softmax", 4.0), ("nystrom-8", math.nan if task == "image" else 2.0))
+        for what, unit in (("time", "ms"), ("memory", "MB"))
+    ]  # fmt: skip
+    draw_study(rows, tmp_path / "training.png")
+    time, memory = drawn[0].axes
+    assert [[bar.get_height() for bar in bars] for bars in time.containers] == [[4.0, 4.0], [2.0]]
+    assert [text.get_text() for text in memory.get_xticklabels()] == ["text\nn = 24, b=2", "image\nn = 24, b=2"]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["softmax", "nystrom-8"]
+    with pytest.raises(ValueError, match="no measurement"):
+        draw_study([replace(row, value=math.nan, note="too long") for row in rows], tmp_path / "none.png")
 
 
 def test_curves_have_a_panel_for_losses_and_one_for_accuracies(drawn, tmp_path):

@@ -52,8 +52,8 @@ LAYERS, WIDTH, HEADS, HIDDEN = 2, 64, 2, 128
 Batch = dict[str, Tensor]
 
 
-def build_model(name: str, task: LraTask, seed: int) -> EncoderForSequenceClassification | EncoderForPairClassification:
-    """The model of a task with the attention of a name such as "nystrom-128", with random weights.
+def find_method(name: str) -> tuple[Ours, int]:
+    """The method of this library that a name such as "nystrom-128" stands for, and its number.
 
     Raises:
         ValueError: A name that is unknown, or of another package's method: a model is built of this library's.
@@ -61,6 +61,16 @@ def build_model(name: str, task: LraTask, seed: int) -> EncoderForSequenceClassi
     contender, number = find_contender(name)
     if not isinstance(contender.build, Ours):
         raise ValueError(f"method {name!r} is no method of this library: a training step is measured of its own alone.")
+    return contender.build, number
+
+
+def build_model(name: str, task: LraTask, seed: int) -> EncoderForSequenceClassification | EncoderForPairClassification:
+    """The model of a task with the attention of a name such as "nystrom-128", with random weights.
+
+    Raises:
+        ValueError: As `find_method`.
+    """
+    method, number = find_method(name)
     config = EncoderConfig(
         vocab_size=task.vocab_size,
         hidden_size=WIDTH,
@@ -68,8 +78,8 @@ def build_model(name: str, task: LraTask, seed: int) -> EncoderForSequenceClassi
         num_attention_heads=HEADS,
         intermediate_size=HIDDEN,
         max_position_embeddings=task.n,
-        attention=contender.build.method,
-        attention_options=contender.build.options(number, task.n),
+        attention=method.method,
+        attention_options=method.options(number, task.n),
         norm="pre",
         pooling="mean",
         num_labels=task.num_labels,  # pyright: ignore[reportCallIssue] (transformers takes it beside the fields)

@@ -29,9 +29,18 @@ from tqdm import tqdm
 
 from nystrom.bench.asked import command_line, device_name, differing_setting, find_device
 from nystrom.bench.clock import free_bytes, peak_bytes, seconds
-from nystrom.bench.contenders import find_contender
 from nystrom.bench.interleaved import MEMORY_SHARE
-from nystrom.bench.lra_models import HEADS, HIDDEN, LAYERS, LRA_TASKS, WIDTH, Batch, build_model, random_batch
+from nystrom.bench.lra_models import (
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    LRA_TASKS,
+    WIDTH,
+    Batch,
+    build_model,
+    find_method,
+    random_batch,
+)
 from nystrom.records import Row, append_rows, check_folder, new_row, read_rows
 from nystrom.shapes import check_at_least, check_choice, check_names
 
@@ -138,7 +147,7 @@ def _check(asked: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is empty; expected at least one.")
     check_names("task", asked["tasks"], LRA_TASKS)
     for name in asked["methods"]:
-        find_contender(name)
+        find_method(name)
     check_choice("precision", asked["precision"], get_args(Precision))
     check_at_least("repeats", asked["repeats"], 1)
     check_at_least("seed", asked["seed"], 0)
@@ -258,7 +267,7 @@ def _rows(
             high=high,
             repeats=repeats,
             n=shape.n,
-            m=find_contender(name)[1] or None,
+            m=find_method(name)[1] or None,
             sizes=sizes,
             dtype=plan.precision,
             seed=plan.seed,
