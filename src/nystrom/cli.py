@@ -9,8 +9,10 @@ import difflib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import field, fields, make_dataclass
+from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,6 +220,18 @@ def _positional(function: Callable[..., Any], name: str) -> inspect.Parameter:
     return parameter.replace(annotation=tyro.conf.Positional[parameter.annotation])
 
 
+def _convert(words: list[str]) -> None:
+    from nystrom.encoder.convert import convert
+
+    print(convert(**_arguments(convert, words, "convert", source=_positional(convert, "source"))))
+
+
+def _export(words: list[str]) -> None:
+    from nystrom.encoder.export import export
+
+    print(export(**_arguments(export, words, "export", folder=_positional(export, "folder"))))
+
+
 def _methods(words: list[str]) -> None:
     from nystrom.attention.registry import METHODS
     from nystrom.report.methods import MethodLine, methods_markdown, print_methods
@@ -242,11 +256,85 @@ def _methods(words: list[str]) -> None:
     methods(**_arguments(methods, words, "methods"))
 
 
+def _fill_mask(words: list[str]) -> None:
+    from dataclasses import asdict
+
+    from nystrom.encoder.fill_mask import Device
+
+    def fill_mask(
+        text: str | None = None,
+        *,
+        model: str,
+        file: Path | None = None,
+        top_k: int = 5,
+        json: bool = False,
+        batch_size: int = 16,
+        device: Device = "auto",
+    ) -> None:
+        """Fill in the [MASK] of a text, or of each line of a file.
+
+        Args:
+            text: The text; may hold several masks.
+            model: Folder of a masked language model with its tokenizer, in this library's format or the published one.
+            file: A file with one text per line in place of `text`; - reads standard input.
+            top_k: Words per mask.
+            json: Print one JSON object per word rather than tables.
+            batch_size: Lines at a time; changes nothing but speed and memory.
+            device: Where to run.
+        """
+
+    given = _arguments(fill_mask, words, "fill-mask", text=_positional(fill_mask, "text"))
+    text, file, as_json = given.pop("text", None), given.pop("file", None), given.pop("json", False)
+    if (text is None) == (file is None):
+        raise ValueError(
+            "fill-mask takes either a text or --file: name a text, a file of texts, or --file - for stdin."
+        )
+    if file is not None and str(file) != "-" and not file.is_file():
+        raise ValueError(f"file is {file}, which is no file; - reads standard input.")
+
+    from transformers.utils import logging
+
+    from nystrom.encoder.fill_mask import MaskFiller
+    from nystrom.report.fillings import print_fillings
+
+    logging.disable_progress_bar()
+    filler = MaskFiller(given.pop("model"), **given)
+    with _lines(text, file, filler.check) as lines:
+        fillings = (asdict(filling) for filling in filler.fill(lines))
+        if not as_json:
+            print_fillings(fillings)
+            return
+        for filling in fillings:
+            print(dumps(filling, ensure_ascii=False))
+
+
+@contextmanager
+def _lines(text: str | None, file: Path | None, check: Callable[[Iterable[str]], int]) -> Iterator[Iterable[str]]:
+    """Lines from where they are, with a bar on stderr for those of a file; a file is looked through first."""
+    from tqdm import tqdm
+
+    if text is not None:
+        yield [text]
+    elif file is None or str(file) == "-":
+        yield tqdm(sys.stdin, unit=" lines", disable=sys.stdout.isatty() or None)
+    else:
+        with file.open(encoding="utf-8") as opened:
+            try:
+                total = check(opened)
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{file} is no UTF-8 text ({error}).") from error
+            opened.seek(0)
+            yield tqdm(opened, unit=" lines", total=total, disable=sys.stdout.isatty() or None)
+
+
 COMMANDS: dict[str, Command] = {
     "train": Command("train a model on a task, such as listops", _train),
     "evaluate": Command("measure a trained model on a task", _evaluate),
     "data prepare listops": Command("generate the ListOps data of the Long Range Arena", _prepare_listops),
     "data import listops": Command("read ListOps from the official tsv files", _import_listops),
+    "fill-mask": Command("fill in the [MASK] of a text with a masked language model", _fill_mask),
+    "convert": Command("make a Nyströmformer of a BERT or RoBERTa, or give a model more positions", _convert),
+    "export": Command("write a model as ONNX, for any batch and length", _export),
     "methods": Command("list the attention methods and their options", _methods),
     "bench efficiency": Command("time and memory of attention over the length (Table 1 of Nyströmformer)", _efficiency),
     "bench training": Command("time and memory of a training step (Table 2 of Skyformer)", _training),

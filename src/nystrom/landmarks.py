@@ -118,6 +118,9 @@ def kmeans(
 
 def even_draws(m: int, device: torch.device) -> Float[Tensor, " m"]:
     """Numbers in [0, 1) spread by the golden ratio: what stands for random draws where none are given."""
+    if torch.compiler.is_exporting():
+        # The numbers themselves: ONNX would take the ratio as float32, and a draw decides between tokens.
+        return torch.tensor([i * _GOLDEN % 1 for i in range(1, m + 1)], device=device)
     return (torch.arange(1, m + 1, device=device, dtype=torch.float64) * _GOLDEN % 1).float()
 
 

@@ -24,6 +24,7 @@ VARIANTS = {
         {"num_landmarks": 5, "landmarks": "kmeans"},
         {"num_landmarks": 5, "pinv": "ridge"},
         {"num_landmarks": 4, "pinv": "exact"},
+        {"num_landmarks": 5, "z0": "sequence"},
     ],
     "kernelized": [{}],
     "skyformer": [{"num_landmarks": 6}, {"num_landmarks": 5, "pinv": "ridge"}],

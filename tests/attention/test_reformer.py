@@ -223,7 +223,7 @@ def test_what_does_not_fit_is_refused_by_name():
     with pytest.raises(ValueError, match=r"q holds 8 tokens but k holds 9: reformer is self-attention.*'nystrom'"):
         reformer_attention(q[:, :, :8], k, v)
     for mask in (None, keep.clone()):
-        with pytest.raises(ValueError, match="query_keep is another mask than keep: reformer is self-attention"):
+        with pytest.raises(ValueError, match="query_keep is another tensor than keep: reformer is self-attention"):
             reformer_attention(q, k, v, keep=mask, query_keep=keep)
     for option, value, message in (
         ("num_buckets", 5, "num_buckets is 5; expected 1 or an even number"),

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nystrom import kernelized_attention, skyformer_attention
-from nystrom.attention.skyformer import SkyformerOptions, _inverse
+from nystrom.attention.skyformer import SkyformerOptions, ridged_inverse
 from nystrom.kernels import gaussian_kernel
 from nystrom.landmarks import random_draws, uniform
 
@@ -43,7 +43,7 @@ def test_the_scaling_does_not_change_the_inverse():
     q, _, _ = draw(2, 9)
     kernel = gaussian_kernel(q, q, scale=0.4)
     expected = torch.linalg.inv(kernel + 0.1 * torch.eye(9, dtype=torch.float64))
-    torch.testing.assert_close(_inverse(kernel, SkyformerOptions(pinv="exact")), expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(ridged_inverse(kernel, SkyformerOptions(pinv="exact")), expected, rtol=1e-8, atol=1e-9)
 
 
 def test_more_landmarks_come_nearer_to_kernelized():

@@ -66,6 +66,17 @@ def test_only_the_paper_start_leaves_neighbours_alone():
         assert torch.allclose(together, alone, rtol=1e-12) == same
 
 
+def test_the_start_of_a_sequence_is_that_of_the_authors_for_it_alone():
+    a = torch.stack([attention_matrix(6, 2, b=3), attention_matrix(6, 9, b=3) ** 4])
+    a = a / a.sum(-1, keepdim=True)
+    together = pinv(a, z0="sequence")
+    for i in range(2):
+        # float64 rounding: the same products, in batches of another size
+        torch.testing.assert_close(together[i], pinv(a[i], z0="authors"), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(together, pinv(a, z0="authors"))
+    torch.testing.assert_close(pinv(a[0, 0], z0="sequence"), pinv(a[0, 0], z0="paper"), rtol=1e-12, atol=1e-12)
+
+
 def test_the_residual_is_the_spectral_norm():
     a = attention_matrix(6, 4)
     z = pinv_iterative(a, steps=2)

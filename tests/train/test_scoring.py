@@ -51,6 +51,12 @@ def test_only_safetensors_that_fit_are_read(whole, data, tmp_path):
         evaluate("listops", model=tmp_path, data=data, device="cpu")
 
 
+def test_a_model_without_its_classifier_is_not_scored(whole, data, tmp_path):
+    EncoderForSequenceClassification.from_pretrained(whole / "best").nystromformer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"does not fit its config.json, for example in classifier.dense.bias"):
+        evaluate("listops", model=tmp_path, data=data, device="cpu")
+
+
 def test_a_split_that_is_none_is_refused(whole, data):
     with pytest.raises(ValueError, match="split must be one of train, val, test"):
         evaluate("listops", model=whole / "best", data=data, split="dev", device="cpu")

@@ -18,30 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from nystrom.attention.softmax import fused_softmax
 from nystrom.landmarks import take
-from nystrom.shapes import check_inputs
 
 Reach = Callable[[Tensor, int], Tensor]
-
-
-def check_self_attention(
-    method: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, query_keep: Tensor | None
-) -> None:
-    """Check inputs of a method whose queries and keys are the same tokens.
-
-    Raises:
-        ValueError: What `check_inputs` refuses, another number of queries than of keys, or a mask of their own.
-    """
-    check_inputs(q, k, v, keep, query_keep)
-    if q.shape[2] != k.shape[2]:
-        raise ValueError(
-            f"q holds {q.shape[2]} tokens but k holds {k.shape[2]}: {method} is self-attention, whose windows need "
-            "queries and keys of the same tokens. Use 'nystrom' or 'softmax' for cross-attention."
-        )
-    if query_keep is not None and query_keep is not keep:
-        raise ValueError(
-            f"query_keep is another tensor than keep: {method} is self-attention, with one mask for queries and keys. "
-            "Pass keep alone, or use 'nystrom' or 'softmax' for cross-attention."
-        )
 
 
 def pad_to_blocks(x: Shaped[Tensor, "*b n d"], size: int) -> Shaped[Tensor, "*b t d"]:

@@ -26,11 +26,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nystrom.attention.band import attend_blocks, attend_globally, check_self_attention, pad_to_blocks, windows
+from nystrom.attention.band import attend_blocks, attend_globally, pad_to_blocks, windows
 from nystrom.attention.softmax import softmax_attention
 from nystrom.landmarks import even_draws, random_draws, take
 from nystrom.precision import cast_for_autocast, without_autocast
-from nystrom.shapes import check_at_least, score_scale, zero_masked
+from nystrom.shapes import check_at_least, check_self_attention, score_scale, zero_masked
 
 
 @dataclass(frozen=True)

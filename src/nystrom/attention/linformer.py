@@ -123,7 +123,10 @@ def _project(x: Float[Tensor, "b h s d"], projection: Float[Tensor, "g m length"
     wide = torch.float32 if dtype == torch.float16 else dtype
     # The heads of one projection are columns of one product: a batched product would copy the projection for each.
     heads = x.to(wide).unflatten(1, (projection.shape[0], -1))
-    mixed = torch.einsum("gms,bgisd->bgimd", projection[..., : x.shape[2]].to(wide), heads).flatten(1, 2)
+    s = x.shape[2]
+    # Of a length that is only a symbol, a view would ask whether it is the whole projection.
+    used = projection[..., :s] if isinstance(s, int) else projection.index_select(2, torch.arange(s, device=x.device))
+    mixed = torch.einsum("gms,bgisd->bgimd", used.to(wide), heads).flatten(1, 2)
     if dtype == torch.float16:
         mixed = mixed.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
     return mixed.to(dtype)

@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nystrom.attention.band import attend_blocks, attend_globally, check_self_attention, pad_to_blocks, windows
+from nystrom.attention.band import attend_blocks, attend_globally, pad_to_blocks, windows
 from nystrom.attention.softmax import softmax_attention
 from nystrom.landmarks import first_tokens, ranks
 from nystrom.precision import cast_for_autocast, without_autocast
-from nystrom.shapes import check_at_least, score_scale, zero_masked
+from nystrom.shapes import check_at_least, check_self_attention, score_scale, zero_masked
 
 # Queries of a block: more of them waste more keys outside the band, fewer leave small matrix products.
 _MOST, _LEAST = 64, 8

@@ -10,6 +10,7 @@ Masked tokens are in no bucket and sort behind all others, so that a chunk is cu
 Source: Andoni et al. (2015), arXiv:1509.02897; brought to attention by Kitaev et al. (2020), arXiv:2001.04451.
 """
 
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -81,6 +82,11 @@ def even_rotations(shape: tuple[int, int, int, int], device: torch.device) -> Fl
     The quantiles at the fractional parts of i^2 times the golden ratio: those of i itself would repeat from row to row.
     """
     count = shape[0] * shape[1] * shape[2] * shape[3]
+    if torch.compiler.is_exporting():
+        # The numbers themselves: ONNX has no quantile function.
+        quantile = NormalDist().inv_cdf
+        numbers = [min(max(quantile(i * (i * _GOLDEN % 1) % 1), -8), 8) for i in range(1, count + 1)]
+        return torch.tensor(numbers, device=device).reshape(shape)
     i = torch.arange(1, count + 1, device=device, dtype=torch.float64)
     return torch.special.ndtri(i * (i * _GOLDEN % 1) % 1).clamp(-8, 8).float().reshape(shape)
 

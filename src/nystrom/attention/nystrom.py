@@ -52,8 +52,9 @@ class NystromOptions:
         landmarks: "segment_means" (the paper), "uniform" or "kmeans".
         pinv: "iterative" (eq. 14), "ridge" (the sound exact mode) or "exact" (singular values, for study).
         pinv_steps: Iterations of eq. (14).
-        z0: Start value, "paper" (per matrix) or "authors" (largest column sum over batch and heads, as the published
-            checkpoints were trained; a result then depends on its neighbours).
+        z0: Start value, "paper" (per matrix), "authors" (largest column sum over batch and heads, as the published
+            checkpoints were trained; a result then depends on its neighbours) or "sequence" (largest column sum over
+            the heads of one sequence: "authors" without the neighbours).
         scale: Factor on the scores; None means 1 / sqrt(d).
         backend: "auto", "torch" or "triton".
     """
@@ -123,8 +124,8 @@ def nystrom_attention(
         landmarks: "segment_means" (the paper), "uniform" or "kmeans", each over real tokens only.
         pinv: "iterative" (eq. 14), "ridge" (the sound exact mode) or "exact" (singular values, for study).
         pinv_steps: Iterations of eq. (14).
-        z0: Start value, "paper" (per matrix) or "authors" (over batch and heads: what published checkpoints were
-            trained with; a result then depends on its neighbours).
+        z0: Start value, "paper" (per matrix), "authors" (over batch and heads: what published checkpoints were trained
+            with; a result then depends on its neighbours) or "sequence" (over the heads: "authors" for one sequence).
         generator: Source of the draws of "uniform"; None takes tokens spread evenly, the same each time.
         backend: "auto" or "torch"; an explicit choice that cannot run raises.
 

@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 
 from nystrom.attention.lsh import Plan, even_rotations, plan_rounds
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import check_at_least, check_inputs, score_scale, zero_masked
+from nystrom.shapes import check_at_least, check_self_attention, score_scale, zero_masked
 
 # Scores that are worked on at a time: what the caches of a core hold, and enough to fill an accelerator.
 _SCORES = {"cpu": 2**20}
@@ -121,14 +121,7 @@ def _attend(
     rotations: Float[Tensor, "r h d half"] | None,
     options: ReformerOptions,
 ) -> Float[Tensor, "b h n e"]:
-    _, query_keep = check_inputs(q, k, v, keep, query_keep)
-    if q.shape[2] != k.shape[2] or query_keep is not keep:
-        what = f"q holds {q.shape[2]} tokens but k holds {k.shape[2]}"
-        what = what if q.shape[2] != k.shape[2] else "query_keep is another mask than keep"
-        raise ValueError(
-            f"{what}: reformer is self-attention, tokens are sorted and masked with their keys. Use a method for "
-            "cross-attention, such as 'nystrom', or pass keep alone."
-        )
+    check_self_attention("reformer", q, k, v, keep, query_keep)
     q, k, v = cast_for_autocast(q, k, v)
     with without_autocast(q):
         q, k, v = (zero_masked(x, keep) for x in (q, k, v))

@@ -123,7 +123,7 @@ def _attend(
             ],
             dim=2,
         )
-        inverse = _inverse(gaussian_kernel(landmarks, landmarks, scale=scale), options)
+        inverse = ridged_inverse(gaussian_kernel(landmarks, landmarks, scale=scale), options)
         if known and keep is None and query_keep is None:
             right = gaussian_sum(landmarks, k, v, scale=scale)
             return gaussian_sum(q, landmarks, inverse @ right, scale=scale).to(dtype)
@@ -146,7 +146,7 @@ def _attend(
         return zero_masked(out, query_keep).to(dtype)
 
 
-def _inverse(kernel: Float[Tensor, "b h m m"], options: SkyformerOptions) -> Float[Tensor, "b h m m"]:
+def ridged_inverse(kernel: Float[Tensor, "b h m m"], options: SkyformerOptions) -> Float[Tensor, "b h m m"]:
     """Inverse of M + gamma I through the scaling of Lemma 3."""
     ridged = kernel + options.gamma * torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
     root = ridged.sum(dim=-1).rsqrt()

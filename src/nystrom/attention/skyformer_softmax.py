@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from nystrom.attention.logsumexp import softmax_and_logsumexp
-from nystrom.attention.skyformer import SkyformerOptions, _inverse
+from nystrom.attention.skyformer import SkyformerOptions, ridged_inverse
 from nystrom.attention.softmax import fused_softmax, softmax_attention
 from nystrom.kernels import gaussian_kernel
 from nystrom.landmarks import even_draws, first_tokens, random_draws, ranks, take, uniform
@@ -187,7 +187,7 @@ def _middle(
     # Scores between far clouds of queries and of keys are below the rounding of a solver in float32, which would then
     # decide; the products of the iteration keep them.
     wide = landmarks if options.pinv == "iterative" else landmarks.double()
-    inverse = _inverse(gaussian_kernel(wide, wide, scale=scale), options)
+    inverse = ridged_inverse(gaussian_kernel(wide, wide, scale=scale), options)
     return (inverse @ right.to(inverse.dtype)).to(right.dtype), means
 
 

@@ -6,16 +6,28 @@ would use is refused when the configuration is made, and once more when a model 
 
 Departs from `NystromformerConfig`: no token is padding and no convolution is there unless asked for, and
 `attention_probs_dropout_prob` must be 0. No method here stores weights that could be dropped; transformers' own model
-stores some but never drops them, so a published 0.1 stands for 0 and is to be loaded as 0.
+stores some but never drops them, so a published 0.1 stands for 0 and is loaded as 0.
+
+A folder has one of two formats. This library's own has `model_type` "nystrom"; AutoModel gives the classes of
+`nystrom.encoder` for it. The published one has "nystromformer" (see `nystrom.encoder.published`): the classes of
+`nystrom.encoder` load it as well, while AutoModel gives transformers' own class for it. A configuration is written in
+the published format where `segment_means_seq_len` is set, as loading such a folder does.
 """
 
+import json
+import os
+from collections.abc import Mapping
 from dataclasses import field, fields
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
 
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
+from transformers.utils import CONFIG_NAME
 
 from nystrom.attention.registry import METHODS
+from nystrom.encoder.checkpoint_folder import read_json
+from nystrom.encoder.published import PUBLISHED_TYPE, read_published, refuse_unpublishable, write_published
 from nystrom.shapes import check_at_least, check_choice, check_names
 
 Norm = Literal["post", "pre"]
@@ -27,7 +39,7 @@ POSITION_OFFSET = 2
 # What transformers itself writes into a configuration or hands to its constructor, beside the fields.
 _FROM_TRANSFORMERS = {
     *("model_type", "num_labels", "name_or_path", "torch_dtype", "use_cache", "output_attentions"),
-    *("attn_implementation", "experts_implementation", "auto_map", "quantization_config", "tie_word_embeddings"),
+    *("attn_implementation", "experts_implementation", "auto_map", "quantization_config"),
 }
 
 
@@ -53,11 +65,18 @@ class EncoderConfig(PreTrainedConfig):
         attention: Name of a method in `nystrom.attention.registry.METHODS`.
         attention_options: Options of that method, by name; what is not given has the method's default.
         norm: "post" (after each block, and on the embeddings) or "pre" (before each block, and after the last).
-        pooling: What the classification head reads: the "mean" over real tokens, or the "first" real token.
+        pooling: What a head reads that sees one vector per sequence: the "mean" over real tokens, or the "first" one.
         task: The task of `nystrom.tasks` that the model was trained on, if any.
+        tie_word_embeddings: The masked LM head scores a token by its word embedding.
+        bos_token_id: Token that begins a text; kept for the published format, no model reads it.
+        eos_token_id: Token or tokens that end a text; kept likewise.
+        segment_means_seq_len: The only length that transformers' own model takes, exact attention apart. Where it is
+            set the configuration is written in the published format, so that transformers itself loads the folder;
+            None writes this library's own. The models here take any length either way.
 
     Raises:
-        ValueError: A value out of range, an unknown word or name, or a keyword that nothing would use.
+        ValueError: A value out of range, an unknown word or name, a keyword that nothing would use, or one that the
+            published format cannot say where `segment_means_seq_len` asks for it.
     """
 
     model_type = "nystrom"
@@ -81,14 +100,18 @@ class EncoderConfig(PreTrainedConfig):
     norm: Norm = "post"
     pooling: Pooling = "mean"
     task: str | None = None
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    segment_means_seq_len: int | None = None
 
     def __post_init__(self, **kwargs: Any):
-        for name in kwargs:
-            if any(name in {option.name for option in fields(method.options)} for method in METHODS.values()):
-                raise ValueError(
-                    f"{name} is an option of an attention method, not of EncoderConfig: "
-                    f"pass attention_options={{{name!r}: {kwargs[name]!r}}}."
-                )
+        refuse_options(kwargs)
+        if self.id2label is not None and kwargs.get("num_labels", len(self.id2label)) != len(self.id2label):
+            raise ValueError(
+                f"num_labels is {kwargs['num_labels']} but id2label names {len(self.id2label)} labels; "
+                "expected the same number, or one of the two."
+            )
         own = {entry.name for entry in fields(self)}
         check_names("EncoderConfig", [name for name in kwargs if name[0] != "_"], own | _FROM_TRANSFORMERS)
         self.check()
@@ -123,6 +146,60 @@ class EncoderConfig(PreTrainedConfig):
             )
         self._check_numbers()
         self._check_attention()
+        if self.segment_means_seq_len is not None:
+            refuse_unpublishable({name: getattr(self, name) for name in EncoderConfig.__annotations__})
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> tuple[dict, dict]:
+        """Read config.json of either format, in the words of this class; what is not used of `kwargs` comes back.
+
+        Raises:
+            ValueError: No config.json, one that is no JSON object, or one of another model.
+        """
+        folder = Path(pretrained_model_name_or_path) / (kwargs.get("subfolder") or "")
+        if folder.is_dir() and kwargs.get("gguf_file") is None:
+            _check_file(folder)
+        content, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        return _in_own_words(content, kwargs, f"model {pretrained_model_name_or_path}"), kwargs
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """Make a configuration of what `to_dict` gave, or of a published one, with some fields replaced.
+
+        `attention_options` in `kwargs` replaces options one by one where the method stays the same; `num_landmarks`
+        among them turns a published configuration with exact attention into one with Nyström attention.
+
+        Args:
+            config_dict: The fields.
+            **kwargs: Fields that replace those; as `from_pretrained` of a model passes them on.
+
+        Raises:
+            ValueError: As for the class.
+        """
+        refuse_options(kwargs)
+        content = _in_own_words(dict(config_dict), kwargs, "the configuration")
+        replaced = {name: kwargs.pop(name) for name in EncoderConfig.__annotations__ if name in kwargs}
+        options, before = replaced.get("attention_options"), content.get("attention", cls.attention)
+        if isinstance(options, dict) and replaced.get("attention", before) == before:
+            replaced["attention_options"] = content.get("attention_options", {}) | options
+        elif "attention" in replaced and replaced["attention"] != before:
+            replaced.setdefault("attention_options", {})
+        if "num_labels" in kwargs and "id2label" not in kwargs:
+            content = {name: value for name, value in content.items() if name not in ("id2label", "label2id")}
+        return super().from_dict(content | replaced, **kwargs)
+
+    def to_json_file(self, json_file_path: str | os.PathLike, use_diff: bool = True) -> None:
+        """Write config.json, in the published format where `segment_means_seq_len` is set.
+
+        Raises:
+            ValueError: The published format cannot say it, or a value is wrong.
+        """
+        self.check()
+        if self.segment_means_seq_len is None:
+            super().to_json_file(json_file_path, use_diff=use_diff)
+        else:
+            text = json.dumps(write_published(self.to_dict()), indent=2, sort_keys=True)
+            Path(json_file_path).write_text(f"{text}\n", encoding="utf-8")
 
     def _check_numbers(self) -> None:
         for name in ("initializer_range", "layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob"):
@@ -155,3 +232,37 @@ class EncoderConfig(PreTrainedConfig):
                     f"conv_kernel_size is {self.conv_kernel_size}; expected an odd number, so that it has a middle, "
                     "or None for no convolution."
                 )
+
+
+def refuse_options(given: Mapping[str, Any]) -> None:
+    """Refuse an option of an attention method among the fields of a configuration, and say where it goes."""
+    for name in given:
+        if any(name in {option.name for option in fields(method.options)} for method in METHODS.values()):
+            raise ValueError(
+                f"{name} is an option of an attention method, not of EncoderConfig: "
+                f"pass attention_options={{{name!r}: {given[name]!r}}}."
+            )
+
+
+def _in_own_words(content: dict[str, Any], changes: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The fields of a configuration in either format; `changes` are those that will replace some."""
+    came = content.get("model_type", EncoderConfig.model_type)
+    if came == PUBLISHED_TYPE:
+        options = changes.get("attention_options")
+        landmarks = options.get("num_landmarks") if isinstance(options, dict) else None
+        content = read_published(content, num_landmarks=landmarks) | {"model_type": EncoderConfig.model_type}
+    elif came != EncoderConfig.model_type:
+        raise ValueError(
+            f"{what} is of type {came!r}; expected {EncoderConfig.model_type!r}, or {PUBLISHED_TYPE!r} for a published "
+            "Nyströmformer: name a model of this library."
+        )
+    return content
+
+
+def _check_file(folder: Path) -> None:
+    file = folder / CONFIG_NAME
+    if not file.is_file():
+        raise ValueError(f"model is {folder}, which holds no {CONFIG_NAME}: name a saved model, such as RUN/best.")
+    content = read_json(file)
+    if not isinstance(content.get("model_type"), str):
+        raise ValueError(f"{file} names no model_type; expected {EncoderConfig.model_type!r} or {PUBLISHED_TYPE!r}.")

@@ -12,6 +12,9 @@ Departs from transformers' model: any length, a mask that every layer keeps (see
 attention weights, neither returned nor dropped.
 """
 
+import os
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -20,10 +23,11 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from nystrom.attention.registry import build_attention
+from nystrom.attention.registry import METHODS, build_attention
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.encoder.configuration import EncoderConfig
 from nystrom.encoder.embeddings import EncoderEmbeddings, check_mask
+from nystrom.encoder.loading import check_fit, check_tied, check_weights, find_folder
 
 
 class EncoderSelfAttention(nn.Module):
@@ -150,11 +154,69 @@ class EncoderPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["EncoderLayer"]  # noqa: RUF012 (transformers' own declaration)
     # The loss is a mean over the batch. Without this word the Trainer would multiply it by steps and processes.
     accepts_loss_kwargs = False
+    # Buffers that older versions of transformers saved, and that hold nothing that was learned.
+    _keys_to_ignore_on_load_unexpected = [r"embeddings\.(position_ids|token_type_ids)$"]  # noqa: RUF012
 
     def __init__(self, config: EncoderConfig):
         # A value that was set on the configuration after it was made has not been looked at yet.
         config.check()
+        if config._attn_implementation in METHODS:
+            raise ValueError(
+                f"attn_implementation is {config._attn_implementation!r}, a word for transformers' own encoders; this "
+                f"one takes its attention from the configuration: attention={config._attn_implementation!r}."
+            )
         super().__init__(config)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike | None, *model_args: Any, **kwargs: Any
+    ) -> Any:
+        """Load a folder of this library's format or of the published one, or a model of the Hugging Face Hub.
+
+        Only safetensors are read. The encoder's weights must fit wholly; a head that the folder does not hold starts
+        anew, as for fine-tuning.
+
+        Args:
+            pretrained_model_name_or_path: The folder, or OWNER/NAME.
+            *model_args: As in transformers.
+            **kwargs: As in transformers: fields of `EncoderConfig` replace those of the folder, for example
+                `attention_options={"num_landmarks": 32}`; the others are its own.
+
+        Returns:
+            The model in evaluation mode, and what was missing or left over with `output_loading_info=True`.
+
+        Raises:
+            ValueError: Another model or format, a broken file, or weights that do not fit, by name.
+        """
+        if kwargs.pop("use_safetensors", None) is False:
+            raise ValueError(
+                "use_safetensors is False; expected True: no other format is read, since they can run code."
+            )
+        if pretrained_model_name_or_path is None:
+            return super().from_pretrained(None, *model_args, **kwargs)
+        root = find_folder(pretrained_model_name_or_path, kwargs)
+        folder = root / (kwargs.get("subfolder") or "")
+        if kwargs.get("config") is None:
+            # Its mistakes come first, and it names what the folder is.
+            EncoderConfig.get_config_dict(root, subfolder=kwargs.get("subfolder") or "")
+        check_weights(folder, variant=kwargs.get("variant"))
+        wants_report = kwargs.pop("output_loading_info", False)
+        try:
+            loaded: Any = super().from_pretrained(
+                root, *model_args, use_safetensors=True, output_loading_info=True, **kwargs
+            )
+        except RuntimeError as error:
+            if "size mismatch" not in str(error) and "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise ValueError(
+                f"model {folder} has weights of other sizes than its config.json says ({error}): correct it, or pass "
+                "ignore_mismatched_sizes=True for a new head of another size."
+            ) from error
+        model, report = loaded
+        check_fit(model, report, folder)
+        check_tied(model, model.get_expanded_tied_weights_keys(all_submodels=False), folder)
+        model.name_or_path = model.config.name_or_path = str(pretrained_model_name_or_path)
+        return (model, report) if wants_report else model
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -11,7 +11,8 @@ singular values are large, bounded by $1 / (2 \lambda)$ where they are not.
 **Exact**, by singular values: for study; on attention matrices, which are nearly singular, it amplifies rounding.
 
 Source: Razavi et al. (2014); brought to attention by Xiong et al. (2021), arXiv:2102.03902, eq. (14).
-Departs from the authors' code: norms are per matrix ("paper"), not over batch and heads ("authors").
+Departs from the authors' code: norms are per matrix ("paper"), not over batch and heads ("authors"); "sequence" is
+theirs for each sequence alone.
 """
 
 from typing import Literal, get_args
@@ -23,7 +24,7 @@ from torch import Tensor
 from nystrom.shapes import check_at_least, check_choice
 
 Inverse = Literal["iterative", "ridge", "exact"]
-StartValue = Literal["paper", "authors"]
+StartValue = Literal["paper", "authors", "sequence"]
 
 # Damps singular values below a hundredth of the largest; A^T A + ridge^2 stays well inside float32.
 RIDGE = 0.01
@@ -59,14 +60,18 @@ def pinv_iterative(a: Float[Tensor, "*b m m"], *, steps: int = 6, z0: StartValue
         steps: Iterations, each of four m-by-m products.
         z0: "paper": $A^\top / (\|A\|_1 \|A\|_\infty)$, per matrix. "authors": $A^\top$ over the largest column sum in
             the whole batch, which published checkpoints were trained with; a result then depends on its neighbours.
+            "sequence": the same over the last batch axis, the heads; what "authors" gives a sequence alone.
 
     Raises:
-        ValueError: `steps` is negative or `z0` is neither word.
+        ValueError: `steps` is negative or `z0` is none of the words.
     """
     check_at_least("pinv_steps", steps, 0)
     check_choice("z0", z0, get_args(StartValue))
     if z0 == "authors":
         z = a.mT / a.abs().sum(dim=-2).amax()
+    elif z0 == "sequence":
+        largest = a.abs().sum(dim=-2).amax(dim=-1)
+        z = a.mT / largest.amax(dim=-1, keepdim=True)[..., None, None]
     else:
         z = a.mT / _norm_product(a)
     batch, m = a.shape[:-2], a.shape[-1]

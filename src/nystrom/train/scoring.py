@@ -4,12 +4,12 @@ Every sample counts once, the last batch is no exception.
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from nystrom.encoder import EncoderConfig, EncoderForSequenceClassification
+from nystrom.encoder.loading import check_fit
 from nystrom.train.batches import collate, shortest_first
 from nystrom.train.data import Split, Task
 
@@ -29,27 +29,15 @@ def load_model(folder: Path, task: str, wanted: Task) -> EncoderForSequenceClass
     """
     if not (folder / "config.json").is_file():
         raise ValueError(f"model is {folder}, which holds no config.json: name a saved model, such as RUN/best.")
-    content, _ = EncoderConfig.get_config_dict(str(folder))
-    if content.get("model_type") != EncoderConfig.model_type:
-        raise ValueError(
-            f"model {folder} is of type {content.get('model_type')!r}; expected {EncoderConfig.model_type!r}, "
-            "a model that `nystrom train` saved."
-        )
-    config = EncoderConfig.from_dict(content)
+    config = EncoderConfig.from_pretrained(folder)
     came = (config.task, config.vocab_size, config.num_labels)
     if came != (task, wanted.vocab_size, wanted.num_labels):
         raise ValueError(
             f"model {folder} was trained on {came[0]}, with {came[1]} tokens and {came[2]} classes; expected {task}, "
             f"with {wanted.vocab_size} tokens and {wanted.num_labels} classes: name a model of this task."
         )
-    if not (folder / "model.safetensors").is_file():
-        raise ValueError(f"model {folder} holds no model.safetensors: only that format is read, since it runs no code.")
-    loaded: Any = EncoderForSequenceClassification.from_pretrained(
-        folder, config=config, use_safetensors=True, output_loading_info=True
-    )
-    model, report = loaded
-    if lacking := sorted({*report["missing_keys"], *report["unexpected_keys"]}):
-        raise ValueError(f"model {folder} does not fit its config.json, for example in {lacking[0]}: save it again.")
+    model, report = EncoderForSequenceClassification.from_pretrained(folder, config=config, output_loading_info=True)
+    check_fit(model, report, folder, new_heads=False)
     return model
 
 

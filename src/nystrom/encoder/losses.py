@@ -1,0 +1,35 @@
+"""The loss of heads that classify tokens or sequences.
+
+The mean of the cross entropy over labels that are not -100, in float32 at least, and 0 where there are none; a plain
+mean would be 0 / 0 for a batch in which no token happens to be masked.
+"""
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nystrom.precision import at_least_float32
+
+IGNORED = -100
+
+
+def mean_loss(logits: Float[Tensor, "*b c"], labels: Int[Tensor, "*b"], *, name: str = "labels") -> Float[Tensor, ""]:
+    """Compare logits with classes.
+
+    Args:
+        logits: One per class.
+        labels: Classes, -100 where nothing is asked.
+        name: What the caller knows the labels as.
+
+    Raises:
+        ValueError: Another shape than that of the logits without their last axis, or floating point numbers.
+    """
+    if labels.shape != logits.shape[:-1]:
+        raise ValueError(f"{name} has shape {tuple(labels.shape)}; expected {tuple(logits.shape[:-1])}.")
+    if labels.is_floating_point():
+        raise ValueError(f"{name} has dtype {labels.dtype}; expected classes as whole numbers, -100 for none.")
+    labels = labels.flatten().long()
+    total = F.cross_entropy(
+        at_least_float32(logits).reshape(-1, logits.shape[-1]), labels, ignore_index=IGNORED, reduction="sum"
+    )
+    return total / (labels != IGNORED).sum().clamp(min=1)

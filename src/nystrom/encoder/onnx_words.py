@@ -1,0 +1,49 @@
+"""What ONNX has no word for, or another meaning, in words that both have.
+
+| torch | in ONNX |
+|---|---|
+| `searchsorted` | the count of smaller entries |
+| a stable `sort` | `TopK` of all entries, which breaks ties by place (there, not in torch) |
+| a remainder by a length | a remainder by a tensor |
+| `>>` of signed numbers | a division that rounds down; ONNX shifts unsigned ones only |
+
+The table is for `ExportedProgram.run_decompositions`, of a program that goes on to ONNX.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _count_smaller(
+    sorted_sequence: Tensor, self: Tensor, *, out_int32: bool = False, right: bool = False, side=None, sorter=None
+) -> Tensor:
+    assert not right
+    assert side is None
+    assert sorter is None
+    return (sorted_sequence[..., None, :] < self[..., None]).sum(-1)
+
+
+def _sort(
+    self: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[Tensor, Tensor]:
+    return torch.topk(self, self.shape[dim], dim=dim, largest=descending)
+
+
+def _remainder(self: Tensor, other: int | float) -> Tensor:
+    return torch.remainder(self, torch.full((), other, dtype=self.dtype, device=self.device))
+
+
+def _shift(self: Tensor, other: int) -> Tensor:
+    return torch.div(self, 1 << other, rounding_mode="floor")
+
+
+_aten = torch.ops.aten
+IN_WORDS_OF_ONNX: dict[Any, Callable[..., Any]] = {
+    _aten.searchsorted.Tensor: _count_smaller,
+    _aten.sort.stable: _sort,
+    _aten.remainder.Scalar: _remainder,
+    _aten.__rshift__.Scalar: _shift,
+}
