@@ -69,6 +69,13 @@ def test_a_skip_keeps_its_methods_colour(rows, drawn, tmp_path):
     assert alone.get_linestyle() != skip.get_linestyle()
 
 
+def test_no_two_of_many_methods_look_alike(rows, drawn, tmp_path):
+    many = [replace(row, method=f"method-{i}") for i in range(20) for row in rows if row.method == "softmax"]
+    draw_efficiency(many, tmp_path / "all.png")
+    looks = {(line.get_color(), line.get_marker()) for line in drawn[0].axes[0].lines}
+    assert len(looks) == 20
+
+
 def test_what_was_not_measured_is_absent(rows, drawn, tmp_path):
     rows = [
         replace(row, value=math.nan, low=None, high=None, note="too large")

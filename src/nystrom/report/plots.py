@@ -70,7 +70,7 @@ def draw_training(rows: Sequence[Row], png: Path) -> None:
                 label=method,
             )
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
+        _plain_numbers(axes)
         axes.set_ylabel("time per step (ms)" if what == "time" else "peak memory beyond the model (MB)")
         axes.grid(alpha=0.3, axis="y")
         axes.set_axisbelow(True)
@@ -177,7 +177,8 @@ def _looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
         dashed = method.endswith("+skip") and method.removesuffix("+skip") in methods
         looks[method] = {
             "color": COLOURS[i % len(COLOURS)],
-            "marker": MARKERS[i % len(MARKERS)],
+            # Colours come again after the last, with other markers.
+            "marker": MARKERS[(i + 4 * (i // len(COLOURS))) % len(MARKERS)],
             "linestyle": "--" if dashed else "-",
             "markerfacecolor": "white" if dashed else COLOURS[i % len(COLOURS)],
             "label": method,
@@ -202,7 +203,7 @@ def _tokens_axis(axes: "Axes", lengths: Iterable[int]) -> None:
     axes.set_yscale("log")
     axes.set_xticks(sorted(lengths), [str(n) for n in sorted(lengths)], rotation=30)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter("{x:g}")
+    _plain_numbers(axes)
     axes.set_xlabel("tokens n")
     axes.grid(alpha=0.3)
 
@@ -229,3 +230,18 @@ def _read_curves(csv_path: Path) -> dict[str, list[tuple[float, float]]]:
     if not curves:
         raise ValueError(f"{csv_path} holds no rows below its header; expected at least one.")
     return curves
+
+
+def _plain_numbers(axes: "Axes") -> None:
+    """Write 2000 rather than 2 x 10^3 along a logarithmic axis, between powers of ten where there is room."""
+    from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation
+
+    between = LogFormatterSciNotation()
+    between.set_axis(axes.yaxis)
+
+    def write(x: float, place: int | None) -> str:
+        between.set_locs(axes.yaxis.get_minorticklocs())
+        return f"{x:g}" if between(x, place) else ""
+
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(FuncFormatter(write))
