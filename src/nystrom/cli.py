@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import field, fields, make_dataclass
 from json import dumps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 
 class Command(NamedTuple):
@@ -107,6 +107,45 @@ def _prepare_listops(words: list[str]) -> None:
     print(prepare_listops(**_arguments(prepare_listops, words, "data prepare listops")))
 
 
+def _prepare_text(words: list[str]) -> None:
+    from nystrom.tasks.lra_text import prepare_text
+
+    print(prepare_text(**_arguments(prepare_text, words, "data prepare text", source=_from(prepare_text))))
+
+
+def _prepare_retrieval(words: list[str]) -> None:
+    from nystrom.tasks.lra_retrieval import prepare_retrieval as prepare
+
+    print(prepare(**_arguments(prepare, words, "data prepare retrieval", source=_from(prepare))))
+
+
+def _prepare_image(words: list[str]) -> None:
+    from nystrom.tasks.lra_image import prepare_image
+
+    print(prepare_image(**_arguments(prepare_image, words, "data prepare image", source=_from(prepare_image))))
+
+
+def _prepare_pathfinder(words: list[str]) -> None:
+    from nystrom.tasks.lra_pathfinder import prepare_pathfinder as prepare
+
+    print(prepare(**_arguments(prepare, words, "data prepare pathfinder", source=_from(prepare))))
+
+
+def _show_data(words: list[str]) -> None:
+    from nystrom.tasks.show import show
+
+    for shown in show(**_arguments(show, words, "data show", task=_positional(show, "task"))):
+        print(shown)
+
+
+def _from(function: Callable[..., Any]) -> inspect.Parameter:
+    """The parameter `source` as the option --from, which no parameter of Python can be called."""
+    import tyro
+
+    parameter = inspect.signature(function).parameters["source"]
+    return parameter.replace(annotation=Annotated[parameter.annotation, tyro.conf.arg(name="from")])
+
+
 def _import_listops(words: list[str]) -> None:
     from nystrom.tasks.lra_listops_tsv import import_tsv
 
@@ -156,6 +195,60 @@ def _word_after(flag: str, words: list[str], default: str) -> str:
         if word.startswith(f"{flag}="):
             return word.removeprefix(f"{flag}=")
     return default
+
+
+def _lra_run(words: list[str]) -> None:
+    from nystrom.train.lra import run_grid
+
+    arguments = _arguments(run_grid, words, "lra run")
+    if failures := run_grid(**arguments):
+        for failure in failures:
+            print(f"nystrom: {failure.name} failed, {failure.reason}\n         log: {failure.log}", file=sys.stderr)
+        raise SystemExit(1)
+    print(f"nystrom lra table {arguments['to'] / 'lra.csv'} tells the accuracies.")
+
+
+def _lra_table(words: list[str]) -> None:
+    from nystrom.records import read_rows
+    from nystrom.report.lra_tables import lra_markdown, print_lra
+
+    def table(files: tuple[Path, ...], *, markdown: bool = False) -> None:
+        """Print the accuracies of runs beside those of the two papers.
+
+        Args:
+            files: Rows of `nystrom lra run` or `nystrom train`.
+            markdown: As Markdown.
+        """
+        rows = [row for file in files for row in read_rows(file)]
+        if markdown:
+            print(lra_markdown(rows), end="")
+        else:
+            print_lra(rows)
+
+    table(**_arguments(table, words, "lra table", files=_positional(table, "files")))
+
+
+def _lra_curves(words: list[str]) -> None:
+    from nystrom.report.lra_curves import draw_lra_curves
+
+    def curves(folder: Path, *, png: Path) -> None:
+        """Draw the validation accuracy of the runs of `nystrom lra run` over the time of training.
+
+        Args:
+            folder: Folder of the runs.
+            png: Where to.
+        """
+        draw_lra_curves(folder, png)
+        print(png)
+
+    curves(**_arguments(curves, words, "lra curves", folder=_positional(curves, "folder")))
+
+
+def _lra_overhead(words: list[str]) -> None:
+    from nystrom.train.overhead import run_overhead
+
+    for row in run_overhead(**_arguments(run_overhead, words, "lra overhead")):
+        print(f"{row.quantity:40} {row.value:9.3f} {row.unit:2} ({row.low:.3f} to {row.high:.3f})")
 
 
 def _efficiency(words: list[str]) -> None:
@@ -331,7 +424,16 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a model on a task, such as listops", _train),
     "evaluate": Command("measure a trained model on a task", _evaluate),
     "data prepare listops": Command("generate the ListOps data of the Long Range Arena", _prepare_listops),
+    "data prepare text": Command("prepare IMDB reviews, or labelled texts of your own, as bytes", _prepare_text),
+    "data prepare retrieval": Command("prepare pairs of papers, or of your own texts, as bytes", _prepare_retrieval),
+    "data prepare image": Command("prepare CIFAR-10 as gray pixels", _prepare_image),
+    "data prepare pathfinder": Command("draw Pathfinder's pictures, or read the published ones", _prepare_pathfinder),
+    "data show": Command("look at samples of a prepared task", _show_data),
     "data import listops": Command("read ListOps from the official tsv files", _import_listops),
+    "lra run": Command("train methods on the tasks of the Long Range Arena, several runs at a time", _lra_run),
+    "lra table": Command("their accuracies over seeds, beside those of the two papers", _lra_table),
+    "lra curves": Command("their accuracies over the time of training (Fig. 2 of Skyformer)", _lra_curves),
+    "lra overhead": Command("time of a training step beside one of a bare loop", _lra_overhead),
     "fill-mask": Command("fill in the [MASK] of a text with a masked language model", _fill_mask),
     "convert": Command("make a Nyströmformer of a BERT or RoBERTa, or give a model more positions", _convert),
     "export": Command("write a model as ONNX, for any batch and length", _export),

@@ -141,6 +141,7 @@ def test_curves_have_a_panel_for_losses_and_one_for_accuracies(drawn, tmp_path):
         ("step,quantity,value\n", r"curves\.csv holds no rows"),
         ("step,quantity,value\n1,loss,2\nx,loss,2\n", r"curves\.csv, line 3 is 'x,loss,2'"),
         ("step,quantity,value\n1,loss\n", r"curves\.csv, line 2 is '1,loss'"),
+        ("step,quantity,value,seconds\n1,loss,2\n", r"curves\.csv, line 2 is '1,loss,2'; .*, seconds"),
     ],
 )
 def test_other_files_are_refused_by_line(content, message, tmp_path):

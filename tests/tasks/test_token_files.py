@@ -5,7 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nystrom.tasks.token_files import HEADER, SPLITS, gather, holds, new_folder, open_split, verify, write_split
+from nystrom.tasks.token_files import (
+    HEADER,
+    SPLITS,
+    gather,
+    holds,
+    new_folder,
+    open_members,
+    open_split,
+    read_facts,
+    verify,
+    write_split,
+)
 
 SETTINGS = {"seed": 0, "train": 2}
 TRAIN = gather([np.array([3, 1, 2], dtype=np.uint8), np.array([5], dtype=np.uint8)], [1, 0])
@@ -224,3 +235,69 @@ def test_objects_are_never_unpickled(tmp_path):
 def test_an_unknown_split_is_refused(tmp_path):
     with pytest.raises(ValueError, match="split must be one of train, val, test, got 'dev'"):
         open_split(make(tmp_path / "data"), "dev", task="listops")
+
+
+MEMBERS = np.array([[0, 1], [1, 1], [1, 0]])
+
+
+def make_pairs(to, members=MEMBERS):
+    # Three samples of two sequences.
+    samples = TRAIN._replace(labels=np.array([1, 0, 1], dtype=np.uint8))
+    none = np.zeros((0, 2), dtype=np.int64)
+    with new_folder(to, task="pairs", settings=SETTINGS) as partial:
+        for split in SPLITS:
+            write_split(partial, split, samples if split == "train" else EMPTY, members if split == "train" else none)
+    return to
+
+
+def test_samples_may_be_made_of_several_sequences(tmp_path):
+    to = make_pairs(tmp_path / "data")
+    assert open_split(to, "train", task="pairs").offsets.tolist() == [0, 3, 4]
+    np.testing.assert_array_equal(open_members(to, "train", task="pairs"), MEMBERS)
+    assert open_members(to, "val", task="pairs").shape == (0, 2)
+    verify(to, task="pairs")
+    counted = json.loads((to / HEADER).read_text())["splits"]["train"]
+    assert {name: counted[name] for name in ("samples", "sequences", "sequences_per_sample")} == {
+        "samples": 3,
+        "sequences": 2,
+        "sequences_per_sample": 2,
+    }
+    assert open_members(make(tmp_path / "plain"), "train", task="listops") is None
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        (MEMBERS + 1, "train_members.npy names others than the 2 sequences"),
+        (MEMBERS - 1, "train_members.npy names others than the 2 sequences"),
+        (MEMBERS.reshape(2, 3), r"train_members.npy holds int64 of shape \(2, 3\), dataset.json says \(3, 2\)"),
+        (MEMBERS.astype(np.float64), "train_members.npy holds float64"),
+        (MEMBERS.astype(object), "train_members.npy is not in numpy's file format"),
+    ],
+)
+def test_wrong_members_are_named(tmp_path, members, message):
+    to = make_pairs(tmp_path / "data")
+    np.save(to / "train_members.npy", members, allow_pickle=True)
+    with pytest.raises(ValueError, match=message):
+        open_members(to, "train", task="pairs")
+
+
+def test_missing_members_are_named_on_opening(tmp_path):
+    to = make_pairs(tmp_path / "data")
+    (to / "val_members.npy").unlink()
+    with pytest.raises(ValueError, match=r"val_members.npy is missing, dataset.json says 128 bytes"):
+        open_split(to, "val", task="pairs")
+
+
+def test_the_header_counts_classes_and_keeps_what_was_found(tmp_path):
+    facts = {}
+    with new_folder(tmp_path / "data", task="listops", settings=SETTINGS, facts=facts) as partial:
+        for split in SPLITS:
+            write_split(partial, split, gather([np.array([1], dtype=np.uint8)], [0]) if split == "val" else TRAIN)
+        facts["classes"] = ["a", "b"]
+    assert read_facts(tmp_path / "data", task="listops") == {"classes": ["a", "b"]}
+    splits = json.loads((tmp_path / "data" / HEADER).read_text())["splits"]
+    assert splits["train"]["class_counts"] == [1, 1]
+    assert splits["train"]["class_shares"] == [0.5, 0.5]
+    assert splits["val"]["class_counts"] == [1, 0]
+    assert read_facts(make(tmp_path / "plain"), task="listops") == {}

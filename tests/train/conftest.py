@@ -1,14 +1,17 @@
 """A small data set, and runs of a few steps on it."""
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
 from nystrom.tasks.lra_listops import prepare_listops
+from nystrom.tasks.lra_retrieval import prepare_retrieval
 from nystrom.train.engine import train
 from nystrom.train.trainer import EncoderTrainer
 
@@ -21,10 +24,22 @@ def data(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def pairs(tmp_path_factory) -> Path:
+    """48 + 20 + 30 pairs of texts of different lengths."""
+    folder = tmp_path_factory.mktemp("pairs")
+    rng = np.random.default_rng(0)
+    for name, size in (("train", 48), ("val", 20), ("test", 30)):
+        texts = [["ab"[i % 2] * int(n) for i, n in enumerate(rng.integers(3, 40, size=2))] for _ in range(size)]
+        lines = [json.dumps({"text1": a, "text2": b, "label": i % 2}) for i, (a, b) in enumerate(texts)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return prepare_retrieval(folder, folder / "retrieval", progress=False)
+
+
+@pytest.fixture(scope="session")
 def small_run(data) -> Callable[..., Path]:
     """A run of twelve steps of eight samples, a checkpoint every three."""
 
-    def run(to: Path, **changes) -> Path:
+    def run(to: Path, task: str = "listops", **changes) -> Path:
         settings = {"attention": "nystrom", "options": {"num_landmarks": 8}, "preset": "demo", "data": data, "to": to}
         settings |= {
             "steps": 12,
@@ -34,7 +49,7 @@ def small_run(data) -> Callable[..., Path]:
             "log_every": 1,
             "device": "cpu",
         }
-        return train("listops", **(settings | changes))
+        return train(task, **(settings | changes))
 
     return run
 

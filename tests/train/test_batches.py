@@ -1,11 +1,12 @@
 """The order of a run, and its batches."""
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from nystrom.tasks.lra_listops import ListOps
-from nystrom.train.batches import TrainingOrder, collate, shortest_first
+from nystrom.train.batches import TrainingOrder, collate, collate_pairs, collate_whole, shortest_first
 
 LENGTHS = np.random.default_rng(0).integers(5, 500, size=1003)
 
@@ -54,6 +55,31 @@ def test_a_batch_is_padded_at_its_end_and_says_what_is_real():
     assert batch["attention_mask"].tolist() == [[True, True, True], [True, False, False]]
     assert batch["labels"].tolist() == [7, 0]
     assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+
+
+def test_pairs_are_padded_to_the_longest_document_of_all():
+    samples = [
+        {"input_ids": (np.array([3, 4], dtype=np.int16), np.array([9], dtype=np.int16)), "labels": 1},
+        {"input_ids": (np.array([5], dtype=np.int16), np.array([6, 7, 8], dtype=np.int16)), "labels": 0},
+    ]
+    batch = collate_pairs(samples)
+    assert batch["input_ids"].tolist() == [[[3, 4, 0], [9, 0, 0]], [[5, 0, 0], [6, 7, 8]]]
+    assert batch["attention_mask"].sum(-1).tolist() == [[2, 1], [1, 3]]
+    assert batch["labels"].tolist() == [1, 0]
+
+
+def test_black_pixels_are_tokens():
+    pixels = [{"input_ids": np.array([0, 0, 255], dtype=np.uint8), "labels": 4}] * 2
+    batch = collate_whole(pixels)
+    assert batch.keys() == {"input_ids", "labels"}
+    assert batch["input_ids"].tolist() == [[0, 0, 255]] * 2
+    assert batch["input_ids"].dtype == torch.int64
+
+
+def test_samples_without_a_mask_have_one_length():
+    samples = [{"input_ids": np.zeros(n, dtype=np.uint8), "labels": 0} for n in (2, 3)]
+    with pytest.raises(ValueError, match="samples have 2 to 3 tokens; expected one length"):
+        collate_whole(samples)
 
 
 def test_a_loader_fetches_a_batch_at_a_time(data, monkeypatch):

@@ -6,8 +6,10 @@ from nystrom.attention.registry import METHODS
 from nystrom.train.presets import PRESETS, find_preset
 from nystrom.train.settings import settle
 
+TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 
-def settled(preset, attention="nystrom", **changes):
+
+def settled(preset, attention="nystrom", task="listops", **changes):
     plain = {
         "options": None,
         "conv_kernel_size": None,
@@ -16,17 +18,66 @@ def settled(preset, attention="nystrom", **changes):
         "accumulation": 1,
         "seed": 0,
     }
-    return settle("listops", attention=attention, preset=preset, **(plain | {"changes": {}} | changes))
+    return settle(task, attention=attention, preset=preset, **(plain | {"changes": {}} | changes))
 
 
 @pytest.mark.parametrize("name", ["nystromformer", "skyformer", "demo"])
-def test_the_papers_share_one_model_and_optimiser(name):
-    preset = find_preset("listops", name)
+@pytest.mark.parametrize("task", TASKS)
+def test_the_papers_share_one_model_and_optimiser(task, name):
+    preset = find_preset(task, name)
     assert (preset.num_hidden_layers, preset.hidden_size, preset.intermediate_size, preset.num_attention_heads) == (
         *(2, 64, 128, 2),
     )
     assert (preset.norm, preset.pooling, preset.hidden_dropout_prob) == ("pre", "mean", 0.1)
     assert (preset.adam_betas, preset.adam_epsilon, preset.weight_decay) == ((0.9, 0.999), 1e-6, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        (
+            "nystromformer",
+            {
+                "listops": (32, 1e-4, 1_000, 5_000),
+                "text": (32, 1e-4, 8_000, 20_000),
+                "retrieval": (32, 1e-4, 800, 30_000),
+                "image": (256, 1e-4, 175, 35_000),
+                "pathfinder": (256, 1e-4, 312, 62_400),
+            },
+        ),
+        (
+            "skyformer",
+            {
+                "listops": (32, 1e-4, 1_000, 50_000),
+                "text": (16, 1e-4, 80, 50_000),
+                "retrieval": (16, 2e-4, 800, 50_000),
+                "image": (256, 1e-4, 175, 50_000),
+                "pathfinder": (128, 2e-4, 312, 50_000),
+            },
+        ),
+    ],
+)
+def test_batches_rates_warm_ups_and_steps_are_the_papers(name, table):
+    for task, wanted in table.items():
+        preset = find_preset(task, name)
+        assert (preset.batch_size, preset.learning_rate, preset.warmup_steps, preset.steps) == wanted, task
+        clip = (None, 0.0) if name == "nystromformer" else (1.0, 0.2)
+        assert (preset.clip_value, preset.best_after) == clip
+        assert preset.evaluate_every % preset.log_every == 0
+
+
+@pytest.mark.parametrize(("name", "features"), [("nystromformer", 256), ("skyformer", 128)])
+@pytest.mark.parametrize(
+    ("task", "positions"),
+    [("listops", 2_000), ("text", 4_000), ("retrieval", 4_000), ("image", 1_024), ("pathfinder", 1_024)],
+)
+def test_methods_have_the_sizes_of_the_papers_at_every_length(name, features, task, positions):
+    methods = find_preset(task, name).methods
+    assert methods["linformer"].options == {"num_features": features, "max_length": positions}
+    assert methods["performer"].options == {"num_features": features}
+    assert methods["reformer"].options == {"num_hashes": 2, "chunk_size": 64}
+    assert methods["nystrom"].conv_kernel_size == (35 if name == "nystromformer" else None)
+    assert settled(name, task=task).encoder_config().max_position_embeddings == positions
 
 
 def test_nystromformer_trains_as_its_code_does():
@@ -66,7 +117,7 @@ def test_a_preset_names_methods_that_there_are():
 def test_every_preset_makes_a_model_with_every_method():
     for task, name in PRESETS:
         for attention in METHODS:
-            assert settled(name, attention).encoder_config().task == task
+            assert settled(name, attention, task=task).encoder_config().task == task
 
 
 def test_a_method_without_an_entry_has_its_defaults_and_no_convolution():

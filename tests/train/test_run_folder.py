@@ -70,9 +70,9 @@ def test_the_last_two_and_the_best_stay(run):
 
 
 def test_curves_are_replaced_as_a_whole(run):
-    run.write_curves([Point(1, "train loss", 2.5), Point(2, "train loss", 0.1)])
-    run.write_curves([Point(1, "train loss", 2.5)])
-    assert run.curves.read_text() == "step,quantity,value\n1,train loss,2.5\n"
+    run.write_curves([Point(1, "train loss", 2.5, 0.5), Point(2, "train loss", 0.1, 1.0)])
+    run.write_curves([Point(1, "train loss", 2.5, 0.5)])
+    assert run.curves.read_text() == "step,quantity,value,seconds\n1,train loss,2.5,0.500\n"
     assert [path.name for path in run.path.iterdir()] == ["curves.csv"]
 
 
@@ -113,6 +113,11 @@ def test_a_folder_with_something_else_is_left_alone(run, settings):
     (run.path / "thesis.tex").touch()
     with pytest.raises(ValueError, match="is not empty and holds no run"):
         run.check(settings, resume=False, main=True)
+
+
+def test_a_folder_that_a_killed_run_had_only_begun_is_free(run, settings):
+    (run.path / ".run.json.partial").write_text("{")
+    run.check(settings, resume=False, main=True)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", json.dumps({"settings": {}})])

@@ -11,14 +11,15 @@ from nystrom.train.scoring import accuracy, load_model
 
 
 def test_the_score_counts_every_sample_whatever_the_batch(whole, data):
-    model, split = load_model(whole / "best", "listops", find_task("listops")), ListOps(data, "test")
+    task, split = find_task("listops"), ListOps(data, "test")
+    model = load_model(whole / "best", "listops", task, num_labels=10)
     with torch.no_grad():
         right = [
             int(model(torch.as_tensor(split[i]["input_ids"]).long()[None]).logits.argmax()) == split[i]["labels"]
             for i in range(len(split))
         ]
     for batch_size in (1, 7, 64):
-        assert accuracy(model, split, batch_size=batch_size, device="cpu", precision="float32") == sum(right) / 30
+        assert accuracy(model, split, task, batch_size=batch_size, device="cpu", precision="float32") == sum(right) / 30
 
 
 def test_only_models_of_the_task_are_scored(whole, data, tmp_path):

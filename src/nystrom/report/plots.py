@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # Okabe and Ito (2008), without its yellow, which is too faint on white.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F", "#882255")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-_DPI = 150
-_CURVE_COLUMNS = ("step", "quantity", "value")
+DPI = 150
+_CURVE_COLUMNS = ("step", "quantity", "value", "seconds")
 
 
 def draw_study(rows: Sequence[Row], png: Path) -> None:
@@ -49,7 +49,7 @@ def draw_training(rows: Sequence[Row], png: Path) -> None:
         raise ValueError("rows hold no measurement; expected at least one value that is not NaN.")
     tasks = list(dict.fromkeys(row.quantity.partition(" ")[0] for row in rows))
     methods = list(dict.fromkeys(row.method for row in rows))
-    figure = _figure(2.6 + 2.2 * len(tasks), 7.5)
+    figure = figure_of(2.6 + 2.2 * len(tasks), 7.5)
     panels = figure.subplots(2, 1, sharex=True)
     for axes, what in zip(panels, ("time", "memory"), strict=True):
         values = {(row.method, row.quantity.partition(" ")[0]): row for row in measured if row.quantity.endswith(what)}
@@ -78,7 +78,7 @@ def draw_training(rows: Sequence[Row], png: Path) -> None:
     panels[1].set_xticks(range(len(tasks)), [f"{task}\n{sizes[task]}" for task in tasks])
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     figure.suptitle(f"a training step of the LRA model, {measured[0].dtype}, {measured[0].device}", fontsize=10)
-    figure.savefig(png, dpi=_DPI)
+    figure.savefig(png, dpi=DPI)
 
 
 def draw_efficiency(rows: Sequence[Row], png: Path) -> None:
@@ -99,7 +99,7 @@ def draw_efficiency(rows: Sequence[Row], png: Path) -> None:
         raise ValueError("rows hold no measurement; expected at least one value that is not NaN.")
     passes = [name for name in ("forward", "forward+backward") if any(_is(row, name) for row in measured)]
     looks = _looks(dict.fromkeys(row.method for row in measured))
-    figure = _figure(12.0, 4.2 * len(passes))
+    figure = figure_of(12.0, 4.2 * len(passes))
     panels = figure.subplots(len(passes), 2, squeeze=False)
     for line, name in zip(panels, passes, strict=True):
         for axes, what in zip(line, ("time", "memory"), strict=True):
@@ -115,23 +115,24 @@ def draw_efficiency(rows: Sequence[Row], png: Path) -> None:
     )
     first = measured[0]
     figure.suptitle(f"{first.sizes}, {first.dtype}, {first.device}", fontsize=10)
-    figure.savefig(png, dpi=_DPI)
+    figure.savefig(png, dpi=DPI)
 
 
 def draw_curves(csv_path: Path, png: Path) -> None:
     """Draw training curves: a panel for each last word of a quantity's name (loss, accuracy, ...).
 
     Args:
-        csv_path: A file with the columns step, quantity and value, such as `100,train loss,2.31`.
+        csv_path: A file with the columns step, quantity, value and, if any, seconds, such as
+            `100,train loss,2.31,12.5`.
         png: Where to.
 
     Raises:
         ValueError: The file is missing, has other columns, a cell that is no number, or no rows.
     """
-    curves = _read_curves(csv_path)
+    curves = {name: [(step, value) for step, value, _ in points] for name, points in read_curves(csv_path).items()}
     kinds = list(dict.fromkeys(name.split()[-1] for name in curves))
     parts = list(dict.fromkeys(_part(name) for name in curves))
-    figure = _figure(5.5 * len(kinds), 4.0)
+    figure = figure_of(5.5 * len(kinds), 4.0)
     panels = figure.subplots(1, len(kinds), squeeze=False, sharex=True)[0]
     for axes, kind in zip(panels, kinds, strict=True):
         for name in (name for name in curves if name.split()[-1] == kind):
@@ -145,7 +146,7 @@ def draw_curves(csv_path: Path, png: Path) -> None:
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
-    figure.savefig(png, dpi=_DPI)
+    figure.savefig(png, dpi=DPI)
 
 
 def _part(name: str) -> str:
@@ -157,7 +158,7 @@ def _is(row: Row, name: str) -> bool:
     return row.quantity in (f"{name} time", f"{name} memory")
 
 
-def _figure(width: float, height: float) -> "Figure":
+def figure_of(width: float, height: float) -> "Figure":
     """A figure of its own, on the Agg canvas."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -208,24 +209,30 @@ def _tokens_axis(axes: "Axes", lengths: Iterable[int]) -> None:
     axes.grid(alpha=0.3)
 
 
-def _read_curves(csv_path: Path) -> dict[str, list[tuple[float, float]]]:
-    """Steps and values of each quantity."""
+def read_curves(csv_path: Path) -> dict[str, list[tuple[float, float, float]]]:
+    """Steps, values and seconds of training of each quantity; NaN for the seconds where the file has none.
+
+    Raises:
+        ValueError: The file is missing, has other columns, a cell that is no number, or no rows.
+    """
+    columns = f"{','.join(_CURVE_COLUMNS[:3])}, and {_CURVE_COLUMNS[3]} if any"
     if not Path(csv_path).is_file():
-        raise ValueError(f"{csv_path} is not a file; expected a CSV file with the columns {','.join(_CURVE_COLUMNS)}.")
-    curves: dict[str, list[tuple[float, float]]] = {}
+        raise ValueError(f"{csv_path} is not a file; expected a CSV file with the columns {columns}.")
+    curves: dict[str, list[tuple[float, float, float]]] = {}
     with Path(csv_path).open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.reader(file)
-        header = next(reader, [])
-        if tuple(header) != _CURVE_COLUMNS:
-            raise ValueError(f"{csv_path}, line 1 is {','.join(header)!r}; expected {','.join(_CURVE_COLUMNS)}.")
+        header = tuple(next(reader, []))
+        if header not in (_CURVE_COLUMNS, _CURVE_COLUMNS[:3]):
+            raise ValueError(f"{csv_path}, line 1 is {','.join(header)!r}; expected {columns}.")
         for cells in reader:
             try:
-                step, quantity, value = cells
+                step, quantity, value, seconds = cells if len(header) == 4 else (*cells, "nan")
                 quantity = quantity.strip() or "value"
-                curves.setdefault(quantity, []).append((float(step), float(value)))
+                curves.setdefault(quantity, []).append((float(step), float(value), float(seconds)))
             except ValueError:
                 raise ValueError(
-                    f"{csv_path}, line {reader.line_num} is {','.join(cells)!r}; expected a step, a quantity, a value."
+                    f"{csv_path}, line {reader.line_num} is {','.join(cells)!r}; expected a step, a quantity, a value"
+                    f"{', seconds' if len(header) == 4 else ''}."
                 ) from None
     if not curves:
         raise ValueError(f"{csv_path} holds no rows below its header; expected at least one.")

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from nystrom.tasks.checksums import sha256
 from nystrom.tasks.lra_listops_expressions import CLOSE, DEEPEST, MIN, VOCABULARY, ZERO, evaluate, is_expression
-from nystrom.tasks.token_files import SPLITS, Samples, gather, holds, new_folder, open_split, sha256, write_split
+from nystrom.tasks.token_files import SPLITS, Samples, gather, holds, new_folder, open_split, write_split
 
 COLUMNS = b"Source\tTarget"
 WORDS = {b"]" if token == CLOSE else VOCABULARY[token].encode(): token for token in range(ZERO, CLOSE + 1)}

@@ -1,16 +1,18 @@
 """A data set of token sequences on disk: one folder, read through memory maps.
 
-    dataset.json         format, version, task, settings; samples and tokens of a split; size and SHA-256 of a file
+    dataset.json         format, version, task, settings, facts found on the way; samples, tokens and classes of a
+                         split; size and SHA-256 of a file
     SPLIT_tokens.npy     the tokens of all samples of the split, end to end (unsigned integers)
     SPLIT_offsets.npy    int64, one more than samples: sample i holds tokens[offsets[i]:offsets[i + 1]]
     SPLIT_labels.npy     uint8, one per sample
+    SPLIT_members.npy    int64, samples x k, only where a sample is made of k sequences: which ones
 
-with SPLIT one of train, val, test. Nothing is pickled. `new_folder` writes beside the place that was asked for and
-renames at the end, `dataset.json` last, so a folder with that file is complete. `open_split` compares the sizes, which
-takes no time; `verify` reads everything.
+with SPLIT one of train, val, test. With members the offsets are those of the sequences, and one that many samples share
+is stored once. Nothing is pickled. `new_folder` writes beside the place that was asked for and renames at the end,
+`dataset.json` last, so a folder with that file is complete. `open_split` compares the sizes, which takes no time;
+`verify` reads everything.
 """
 
-import hashlib
 import json
 import os
 import secrets
@@ -23,16 +25,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom.tasks.checksums import sha256
+
 FORMAT, VERSION = "nystrom-tokens", 1
 HEADER = "dataset.json"
 SPLITS = ("train", "val", "test")
 PARTS = ("tokens", "offsets", "labels")
+MEMBERS = "members"
 
-Settings = Mapping[str, int | str]
+Settings = Mapping[str, int | float | str]
 
 
 class Samples(NamedTuple):
-    """Token sequences end to end: sample i is `tokens[offsets[i]:offsets[i + 1]]`, of class `labels[i]`."""
+    """Token sequences end to end: sequence i is `tokens[offsets[i]:offsets[i + 1]]`.
+
+    Sample i is sequence i, or the sequences that `open_members` gives; its class is `labels[i]`.
+    """
 
     tokens: NDArray[np.unsignedinteger]
     offsets: NDArray[np.int64]
@@ -80,8 +88,14 @@ def holds(folder: Path, *, task: str, settings: Settings) -> bool:
 
 
 @contextmanager
-def new_folder(to: Path, *, task: str, settings: Settings) -> Iterator[Path]:
+def new_folder(to: Path, *, task: str, settings: Settings, facts: Mapping[str, Any] | None = None) -> Iterator[Path]:
     """Lend a folder to write splits into, which becomes `to` when the block ends, and vanishes when the block fails.
+
+    Args:
+        to: Folder to make.
+        task: Task of the data.
+        settings: What decides the data, known before the work.
+        facts: What the work finds out, for the header; read when the block ends.
 
     Raises:
         ValueError: `to` cannot be written; said on entry, before any work.
@@ -103,7 +117,7 @@ def new_folder(to: Path, *, task: str, settings: Settings) -> Iterator[Path]:
         ) from error
     try:
         yield partial
-        _write_header(partial, task, settings)
+        _write_header(partial, task, settings, facts or {})
         try:
             # Takes the place of an empty folder as well.
             partial.replace(to)
@@ -115,16 +129,20 @@ def new_folder(to: Path, *, task: str, settings: Settings) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def write_split(folder: Path, split: str, samples: Samples) -> None:
+def write_split(folder: Path, split: str, samples: Samples, members: NDArray[np.int64] | None = None) -> None:
     """Write one split into a folder lent by `new_folder`."""
     for part, array in zip(PARTS, samples, strict=True):
-        path = folder / f"{split}_{part}.npy"
-        try:
-            np.save(path, array, allow_pickle=False)
-        except OSError as error:
-            raise OSError(
-                f"{path} needs {array.nbytes} bytes and could not be written ({error}): free space."
-            ) from error
+        write_part(folder / f"{split}_{part}.npy", array)
+    if members is not None:
+        write_part(folder / f"{split}_{MEMBERS}.npy", members)
+
+
+def write_part(path: Path, array: NDArray[Any]) -> None:
+    """Write one file of a split."""
+    try:
+        np.save(path, array, allow_pickle=False)
+    except OSError as error:
+        raise OSError(f"{path} needs {array.nbytes} bytes and could not be written ({error}): free space.") from error
 
 
 def open_split(folder: Path, split: str, *, task: str) -> Samples:
@@ -136,7 +154,8 @@ def open_split(folder: Path, split: str, *, task: str) -> Samples:
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
     header = _read_header(folder, task)
-    for part in PARTS:
+    parts = [part for part in (*PARTS, MEMBERS) if f"{split}_{part}.npy" in header["files"]]
+    for part in parts:
         path = folder / f"{split}_{part}.npy"
         size = path.stat().st_size if path.is_file() else None
         wanted = header["files"][path.name]["bytes"]
@@ -150,9 +169,10 @@ def open_split(folder: Path, split: str, *, task: str) -> Samples:
     except (ValueError, EOFError) as error:
         raise _damaged(folder / f"{split}_*.npy", f"is not in numpy's file format ({error})", task) from error
     counts = header["splits"][split]
+    sequences = counts.get("sequences", counts["samples"])
     for part, array, kind, shape in (
         ("tokens", tokens, "u", (counts["tokens"],)),
-        ("offsets", offsets, "i", (counts["samples"] + 1,)),
+        ("offsets", offsets, "i", (sequences + 1,)),
         ("labels", labels, "u", (counts["samples"],)),
     ):
         if array.dtype.kind != kind or array.shape != shape:
@@ -161,6 +181,38 @@ def open_split(folder: Path, split: str, *, task: str) -> Samples:
     if offsets[0] != 0 or offsets[-1] != tokens.size or (np.diff(offsets) < 0).any():
         raise _damaged(folder / f"{split}_offsets.npy", f"does not rise from 0 to {tokens.size}", task)
     return Samples(np.asarray(tokens), offsets, labels)
+
+
+def open_members(folder: Path, split: str, *, task: str) -> NDArray[np.int64] | None:
+    """Open the sequences that the samples of a split are made of; None where each sample is one sequence.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    counts = _read_header(folder, task)["splits"][split]
+    if "sequences" not in counts:
+        return None
+    path = folder / f"{split}_{MEMBERS}.npy"
+    shape = (counts["samples"], counts["sequences_per_sample"])
+    try:
+        members = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise _damaged(path, f"is not in numpy's file format ({error})", task) from error
+    if members.dtype != np.int64 or members.shape != shape:
+        came = f"holds {members.dtype} of shape {members.shape}, {HEADER} says {shape} of kind i"
+        raise _damaged(path, came, task)
+    if members.min(initial=0) < 0 or members.max(initial=-1) >= counts["sequences"]:
+        raise _damaged(path, f"names others than the {counts['sequences']} sequences", task)
+    return members
+
+
+def read_facts(folder: Path, *, task: str) -> dict[str, Any]:
+    """Read what was found out when the data set was made; empty where nothing was noted.
+
+    Raises:
+        ValueError: The folder holds no complete data set of the task.
+    """
+    return _read_header(folder, task).get("facts", {})
 
 
 def verify(folder: Path, *, task: str) -> None:
@@ -177,20 +229,23 @@ def verify(folder: Path, *, task: str) -> None:
             raise _damaged(folder / name, f"has SHA-256 {came}, {HEADER} says {wanted['sha256']}", task)
 
 
-def sha256(path: Path) -> str:
-    """Digest a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_header(folder: Path, task: str, settings: Settings) -> None:
+def _write_header(folder: Path, task: str, settings: Settings, facts: Mapping[str, Any]) -> None:
     splits, files = {}, {}
-    for split in SPLITS:
-        paths = [folder / f"{split}_{part}.npy" for part in PARTS]
-        tokens, _, labels = (np.load(path, mmap_mode="r", allow_pickle=False) for path in paths)
+    labels_of = {split: np.load(folder / f"{split}_labels.npy", allow_pickle=False) for split in SPLITS}
+    classes = max(int(labels.max(initial=0)) for labels in labels_of.values()) + 1
+    for split, labels in labels_of.items():
+        paths = [folder / f"{split}_{part}.npy" for part in (*PARTS, MEMBERS)]
+        paths = [path for path in paths if path.stem != f"{split}_{MEMBERS}" or path.exists()]
+        tokens, offsets, _, *rest = (np.load(path, mmap_mode="r", allow_pickle=False) for path in paths)
+        counts = np.bincount(labels, minlength=classes)
+        shares = (counts / max(labels.size, 1)).round(6)
         splits[split] = {"samples": labels.size, "tokens": tokens.size}
+        splits[split] |= {"class_counts": counts.tolist(), "class_shares": shares.tolist()}
+        for members in rest:
+            splits[split] |= {"sequences": offsets.size - 1, "sequences_per_sample": members.shape[1]}
         files |= {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
     header = {"format": FORMAT, "version": VERSION, "numpy": np.__version__, "task": task, "settings": dict(settings)}
+    header |= {"facts": dict(facts)} if facts else {}
     header |= {"splits": splits, "files": files}
     (folder / HEADER).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
 
@@ -220,10 +275,11 @@ def _is_header(header: object) -> bool:
     if not isinstance(header, dict) or header.get("format") != FORMAT or not {"version", "task"} <= header.keys():
         return False
     splits, files = header.get("splits"), header.get("files")
+    if not isinstance(splits, dict) or not isinstance(files, dict):
+        return False
     names = {f"{split}_{part}.npy" for split in SPLITS for part in PARTS}
-    complete = (
-        isinstance(splits, dict) and splits.keys() == set(SPLITS) and isinstance(files, dict) and files.keys() == names
-    )
+    members = {f"{split}_{MEMBERS}.npy" for split in SPLITS}
+    complete = splits.keys() == set(SPLITS) and (files.keys() == names or files.keys() == names | members)
     return complete and isinstance(header.get("settings"), dict)
 
 

@@ -65,11 +65,38 @@ def shortest_first(lengths: NDArray[np.int64]) -> list[int]:
 
 def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     """Pad samples at their end to the longest, and mark what is real."""
-    lengths = [len(sample["input_ids"]) for sample in samples]
-    tokens = torch.zeros(len(samples), max(lengths), dtype=torch.long)
-    real = torch.zeros(len(samples), max(lengths), dtype=torch.bool)
-    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
-        tokens[row, :length] = torch.as_tensor(sample["input_ids"])
-        real[row, :length] = True
-    labels = torch.tensor([sample["labels"] for sample in samples])
-    return {"input_ids": tokens, "attention_mask": real, "labels": labels}
+    tokens, real = _padded([sample["input_ids"] for sample in samples])
+    return {"input_ids": tokens, "attention_mask": real, "labels": _labels(samples)}
+
+
+def collate_pairs(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Pad pairs of documents at their end to the longest of all, and mark what is real; (b, 2, n)."""
+    tokens, real = _padded([document for sample in samples for document in sample["input_ids"]])
+    shape = (len(samples), 2, -1)
+    return {"input_ids": tokens.view(shape), "attention_mask": real.view(shape), "labels": _labels(samples)}
+
+
+def collate_whole(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Stack samples of one length, all of whose tokens are real, whatever they hold; there is no mask.
+
+    Raises:
+        ValueError: Samples of different lengths.
+    """
+    if len(lengths := {len(sample["input_ids"]) for sample in samples}) > 1:
+        raise ValueError(
+            f"samples have {min(lengths)} to {max(lengths)} tokens; expected one length: prepare the data again."
+        )
+    tokens = torch.from_numpy(np.stack([sample["input_ids"] for sample in samples]))
+    return {"input_ids": tokens.long(), "labels": _labels(samples)}
+
+
+def _padded(documents: Sequence[NDArray[np.unsignedinteger]]) -> tuple[Tensor, Tensor]:
+    lengths = torch.tensor([len(document) for document in documents])
+    tokens = np.zeros((len(documents), int(lengths.max())), dtype=np.int64)
+    for row, document in zip(tokens, documents, strict=True):
+        row[: len(document)] = document
+    return torch.from_numpy(tokens), torch.arange(tokens.shape[1]) < lengths[:, None]
+
+
+def _labels(samples: Sequence[Mapping[str, Any]]) -> Tensor:
+    return torch.tensor([sample["labels"] for sample in samples])

@@ -4,22 +4,39 @@ The data set of a preset's default folder is made when it is missing; a folder t
 wrong name should not start an hour of preparation.
 """
 
+import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from nystrom.encoder import EncoderForSequenceClassification
+from nystrom.encoder.pair_head import EncoderForPairClassification
 from nystrom.shapes import check_names
+from nystrom.tasks.byte_split import ByteSplit
+from nystrom.tasks.lra_image import Image
 from nystrom.tasks.lra_listops import ListOps, prepare_listops
-from nystrom.train.presets import DataSizes
+from nystrom.tasks.lra_pathfinder import Pathfinder, prepare_pathfinder
+from nystrom.tasks.lra_retrieval import Retrieval
+from nystrom.tasks.lra_text import Text, prepare_texts_of
+from nystrom.tasks.picture_files import PictureSplit
+from nystrom.tasks.token_files import HEADER
+from nystrom.train.batches import collate, collate_pairs, collate_whole
+from nystrom.train.preset import DataSizes
+
+Model = EncoderForSequenceClassification | EncoderForPairClassification
 
 
 class Split(Protocol):
-    """One split of a data set, its samples `{"input_ids": tokens, "labels": class}`."""
+    """One split of a data set, its samples `{"input_ids": tokens, "labels": class}`.
+
+    A sample of two documents has a pair of them as its `input_ids`.
+    """
 
     def __len__(self) -> int: ...
 
@@ -28,8 +45,13 @@ class Split(Protocol):
     def __getitems__(self, indices: Sequence[int], /) -> list[dict[str, Any]]: ...
 
     @property
+    def num_labels(self) -> int:
+        """Classes."""
+        ...
+
+    @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sample."""
+        """Tokens of each sample; of two documents, those of the longer one."""
         ...
 
     @property
@@ -57,17 +79,26 @@ class Task:
 
     Attributes:
         vocab_size: Tokens.
-        num_labels: Classes.
+        num_labels: Classes of the published data; a split says its own.
         pad_token_id: The token that no sample holds; None where every token is real.
         open: Opens one split of a prepared folder.
-        prepare: Makes the data set of these sizes.
+        prepare: Makes the data set of these sizes; None where it is read from files, which the user has.
+        model: What is trained.
+        collate: Makes a batch of samples.
+        prepare_own: Makes a data set of a user's own files, of samples of at most so many tokens, and gives its folder;
+            None where there is no such thing.
+        is_cut: Whether samples that are too long for the model are cut when they are prepared.
     """
 
     vocab_size: int
     num_labels: int
     pad_token_id: int | None
     open: Callable[[Path, str], Split]
-    prepare: Callable[[Path, DataSizes], None]
+    prepare: Callable[[Path, DataSizes], None] | None
+    model: type[Model] = EncoderForSequenceClassification
+    collate: Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]] = collate
+    prepare_own: Callable[[Path, int], Path] | None = None
+    is_cut: bool = False
 
 
 def _prepare_listops(folder: Path, sizes: DataSizes) -> None:
@@ -81,6 +112,16 @@ def _prepare_listops(folder: Path, sizes: DataSizes) -> None:
     )
 
 
+def _prepare_pathfinder(folder: Path, sizes: DataSizes) -> None:
+    size = math.isqrt(sizes.max_length)
+    assert size == 32, "the presets are for pictures of 32 x 32"
+    prepare_pathfinder(folder, size=size, train=sizes.train, val=sizes.val, test=sizes.test)
+
+
+def _prepare_own_texts(files: Path, max_length: int) -> Path:
+    return prepare_texts_of(files, max_length=max_length, progress=False)
+
+
 TASKS: dict[str, Task] = {
     "listops": Task(
         vocab_size=ListOps.vocab_size,
@@ -88,6 +129,41 @@ TASKS: dict[str, Task] = {
         pad_token_id=0,
         open=ListOps,
         prepare=_prepare_listops,
+    ),
+    "text": Task(
+        vocab_size=Text.vocab_size,
+        num_labels=2,
+        pad_token_id=0,
+        open=Text,
+        prepare=None,
+        prepare_own=_prepare_own_texts,
+        is_cut=True,
+    ),
+    "retrieval": Task(
+        vocab_size=Retrieval.vocab_size,
+        num_labels=2,
+        pad_token_id=0,
+        open=Retrieval,
+        prepare=None,
+        model=EncoderForPairClassification,
+        collate=collate_pairs,
+        is_cut=True,
+    ),
+    "image": Task(
+        vocab_size=Image.vocab_size,
+        num_labels=Image.num_labels,
+        pad_token_id=None,
+        open=Image,
+        prepare=None,
+        collate=collate_whole,
+    ),
+    "pathfinder": Task(
+        vocab_size=Pathfinder.vocab_size,
+        num_labels=Pathfinder.num_labels,
+        pad_token_id=None,
+        open=Pathfinder,
+        prepare=_prepare_pathfinder,
+        collate=collate_whole,
     ),
 }
 
@@ -107,24 +183,69 @@ def default_folder(sizes: DataSizes) -> Path:
     return Path("data") / sizes.folder
 
 
-def check_data_folder(task: str, data: Path | None) -> None:
-    """Refuse a folder that was named and is not there.
+def check_data(task: str, data: Path | None) -> None:
+    """Refuse data that were named and are not there, and files where the task has only prepared folders.
 
     Raises:
-        ValueError: It is not there.
+        ValueError: As said.
     """
-    if data is not None and not data.is_dir():
+    if data is None or data.is_dir():
+        return
+    if not data.exists():
         raise ValueError(
             f"data is {data}, and there is no such folder: name a prepared one, leave it out to have the preset's data "
-            f"made, or make it with `nystrom data prepare {task} --to {data}`."
+            f"made, or make it with `nystrom data prepare {task}{_source(task)} --to {data}`."
         )
+    if find_task(task).prepare_own is None:
+        raise ValueError(f"data is {data}, a file; expected a folder that `nystrom data prepare {task}` made.")
+
+
+def prepared_folder(task: str, data: Path, *, max_length: int) -> Path:
+    """The prepared folder of what a user names as data, made of the user's own files where it is none.
+
+    Args:
+        task: Task.
+        data: A prepared folder, or files of the task.
+        max_length: The longest sample that the model takes; longer ones are cut.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    own = find_task(task).prepare_own
+    if own is None or (data / HEADER).is_file():
+        return data
+    folder = own(data, max_length)
+    print(f"The data of {data} lie in {folder}.")
+    return folder
+
+
+def class_names(split: Split) -> list[str]:
+    """Labels of the classes, in their order; their numbers where they have none."""
+    named = isinstance(split, ByteSplit | PictureSplit)
+    return [*split.classes] if named else [str(label) for label in range(split.num_labels)]
+
+
+def _source(task: str) -> str:
+    return "" if find_task(task).prepare else " --from FILES"
 
 
 def prepare_if_missing(task: str, folder: Path, sizes: DataSizes) -> None:
-    """Make the preset's data set where its folder is missing, with a message."""
-    if not folder.exists():
-        print(f"{folder} is not there: preparing {sizes.train} + {sizes.val} + {sizes.test} samples of {task}.")
-        find_task(task).prepare(folder, sizes)
+    """Make the preset's data set where its folder is missing, with a message.
+
+    Raises:
+        ValueError: It is read from files that the user has.
+    """
+    if folder.exists():
+        return
+    prepare = find_task(task).prepare
+    if prepare is None:
+        raise ValueError(
+            f"{folder} is not there, and {task} is read from files: make it with `nystrom data prepare {task}"
+            f"{_source(task)} --to {folder}{f' --max-length {sizes.max_length}' if find_task(task).is_cut else ''}`, "
+            "or name a prepared folder with --data."
+        )
+    print(f"{folder} is not there: preparing {sizes.train} + {sizes.val} + {sizes.test} samples of {task}.")
+    prepare(folder, sizes)
 
 
 def open_splits(task: str, folder: Path, *, positions: int, batch_size: int) -> Splits:
@@ -161,7 +282,7 @@ def check_lengths(folder: Path, name: str, split: Split, positions: int) -> None
     if (longest := int(split.lengths.max(initial=0))) > positions:
         raise ValueError(
             f"data {folder} holds a sample of {longest} tokens in {name}, but the model has {positions} positions: "
-            "name shorter data, or a preset for longer sequences."
+            "name shorter data (texts are cut by --max-length when prepared), or a preset for longer sequences."
         )
 
 

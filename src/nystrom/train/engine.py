@@ -8,7 +8,6 @@ with the weights and the curves of an unbroken one.
 import importlib.metadata
 import importlib.util
 import platform
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,23 +16,24 @@ import torch
 from transformers import set_seed
 from transformers.utils import logging
 
-from nystrom.encoder import EncoderForSequenceClassification
 from nystrom.records import Row
-from nystrom.report.plots import draw_curves
 from nystrom.shapes import check_at_least
 from nystrom.train.data import (
-    check_data_folder,
+    check_data,
     check_lengths,
+    class_names,
     default_folder,
     find_task,
     fingerprint,
     open_splits,
     prepare_if_missing,
+    prepared_folder,
 )
+from nystrom.train.finish import finish
 from nystrom.train.presets import Preset, find_preset
-from nystrom.train.results import Place, accuracy_row, result_row
+from nystrom.train.results import Place, accuracy_row
 from nystrom.train.run_folder import RunFolder
-from nystrom.train.scoring import accuracy, load_model
+from nystrom.train.scoring import accuracy, load_model, positions
 from nystrom.train.settings import Device, Precision, Settings, is_main, settle, usable_device, usable_precision
 from nystrom.train.trainer import EncoderTrainer, NotFinite, training_arguments
 
@@ -71,8 +71,9 @@ def train(
         attention: Method, a name of `nystrom methods`.
         options: Options of the method.
         preset: "nystromformer" or "skyformer", as published, or "demo" for a few minutes on two cores.
-        data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made when it is missing. A resumed run
-            knows its own.
+        data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made when it is missing and can be. A
+            resumed run knows its own. For text also your own labelled texts (.csv, .tsv, .jsonl, or a folder of them),
+            prepared under data/.
         to: Folder of the run; runs/TASK-ATTENTION-PRESET-seedSEED.
         seed: Decides start weights, order of the samples and dropout.
         resume: Go on with the run in the folder, from its last complete checkpoint.
@@ -122,14 +123,14 @@ def train(
     run = RunFolder(Path("runs") / f"{task}-{attention}-{preset}-seed{seed}" if to is None else Path(to))
     run.check(settings, resume=resume, main=is_main())
     data = run.data_folder() if data is None else Path(data)
-    check_data_folder(task, data)
+    check_data(task, data)
     if threads is not None:
         torch.set_num_threads(threads)
     trainer = _trainer(settings, chosen, data, run)
     with _no_file_bars():
         _run(trainer, settings, run, resume=resume)
         if is_main():
-            _finish(trainer, settings, run)
+            finish(trainer, settings, run)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     return run.path
@@ -150,7 +151,7 @@ def evaluate(
     Args:
         task: Task, such as "listops".
         model: Folder of a saved model, such as RUN/best.
-        data: Prepared data.
+        data: Prepared data, or what `train` was given in their place.
         split: train, val or test.
         batch_size: Samples at a time; changes nothing but speed and memory.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
@@ -165,12 +166,14 @@ def evaluate(
     check_at_least("batch_size", batch_size, 1)
     device = usable_device(device)  # pyright: ignore[reportAssignmentType]
     precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
-    check_data_folder(task, Path(data))
-    samples = find_task(task).open(Path(data), split)
+    check_data(task, Path(data))
+    wanted = find_task(task)
+    folder = prepared_folder(task, Path(data), max_length=positions(Path(model)))
+    samples = wanted.open(folder, split)
     with _no_file_bars():
-        loaded = load_model(Path(model), task, find_task(task))
-    check_lengths(Path(data), split, samples, loaded.config.max_position_embeddings)
-    share = accuracy(loaded, samples, batch_size=batch_size, device=device, precision=precision)
+        loaded = load_model(Path(model), task, wanted, num_labels=samples.num_labels)
+    check_lengths(folder, split, samples, loaded.config.max_position_embeddings)
+    share = accuracy(loaded, samples, wanted, batch_size=batch_size, device=device, precision=precision)
     place = Place(device=device, precision=precision, seed=None)
     return accuracy_row(loaded.config, f"{split} accuracy", share, len(samples), place)
 
@@ -191,10 +194,12 @@ def _trainer(settings: Settings, preset: Preset, data: Path | None, run: RunFold
     """Data, model and Trainer."""
     reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
     arguments = training_arguments(settings, preset, run, reports=reports)
-    folder = default_folder(preset.data) if data is None else data
     with arguments.main_process_first(local=False):
         if data is None:
+            folder = default_folder(preset.data)
             prepare_if_missing(settings.task, folder, preset.data)
+        else:
+            folder = prepared_folder(settings.task, data, max_length=preset.data.max_length)
     splits = open_splits(settings.task, folder, positions=preset.data.max_length, batch_size=settings.batch_size)
     digest = fingerprint(splits)
     run.check_data(digest)
@@ -208,7 +213,7 @@ def _trainer(settings: Settings, preset: Preset, data: Path | None, run: RunFold
             versions={"python": platform.python_version(), **versions},
         )
     set_seed(settings.seed)
-    model = EncoderForSequenceClassification(settings.encoder_config())
+    model = find_task(settings.task).model(settings.encoder_config(class_names(splits.train)))
     return EncoderTrainer(model, arguments, settings=settings, preset=preset, splits=splits, run=run)
 
 
@@ -243,41 +248,3 @@ def _run(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, resume:
                 f"from step {run.last_step() or 0}."
             )
         raise
-
-
-def _finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder) -> None:
-    """Curves, best model, results."""
-    state, seconds = trainer.state, trainer.seconds
-    run.write_curves(trainer.curves())
-    draw_curves(run.curves, run.plot)
-    assert state.best_global_step, "the last step is evaluated, and counts"
-    assert state.best_metric is not None
-    best = load_model(run.checkpoint(state.best_global_step), settings.task, find_task(settings.task))
-    _save(best, run.best)
-    test, val = trainer.splits.test, trainer.splits.val
-    share = accuracy(best, test, batch_size=64, device=settings.device, precision=settings.precision)
-    place = Place(device=settings.device, precision=settings.precision, seed=settings.seed)
-    rows = [
-        accuracy_row(best.config, "test accuracy", share, len(test), place),
-        accuracy_row(best.config, "validation accuracy", state.best_metric, len(val), place),
-        result_row(best.config, "largest class of test", test.majority_share, "", place),
-        result_row(best.config, "training time", seconds, "s", place),
-        result_row(best.config, "best step", state.best_global_step, "", place),
-        result_row(best.config, "steps", settings.steps, "", place),
-    ]
-    run.write_rows(rows)
-    print(
-        f"test accuracy {share:.1%} ({rows[0].low:.1%} to {rows[0].high:.1%} on {len(test)} samples), largest class "
-        f"{test.majority_share:.1%}; best after step {state.best_global_step} with validation accuracy "
-        f"{state.best_metric:.1%}; {seconds:.0f} s of training\n"
-        f"model  {run.best}\ncurves {run.curves}, {run.plot}\nrows   {run.rows}"
-    )
-
-
-def _save(model: EncoderForSequenceClassification, folder: Path) -> None:
-    """Save a model beside its place, and put it there."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.replace(folder)

@@ -21,11 +21,13 @@ class Place(NamedTuple):
         device: "cpu" or "cuda".
         precision: What was computed in.
         seed: Of the training; None where the model came from elsewhere.
+        preset: Of the training; "" where the model came from elsewhere.
     """
 
     device: str
     precision: str
     seed: int | None
+    preset: str = ""
 
 
 def accuracy_row(config: EncoderConfig, quantity: str, share: float, samples: int, place: Place) -> Row:
@@ -42,13 +44,27 @@ def result_row(
     *,
     spread: tuple[float, float] | tuple[None, None] = (None, None),
     repeats: int = 1,
+    study: str | None = None,
+    sizes: str = "",
 ) -> Row:
-    """A number that belongs to a trained model."""
+    """A number that belongs to a trained model.
+
+    Args:
+        config: Of the model.
+        quantity: What the number is of.
+        value: The number.
+        unit: Its unit.
+        place: Where it was measured.
+        spread: Its spread; the quantity says which.
+        repeats: Measurements behind it.
+        study: Name of the study; training on the model's task if not given.
+        sizes: Sizes beside those of the model.
+    """
     landmarks = config.attention_options.get("num_landmarks")
     size = "" if landmarks is None else f"-{landmarks}"
     skip = "" if config.conv_kernel_size is None else "+skip"
     return new_row(
-        study=f"train {config.task}",
+        study=f"train {config.task}" if study is None else study,
         quantity=quantity,
         method=f"{config.attention}{size}{skip}",
         value=value,
@@ -58,7 +74,8 @@ def result_row(
         repeats=repeats,
         n=config.max_position_embeddings,
         m=landmarks,
-        sizes=f"layers={config.num_hidden_layers} width={config.hidden_size} heads={config.num_attention_heads}",
+        sizes=f"layers={config.num_hidden_layers} width={config.hidden_size} heads={config.num_attention_heads}"
+        f"{f' preset={place.preset}' if place.preset else ''}{f' {sizes}' if sizes else ''}",
         dtype=place.precision,
         seed=place.seed,
         device=torch.cuda.get_device_name() if place.device == "cuda" else cpu_name(),

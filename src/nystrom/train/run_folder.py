@@ -2,7 +2,7 @@
 
     run.json        the settings of the run, its data and the versions that it started with
     checkpoint-N/   what resuming needs, after step N: the last two, and the best
-    curves.csv      step, quantity, value; curves.png the same, drawn
+    curves.csv      step, quantity, value, seconds of training until then; curves.png the same, drawn
     best/           the best model in Hugging Face format, chosen on the validation split
     rows.csv        results, as rows of `nystrom.records`
 
@@ -28,11 +28,12 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 class Point(NamedTuple):
-    """A point of a curve."""
+    """A point of a curve; `seconds` are those of training until then."""
 
     step: int
     quantity: str
     value: float
+    seconds: float
 
 
 class RunFolder:
@@ -57,7 +58,8 @@ class RunFolder:
         if main:
             check_folder(self.path)
         if not (self.path / _SETTINGS).is_file():
-            if main and any(self.path.iterdir()):
+            # A run that was killed before its first file was whole leaves that file's beginning.
+            if main and any(not entry.name.endswith(".partial") for entry in self.path.iterdir()):
                 raise ValueError(f"{self.path} is not empty and holds no run: take another folder with --to.")
             if resume:
                 raise ValueError(
@@ -141,7 +143,9 @@ class RunFolder:
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(Point._fields)
-            writer.writerows((step, quantity, repr(value)) for step, quantity, value in points)
+            writer.writerows(
+                (step, quantity, repr(value), f"{seconds:.3f}") for step, quantity, value, seconds in points
+            )
         os.replace(path, self.curves)
 
     def write_rows(self, rows: Iterable[Row]) -> None:
@@ -162,6 +166,16 @@ class RunFolder:
             return bool(sizes) and all((folder / name).stat().st_size == size for name, size in sizes.items())
         except (OSError, ValueError):
             return False
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a run."""
+        return (self.path / _SETTINGS).is_file()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has come to its end: its results are what is written last."""
+        return self.rows.is_file()
 
     @staticmethod
     def _replace(path: Path, text: str) -> None:

@@ -1,7 +1,7 @@
 """What one run does: a preset, what was changed of it, and where it runs; checked before anything is made."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -86,17 +86,21 @@ class Settings:
         """Samples that one process takes at a time."""
         return self.batch_size // (self.processes * self.accumulation)
 
-    def encoder_config(self) -> EncoderConfig:
+    def encoder_config(self, classes: Sequence[str] | None = None) -> EncoderConfig:
         """The model.
+
+        Args:
+            classes: Labels of the classes of the data; None for numbers, as many as the task has.
 
         Raises:
             ValueError: An unknown method or option, or a value that the model refuses.
         """
         task, preset = find_task(self.task), find_preset(self.task, self.preset)
+        names = [str(label) for label in range(task.num_labels)] if classes is None else classes
         return EncoderConfig(
             vocab_size=task.vocab_size,
-            id2label={label: str(label) for label in range(task.num_labels)},
-            label2id={str(label): label for label in range(task.num_labels)},
+            id2label=dict(enumerate(names)),
+            label2id={name: label for label, name in enumerate(names)},
             pad_token_id=task.pad_token_id,
             max_position_embeddings=preset.data.max_length,
             type_vocab_size=1,

@@ -23,9 +23,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from nystrom.encoder import EncoderForSequenceClassification
-from nystrom.train.batches import TrainingOrder, collate, shortest_first
-from nystrom.train.data import Splits
+from nystrom.train.batches import TrainingOrder, shortest_first
+from nystrom.train.data import Model, Splits, find_task
+from nystrom.train.memory import peak_megabytes
 from nystrom.train.presets import Preset
 from nystrom.train.run_folder import Point, RunFolder
 from nystrom.train.settings import Settings
@@ -57,7 +57,7 @@ class EncoderTrainer(Trainer):
 
     def __init__(
         self,
-        model: EncoderForSequenceClassification,
+        model: Model,
         arguments: TrainingArguments,
         *,
         settings: Settings,
@@ -66,12 +66,13 @@ class EncoderTrainer(Trainer):
         run: RunFolder,
     ):
         self.settings, self.preset, self.splits, self.run = settings, preset, splits, run
-        self._seconds, self._since = 0.0, time.monotonic()
+        self._collate = find_task(settings.task).collate
+        self._seconds, self._since, self._megabytes = 0.0, time.monotonic(), 0.0
         self.network = model
         super().__init__(
             model=model,
             args=arguments,
-            data_collator=collate,
+            data_collator=self._collate,
             train_dataset=splits.train,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
             eval_dataset=splits.val,  # pyright: ignore[reportArgumentType]
             compute_metrics=_means,
@@ -97,7 +98,7 @@ class EncoderTrainer(Trainer):
     def _loader(self, dataset: Any, order: Any, size: int) -> DataLoader:
         pin = self.settings.device != "cpu"
         return self.accelerator.prepare(
-            DataLoader(dataset, batch_size=size, sampler=order, collate_fn=collate, pin_memory=pin)
+            DataLoader(dataset, batch_size=size, sampler=order, collate_fn=self._collate, pin_memory=pin)
         )
 
     def training_step(
@@ -120,8 +121,8 @@ class EncoderTrainer(Trainer):
         return {**metrics, "eval_selection": metrics["eval_accuracy"] if counts else -1.0}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the seconds of training so far; those that an interruption lost do not count."""
-        logs["seconds"] = self.seconds
+        """Log, with the seconds and the memory of training so far; seconds that an interruption lost do not count."""
+        logs |= {"seconds": self.seconds, "megabytes": self.megabytes}
         super().log(logs, start_time)
 
     @property
@@ -129,15 +130,21 @@ class EncoderTrainer(Trainer):
         """Seconds of training, evaluations and checkpoints included."""
         return self._seconds + time.monotonic() - self._since
 
+    @property
+    def megabytes(self) -> float:
+        """The most memory that this process has held in the run, see `nystrom.train.memory`."""
+        return max(self._megabytes, peak_megabytes(self.settings.device))
+
     def restart_clock(self) -> None:
         """Count from here on, after what the log of a resumed run says."""
-        logged = [entry["seconds"] for entry in self.state.log_history if "seconds" in entry]
-        self._seconds, self._since = max(logged, default=0.0), time.monotonic()
+        logged = [entry for entry in self.state.log_history if "seconds" in entry]
+        self._seconds, self._since = max((entry["seconds"] for entry in logged), default=0.0), time.monotonic()
+        self._megabytes = max((entry["megabytes"] for entry in logged), default=0.0)
 
     def curves(self) -> list[Point]:
         """The curves so far."""
         return [
-            Point(int(entry["step"]), quantity, float(entry[name]))
+            Point(int(entry["step"]), quantity, float(entry[name]), float(entry["seconds"]))
             for entry in self.state.log_history
             for name, quantity in _CURVES.items()
             if name in entry

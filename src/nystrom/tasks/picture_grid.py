@@ -1,0 +1,49 @@
+"""A grid of pictures with their classes above them, as PNG."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A picture is enlarged by a whole factor, so that its pixels stay squares, to at least this many pixels.
+SHOWN_SIDE, GAP, CAPTION = 192, 12, 18
+
+
+def write_grid(pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], to: Path) -> None:
+    """Draw a grid of square pictures of one size.
+
+    Args:
+        pictures: Gray pixels.
+        captions: A line for each.
+        to: The file, whose name ends in .png.
+
+    Raises:
+        ValueError: There is nothing to draw, or the name ends otherwise.
+        OSError: The file cannot be written.
+    """
+    from PIL import Image, ImageDraw
+
+    if to.suffix.lower() != ".png":
+        raise ValueError(f"to is {to}; a grid of pictures is a PNG file, so the name must end in .png.")
+    if not pictures:
+        raise ValueError("there are no pictures to draw: ask for at least one, of a split that holds some.")
+    factor = math.ceil(SHOWN_SIDE / pictures[0].shape[0])
+    side = factor * pictures[0].shape[0]
+    columns = math.ceil(math.sqrt(len(pictures)))
+    rows = math.ceil(len(pictures) / columns)
+    across, down = side + GAP, side + GAP + CAPTION
+    grid = Image.new("L", (GAP + columns * across, GAP + rows * down), 255)
+    pen = ImageDraw.Draw(grid)
+    for i, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+        left, top = GAP + i % columns * across, GAP + i // columns * down
+        pen.text((left, top), caption, fill=0)
+        grid.paste(Image.fromarray(picture.repeat(factor, axis=0).repeat(factor, axis=1)), (left, top + CAPTION))
+    to.parent.mkdir(parents=True, exist_ok=True)
+    partial = to.with_name(f".{to.name}.partial")
+    try:
+        grid.save(partial, format="PNG")
+        partial.replace(to)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,261 @@
+r"""Rows of CSV, tsv and JSON lines files, plain or compressed, one at a time and as bytes.
+
+    .csv                    one header line; fields in quotes may hold commas, line ends and doubled quotes
+    .tsv                    one header line; a row is a line, a field ends at a tab, quotes are letters like any other
+    .jsonl .ndjson .json    one JSON object per line
+
+each as it is, or with .gz, .xz or .bz2 behind. Blank lines hold no row and are passed over.
+
+What is read of a text is its bytes. In CSV and tsv they are taken as they stand, valid UTF-8 or not; a byte order mark
+at the start of a file is dropped. JSON is UTF-8 by its definition, so a line of JSON lines that is not is refused.
+
+A row that cannot be read ends the reading with an error that names the file and the line: a row is never skipped.
+"""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import sys
+import zlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+from tqdm import tqdm
+
+PLAIN, COMPRESSED = (".csv", ".tsv", ".jsonl", ".ndjson", ".json"), (".gz", ".xz", ".bz2")
+READ_AHEAD = 1 << 20
+BOM = "\ufeff".encode()
+
+# The fields that are wanted, in order: the option that names one, and the names that are looked for.
+Wanted = Mapping[str, Sequence[str]]
+# Rows, each with the number of its first line.
+Numbered = Generator[tuple[int, list[bytes]], None, None]
+
+
+def plain_name(path: Path) -> str:
+    """Give the name without the ending of a compression."""
+    return path.stem if path.suffix.lower() in COMPRESSED else path.name
+
+
+def is_row_file(path: Path) -> bool:
+    """Tell by its name whether a file holds rows."""
+    return plain_name(path).lower().endswith(PLAIN)
+
+
+def read_rows(path: Path, wanted: Wanted, *, columns: Sequence[str] | None = None, progress: bool = False) -> Numbered:
+    """Read the wanted fields of each row.
+
+    Args:
+        path: File; its name tells the format.
+        wanted: The fields, each under the name of the option that chooses it; of the names given there exactly one must
+            be in the file.
+        columns: Names of the columns of a CSV or tsv file that has no header.
+        progress: Show a progress bar.
+
+    Yields:
+        The number of the line that a row begins on, and its fields.
+
+    Raises:
+        ValueError: A row or the file is broken, or lacks a field; the line is named.
+    """
+    name = plain_name(path).lower()
+    if not name.endswith(PLAIN):
+        raise ValueError(
+            f"{path} is of no kind that is read: its name must end in {', '.join(PLAIN)}, or with .gz etc."
+        )
+    line = 0
+    try:
+        with open_bytes(path, progress=progress) as file:
+            if name.endswith((".csv", ".tsv")):
+                cells = _csv_rows(file) if name.endswith(".csv") else _tsv_rows(file)
+                rows = _chosen_cells(path, cells, wanted, columns)
+            else:
+                rows = _chosen_values(file, wanted)
+            with closing(rows):
+                for line, fields in rows:
+                    yield line, fields
+    except _RowError as error:
+        raise ValueError(f"{path}, line {error.line}: {error}") from error
+    except BROKEN as error:
+        # Errors of the disk have a number, and are not ours to explain.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise cut_short(path, error, f" after line {line}") from error
+
+
+BROKEN = (EOFError, lzma.LZMAError, zlib.error, OSError)
+
+
+def cut_short(path: Path, error: Exception, place: str = "") -> ValueError:
+    """Say that a compressed file ends too early or is damaged."""
+    return ValueError(f"{path} cannot be unpacked{place} ({error}): it is cut short or damaged, fetch it again.")
+
+
+@contextmanager
+def open_bytes(path: Path, *, progress: bool = False) -> Iterator[BinaryIO]:
+    """Open a file and unpack it on the way, with a bar for what was read of it.
+
+    Raises:
+        ValueError: It is not there, or is UTF-16.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is not there or is no file: name the file to read.")
+    size = path.stat().st_size
+    with (
+        path.open("rb", buffering=0) as raw,
+        tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=not progress) as bar,
+    ):
+        counted = io.BufferedReader(cast(io.RawIOBase, _Counted(raw, bar)), READ_AHEAD)
+        unpack = {".gz": gzip.open, ".tgz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(path.suffix.lower())
+        # A second buffer, since lines are taken one by one.
+        file: Any = counted if unpack is None else io.BufferedReader(cast(Any, unpack(counted, "rb")), READ_AHEAD)
+        if file.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise ValueError(f"{path} is UTF-16: save it as UTF-8.")
+        if file.peek(3)[:3] == BOM:
+            file.read(3)
+        yield file
+
+
+class _Counted(io.RawIOBase):
+    """A file that moves a bar."""
+
+    def __init__(self, raw: IO[bytes], bar: "tqdm[Any]"):
+        self._raw, self._bar = raw, bar
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        count: int = self._raw.readinto(buffer)  # type: ignore[attr-defined]
+        self._bar.update(count)
+        return count
+
+
+class _RowError(Exception):
+    """What is wrong with the row that begins on a line."""
+
+    def __init__(self, line: int, message: str):
+        super().__init__(message)
+        self.line = line
+
+
+def _tsv_rows(file: BinaryIO) -> Numbered:
+    for number, line in enumerate(file, start=1):
+        if row := line.removesuffix(b"\n").removesuffix(b"\r"):
+            yield number, row.split(b"\t")
+
+
+def _csv_rows(file: BinaryIO) -> Numbered:
+    line = 1
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        # The csv module reads text; bytes that are no UTF-8 go through it as lone surrogates, and come out unchanged.
+        with io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="") as text:
+            reader = csv.reader(text, strict=True)
+            for cells in reader:
+                if cells:
+                    yield line, [cell.encode("utf-8", errors="surrogateescape") for cell in cells]
+                line = reader.line_num + 1
+    except csv.Error as error:
+        raise _RowError(line, f"the row is no CSV ({error}): a quote is missing, or the file is cut short.") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _chosen_cells(path: Path, rows: Numbered, wanted: Wanted, columns: Sequence[str] | None) -> Numbered:
+    with closing(rows):
+        if columns is None:
+            line, columns = _header(path, rows)
+            try:
+                names = find_names(columns, wanted)
+            except ValueError as error:
+                raise _RowError(line, f"the first line must name the columns, and {error}") from error
+        else:
+            names = [names[0] for names in wanted.values()]
+        places = [columns.index(name) for name in names]
+        for line, cells in rows:
+            if len(cells) != len(columns):
+                shown = b" ".join(cells).decode("utf-8", errors="backslashreplace")[:60]
+                raise _RowError(
+                    line,
+                    f"{len(cells)} fields where {len(columns)} are wanted ({', '.join(columns)}), beginning {shown!r}:"
+                    " the row is broken, the file is cut short, or of another kind.",
+                )
+            yield line, [cells[place] for place in places]
+
+
+def _header(path: Path, rows: Numbered) -> tuple[int, list[str]]:
+    line, header = next(rows, (1, []))
+    if not header:
+        raise ValueError(f"{path} is empty: it must begin with a header line, or the file is cut short.")
+    columns = [cell.decode("utf-8", errors="backslashreplace") for cell in header]
+    if twice := sorted({column for column in columns if columns.count(column) > 1}):
+        raise _RowError(line, f"the header names {', '.join(twice)} twice: give each column a name of its own.")
+    return line, columns
+
+
+def _chosen_values(file: BinaryIO, wanted: Wanted) -> Numbered:
+    names: list[str] = []
+    for number, line in enumerate(file, start=1):
+        if line.isspace():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise _RowError(
+                number, f"no JSON ({error}): one object per line is wanted; the file is cut short or of another kind."
+            ) from error
+        if not isinstance(row, dict):
+            raise _RowError(number, f"{line[:60]!r} is no JSON object: one object per line is wanted.")
+        try:
+            names = names or find_names(list(row), wanted)
+            if missing := [name for name in names if name not in row]:
+                raise ValueError(f"the field {missing[0]!r} is missing, which the first row has.")
+            fields = [as_bytes(row[name], name) for name in names]
+        except ValueError as error:
+            raise _RowError(number, str(error)) from error
+        yield number, fields
+
+
+def find_names(columns: Sequence[str], wanted: Wanted) -> list[str]:
+    """Find the one name of each wanted field.
+
+    Raises:
+        ValueError: There is none of the names of a field, or several.
+    """
+    found = []
+    for option, names in wanted.items():
+        there = [name for name in names if name in columns]
+        if len(there) != 1:
+            came = f"both {there[0]!r} and {there[1]!r}" if there else f"no {' or '.join(map(repr, names))}"
+            shown = ", ".join(repr(column[:40]) for column in columns[:12])
+            raise ValueError(f"there is {came} among the fields {shown}: name the right one in {option}.")
+        found += there
+    if len({*found}) < len(found):
+        raise ValueError(f"{', '.join(wanted)} name one field twice ({', '.join(found)}): name one for each.")
+    return found
+
+
+def as_bytes(value: object, name: str) -> bytes:
+    """Write a value of JSON as it would stand in a tsv file; the numbers 1 and 1.0 are both 1.
+
+    Raises:
+        ValueError: It is neither a text nor a number.
+    """
+    if isinstance(value, str):
+        try:
+            return value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name} holds half a character ({error.reason}): mend the text.") from error
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value)).encode()
+    if isinstance(value, (int, float)) and value == value:
+        return str(value).encode()
+    raise ValueError(f"{name} is {str(value)[:60]}: a text or a number is wanted.")

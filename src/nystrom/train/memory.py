@@ -1,0 +1,33 @@
+"""The most memory that this process has held: what a run needs to fit.
+
+On an accelerator what torch's allocator had given out at one moment; on the CPU what the system counts as resident, the
+interpreter, the libraries and the data that are mapped included.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+
+
+def peak_megabytes(device: str) -> float:
+    """The peak since the process began, in MB (10^6 bytes); 0 where the system does not tell.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e6
+    # Linux counts the peak of the process that started this one into getrusage's, but not into this file's.
+    if _STATUS.is_file():
+        for line in _STATUS.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name == "VmHWM":
+                return 1024 * int(value.split()[0]) / 1e6
+    if sys.platform == "darwin":
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    return 0.0

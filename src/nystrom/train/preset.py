@@ -1,0 +1,99 @@
+"""What a preset holds: the data, the training and the methods' options of one task."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class DataSizes:
+    """The data set of a preset; where it is generated, one of these sizes is made when there is none.
+
+    Attributes:
+        folder: Where, under data/.
+        train: Samples for training.
+        val: Samples to choose the best checkpoint by.
+        test: Samples for the test.
+        min_length: Generated samples are longer than this many tokens.
+        max_length: No sample, or document of one, is longer than this many tokens: the positions of the model.
+    """
+
+    folder: str
+    train: int
+    val: int
+    test: int
+    min_length: int
+    max_length: int
+
+
+@dataclass(frozen=True)
+class MethodSetting:
+    """What a preset gives to one attention method.
+
+    Attributes:
+        options: Options of the method; the others have the method's defaults.
+        conv_kernel_size: Size of the convolution of the values; None for none.
+    """
+
+    options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    conv_kernel_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Settings of one task.
+
+    Attributes:
+        task: Task.
+        name: Name.
+        source: Whose settings.
+        data: The data set.
+        batch_size: Samples per step, over all processes and accumulated parts.
+        learning_rate: At the end of the warm-up.
+        warmup_steps: Steps of linear warm-up.
+        steps: Steps.
+        evaluate_every: Steps between evaluations on the validation split, each followed by a checkpoint.
+        log_every: Steps between points of the training curve; divides `evaluate_every`.
+        best_after: The best checkpoint is chosen after this share of the steps.
+        clip_value: Each entry of a gradient is clipped to this size; None for no clipping.
+        methods: What a method is given, by its name.
+        hidden_size: Width of a token.
+        num_hidden_layers: Layers.
+        num_attention_heads: Heads.
+        intermediate_size: Width inside the feed-forward block.
+        hidden_act: Activation.
+        hidden_dropout_prob: Dropout.
+        norm: Place of the norms.
+        pooling: What the classification head reads.
+        initializer_range: Standard deviation of the start weights.
+        adam_betas: Of AdamW.
+        adam_epsilon: Of AdamW.
+        weight_decay: Of AdamW.
+    """
+
+    task: str
+    name: str
+    source: str
+    data: DataSizes
+    batch_size: int
+    learning_rate: float
+    warmup_steps: int
+    steps: int
+    evaluate_every: int
+    log_every: int
+    best_after: float = 0.0
+    clip_value: float | None = None
+    methods: Mapping[str, MethodSetting] = field(default_factory=lambda: MappingProxyType({}))
+    hidden_size: int = 64
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 2
+    intermediate_size: int = 128
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    norm: Literal["post", "pre"] = "pre"
+    pooling: Literal["mean", "first"] = "mean"
+    initializer_range: float = 0.07
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_epsilon: float = 1e-6
+    weight_decay: float = 0.0

@@ -1,0 +1,38 @@
+"""Pictures have no padding: no mask reaches the model, and black pixels are learnt from like all others."""
+
+import pytest
+import torch
+
+from nystrom.encoder import EncoderForSequenceClassification
+from nystrom.records import read_rows
+from nystrom.tasks.lra_pathfinder import Pathfinder, prepare_pathfinder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures") / "pathfinder"
+    return prepare_pathfinder(folder, train=16, val=6, test=6, workers=1, progress=False)
+
+
+def test_every_pixel_is_a_token(pictures, small_run, tmp_path, monkeypatch):
+    masks, starts = [], []
+    inner = EncoderForSequenceClassification.forward
+
+    def forward(self, *given, **named):
+        if not starts:
+            starts.append(self.nystromformer.embeddings.word_embeddings.weight.detach().clone())
+        masks.append((len(given), named.get("attention_mask")))
+        return inner(self, *given, **named)
+
+    monkeypatch.setattr(EncoderForSequenceClassification, "forward", forward)
+    changes = {"steps": 2, "warmup_steps": 0, "evaluate_every": 2, "batch_size": 4}
+    run = small_run(tmp_path / "run", task="pathfinder", data=pictures, **changes)
+    assert set(masks) == {(0, None)}
+    model = EncoderForSequenceClassification.from_pretrained(run / "best")
+    black = model.nystromformer.embeddings.word_embeddings.weight[0]
+    assert (Pathfinder(pictures, "train")[0]["input_ids"] == 0).any()
+    assert black.abs().sum() > 0
+    assert not torch.equal(black, starts[0][0])
+    assert model.config.id2label == {0: "apart", 1: "joined"}
+    row = {row.quantity: row for row in read_rows(run / "rows.csv")}["test accuracy"]
+    assert (row.study, row.n, row.repeats) == ("train pathfinder", 1024, 6)

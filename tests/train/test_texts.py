@@ -1,0 +1,107 @@
+"""A user's own labelled texts are trained on as they are: any number of classes, by their names."""
+
+import json
+
+import numpy as np
+import pytest
+
+from nystrom.encoder import EncoderForSequenceClassification
+from nystrom.records import read_rows
+from nystrom.tasks.lra_text import Text, prepare_text
+from nystrom.train.data import prepared_folder
+from nystrom.train.engine import evaluate
+
+CLASSES = ("praise", "question", "rant")
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """120 texts of three classes, one of them longer than the demo's model."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = ["text,label"]
+    for i in range(120):
+        words = rng.choice(["tea", "bus", "sea"], size=5).tolist()
+        lines.append(f"{i} {CLASSES[i % 3]} {' '.join(words)}{' long' * 200 if i == 7 else ''},{CLASSES[i % 3]}")
+    (tmp_path / "my.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "my.csv"
+
+
+def test_labelled_texts_of_three_classes_are_trained_on(own, small_run, tmp_path):
+    run = small_run(tmp_path / "run", task="text", data=own)
+    model = EncoderForSequenceClassification.from_pretrained(run / "best")
+    assert model.config.id2label == dict(enumerate(CLASSES))
+    folder = json.loads((run / "run.json").read_text())["data"]["folder"]
+    splits = {split: Text(folder, split) for split in ("train", "val", "test")}
+    assert sum(map(len, splits.values())) == 120
+    assert max(split.lengths.max() for split in splits.values()) == 512
+    row = {row.quantity: row for row in read_rows(run / "rows.csv")}["test accuracy"]
+    assert (row.study, row.repeats) == ("train text", len(splits["test"]))
+    assert evaluate("text", model=run / "best", data=own, device="cpu").value == row.value
+
+
+def test_a_run_on_own_texts_goes_on_with_or_without_their_name(
+    own, small_run, tmp_path, monkeypatch, interrupt_at, weights
+):
+    whole = small_run(tmp_path / "whole", task="text", data=own)
+    for name, data in (("named", own), ("known", None)):
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, 8)
+            with pytest.raises(KeyboardInterrupt):
+                small_run(tmp_path / name, task="text", data=own)
+        run = small_run(tmp_path / name, task="text", data=data, resume=True)
+        assert weights(run).keys() == weights(whole).keys()
+        assert all((weight == weights(whole)[key]).all() for key, weight in weights(run).items())
+
+
+def test_texts_that_changed_are_other_data(own, small_run, tmp_path):
+    small_run(tmp_path / "run", task="text", data=own)
+    own.write_text(own.read_text() + "one more,praise\n")
+    with pytest.raises(ValueError, match="whose data were others"):
+        small_run(tmp_path / "run", task="text", data=own, resume=True)
+
+
+def test_a_prepared_folder_is_used_as_it_is(data):
+    assert prepared_folder("listops", data, max_length=512) == data
+
+
+def test_a_model_of_other_classes_is_not_scored(own, small_run, tmp_path):
+    run = small_run(tmp_path / "run", task="text", data=own)
+    two = tmp_path / "two.csv"
+    two.write_text("".join(line for line in own.read_text().splitlines(keepends=True) if not line.endswith("rant\n")))
+    with pytest.raises(ValueError, match=r"trained on text, with 257 tokens and 3 classes; expected text.* 2 classes"):
+        evaluate("text", model=run / "best", data=two, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "says"),
+    [
+        ("text", "none.csv", r"none\.csv, and there is no such folder.*prepare text --from FILES"),
+        ("text", "my.doc", r"my\.doc is of no kind that is read"),
+        ("listops", "my.doc", r"my\.doc, a file; expected a folder that `nystrom data prepare listops` made"),
+    ],
+)
+def test_what_is_no_data_is_refused(small_run, tmp_path, task, name, says):
+    (tmp_path / "my.doc").write_text("text,label\n")
+    with pytest.raises(ValueError, match=says):
+        small_run(tmp_path / "run", task=task, data=tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("text", "prepare text --from FILES --to data/text-demo --max-length 512`"),
+        ("retrieval", "prepare retrieval --from FILES --to data/retrieval-demo --max-length 512`"),
+        ("image", "prepare image --from FILES --to data/image`"),
+    ],
+)
+def test_data_that_only_the_user_has_are_asked_for(small_run, tmp_path, monkeypatch, task, says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=says):
+        small_run(tmp_path / "run", task=task, data=None)
+
+
+def test_texts_longer_than_the_model_are_refused_with_the_way_to_cut_them(own, small_run, tmp_path):
+    prepare_text(own, tmp_path / "long", max_length=600, progress=False)
+    with pytest.raises(ValueError, match=r"a sample of 600 tokens .* 512 positions.*cut by --max-length"):
+        small_run(tmp_path / "run", task="text", data=tmp_path / "long")
