@@ -5,17 +5,20 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 from transformers import (
+    CONFIG_MAPPING,
     AttentionInterface,
     AutoModel,
     BertConfig,
     DebertaConfig,
     FNetConfig,
     MPNetConfig,
-    UltrabertConfig,
     WhisperConfig,
 )
 
 from nystrom.encoder import check_attention, set_attention
+
+# DeBERTa's code, under some versions of torch.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
 IDS = {"input_ids": torch.randint(3, 60, (2, 21), generator=torch.Generator().manual_seed(1))}
@@ -106,7 +109,9 @@ def test_a_model_without_attention_is_found_out():
 
 @pytest.mark.refuses
 def test_a_model_that_gains_nothing_is_found_out():
-    config = UltrabertConfig(
+    if "ultrabert" not in CONFIG_MAPPING:
+        pytest.skip("not in this version of transformers")
+    config = CONFIG_MAPPING["ultrabert"](
         **SIZES, layer_types=["sliding_attention"] * 2, pad_token_id=0, bos_token_id=1, eos_token_id=2
     )
     model = AutoModel.from_config(config, attn_implementation="nystrom").eval()

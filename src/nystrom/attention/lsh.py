@@ -82,7 +82,7 @@ def even_rotations(shape: tuple[int, int, int, int], device: torch.device) -> Fl
     The quantiles at the fractional parts of i^2 times the golden ratio: those of i itself would repeat from row to row.
     """
     count = shape[0] * shape[1] * shape[2] * shape[3]
-    if torch.compiler.is_exporting():
+    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
         # The numbers themselves: ONNX has no quantile function.
         quantile = NormalDist().inv_cdf
         numbers = [min(max(quantile(i * (i * _GOLDEN % 1) % 1), -8), 8) for i in range(1, count + 1)]
