@@ -1,0 +1,1 @@
+"""What each command does with its words: parse, import lazily, call, print."""

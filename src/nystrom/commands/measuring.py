@@ -1,0 +1,90 @@
+"""Commands that measure, and that print what was measured."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from nystrom.commands.arguments import arguments_of, positional
+
+
+def list_methods(words: list[str]) -> None:
+    """List the attention methods."""
+    from nystrom.attention.registry import METHODS
+    from nystrom.report.methods import MethodLine, methods_markdown, print_methods
+
+    def methods(markdown: bool = False) -> None:
+        """Print the attention methods: what each is, its time, its exact limit, its source and its options.
+
+        Args:
+            markdown: As a Markdown table, without the options.
+        """
+        lines = []
+        for name, method in METHODS.items():
+            options = ", ".join(f"{option.name}={option.default!r}" for option in fields(method.options))
+            lines.append(
+                MethodLine(name, method.summary, method.cost, method.exact_limit, method.source, options or "none")
+            )
+        if markdown:
+            print(methods_markdown(lines))
+        else:
+            print_methods(lines)
+
+    methods(**arguments_of(methods, words, "methods"))
+
+
+def bench_efficiency(words: list[str]) -> None:
+    """Measure attention over the length."""
+    from nystrom.bench.efficiency import run_efficiency
+    from nystrom.report import show_study
+
+    arguments = arguments_of(run_efficiency, words, "bench efficiency")
+    rows = run_efficiency(**arguments)
+    show_study(rows, Path(arguments["to"]))
+
+
+def bench_training(words: list[str]) -> None:
+    """Measure a training step."""
+    from nystrom.bench.training import run_training
+    from nystrom.report import show_study
+
+    arguments = arguments_of(run_training, words, "bench training")
+    rows = run_training(**arguments)
+    show_study(rows, Path(arguments["to"]))
+
+
+def report_study(study: str) -> Callable[[list[str]], None]:
+    """The command that prints and draws rows of a study."""
+
+    def act(words: list[str]) -> None:
+        from nystrom.records import read_rows
+        from nystrom.report.paper import paper_markdown
+        from nystrom.report.plots import draw_study
+        from nystrom.report.tables import print_study, study_markdown
+
+        def report(file: Path, *, markdown: bool = False, paper: bool = False, png: Path | None = None) -> None:
+            """Print the table of measured rows again, and draw them.
+
+            Args:
+                file: Rows that `nystrom bench` wrote.
+                markdown: Print the table as Markdown.
+                paper: Print ratios beside those that the paper printed, as Markdown.
+                png: Where to draw the plot; none is drawn if not given.
+            """
+            rows = read_rows(file)
+            if rows and rows[0].study != study:
+                raise ValueError(
+                    f"{file} holds rows of the study {rows[0].study!r}; expected {study!r}: "
+                    f"try nystrom report {rows[0].study}."
+                )
+            if paper:
+                print(paper_markdown(rows))
+            elif markdown:
+                print(study_markdown(rows))
+            else:
+                print_study(rows)
+            if png is not None:
+                draw_study(rows, png)
+
+        report(**arguments_of(report, words, f"report {study}", file=positional(report, "file")))
+
+    return act
