@@ -81,14 +81,19 @@ def uniform(
     """
     keep = _all_real(x) if keep is None else keep
     draws = even_draws(m, x.device) if draws is None else draws
+    positions = uniform_positions(keep, m, draws)
+    return at_least_float32(take(x, positions))
+
+
+def uniform_positions(keep: Bool[Tensor, "b n"], m: int, draws: Float[Tensor, " m"]) -> Int[Tensor, "b m"]:
+    """Where the real token lies that is drawn from each of m near-equal segments."""
     rank, count = ranks(keep)
-    edge = _ceil_div(torch.arange(m + 1, device=x.device) * count[:, None], m)
+    edge = _ceil_div(torch.arange(m + 1, device=keep.device) * count[:, None], m)
     start, length = edge[:, :-1], edge.diff(dim=-1)
     wanted = start + torch.minimum((draws * length).long(), (length - 1).clamp(min=0))
     # Ranks never fall, so the position of a rank is where it would be inserted; a token that is not real has the rank
     # of the real one before it, and the search finds the leftmost.
-    positions = torch.searchsorted(rank, wanted).clamp(max=x.shape[2] - 1)
-    return at_least_float32(take(x, positions))
+    return torch.searchsorted(rank, wanted).clamp(max=keep.shape[1] - 1)
 
 
 def kmeans(

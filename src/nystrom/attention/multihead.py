@@ -154,9 +154,11 @@ class NystromAttention(nn.Module):
                 "adds values to queries of the same positions: build the layer with conv_kernel_size=None."
             )
         q, k, v = self._project(query, key, value)
-        out = self.heads(q, k, v, keep=keep, query_keep=query_keep)
-        if self.conv is not None:
-            out = self.conv(v, keep=keep, to=out)
+        if self.conv is not None and self.heads.takes_skip:
+            out = self.heads(q, k, v, keep=keep, skip=self.conv.weight)
+        else:
+            out = self.heads(q, k, v, keep=keep, query_keep=query_keep)
+            out = out if self.conv is None else self.conv(v, keep=keep, to=out)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         weights = None
         if weight_queries is not None:

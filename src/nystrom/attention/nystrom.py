@@ -18,13 +18,15 @@ divide n, queries and keys may differ in number and mask.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from nystrom.attention.skip import check_skip, depthwise_skip
 from nystrom.attention.softmax import fused_softmax, softmax_attention, softmax_rows
+from nystrom.backend import Backend, check_backend, uses_triton
 from nystrom.landmarks import (
     Landmarks,
     even_draws,
@@ -38,9 +40,7 @@ from nystrom.landmarks import (
 )
 from nystrom.linalg.pinv import Inverse, StartValue, pinv
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import check_at_least, check_choice, check_inputs, zero_masked
-
-Backend = Literal["auto", "torch", "triton"]
+from nystrom.shapes import check_at_least, check_choice, check_inputs, score_scale, zero_masked
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class NystromOptions:
             checkpoints were trained; a result then depends on its neighbours) or "sequence" (largest column sum over
             the heads of one sequence: "authors" without the neighbours).
         scale: Factor on the scores; None means 1 / sqrt(d).
-        backend: "auto", "torch" or "triton".
+        backend: "auto", "torch" or "triton" (kernels for a GPU: segment means and the iterative inverse).
     """
 
     num_landmarks: int = 64
@@ -73,9 +73,7 @@ class NystromOptions:
         check_choice("pinv", self.pinv, get_args(Inverse))
         check_at_least("pinv_steps", self.pinv_steps, 0)
         check_choice("z0", self.z0, get_args(StartValue))
-        check_choice("backend", self.backend, get_args(Backend))
-        if self.backend == "triton":
-            raise ValueError("backend 'triton' has no kernel for Nyström attention yet: pass 'auto' or 'torch'.")
+        check_backend(self.backend, {"landmarks": (self.landmarks, "segment_means"), "pinv": (self.pinv, "iterative")})
 
 
 class NystromFactors(NamedTuple):
@@ -109,6 +107,7 @@ def nystrom_attention(
     z0: StartValue = "paper",
     generator: torch.Generator | None = None,
     backend: Backend = "auto",
+    skip: Float[Tensor, "h 1 taps 1"] | None = None,
 ) -> Float[Tensor, "b h n e"]:
     """Approximate softmax attention with m landmarks, in time and memory linear in n and s.
 
@@ -127,14 +126,15 @@ def nystrom_attention(
         z0: Start value, "paper" (per matrix), "authors" (over batch and heads: what published checkpoints were trained
             with; a result then depends on its neighbours) or "sequence" (over the heads: "authors" for one sequence).
         generator: Source of the draws of "uniform"; None takes tokens spread evenly, the same each time.
-        backend: "auto" or "torch"; an explicit choice that cannot run raises.
+        backend: "auto", "torch" or "triton", see `nystrom.backend`; an explicit choice that cannot run raises.
+        skip: Kernel of a convolution of the values that is added, see `depthwise_skip`; self-attention only.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
     options = NystromOptions(num_landmarks, landmarks, pinv, pinv_steps, z0, scale, backend)
     draws = random_draws(num_landmarks, generator, q.device)
-    return _attend(q, k, v, keep, query_keep, draws, options)
+    return _attend(q, k, v, keep, query_keep, draws, options, skip)
 
 
 def nystrom_factors(
@@ -229,14 +229,35 @@ def _attend(
     query_keep: Bool[Tensor, "b n"] | None,
     draws: Float[Tensor, " m"] | None,
     options: NystromOptions,
+    skip: Float[Tensor, "h 1 taps 1"] | None = None,
 ) -> Float[Tensor, "b h n e"]:
     keep, query_keep = check_inputs(q, k, v, keep, query_keep)
     m, scale = options.num_landmarks, options.scale
     n, s = q.shape[2], k.shape[2]
-    if isinstance(n, int) and isinstance(s, int) and min(n, s) <= m:
+    if skip is not None:
+        check_skip(v, skip, q, keep, query_keep)
+    short = isinstance(n, int) and isinstance(s, int) and min(n, s) <= m
+    if skip is not None and (short or not uses_triton(options.backend)):
+        return depthwise_skip(v, skip, keep=keep, to=_attend(q, k, v, keep, query_keep, draws, options))
+    if short:
         return softmax_attention(q, k, v, keep=keep, query_keep=query_keep, scale=scale)
     q, k, v = cast_for_autocast(q, k, v)
     with without_autocast(q):
+        if uses_triton(options.backend):
+            from nystrom.gpu.attention import landmark_attention
+
+            return landmark_attention(
+                q,
+                k,
+                v,
+                num_landmarks=m,
+                keep=keep,
+                query_keep=query_keep,
+                scale=score_scale(q, scale),
+                pinv_steps=options.pinv_steps,
+                z0=options.z0,
+                skip=skip,
+            )
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
         sides = _both_masks(q, k, keep, query_keep)
         factors = _factors(q, k, sides, draws, options)
@@ -315,6 +336,11 @@ class NystromHeads(nn.Module):
         super().__init__()
         self.options = NystromOptions() if options is None else options
 
+    @property
+    def takes_skip(self) -> bool:
+        """Whether `skip` is added in the same pass, rather than after it."""
+        return uses_triton(self.options.backend)
+
     def forward(
         self,
         q: Float[Tensor, "b h n d"],
@@ -323,8 +349,9 @@ class NystromHeads(nn.Module):
         *,
         keep: Bool[Tensor, "b s"] | None = None,
         query_keep: Bool[Tensor, "b n"] | None = None,
+        skip: Float[Tensor, "h 1 taps 1"] | None = None,
     ) -> Float[Tensor, "b h n e"]:
         """Attend; see `nystrom_attention`."""
         drawn = self.training and self.options.landmarks == "uniform"
         draws = torch.rand(self.options.num_landmarks, device=q.device) if drawn else None
-        return _attend(q, k, v, keep, query_keep, draws, self.options)
+        return _attend(q, k, v, keep, query_keep, draws, self.options, skip)

@@ -46,10 +46,7 @@ def depthwise_skip(
     Raises:
         ValueError: An even kernel, another number of heads, or a mask or sum that does not fit.
     """
-    if weight.ndim != 4 or weight.shape[1] != 1 or weight.shape[3] != 1 or weight.shape[2] % 2 == 0:
-        raise ValueError(f"weight has shape {tuple(weight.shape)}; expected (heads, 1, odd kernel size, 1).")
-    if v.ndim != 4 or v.shape[1] != weight.shape[0]:
-        raise ValueError(f"v has shape {tuple(v.shape)}; expected (b, h, n, e) with h = {weight.shape[0]} heads.")
+    _check_kernel(v, weight)
     check_keep("keep", keep, v, "v")
     if to is not None and to.shape != v.shape:
         raise ValueError(f"to has shape {tuple(to.shape)} but v has {tuple(v.shape)}: the convolution keeps its shape.")
@@ -67,6 +64,27 @@ def depthwise_skip(
             return _BandedConvolution.apply(v, weight[:, 0, :, 0], keep, to, not torch.is_grad_enabled())
         out = zero_masked(out, keep)
         return out if to is None else out + to
+
+
+def check_skip(v: Tensor, weight: Tensor, q: Tensor, keep: Tensor | None, query_keep: Tensor | None) -> None:
+    """Check that the convolution of the values can be added to the attention of these queries.
+
+    Raises:
+        ValueError: A kernel that does not fit the values, or cross-attention.
+    """
+    _check_kernel(v, weight)
+    if q.shape[2] != v.shape[2] or (query_keep is not None and query_keep is not keep):
+        raise ValueError(
+            f"{q.shape[2]} queries attend to {v.shape[2]} keys as cross-attention, but the skip convolution adds "
+            "values to queries of the same positions: pass skip=None, or one mask for both."
+        )
+
+
+def _check_kernel(v: Tensor, weight: Tensor) -> None:
+    if weight.ndim != 4 or weight.shape[1] != 1 or weight.shape[3] != 1 or weight.shape[2] % 2 == 0:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}; expected (heads, 1, odd kernel size, 1).")
+    if v.ndim != 4 or v.shape[1] != weight.shape[0]:
+        raise ValueError(f"v has shape {tuple(v.shape)}; expected (b, h, n, e) with h = {weight.shape[0]} heads.")
 
 
 class DepthwiseSkip(nn.Module):

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from nystrom.attention.kernelized import gaussian_sum, kernelized_attention
+from nystrom.backend import Backend, check_backend, uses_triton
 from nystrom.kernels import gaussian_kernel
 from nystrom.landmarks import even_draws, first_tokens, random_draws, ranks, take, uniform
 from nystrom.linalg.pinv import Inverse, pinv
@@ -42,6 +43,7 @@ class SkyformerOptions:
         pinv: "iterative", "ridge" or "exact".
         pinv_steps: Iterations of the iterative inverse.
         scale: Factor c in exp(-c |q - k|^2 / 2); None means 1 / sqrt(d).
+        backend: "auto", "torch" or "triton" (kernels for a GPU, with the iterative inverse).
     """
 
     num_landmarks: int = 128
@@ -49,6 +51,7 @@ class SkyformerOptions:
     pinv: Inverse = "iterative"
     pinv_steps: int = 6
     scale: float | None = None
+    backend: Backend = "auto"
 
     def __post_init__(self):
         check_at_least("num_landmarks", self.num_landmarks, 2)
@@ -56,6 +59,7 @@ class SkyformerOptions:
         check_at_least("pinv_steps", self.pinv_steps, 0)
         if not self.gamma > 0:
             raise ValueError(f"gamma is {self.gamma!r}; expected a positive number (the authors use 0.1).")
+        check_backend(self.backend, {"pinv": (self.pinv, "iterative")})
 
 
 def skyformer_attention(
@@ -71,6 +75,7 @@ def skyformer_attention(
     pinv: Inverse = "iterative",
     pinv_steps: int = 6,
     generator: torch.Generator | None = None,
+    backend: Backend = "auto",
 ) -> Float[Tensor, "b h n e"]:
     """Approximate kernelized attention with m landmarks, in time and memory linear in n and s.
 
@@ -86,11 +91,12 @@ def skyformer_attention(
         pinv: "iterative", "ridge" or "exact".
         pinv_steps: Iterations of the iterative inverse.
         generator: Source of the draws; None takes tokens spread evenly, the same each time.
+        backend: "auto", "torch" or "triton", see `nystrom.backend`; an explicit choice that cannot run raises.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
-    options = SkyformerOptions(num_landmarks, gamma, pinv, pinv_steps, scale)
+    options = SkyformerOptions(num_landmarks, gamma, pinv, pinv_steps, scale, backend)
     draws = random_draws(num_landmarks, generator, q.device)
     return _attend(q, k, v, keep, query_keep, draws, options)
 
@@ -113,6 +119,21 @@ def _attend(
     q, k, v = cast_for_autocast(q, k, v)
     dtype = v.dtype
     with without_autocast(q):
+        if uses_triton(options.backend):
+            from nystrom.gpu.attention import landmark_attention
+
+            return landmark_attention(
+                q,
+                k,
+                v,
+                num_landmarks=m,
+                keep=keep,
+                query_keep=query_keep,
+                scale=scale,
+                pinv_steps=options.pinv_steps,
+                gamma=options.gamma,
+                draws=draws,
+            )
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
         draws = even_draws(m, q.device) if draws is None else draws
         half = m // 2

@@ -53,9 +53,11 @@ class EncoderSelfAttention(nn.Module):
         q, k, v = (
             project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for project in (self.query, self.key, self.value)
         )
-        out = self.method(q, k, v, keep=keep)
-        if self.conv is not None:
-            out = self.conv(v, keep=keep, to=out)
+        if self.conv is not None and getattr(self.method, "takes_skip", False):
+            out = self.method(q, k, v, keep=keep, skip=self.conv.weight)
+        else:
+            out = self.method(q, k, v, keep=keep)
+            out = out if self.conv is None else self.conv(v, keep=keep, to=out)
         return out.transpose(1, 2).flatten(2)
 
 

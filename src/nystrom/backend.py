@@ -1,0 +1,44 @@
+"""Which code computes an attention: torch, or the Triton kernels of `nystrom.gpu`.
+
+"auto" is torch wherever the kernels have not been measured to win, and so far they have been measured nowhere: name
+"triton" to use them. An explicit choice that cannot run raises, it is never replaced.
+"""
+
+import importlib.util
+from typing import Literal, get_args
+
+from nystrom.shapes import check_choice
+
+Backend = Literal["auto", "torch", "triton"]
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]]) -> None:
+    """Refuse a backend that does not exist, is not installed, or lacks an option that is asked for.
+
+    Args:
+        backend: The choice.
+        unsupported: Of each option that kernels have one value of: what came, and that value.
+
+    Raises:
+        ValueError: With the way out.
+    """
+    check_choice("backend", backend, get_args(Backend))
+    if backend != "triton":
+        return
+    if not _HAS_TRITON:
+        raise ValueError(
+            "backend 'triton' needs the package triton, which is not installed: pip install 'nystrom[gpu]', or pass "
+            "backend='torch'."
+        )
+    for name, (came, wanted) in unsupported.items():
+        if came != wanted:
+            raise ValueError(
+                f"backend 'triton' has no kernel for {name}={came!r}: pass {name}={wanted!r}, or backend='torch'."
+            )
+
+
+def uses_triton(backend: Backend) -> bool:
+    """Whether the kernels of `nystrom.gpu` compute."""
+    return backend == "triton"

@@ -1,0 +1,1 @@
+"""Triton kernels of landmark attention; the only room that imports triton."""

@@ -1,0 +1,106 @@
+"""What all kernels share: products and roundings, loads of tokens, scores.
+
+Sums are taken in float32 at least. float32 operands are multiplied as three tf32 products, which together round about
+as one float32 product does; float16 weights and the values that they meet are multiplied as tf32, which has float16's
+precision and float32's range.
+
+In Triton's interpreter, which multiplies the bits of bfloat16 tensors and cuts where a GPU rounds, both are done in
+float32 and rounded to the nearest even number by hand: results are then a GPU's, up to the order of sums.
+"""
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+
+
+@triton.jit
+def product(x, y, PRECISION: tl.constexpr):
+    """Matrix product, accumulated in float32 at least."""
+    if x.dtype == tl.float64:
+        return tl.dot(x, y, out_dtype=tl.float64)
+    elif INTERPRETED:
+        return tl.dot(x.to(tl.float32), y.to(tl.float32), input_precision="ieee")
+    else:
+        return tl.dot(x, y, input_precision=PRECISION)
+
+
+@triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """Values of x in another dtype, the nearest ones."""
+    if INTERPRETED and dtype == tl.bfloat16 and x.dtype == tl.float32:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = bits + 0x7FFF + ((bits >> 16) & 1)
+        x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    return x.to(dtype)
+
+
+@triton.jit
+def stored(x, dtype: tl.constexpr):
+    """Values of x in the dtype of a result; float16 holds its largest number where a value passes it."""
+    if dtype == tl.float16:
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    return rounded(x, dtype)
+
+
+@triton.jit
+def place_of(x, strides, b, h, start):
+    """Pointer to the token at `start` of one sequence and head; offsets may pass 2^31."""
+    wide = tl.zeros((), tl.int64)
+    return x + (b + wide) * strides[0] + (h + wide) * strides[1] + (start + wide) * strides[2]
+
+
+@triton.jit
+def load_tokens(
+    x, strides, b, h, start, live, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
+):
+    """Tokens from `start` on of one sequence and head, zeros where they are not live: those are not read."""
+    rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
+    places = place_of(x, strides, b, h, start) + rows[:, None] * strides[2] + columns[None, :]
+    return tl.load(places, mask=live[:, None] & (columns < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def store_tokens(
+    x, strides, b, h, start, value, there, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
+):
+    """Write tokens from `start` on of one sequence and head, as far as they are there."""
+    rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
+    places = place_of(x, strides, b, h, start) + rows[:, None] * strides[2] + columns[None, :]
+    tl.store(places, stored(value, x.dtype.element_ty), mask=there[:, None] & (columns < WIDTH)[None, :])
+
+
+@triton.jit
+def load_matrix(x, first, count, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """`count` rows from row `first` on of a contiguous matrix, zeros below them."""
+    rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
+    places = x + (first + tl.zeros((), tl.int64)) * WIDTH + rows[:, None] * WIDTH + columns[None, :]
+    return tl.load(places, mask=(rows < count)[:, None] & (columns < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def store_matrix(x, first, count, value, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Write `count` rows from row `first` on of a contiguous matrix."""
+    rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
+    places = x + (first + tl.zeros((), tl.int64)) * WIDTH + rows[:, None] * WIDTH + columns[None, :]
+    tl.store(places, value, mask=(rows < count)[:, None] & (columns < WIDTH)[None, :])
+
+
+@triton.jit
+def real_tokens(keep, b, positions, count):
+    """Which positions hold a real token of sequence b, of `count` tokens; `keep` may be None."""
+    live = (positions >= 0) & (positions < count)
+    if keep is not None:
+        live &= tl.load(keep + (b + tl.zeros((), tl.int64)) * count + positions, mask=live, other=0) != 0
+    return live
+
+
+@triton.jit
+def log_weights(x, y, SCALE: tl.constexpr, GAUSSIAN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr):
+    """Scores of the rows of x and y: c x.y, or -c/2 |x - y|^2, which rounding may not leave above 0."""
+    s = product(x, tl.trans(y), PRECISION)
+    if GAUSSIAN:
+        x, y = x.to(ACC), y.to(ACC)
+        s = tl.minimum(s - 0.5 * tl.sum(x * x, 1)[:, None] - 0.5 * tl.sum(y * y, 1)[None, :], 0.0)
+    return s * SCALE

@@ -1,0 +1,295 @@
+r"""Nyström attention and Skyformer by the kernels of this room: the functions of `nystrom.attention`, in few launches.
+
+Forward: landmarks, their m x m matrix, its inverse, the right factor in splits and their join, the middle, the left
+factor with the skip. Between the passes q, k, v and tensors of size m are kept; the backward pass recomputes all
+others. It reads the queries and the gradient twice, keys and values twice (the gradient twice more, and the values once
+more, where there is a skip), and writes each gradient once.
+
+Sums over tokens are taken in spans, written apart and then added: results and gradients are the same each time.
+
+Both passes are custom operators of torch, so that compile, export, autocast, checkpointing and distributed wrappers see
+one node. A second derivative does not exist.
+
+Source: Xiong et al. (2021), arXiv:2102.03902, eq. (13)-(17); Chen et al. (2021), arXiv:2111.00035, sections 4.2, 4.4.
+"""
+
+import torch
+from torch import Tensor
+
+from nystrom.gpu import stages
+from nystrom.gpu.launch import check_launch
+from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, segment_plan, token_plan
+from nystrom.gpu.stages import Inputs, empty_like
+from nystrom.kernels import gaussian_kernel
+from nystrom.landmarks import even_draws
+from nystrom.precision import accumulator
+
+
+def landmark_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    num_landmarks: int,
+    keep: Tensor | None,
+    query_keep: Tensor | None,
+    scale: float,
+    pinv_steps: int,
+    z0: str = "paper",
+    gamma: float | None = None,
+    draws: Tensor | None = None,
+    skip: Tensor | None = None,
+) -> Tensor:
+    """Attend through landmarks, as `nystrom_attention` and, with `gamma`, as `skyformer_attention` do.
+
+    Args:
+        q: Queries (b, h, n, d).
+        k: Keys (b, h, s, d).
+        v: Values (b, h, s, e).
+        num_landmarks: Landmarks m, at most 256; n and s are larger, or there are masks.
+        keep: Real keys (b, s).
+        query_keep: Real queries (b, n).
+        scale: Factor on the scores.
+        pinv_steps: Iterations of the inverse.
+        z0: Start value of the inverse, see `nystrom.linalg.pinv`.
+        gamma: Ridge of Skyformer, whose landmarks are drawn tokens; None for Nyström attention, whose are means.
+        draws: (m,) Where in their segments the tokens of Skyformer lie; None spreads them evenly.
+        skip: (h, 1, taps, 1) Kernel of the skip convolution; keys are then the queries' own tokens.
+
+    Raises:
+        ValueError: What the kernels cannot do; the message names the way out.
+    """
+    if gamma is not None and draws is None:
+        draws = even_draws(num_landmarks, q.device)
+    taps = None if skip is None else skip[:, 0, :, 0].to(v.dtype)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    return _attention(
+        q, k, v, taps, keep, query_keep, draws, num_landmarks, scale, pinv_steps, z0, -1.0 if gamma is None else gamma
+    )[0]
+
+
+@torch.library.custom_op("nystrom::landmark_attention", mutates_args=())
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    skip: torch.Tensor | None,
+    keep: torch.Tensor | None,
+    query_keep: torch.Tensor | None,
+    draws: torch.Tensor | None,
+    m: int,
+    scale: float,
+    steps: int,
+    z0: str,
+    gamma: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The output, and what the backward pass wants; gamma below 0 means no Gaussian kernel."""
+    tensors = {"q": q, "k": k, "v": v, "keep": keep, "query_keep": query_keep, "skip": skip}
+    check_launch(m, {name: x for name, x in tensors.items() if x is not None})
+    x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
+    table, share = stages.landmarks(x)
+    matrix, root = _matrix(x, table, gamma)
+    inverse = stages.inverse(matrix, _divisors(matrix, z0), steps)
+    right, logs = stages.right(x, table)
+    out = stages.left(x, table[:, :, -m:], _middle(x, _unscaled(inverse, root), right))
+    return out, table, share, matrix, inverse, right, logs
+
+
+@_attention.register_fake
+def _(q, k, v, skip, keep, query_keep, draws, m, scale, steps, z0, gamma):
+    (b, h, _, d), e, acc = q.shape, v.shape[-1], accumulator(q.dtype)
+    rows = 2 * m if gamma < 0 else m
+    shapes = ((b, h, rows, d), (b, h, rows), (b, h, m, m), (b, h, m, m), (b, h, m, e), (b, h, m if gamma < 0 else 0))
+    return (empty_like(q, e), *(q.new_empty(shape, dtype=acc) for shape in shapes))
+
+
+@torch.library.custom_op("nystrom::landmark_attention_backward", mutates_args=())
+def _attention_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    skip: torch.Tensor | None,
+    keep: torch.Tensor | None,
+    query_keep: torch.Tensor | None,
+    draws: torch.Tensor | None,
+    table: torch.Tensor,
+    share: torch.Tensor,
+    matrix: torch.Tensor,
+    inverse: torch.Tensor,
+    right: torch.Tensor,
+    logs: torch.Tensor,
+    m: int,
+    scale: float,
+    steps: int,
+    z0: str,
+    gamma: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k, v and of the skip's kernel (empty without one)."""
+    x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    keys = table[:, :, -m:]
+    _, root = _matrix(x, table, gamma)
+    whole = _unscaled(inverse, root)
+    middle = _middle(x, whole, right)
+    statistics = stages.left_statistics(x, keys, middle, grad)
+    keys_grad, middle_grad = stages.left_landmarks(x, keys, middle, grad, *statistics)
+
+    # middle = inverse @ right, but for sequences with few queries (middle = right) or few keys (middle = their values).
+    right_grad, whole_grad = whole.mT @ middle_grad, middle_grad @ right.mT
+    if x.few is not None:
+        few_keys, few_queries = ((x.few == kind)[:, None, None, None] for kind in (FEW_KEYS, FEW_QUERIES))
+        right_grad = torch.where(few_queries, middle_grad, torch.where(few_keys, 0.0, right_grad))
+        whole_grad = torch.where(few_keys | few_queries, 0.0, whole_grad)
+    matrix_grad, root_grad = _inverse_backward(matrix, inverse, root, whole_grad, steps, z0)
+    deltas = (right_grad * right).sum(-1)
+    queries_grad = stages.right_queries(x, table, right_grad, logs, deltas)
+    table_grad = _matrix_backward(x, table, matrix, root, matrix_grad, root_grad, gamma)
+    table_grad[:, :, :m] += queries_grad
+    table_grad[:, :, -m:] += keys_grad
+    table_grad *= share[..., None]
+
+    q_grad = stages.left_queries(x, keys, middle, grad, *statistics, table_grad)
+    k_grad, v_grad = stages.right_keys(x, table, right_grad, logs, deltas, table_grad, middle_grad, grad)
+    taps_grad = q.new_empty(0) if x.conv is None else stages.skip_taps(x, grad).to(x.conv.dtype)
+    return q_grad, k_grad, v_grad, taps_grad
+
+
+@_attention_backward.register_fake
+def _(
+    grad, q, k, v, skip, keep, query_keep, draws, table, share, matrix, inverse, right, logs, m, scale, steps, z0, gamma
+):
+    return empty_like(q), empty_like(k), empty_like(v), q.new_empty(0) if skip is None else torch.empty_like(skip)
+
+
+def _keep_for_backward(ctx, inputs, output) -> None:
+    tensors, numbers = inputs[:7], inputs[7:]
+    _, *small = output
+    ctx.save_for_backward(*tensors, *small)
+    ctx.numbers = numbers
+
+
+def _backward(ctx, grad, *_):
+    tensors = ctx.saved_tensors
+    q_grad, k_grad, v_grad, taps_grad = _attention_backward(grad, *tensors, *ctx.numbers)
+    return q_grad, k_grad, v_grad, None if tensors[3] is None else taps_grad, *(None,) * 8
+
+
+_attention.register_autograd(_backward, setup_context=_keep_for_backward)
+
+
+def _inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    skip: Tensor | None,
+    keep: Tensor | None,
+    query_keep: Tensor | None,
+    draws: Tensor | None,
+    m: int,
+    scale: float,
+    gamma: float,
+) -> Inputs:
+    masked, plan = keep is not None or query_keep is not None or min(q.shape[2], k.shape[2]) <= m, None
+    gaussian = gamma >= 0
+    if masked or gaussian:
+        keys, queries = (
+            torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=q.device) if mask is None else mask
+            for x, mask in ((k, keep), (q, query_keep))
+        )
+        plan = segment_plan(keys, queries, m) if draws is None else token_plan(keys, queries, m, draws)
+    keep, query_keep = (None if x is None else x.contiguous().view(torch.uint8) for x in (keep, query_keep))
+    conv = None if skip is None else skip.contiguous()
+    return Inputs(q, k, v, conv, keep, query_keep, plan, masked, m, scale, gaussian)
+
+
+def _matrix(x: Inputs, table: Tensor, gamma: float) -> tuple[Tensor, Tensor | None]:
+    """The landmarks' matrix that is inverted, and the roots that scale it (Gaussian kernel); 1 for short sequences."""
+    if x.gaussian:
+        ridged = _ridged(x, table, gamma)
+        root = ridged.sum(-1).rsqrt()
+        return root[..., :, None] * ridged * root[..., None, :], root
+    a = (x.scale * (table[:, :, : x.m] @ table[:, :, x.m :].mT)).softmax(-1)
+    if x.few is not None:
+        a = torch.where((x.few > 0)[:, None, None, None], torch.eye(x.m, dtype=a.dtype, device=a.device), a)
+    return a, None
+
+
+def _ridged(x: Inputs, table: Tensor, gamma: float) -> Tensor:
+    eye = torch.eye(x.m, dtype=table.dtype, device=table.device)
+    return gaussian_kernel(table, table, scale=x.scale) + gamma * eye
+
+
+def _unscaled(inverse: Tensor, root: Tensor | None) -> Tensor:
+    return inverse if root is None else root[..., :, None] * inverse * root[..., None, :]
+
+
+def _divisors(matrix: Tensor, z0: str) -> Tensor | None:
+    """What the start value is divided by, where that is no matter of one matrix."""
+    if z0 == "paper":
+        return None
+    largest = matrix.abs().sum(-2).amax(-1)
+    largest = largest.amax() if z0 == "authors" else largest.amax(-1, keepdim=True)
+    return largest.expand(matrix.shape[:2]).contiguous()
+
+
+def _middle(x: Inputs, whole: Tensor, right: Tensor) -> Tensor:
+    middle = whole @ right
+    if x.few is None or x.plan is None:
+        return middle
+    few_keys, few_queries = ((x.few == kind)[:, None, None, None] for kind in (FEW_KEYS, FEW_QUERIES))
+    starts, stops = x.plan.starts[:, -x.m :], x.plan.stops[:, -x.m :]
+    places = starts.long()[:, None, :, None].expand(-1, x.v.shape[1], -1, x.v.shape[-1])
+    # What a place without a key holds, NaN perhaps, stays outside.
+    there = (stops > starts)[:, None, :, None] & few_keys
+    values = torch.where(there, x.v.gather(2, torch.where(there, places, 0)), 0.0)
+    return torch.where(few_queries, right, torch.where(few_keys, values.to(right.dtype), middle)).contiguous()
+
+
+def _inverse_backward(
+    matrix: Tensor, inverse: Tensor, root: Tensor | None, grad: Tensor, steps: int, z0: str
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the matrix that is inverted and of the roots, from that of the inverse."""
+    root_grad = None
+    if root is not None:
+        # whole = root_i inverse_ij root_j
+        weighed = grad * inverse
+        root_grad = (weighed * root[..., None, :]).sum(-1) + (weighed * root[..., :, None]).sum(-2)
+        grad = root[..., :, None] * grad * root[..., None, :]
+    divisors = _divisors(matrix, z0)
+    matrix_grad, divisor_grads = stages.inverse_backward(matrix, divisors, steps, grad.contiguous())
+    if divisors is not None:
+        # All matrices share the largest column sum, of all or of their sequence.
+        columns = matrix.abs().sum(-2)
+        shared = (0, 1) if z0 == "authors" else (1,)
+        total = divisor_grads.sum(shared, keepdim=True)[..., None]
+        most = (columns == divisors[..., None]).to(matrix.dtype)
+        axes = (*shared, 2)
+        matrix_grad = matrix_grad + matrix.sign() * (total / most.sum(axes, keepdim=True) * most)[..., None, :]
+    return matrix_grad, root_grad
+
+
+def _matrix_backward(
+    x: Inputs,
+    table: Tensor,
+    matrix: Tensor,
+    root: Tensor | None,
+    grad: Tensor,
+    root_grad: Tensor | None,
+    gamma: float,
+) -> Tensor:
+    """Gradient of the table of landmarks from that of their matrix."""
+    if root is None or root_grad is None:
+        if x.few is not None:
+            grad = torch.where((x.few > 0)[:, None, None, None], 0.0, grad)
+        scores = x.scale * matrix * (grad - (grad * matrix).sum(-1, keepdim=True))
+        return torch.cat([scores @ table[:, :, x.m :], scores.mT @ table[:, :, : x.m]], dim=2)
+    ridged = _ridged(x, table, gamma)
+    # matrix = root_i ridged_ij root_j with root = (row sums of ridged)^(-1/2)
+    weighed = grad * ridged
+    root_grad = root_grad + (weighed * root[..., None, :]).sum(-1) + (weighed * root[..., :, None]).sum(-2)
+    ridged_grad = root[..., :, None] * grad * root[..., None, :] - (0.5 * root_grad * root**3)[..., :, None]
+    # kernel_ij = exp(-c/2 |l_i - l_j|^2)
+    scores = x.scale * ridged_grad * gaussian_kernel(table, table, scale=x.scale)
+    scores = scores + scores.mT
+    return scores @ table - scores.sum(-1, keepdim=True) * table

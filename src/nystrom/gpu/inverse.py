@@ -1,0 +1,185 @@
+r"""The iterative inverse of a batch of small matrices in one launch, and its gradient in another.
+
+$$Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))),$$
+a program to a matrix, float32 at least; the reference is `nystrom.linalg.pinv`. The start value is $A^\top$ over a
+divisor: $\|A\|_1 \|A\|_\infty$, or what is given for each matrix.
+
+Matrices of at most LARGEST_WHOLE rows stay in registers; larger ones are multiplied block by block in scratch memory,
+which their program alone reads.
+"""
+
+import triton
+import triton.language as tl
+
+from nystrom.gpu.arithmetic import product
+
+
+@triton.jit
+def _load(x, M, BLOCK: tl.constexpr):
+    rows, columns = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    return tl.load(x + rows * M + columns, mask=(rows < M) & (columns < M), other=0.0)
+
+
+@triton.jit
+def _store(x, value, M, BLOCK: tl.constexpr):
+    rows, columns = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    tl.store(x + rows * M + columns, value, mask=(rows < M) & (columns < M))
+
+
+@triton.jit
+def inverse_whole(
+    a_place, divisors, z_place, M, STEPS, EVERY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Invert one matrix in registers; with EVERY all iterates are written, one after the other, the last one too."""
+    bh = tl.program_id(0).to(tl.int64)
+    a = _load(a_place + bh * M * M, M, BLOCK)
+    if divisors is None:
+        divisor = tl.max(tl.sum(tl.abs(a), 0), 0) * tl.max(tl.sum(tl.abs(a), 1), 0)
+    else:
+        divisor = tl.load(divisors + bh)
+    z = tl.trans(a) / divisor
+    out = z_place + bh * M * M * ((STEPS + 1) if EVERY else 1)
+    for step in range(0, STEPS):
+        if EVERY:
+            _store(out + step * M * M, z, M, BLOCK)
+        y = product(a, z, PRECISION)
+        x = 7.0 * y - product(y, y, PRECISION)
+        x = 15.0 * y - product(y, x, PRECISION)
+        z = 3.25 * z - 0.25 * product(z, x, PRECISION)
+    _store(out + (STEPS * M * M if EVERY else 0), z, M, BLOCK)
+
+
+@triton.jit
+def inverse_whole_backward(
+    a_place,
+    divisors,
+    iterates,
+    grad,
+    a_grad,
+    divisor_grads,
+    M,
+    STEPS,
+    PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gradient of one matrix, and of its divisor where that was given."""
+    bh = tl.program_id(0).to(tl.int64)
+    a = _load(a_place + bh * M * M, M, BLOCK)
+    zs = iterates + bh * M * M * (STEPS + 1)
+    of_z = _load(grad + bh * M * M, M, BLOCK)
+    of_a = tl.zeros_like(a)
+    for back in range(0, STEPS):
+        z = _load(zs + (STEPS - 1 - back) * M * M, M, BLOCK)
+        y = product(a, z, PRECISION)
+        x1 = 7.0 * y - product(y, y, PRECISION)
+        x2 = 15.0 * y - product(y, x1, PRECISION)
+        of_x2 = -0.25 * product(tl.trans(z), of_z, PRECISION)
+        of_z = 3.25 * of_z - 0.25 * product(of_z, tl.trans(x2), PRECISION)
+        of_y = 15.0 * of_x2 - product(of_x2, tl.trans(x1), PRECISION)
+        of_x1 = -product(tl.trans(y), of_x2, PRECISION)
+        of_y += 7.0 * of_x1 - product(of_x1, tl.trans(y), PRECISION) - product(tl.trans(y), of_x1, PRECISION)
+        of_a += product(of_y, tl.trans(z), PRECISION)
+        of_z += product(tl.trans(a), of_y, PRECISION)
+    sums, rows = tl.sum(tl.abs(a), 0), tl.sum(tl.abs(a), 1)
+    norm_1, norm_inf = tl.max(sums, 0), tl.max(rows, 0)
+    if divisors is None:
+        divisor = norm_1 * norm_inf
+    else:
+        divisor = tl.load(divisors + bh)
+    of_a += tl.trans(of_z) / divisor
+    of_divisor = -tl.sum(tl.sum(of_z * tl.trans(a), 1), 0) / (divisor * divisor)
+    if divisors is None:
+        # The gradient of a maximum is shared by those that attain it, as torch has it.
+        sign = tl.where(a > 0, 1.0, tl.where(a < 0, -1.0, 0.0))
+        most, widest = (sums == norm_1).to(a.dtype), (rows == norm_inf).to(a.dtype)
+        of_a += sign * (most * (of_divisor * norm_inf / tl.sum(most, 0)))[None, :]
+        of_a += sign * (widest * (of_divisor * norm_1 / tl.sum(widest, 0)))[:, None]
+    else:
+        tl.store(divisor_grads + bh, of_divisor)
+    _store(a_grad + bh * M * M, of_a, M, BLOCK)
+
+
+@triton.jit
+def _tile(x, i, j, M, TURNED: tl.constexpr, BLOCK: tl.constexpr):
+    rows, columns = i + tl.arange(0, BLOCK)[:, None], j + tl.arange(0, BLOCK)[None, :]
+    places = columns * M + rows if TURNED else rows * M + columns
+    return tl.load(x + places, mask=(rows < M) & (columns < M), other=0.0)
+
+
+@triton.jit
+def _multiply(
+    out,
+    x,
+    y,
+    base,
+    alpha: tl.constexpr,
+    beta: tl.constexpr,
+    M,
+    TURN_X: tl.constexpr,
+    TURN_Y: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write alpha x @ y + beta base to `out`, x and y turned where asked; `base` may be `out`, x and y may not."""
+    for i in range(0, M, BLOCK):
+        for j in range(0, M, BLOCK):
+            total = beta * _tile(base, i, j, M, False, BLOCK)
+            for l in range(0, M, BLOCK):
+                left, right = _tile(x, i, l, M, TURN_X, BLOCK), _tile(y, l, j, M, TURN_Y, BLOCK)
+                total += alpha * product(left, right, PRECISION)
+            rows, columns = i + tl.arange(0, BLOCK)[:, None], j + tl.arange(0, BLOCK)[None, :]
+            tl.store(out + rows * M + columns, total, mask=(rows < M) & (columns < M))
+    # All threads of the program see what it wrote.
+    tl.debug_barrier()
+
+
+@triton.jit
+def inverse_blocks(
+    a_place, z_place, scratch, M, STEPS, EVERY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Iterate in scratch memory: the first of STEPS + 1 (with EVERY) or of two matrices holds the start value."""
+    bh = tl.program_id(0).to(tl.int64)
+    size = M * M
+    a, y, x = a_place + bh * size, scratch + bh * 3 * size, scratch + bh * 3 * size + size
+    x2 = x + size
+    zs = z_place + bh * size * ((STEPS + 1) if EVERY else 2)
+    for step in range(0, STEPS):
+        z = zs + (step if EVERY else step % 2) * size
+        following = zs + ((step + 1) if EVERY else (step + 1) % 2) * size
+        _multiply(y, a, z, a, 1.0, 0.0, M, False, False, PRECISION, BLOCK)
+        _multiply(x, y, y, y, -1.0, 7.0, M, False, False, PRECISION, BLOCK)
+        _multiply(x2, y, x, y, -1.0, 15.0, M, False, False, PRECISION, BLOCK)
+        _multiply(following, z, x2, z, -0.25, 3.25, M, False, False, PRECISION, BLOCK)
+
+
+@triton.jit
+def inverse_blocks_backward(
+    a_place, iterates, of_a_place, of_z_place, scratch, M, STEPS, PRECISION: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Gradients of the matrix and of the start value; `of_z_place` holds the gradient of the result, then that."""
+    bh = tl.program_id(0).to(tl.int64)
+    size = M * M
+    a, of_a, of_z = a_place + bh * size, of_a_place + bh * size, of_z_place + bh * 2 * size
+    zs, y = iterates + bh * (STEPS + 1) * size, scratch + bh * 6 * size
+    x1, x2, of_x1, of_x2, of_y = y + size, y + 2 * size, y + 3 * size, y + 4 * size, y + 5 * size
+    for back in range(0, STEPS):
+        z = zs + (STEPS - 1 - back) * size
+        new, old = of_z + (back + 1) % 2 * size, of_z + back % 2 * size
+        _multiply(y, a, z, a, 1.0, 0.0, M, False, False, PRECISION, BLOCK)
+        _multiply(x1, y, y, y, -1.0, 7.0, M, False, False, PRECISION, BLOCK)
+        _multiply(x2, y, x1, y, -1.0, 15.0, M, False, False, PRECISION, BLOCK)
+        _multiply(of_x2, z, old, old, -0.25, 0.0, M, True, False, PRECISION, BLOCK)
+        _multiply(new, old, x2, old, -0.25, 3.25, M, False, True, PRECISION, BLOCK)
+        _multiply(of_y, of_x2, x1, of_x2, -1.0, 15.0, M, False, True, PRECISION, BLOCK)
+        _multiply(of_x1, y, of_x2, y, -1.0, 0.0, M, True, False, PRECISION, BLOCK)
+        _multiply(of_y, of_x1, y, of_y, -1.0, 1.0, M, False, True, PRECISION, BLOCK)
+        _multiply(of_y, y, of_x1, of_y, -1.0, 1.0, M, True, False, PRECISION, BLOCK)
+        # The term 7 of_x1.
+        for i in range(0, M, BLOCK):
+            for j in range(0, M, BLOCK):
+                rows, columns = i + tl.arange(0, BLOCK)[:, None], j + tl.arange(0, BLOCK)[None, :]
+                total = _tile(of_y, i, j, M, False, BLOCK) + 7.0 * _tile(of_x1, i, j, M, False, BLOCK)
+                tl.store(of_y + rows * M + columns, total, mask=(rows < M) & (columns < M))
+        tl.debug_barrier()
+        _multiply(of_a, of_y, z, of_a, 1.0, 1.0, M, False, True, PRECISION, BLOCK)
+        _multiply(new, a, of_y, new, 1.0, 1.0, M, True, False, PRECISION, BLOCK)

@@ -1,0 +1,142 @@
+"""How kernels are cut into programs, and what they can be given.
+
+Tile sizes, warps and stages are first choices, not tuned ones; `RANGES` are what a tuning run tries. None of it changes
+a result beyond the order of sums.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from nystrom.gpu.arithmetic import INTERPRETED
+
+LARGEST_M = LARGEST_WIDTH = 256
+# float64 is there to check the kernels with.
+LARGEST_WIDTH_FLOAT64 = 64
+SMALLEST_CAPABILITY = (8, 0)
+OLDEST_TRITON = (3, 4)
+# Largest matrices that the inverse keeps in registers without spilling them, forward and backward.
+LARGEST_WHOLE, LARGEST_WHOLE_BACKWARD = 64, 32
+# A float32 product is three tf32 products on the tensor cores, with the rounding of about one float32 product.
+FLOAT32_PRECISION = "tf32x3"
+RANGES = {"block_n": (32, 64, 128), "block_m": (16, 32, 64), "warps": (4, 8), "stages": (1, 2, 3)}
+# Bytes of a token's row at most, then tokens and landmarks of a block, warps, stages.
+_BY_ROW = ((128, 64, 64, 4, 2), (256, 64, 64, 8, 2), (512, 32, 32, 8, 2), (1024, 32, 16, 8, 1))
+# Programs per multiprocessor that a sum over tokens is split into.
+_WAVES = 4
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of the blocks of a program.
+
+    Attributes:
+        block_n: Tokens.
+        block_m: Landmarks.
+        block_d: Width of queries and keys, or more.
+        block_e: Width of values, or more.
+        warps: Warps of a program.
+        stages: Loads that are under way at a time.
+    """
+
+    block_n: int
+    block_m: int
+    block_d: int
+    block_e: int
+    warps: int = 4
+    stages: int = 2
+
+
+def tiles(m: int, d: int, e: int, dtype: torch.dtype) -> Tiles:
+    """Blocks for m landmarks and these widths, small enough for 227 KiB of shared memory and most of the registers.
+
+    Args:
+        m: Landmarks.
+        d: Width of queries and keys.
+        e: Width of values.
+        dtype: The widest that products are taken of.
+    """
+    block_d, block_e = power(d), power(e)
+    row = max(block_d, block_e) * dtype.itemsize
+    block_n, block_m, warps, stages = next(sizes for most, *sizes in _BY_ROW if row <= most)
+    return Tiles(block_n, min(power(m), block_m), block_d, block_e, warps, stages)
+
+
+def power(size: int) -> int:
+    """The power of two that holds a size, 16 at least: what blocks are made of."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def splits(tokens: int, programs: int, block_n: int, device: torch.device) -> tuple[int, int]:
+    """Number of spans that tokens are cut into for a sum over them, and the tokens of a span.
+
+    Args:
+        tokens: Tokens.
+        programs: Programs that run anyhow.
+        block_n: Tokens that a program takes at a time.
+        device: Where they run.
+    """
+    wanted = -(-_WAVES * _multiprocessors(device) // programs)
+    blocks = -(-tokens // block_n)
+    span = -(-blocks // max(1, min(wanted, blocks))) * block_n
+    return -(-tokens // span), span
+
+
+def check_launch(m: int, tensors: dict[str, Tensor]) -> None:
+    """Refuse what no kernel is made for.
+
+    Args:
+        m: Landmarks.
+        tensors: What the kernels are given, by name; q, k and v among them, of shapes that fit.
+
+    Raises:
+        ValueError: A device, Triton, dtype, width or number of landmarks; the message names the way out.
+    """
+    q, out = tensors["q"], "or pass backend='torch'"
+    if q.device.type != "cuda" and not (INTERPRETED.value and q.device.type == "cpu"):
+        raise ValueError(
+            f"backend 'triton' needs a CUDA device but q is on {q.device}: move the tensors to a GPU {out}."
+        )
+    for name, x in tensors.items():
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device} but q is on {q.device}: move them to one device {out}.")
+    if _version() < OLDEST_TRITON:
+        raise ValueError(
+            f"triton {triton.__version__} is installed; expected {'.'.join(map(str, OLDEST_TRITON))} or newer: "
+            f"pip install -U triton, {out}."
+        )
+    if q.device.type == "cuda" and torch.version.cuda and _capability(q.device) < SMALLEST_CAPABILITY:
+        came, wanted = (".".join(map(str, c)) for c in (_capability(q.device), SMALLEST_CAPABILITY))
+        raise ValueError(
+            f"{torch.cuda.get_device_name(q.device)} has compute capability {came}; expected {wanted} or "
+            f"higher: use a newer GPU {out}."
+        )
+    if q.dtype not in _DTYPES:
+        raise ValueError(f"q has dtype {q.dtype}; expected float32, bfloat16 or float16: cast it {out}.")
+    if m > LARGEST_M:
+        raise ValueError(f"num_landmarks is {m}; expected at most {LARGEST_M}: take fewer {out}.")
+    most = LARGEST_WIDTH if q.dtype != torch.float64 else LARGEST_WIDTH_FLOAT64
+    for name in ("q", "v"):
+        width = tensors[name].shape[-1]
+        if width > most:
+            raise ValueError(f"{name} has head width {width}; expected at most {most} in {q.dtype}: split heads {out}.")
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in triton.__version__.split(".")[:2])
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count

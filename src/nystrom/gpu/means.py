@@ -1,0 +1,81 @@
+"""Landmarks: the mean of the real tokens in each of a list of ranges, queries and keys in one launch.
+
+A program reads one range once. Without masks range j of m begins at token ceil(j c / m) of c, which is the rule of
+`nystrom.landmarks`; else a plan (`nystrom.gpu.plan`) names the ranges, and tokens that are not real are left out.
+"""
+
+import triton
+import triton.language as tl
+
+from nystrom.gpu.arithmetic import load_tokens, real_tokens
+
+
+@triton.jit
+def _mean(
+    x,
+    keep,
+    strides,
+    out,
+    reciprocal,
+    row,
+    b,
+    h,
+    start,
+    stop,
+    count,
+    D: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    total, size = tl.zeros((BLOCK_D,), ACC), tl.zeros((), ACC)
+    for first in range(start, stop, BLOCK_N):
+        positions = first + tl.arange(0, BLOCK_N)
+        live = real_tokens(keep, b, positions, count) & (positions < stop)
+        tokens = load_tokens(x, strides, b, h, first, live, D, BLOCK_N, BLOCK_D)
+        total += tl.sum(tokens.to(ACC), 0)
+        size += tl.sum(live.to(ACC), 0)
+    share = 1.0 / tl.maximum(size, 1.0)
+    columns = tl.arange(0, BLOCK_D)
+    tl.store(out + (row + tl.zeros((), tl.int64)) * D + columns, total * share, mask=columns < D)
+    tl.store(reciprocal + row, share)
+
+
+@triton.jit
+def means(
+    q,
+    k,
+    query_keep,
+    keep,
+    starts,
+    stops,
+    of_keys,
+    out,
+    reciprocal,
+    q_strides,
+    k_strides,
+    H,
+    N,
+    S,
+    ROWS,
+    M,
+    D: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Landmark `row % ROWS` of sequence and head `row // ROWS`, and one over the number of its tokens."""
+    row = tl.program_id(0)
+    j, bh = row % ROWS, row // ROWS
+    b, h = bh // H, bh % H
+    if starts is not None:
+        start, stop = tl.load(starts + b * ROWS + j), tl.load(stops + b * ROWS + j)
+        key = tl.load(of_keys + b * ROWS + j) != 0
+    else:
+        key = j >= M
+        i, count = (j % M).to(tl.int64), tl.where(key, S, N).to(tl.int64)
+        start, stop = ((i * count + M - 1) // M).to(tl.int32), (((i + 1) * count + M - 1) // M).to(tl.int32)
+    if key:
+        _mean(k, keep, k_strides, out, reciprocal, row, b, h, start, stop, S, D, ACC, BLOCK_N, BLOCK_D)
+    else:
+        _mean(q, query_keep, q_strides, out, reciprocal, row, b, h, start, stop, N, D, ACC, BLOCK_N, BLOCK_D)

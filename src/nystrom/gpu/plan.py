@@ -1,0 +1,102 @@
+"""Which tokens make which landmark, from the masks: integers of size n a sequence, shared by its heads.
+
+Landmarks are rows of one table per sequence and head. Softmax landmarks: m rows of queries, then m of keys, row j the
+mean of segment j. Gaussian landmarks: m rows, drawn tokens of the queries and then of the keys; queries and keys are
+compared with all of them.
+
+A sequence of at most m real keys has its keys for landmarks, one of at most m real queries its queries: see `few`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nystrom.landmarks import ranks, uniform_positions
+
+FEW_KEYS, FEW_QUERIES = 1, 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The landmarks of a batch.
+
+    Attributes:
+        starts: (b, rows) First token of each landmark.
+        stops: (b, rows) One past its last token; `starts` for a landmark without one.
+        of_keys: (b, rows) Whether they are keys.
+        query_group: (b, n) Row that a query is part of, or -1.
+        key_group: (b, s) Row that a key is part of, or -1.
+        few: (b,) FEW_KEYS or FEW_QUERIES where a sequence has at most m of them, else 0.
+        real: (b,) Landmarks that queries are compared with: all, or as many as there are keys.
+    """
+
+    starts: Tensor
+    stops: Tensor
+    of_keys: Tensor
+    query_group: Tensor
+    key_group: Tensor
+    few: Tensor
+    real: Tensor
+
+
+def segment_plan(keep: Tensor, query_keep: Tensor, m: int) -> Plan:
+    """Landmarks as means of m segments of the real queries and of the real keys, masks (b, s) and (b, n)."""
+    starts, stops, groups = zip(_segments(query_keep, m), _segments(keep, m), strict=True)
+    of_keys = (torch.arange(2 * m, device=keep.device) >= m).expand(keep.shape[0], -1)
+    few, real = _few(keep, query_keep, m)
+    key_group = torch.where(groups[1] >= 0, groups[1] + m, -1)
+    return _plan(torch.cat(starts, 1), torch.cat(stops, 1), of_keys, groups[0], key_group, few, real)
+
+
+def token_plan(keep: Tensor, query_keep: Tensor, m: int, draws: Tensor) -> Plan:
+    """Landmarks as tokens: m // 2 of the queries and the others of the keys, one drawn from each segment."""
+    half = m // 2
+    few, real = _few(keep, query_keep, m)
+    places = torch.cat(
+        [uniform_positions(query_keep, half, draws[:half]), uniform_positions(keep, m - half, draws[half:])], dim=1
+    )
+    row = torch.arange(m, device=keep.device)
+    of_keys, there = (row >= half).expand_as(places), torch.ones_like(places, dtype=torch.bool)
+    for kind, mask in ((FEW_KEYS, keep), (FEW_QUERIES, query_keep)):
+        here = (few == kind)[:, None]
+        rank, count = ranks(mask)
+        first = _position_of_rank(rank, row.expand_as(places).contiguous())
+        places = torch.where(here, first, places)
+        of_keys = torch.where(here, kind == FEW_KEYS, of_keys)
+        there = torch.where(here, row < count[:, None], there)
+    groups = []
+    for mask, side in ((query_keep, ~of_keys), (keep, of_keys)):
+        # One place more, for the rows of the other side.
+        group = torch.full((mask.shape[0], mask.shape[1] + 1), -1, dtype=torch.int64, device=keep.device)
+        groups.append(group.scatter(1, torch.where(side & there, places, mask.shape[1]), row.expand_as(places)))
+    stops = places + there.to(places.dtype)
+    return _plan(places, stops, of_keys, groups[0][:, :-1], groups[1][:, :-1], few, real)
+
+
+def _segments(keep: Tensor, m: int) -> tuple[Tensor, Tensor, Tensor]:
+    """First and last + 1 token of each of m segments, and the segment of each token; -1 for one that is not real."""
+    rank, count = ranks(keep)
+    used = count.clamp(max=m)[:, None]
+    group = torch.where(keep, rank * used // count[:, None].clamp(min=1), -1)
+    row = torch.arange(m + 1, device=keep.device)
+    # Segment j of c ranks begins at ceil(j c / m).
+    edge = (row * count[:, None] + used - 1) // used.clamp(min=1)
+    starts, lasts = _position_of_rank(rank, edge[:, :-1]), _position_of_rank(rank, edge[:, 1:] - 1)
+    there = row[:-1] < used
+    return torch.where(there, starts, 0), torch.where(there, lasts + 1, 0), group
+
+
+def _position_of_rank(rank: Tensor, wanted: Tensor) -> Tensor:
+    """Position of the real token of each rank: ranks never fall, and the search finds the leftmost."""
+    return torch.searchsorted(rank, wanted.contiguous()).clamp(max=rank.shape[1] - 1)
+
+
+def _few(keep: Tensor, query_keep: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    keys, queries = keep.sum(-1), query_keep.sum(-1)
+    few = torch.where(keys <= m, FEW_KEYS, torch.where(queries <= m, FEW_QUERIES, 0))
+    return few, torch.where(few == FEW_KEYS, keys, m)
+
+
+def _plan(*parts: Tensor) -> Plan:
+    return Plan(*(part.to(torch.int32).contiguous() for part in parts))

@@ -1,0 +1,301 @@
+r"""The right factor, $R = \mathrm{softmax}(c\, \tilde Q K^\top) V$: few queries over many keys, and its gradients.
+
+Forward, the keys are split over programs, each with a running maximum and sum; `combine` joins the splits. Backward,
+weights are recomputed of the logarithms of the sums: `right_queries` gives the gradient of the landmarks, split over
+the keys; `right_keys` gives those of keys and values, adds the gradient that a key has as part of a landmark, and that
+of the skip convolution, so that both are written once.
+
+With the Gaussian kernel the weights are not normalised: splits are added, and there is no maximum.
+"""
+
+import triton
+import triton.language as tl
+
+from nystrom.gpu.arithmetic import (
+    load_matrix,
+    load_tokens,
+    log_weights,
+    product,
+    real_tokens,
+    rounded,
+    store_matrix,
+    store_tokens,
+)
+
+
+@triton.jit
+def right_forward(
+    land,
+    k,
+    v,
+    keep,
+    sums,
+    tops,
+    totals,
+    k_strides,
+    v_strides,
+    H,
+    BH,
+    S,
+    M,
+    ROWS,
+    SPAN,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    SCALE: tl.constexpr,
+    GAUSSIAN: tl.constexpr,
+    ACC: tl.constexpr,
+    LOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    LOW_PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Sum, maximum and normaliser over one span of keys, for a block of landmarks."""
+    blocks = tl.cdiv(M, BLOCK_M)
+    pid = tl.program_id(0)
+    first, bh, split = pid % blocks * BLOCK_M, pid // blocks % BH, pid // blocks // BH
+    b, h = bh // H, bh % H
+    x = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), k.dtype.element_ty)
+    total_v = tl.zeros((BLOCK_M, BLOCK_E), ACC)
+    top, total = tl.full((BLOCK_M,), float("-inf"), ACC), tl.zeros((BLOCK_M,), ACC)
+    for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, S), BLOCK_N):
+        live = real_tokens(keep, b, start + tl.arange(0, BLOCK_N), S)
+        y = load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
+        values = load_tokens(v, v_strides, b, h, start, live, E, BLOCK_N, BLOCK_E)
+        s = tl.where(live[None, :], log_weights(x, y, SCALE, GAUSSIAN, ACC, PRECISION), float("-inf"))
+        if GAUSSIAN:
+            p = tl.exp(s)
+        else:
+            higher = tl.maximum(top, tl.max(s, 1))
+            # Before the first real key the maximum is -inf, and -inf - -inf would be NaN.
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            shrink = tl.exp(top - base)
+            p = tl.exp(s - base[:, None])
+            total = total * shrink + tl.sum(p, 1)
+            total_v = total_v * shrink[:, None]
+            top = higher
+        total_v += product(rounded(p, LOW), values.to(LOW), LOW_PRECISION)
+    row = (split * BH + bh) * M + first
+    store_matrix(sums, row, M - first, total_v, E, BLOCK_M, BLOCK_E)
+    if not GAUSSIAN:
+        rows = tl.arange(0, BLOCK_M)
+        tl.store(tops + row + rows, top, mask=first + rows < M)
+        tl.store(totals + row + rows, total, mask=first + rows < M)
+
+
+@triton.jit
+def combine(
+    sums,
+    tops,
+    totals,
+    right,
+    logs,
+    BH,
+    M,
+    SPLITS,
+    E: tl.constexpr,
+    GAUSSIAN: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Join the splits of a block of landmarks; `logs` are the logarithms of the normalisers, 0 without a real key."""
+    blocks = tl.cdiv(M, BLOCK_M)
+    pid = tl.program_id(0)
+    first, bh = pid % blocks * BLOCK_M, pid // blocks
+    rows = tl.arange(0, BLOCK_M)
+    there = first + rows < M
+    total_v = tl.zeros((BLOCK_M, BLOCK_E), ACC)
+    top, total = tl.full((BLOCK_M,), float("-inf"), ACC), tl.zeros((BLOCK_M,), ACC)
+    for split in range(SPLITS):
+        row = (split * BH + bh) * M + first
+        part = load_matrix(sums, row, M - first, E, BLOCK_M, BLOCK_E)
+        if GAUSSIAN:
+            total_v += part
+        else:
+            own = tl.load(tops + row + rows, mask=there, other=float("-inf"))
+            higher = tl.maximum(top, own)
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            before, now = tl.exp(top - base), tl.exp(own - base)
+            total = total * before + tl.load(totals + row + rows, mask=there, other=0.0) * now
+            total_v = total_v * before[:, None] + part * now[:, None]
+            top = higher
+    row = bh * M + first
+    if not GAUSSIAN:
+        empty = total == 0.0
+        total_v = total_v / tl.where(empty, 1.0, total)[:, None]
+        tl.store(logs + row + rows, tl.where(empty, 0.0, top + tl.log(tl.where(empty, 1.0, total))), mask=there)
+    store_matrix(right, row, M - first, total_v, E, BLOCK_M, BLOCK_E)
+
+
+@triton.jit
+def right_queries(
+    land,
+    k,
+    v,
+    keep,
+    grad,
+    logs,
+    deltas,
+    sums,
+    k_strides,
+    v_strides,
+    H,
+    BH,
+    S,
+    M,
+    ROWS,
+    SPAN,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    SCALE: tl.constexpr,
+    GAUSSIAN: tl.constexpr,
+    ACC: tl.constexpr,
+    LOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    LOW_PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Gradient of a block of landmarks, as queries, from one span of keys."""
+    blocks = tl.cdiv(M, BLOCK_M)
+    pid = tl.program_id(0)
+    first, bh, split = pid % blocks * BLOCK_M, pid // blocks % BH, pid // blocks // BH
+    b, h = bh // H, bh % H
+    rows = tl.arange(0, BLOCK_M)
+    there = first + rows < M
+    exact = load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D)
+    x = rounded(exact, k.dtype.element_ty)
+    grads = rounded(load_matrix(grad, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
+    if not GAUSSIAN:
+        log = tl.load(logs + bh * M + first + rows, mask=there, other=0.0)
+        delta = tl.load(deltas + bh * M + first + rows, mask=there, other=0.0)
+    total, mass = tl.zeros((BLOCK_M, BLOCK_D), ACC), tl.zeros((BLOCK_M,), ACC)
+    for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, S), BLOCK_N):
+        live = real_tokens(keep, b, start + tl.arange(0, BLOCK_N), S)
+        y = load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
+        values = load_tokens(v, v_strides, b, h, start, live, E, BLOCK_N, BLOCK_E)
+        s = tl.where(live[None, :], log_weights(x, y, SCALE, GAUSSIAN, ACC, PRECISION), float("-inf"))
+        of_weights = product(grads, tl.trans(values.to(LOW)), LOW_PRECISION)
+        if GAUSSIAN:
+            of_scores = tl.exp(s) * of_weights
+            mass += tl.sum(of_scores, 1)
+        else:
+            of_scores = tl.exp(s - log[:, None]) * (of_weights - delta[:, None])
+        total += product(rounded(of_scores, LOW), y.to(LOW), LOW_PRECISION)
+    if GAUSSIAN:
+        total -= mass[:, None] * x.to(ACC)
+    store_matrix(sums, (split * BH + bh) * M + first, M - first, total * SCALE, D, BLOCK_M, BLOCK_D)
+
+
+@triton.jit
+def right_keys(
+    land,
+    k,
+    v,
+    keep,
+    group,
+    few,
+    grad,
+    logs,
+    deltas,
+    land_grad,
+    middle_grad,
+    conv,
+    out_grad,
+    query_keep,
+    k_grad,
+    v_grad,
+    k_strides,
+    v_strides,
+    out_strides,
+    k_grad_strides,
+    v_grad_strides,
+    H,
+    S,
+    M,
+    ROWS,
+    FIRST,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    SCALE: tl.constexpr,
+    GAUSSIAN: tl.constexpr,
+    ACC: tl.constexpr,
+    LOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    LOW_PRECISION: tl.constexpr,
+    TAPS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Gradients of a tile of keys and values, whole: nothing is added to them afterwards."""
+    tiles = tl.cdiv(S, BLOCK_N)
+    pid = tl.program_id(0)
+    bh, start = pid // tiles, pid % tiles * BLOCK_N
+    b, h = bh // H, bh % H
+    positions = start + tl.arange(0, BLOCK_N)
+    live = real_tokens(keep, b, positions, S)
+    y = load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
+    values = load_tokens(v, v_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
+    of_keys, mass = tl.zeros((BLOCK_N, BLOCK_D), ACC), tl.zeros((BLOCK_N,), ACC)
+    of_values = tl.zeros((BLOCK_N, BLOCK_E), ACC)
+    for first in range(0, M, BLOCK_M):
+        columns = first + tl.arange(0, BLOCK_M)
+        x = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), k.dtype.element_ty)
+        grads = rounded(load_matrix(grad, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
+        there = live[:, None] & (columns < M)[None, :]
+        s = tl.where(there, log_weights(y, x, SCALE, GAUSSIAN, ACC, PRECISION), float("-inf"))
+        of_weights = product(values, tl.trans(grads), LOW_PRECISION)
+        if GAUSSIAN:
+            p = tl.exp(s)
+            of_scores = p * of_weights
+            mass += tl.sum(of_scores, 1)
+        else:
+            p = tl.exp(s - tl.load(logs + bh * M + columns, mask=columns < M, other=0.0)[None, :])
+            of_scores = p * (of_weights - tl.load(deltas + bh * M + columns, mask=columns < M, other=0.0)[None, :])
+        of_values += product(rounded(p, LOW), grads, LOW_PRECISION)
+        of_keys += product(rounded(of_scores, LOW), x.to(LOW), LOW_PRECISION)
+    if GAUSSIAN:
+        of_keys -= mass[:, None] * y.to(ACC)
+    of_keys *= SCALE
+
+    if group is not None:
+        own = tl.load(group + b * S + positions, mask=live, other=-1)
+    else:
+        own = FIRST + (positions.to(tl.int64) * M // S).to(tl.int32)
+    part = live & (own >= 0)
+    wide = tl.arange(0, BLOCK_D)
+    places = land_grad + ((bh * ROWS + own).to(tl.int64) * D)[:, None] + wide[None, :]
+    of_keys += tl.load(places, mask=part[:, None] & (wide < D)[None, :], other=0.0)
+    if few is not None:
+        # With few keys their values are the middle: landmark j is key j.
+        middle = part & (tl.load(few + b) == 1)
+        wide_e = tl.arange(0, BLOCK_E)
+        places = middle_grad + ((bh * M + own - FIRST).to(tl.int64) * E)[:, None] + wide_e[None, :]
+        of_values += tl.load(places, mask=middle[:, None] & (wide_e < E)[None, :], other=0.0)
+    if TAPS > 0:
+        # Token j has the weight w[j - i + half] in the output of token i.
+        mine, others = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, BLOCK_N)[None, :]
+        for block in tl.static_range(0, (BLOCK_N + TAPS - 2) // BLOCK_N + 1):
+            away = block * BLOCK_N
+            near = start - TAPS // 2 + away
+            tap = mine - others - away + TAPS - 1
+            band = tl.load(conv + h * TAPS + tap, mask=(tap >= 0) & (tap < TAPS), other=0.0)
+            # A token that is not real gives no output; `query_keep` is `keep` here.
+            lit = real_tokens(query_keep, b, near + tl.arange(0, BLOCK_N), S)
+            grads = load_tokens(out_grad, out_strides, b, h, near, lit, E, BLOCK_N, BLOCK_E)
+            of_values += product(band.to(grads.dtype), grads, PRECISION)
+    inside = positions < S
+    store_tokens(
+        k_grad, k_grad_strides, b, h, start, tl.where(live[:, None], of_keys, 0.0), inside, D, BLOCK_N, BLOCK_D
+    )
+    store_tokens(
+        v_grad, v_grad_strides, b, h, start, tl.where(live[:, None], of_values, 0.0), inside, E, BLOCK_N, BLOCK_E
+    )
