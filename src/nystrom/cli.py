@@ -76,7 +76,7 @@ def _overview(within: str) -> str:
 COMMANDS: dict[str, Command] = {
     "train": Command("train a model on a task, such as listops", training.train_model),
     "evaluate": Command("measure a trained model on a task", training.evaluate_model),
-    "data prepare listops": Command("generate the ListOps data of the Long Range Arena", data.prepare_listops_data),
+    "data prepare listops": Command("draw ListOps' expressions, or read the published ones", data.prepare_listops_data),
     "data prepare text": Command(
         "prepare IMDB reviews, or labelled texts of your own, as bytes", data.prepare_text_files
     ),
@@ -88,7 +88,6 @@ COMMANDS: dict[str, Command] = {
         "draw Pathfinder's pictures, or read the published ones", data.prepare_pathfinder_data
     ),
     "data show": Command("look at samples of a prepared task", data.show_data),
-    "data import listops": Command("read ListOps from the official tsv files", data.import_listops),
     "lra run": Command("train methods on the tasks of the Long Range Arena, several runs at a time", training.lra_run),
     "lra table": Command("their accuracies over seeds, beside those of the two papers", training.lra_table),
     "lra curves": Command("their accuracies over the time of training (Fig. 2 of Skyformer)", training.lra_curves),

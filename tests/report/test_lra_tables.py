@@ -11,7 +11,7 @@ from nystrom.report.lra_tables import lra_lines, lra_markdown, print_lra
 from nystrom.report.paper_lra import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
 
 
-def rows_of(task, method, shares, preset="skyformer", steps=50_000, samples=2_000, first_seed=0):
+def rows_of(task, method, shares, preset="skyformer", steps=50_000, samples=2_000, first_seed=0, n=None):
     rows = []
     for seed, share in enumerate(shares, first_seed):
         for quantity, value, repeats in (("test accuracy", share, samples), ("steps", steps, 1)):
@@ -23,6 +23,7 @@ def rows_of(task, method, shares, preset="skyformer", steps=50_000, samples=2_00
                 unit="",
                 device="a device",
                 repeats=repeats,
+                n=n,
                 sizes=f"layers=2 preset={preset}",
                 seed=seed,
                 command=f"nystrom train {task} --attention {method} --seed {seed} --to runs/{seed}",
@@ -116,6 +117,8 @@ def test_presets_are_lines_of_their_own():
         (rows_of("listops", "softmax", [0.5]), r"two runs of softmax \(skyformer\) on listops with seed 0.*0\.3.*0\.5"),
         (rows_of("listops", "softmax", [0.5], steps=9, first_seed=1), "differ in steps: 50000, 9"),
         (rows_of("listops", "softmax", [0.5], samples=9, first_seed=1), "differ in test samples: 2000, 9"),
+        (rows_of("listops", "softmax", [0.5], n=4096, first_seed=1), "differ in positions: None, 4096"),
+        (rows_of("listops", "softmax", [0.3], n=4096), r"two runs of softmax \(skyformer\) on listops with seed 0"),
         (rows_of("listops", "softmax-2", [0.5], first_seed=1), "differ in method: softmax, softmax-2"),
         (rows_of("mnist", "softmax", [0.5]), "rows are of mnist; expected tasks among listops"),
     ],
@@ -136,6 +139,8 @@ def test_the_notes_say_steps_samples_and_commands(capsys):
     assert "- listops (skyformer): 50,000 steps, 2,000 test samples; softmax, nystrom-128." in text
     assert "    nystrom train listops --attention softmax --seed SEED\n" in text
     assert text.count("nystrom train listops") == 2
+    larger = lra_markdown(rows_of("pathfinder", "softmax", [0.5], n=4096))
+    assert "- pathfinder (skyformer): 50,000 steps, 2,000 test samples, 4,096 positions; softmax." in larger
     header, rule, *body = text.split("\n\n")[0].splitlines()
     assert {line.count("|") for line in (header, rule, *body)} == {8}
     print_lra(rows)

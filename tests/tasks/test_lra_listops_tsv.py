@@ -124,12 +124,12 @@ def test_a_wrong_target_is_found_far_down(official, monkeypatch):
 
 
 def test_official_files_become_a_data_set(official, tmp_path, capsys):
-    to = import_tsv(official, tmp_path / "to", progress=False)
+    to = prepare_listops(tmp_path / "to", source=official, progress=False)
     data = ListOps(to, "val")
     assert data.labels.tolist() == [4, 5, 7]
     assert data.lengths.tolist() == [4, 7, 1]
     before = (to / "dataset.json").stat().st_mtime_ns
-    assert import_tsv(official, to, progress=False) == to
+    assert prepare_listops(to, source=official, progress=False) == to
     assert "already holds this data set" in capsys.readouterr().err
     assert (to / "dataset.json").stat().st_mtime_ns == before
 
@@ -143,19 +143,45 @@ def test_other_official_files_are_not_taken_for_these(official, tmp_path):
 
 def test_missing_official_files_are_named(official, tmp_path):
     (official / "basic_val.tsv").unlink()
-    with pytest.raises(ValueError, match=r"lacks basic_val.tsv: name the folder"):
+    with pytest.raises(ValueError, match=r"official lacks basic_val.tsv: take all three official files"):
         import_tsv(official, tmp_path / "to", progress=False)
+    with pytest.raises(ValueError, match=r"is one of three official files: name their folder, .*official\."):
+        import_tsv(official / "basic_test.tsv", tmp_path / "to", progress=False)
+
+
+@pytest.mark.parametrize("inside", ["listops-1000", "lra_release/listops-1000"])
+def test_official_files_are_found_inside_of_their_release(official, tmp_path, inside):
+    (tmp_path / "release" / inside).parent.mkdir(parents=True)
+    official.rename(tmp_path / "release" / inside)
+    to = prepare_listops(tmp_path / "to", source=tmp_path / "release", progress=False)
+    assert ListOps(to, "train").labels.tolist() == [4, 5, 7]
+
+
+@pytest.mark.parametrize(("source", "came"), [("nowhere", "is not there"), ("", "holds no official ListOps files")])
+def test_a_source_without_official_files_says_where_they_are_published(tmp_path, source, came):
+    with pytest.raises(
+        ValueError, match=f"{came}: name the folder of basic_train.tsv.*https://storage.*, or leave --from out"
+    ):
+        prepare_listops(tmp_path / "to", source=tmp_path / source, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_decides_a_draw_cannot_be_chosen_for_official_files(official, tmp_path):
+    with pytest.raises(ValueError, match="train, seed, max_length cannot be chosen for published files"):
+        prepare_listops(tmp_path / "to", source=official, train=3, seed=0, max_length=50, progress=False)
+    assert list(tmp_path.iterdir()) == [official]
 
 
 def test_a_prepared_data_set_goes_out_and_comes_back(tmp_path):
     made = prepare_listops(
         tmp_path / "made", train=60, val=20, test=20, min_length=10, max_length=90, tsv=True, progress=False
     )
-    back = import_tsv(made, tmp_path / "back", progress=False)
+    back = prepare_listops(tmp_path / "back", source=made, tsv=True, progress=False)
     for split in SPLITS:
         for part in ("tokens", "offsets", "labels"):
             name = f"{split}_{part}.npy"
             assert (made / name).read_bytes() == (back / name).read_bytes()
+        assert (made / f"basic_{split}.tsv").read_bytes() == (back / f"basic_{split}.tsv").read_bytes()
     assert json.loads((back / "dataset.json").read_text())["settings"]["origin"] == "official files"
 
 

@@ -217,6 +217,10 @@ def test_published_pictures_are_read_and_split(release, tmp_path):
     assert seen == check(read(release / "curv_contour_length_14", tmp_path / "again"))
     assert seen == check(read(tmp_path, tmp_path / "above"))
     assert seen != check(read(release, tmp_path / "other", seed=1))
+    # As the published archive is unpacked.
+    (tmp_path / "unpacked" / "lra_release" / "lra_release").mkdir(parents=True)
+    release.rename(tmp_path / "unpacked" / "lra_release" / "lra_release" / "pathfinder32")
+    assert seen == check(read(tmp_path / "unpacked" / "lra_release", tmp_path / "inside"))
 
 
 @pytest.mark.parametrize("kind", ["U", "S"])

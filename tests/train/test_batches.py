@@ -55,6 +55,9 @@ def test_a_batch_is_padded_at_its_end_and_says_what_is_real():
     assert batch["attention_mask"].tolist() == [[True, True, True], [True, False, False]]
     assert batch["labels"].tolist() == [7, 0]
     assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+    longer = collate(samples, length=5)
+    assert longer["input_ids"].tolist() == [[3, 4, 5, 0, 0], [9, 0, 0, 0, 0]]
+    assert longer["attention_mask"].sum(-1).tolist() == [3, 1]
 
 
 def test_pairs_are_padded_to_the_longest_document_of_all():
@@ -65,6 +68,10 @@ def test_pairs_are_padded_to_the_longest_document_of_all():
     batch = collate_pairs(samples)
     assert batch["input_ids"].tolist() == [[[3, 4, 0], [9, 0, 0]], [[5, 0, 0], [6, 7, 8]]]
     assert batch["attention_mask"].sum(-1).tolist() == [[2, 1], [1, 3]]
+    assert collate_pairs(samples, length=4)["input_ids"].tolist() == [
+        [[3, 4, 0, 0], [9, 0, 0, 0]],
+        [[5, 0, 0, 0], [6, 7, 8, 0]],
+    ]
     assert batch["labels"].tolist() == [1, 0]
 
 
@@ -80,6 +87,8 @@ def test_samples_without_a_mask_have_one_length():
     samples = [{"input_ids": np.zeros(n, dtype=np.uint8), "labels": 0} for n in (2, 3)]
     with pytest.raises(ValueError, match="samples have 2 to 3 tokens; expected one length"):
         collate_whole(samples)
+    with pytest.raises(ValueError, match="samples have 2 to 2 tokens; expected 3"):
+        collate_whole(samples[:1], length=3)
 
 
 def test_a_loader_fetches_a_batch_at_a_time(data, monkeypatch):

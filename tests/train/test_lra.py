@@ -19,6 +19,8 @@ from nystrom.cli import main
 from nystrom.records import read_rows
 from nystrom.tasks.lra_listops import prepare_listops
 from nystrom.train.lra import run_grid
+from nystrom.train.lra_child import train_words
+from nystrom.train.lra_processes import Grid
 
 SMALL = {"tasks": ["listops"], "methods": ["softmax"], "seeds": [0], "preset": "demo", "steps": 60, "threads": 1}
 NAME = "listops-softmax-demo-seed0"
@@ -79,6 +81,19 @@ def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
         assert test.torch
         assert 50 < of["peak memory"].value < 5000
         assert test.command.startswith(f"nystrom train listops --attention {method} --preset demo --seed 0 --steps 60")
+
+
+def test_the_command_of_a_run_says_what_was_chosen():
+    arguments = {"task": "text", "steps": 5, "threads": None, "compile": True, "resume": False}
+    assert train_words(arguments) == ["train", "text", "--steps", "5", "--compile"]
+
+
+def test_a_grid_compiles_where_it_is_asked_to(grid, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("nystrom.train.lra.check_compiler", asked.append)
+    monkeypatch.setattr(Grid, "train", lambda self, runs: asked.extend(run.arguments["compile"] for run in runs))
+    grid(tmp_path, compile=True)
+    assert asked == ["cpu", True]
 
 
 def test_what_is_finished_is_skipped(whole, grid, capsys, monkeypatch):
@@ -170,6 +185,13 @@ def test_what_cannot_be_run_is_refused_before_any_training(whole, grid, monkeypa
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     with pytest.raises(ValueError, match=says):
         grid(whole, **wrong)
+
+
+@pytest.mark.parametrize("last", ["lisops", "text"])
+def test_nothing_is_drawn_for_a_grid_that_cannot_run(grid, tmp_path, monkeypatch, last):
+    monkeypatch.setattr("nystrom.train.data.prepare_listops", lambda *_, **__: pytest.fail("data were drawn"))
+    with pytest.raises(ValueError, match=r"'lisops' is unknown|prepare text --from FILES"):
+        grid(tmp_path / "runs", tasks=["listops", last], data=tmp_path / "none")
 
 
 def test_other_data_are_refused_before_any_training(whole, grid, tmp_path, monkeypatch):

@@ -97,6 +97,17 @@ def test_a_run_is_resumed_with_its_own_settings_only(run, settings):
         run.check(dataclasses.replace(settings, attention="softmax"), resume=True, main=True)
 
 
+def test_a_run_that_began_before_there_was_a_setting_had_its_default(run, settings):
+    start(run, settings)
+    content = json.loads((run.path / "run.json").read_text())
+    del content["settings"]["compile"], content["settings"]["positions"]
+    (run.path / "run.json").write_text(json.dumps(content))
+    run.check(settings, resume=True, main=True)
+    other = dataclasses.replace(settings, compile=True, positions=4096)
+    with pytest.raises(ValueError, match="compile is True but was False; positions is 4096 but was None"):
+        run.check(other, resume=True, main=True)
+
+
 def test_a_run_is_resumed_with_its_own_data_only(run, settings):
     start(run, settings)
     run.check_data("00000000")

@@ -1,13 +1,13 @@
-"""Commands on data: prepare, import, show."""
+"""Commands on data: prepare, show."""
 
 from nystrom.commands.arguments import arguments_of, from_option, positional
 
 
 def prepare_listops_data(words: list[str]) -> None:
-    """Generate ListOps."""
-    from nystrom.tasks.lra_listops import prepare_listops
+    """Draw or read ListOps."""
+    from nystrom.tasks.lra_listops import prepare_listops as prepare
 
-    print(prepare_listops(**arguments_of(prepare_listops, words, "data prepare listops")))
+    print(prepare(**arguments_of(prepare, words, "data prepare listops", source=from_option(prepare))))
 
 
 def prepare_text_files(words: list[str]) -> None:
@@ -36,13 +36,6 @@ def prepare_pathfinder_data(words: list[str]) -> None:
     from nystrom.tasks.lra_pathfinder import prepare_pathfinder as prepare
 
     print(prepare(**arguments_of(prepare, words, "data prepare pathfinder", source=from_option(prepare))))
-
-
-def import_listops(words: list[str]) -> None:
-    """Read ListOps from its tsv files."""
-    from nystrom.tasks.lra_listops_tsv import import_tsv
-
-    print(import_tsv(**arguments_of(import_tsv, words, "data import listops")))
 
 
 def show_data(words: list[str]) -> None:

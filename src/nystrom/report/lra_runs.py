@@ -37,6 +37,7 @@ class Cell:
         error: Binomial standard error of a single run: how far another draw of as many test samples moves it.
         samples: Test samples.
         steps: Of training; None where the rows do not say.
+        positions: Of the model; None where the rows do not say.
         method: As the rows name it, with its sizes.
     """
 
@@ -46,6 +47,7 @@ class Cell:
     error: float
     samples: int
     steps: int | None
+    positions: int | None
     method: str
 
 
@@ -65,7 +67,7 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Cell]]:
         task, line = row.study.removeprefix("train "), Line(_base(row.method), _preset(row))
         run = runs.setdefault((task, line), {}).setdefault(row.seed, {})
         before = run.setdefault(row.quantity, row)
-        if (before.value, before.method) != (row.value, row.method):
+        if (before.value, before.method, before.n) != (row.value, row.method, row.n):
             raise ValueError(
                 f"rows hold two runs of {line.method} ({line.preset}) on {task} with seed {row.seed}, one with "
                 f"{row.quantity} {before.value:g} and one with {row.value:g}: tabulate them apart."
@@ -90,6 +92,7 @@ def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Cell:
     steps = [int(run["steps"].value) if "steps" in run else None for run in runs]
     for what, values in (
         ("steps", steps),
+        ("positions", [run["test accuracy"].n for run in runs]),
         ("method", [run["test accuracy"].method for run in runs]),
         ("test samples", [run["test accuracy"].repeats for run in runs]),
         ("dtype", [run["test accuracy"].dtype for run in runs]),
@@ -108,6 +111,7 @@ def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Cell:
         error=100 * math.sqrt(mean * (1 - mean) / first.repeats),
         samples=first.repeats,
         steps=steps[0],
+        positions=first.n,
         method=first.method,
     )
 

@@ -107,12 +107,13 @@ def _known(cells: dict[Line, dict[str, Cell]]) -> dict[Line, dict[str, Cell]]:
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    """Steps, test samples, landmarks and where it ran; a line each for what several methods share."""
+    """Steps, test samples, positions, landmarks and where it ran; a line each for what several methods share."""
     shared: dict[tuple[str, str], list[str]] = {}
     for line, row in lra_cells(rows).items():
         for task, cell in row.items():
             steps = "unknown" if cell.steps is None else f"{cell.steps:,}"
-            what = f"{steps} steps, {cell.samples:,} test samples"
+            positions = "" if cell.positions is None else f", {cell.positions:,} positions"
+            what = f"{steps} steps, {cell.samples:,} test samples{positions}"
             preset = f" ({line.preset})" if line.preset else ""
             shared.setdefault((f"{task}{preset}", what), []).append(cell.method)
     notes = [f"{task}: {what}; {', '.join(dict.fromkeys(methods))}." for (task, what), methods in shared.items()]

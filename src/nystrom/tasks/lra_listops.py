@@ -1,4 +1,4 @@
-"""ListOps of the Long Range Arena: make the data set, and open it.
+"""ListOps of the Long Range Arena: draw the data set or read the published one, and open it.
 
 A sample is a nested expression of 500 to 2,000 tokens over MIN, MAX, MED and SM, its class the digit it evaluates to.
 What is drawn is said in `lra_listops_expressions`, what lies on disk in `token_files`, and `lra_listops_tsv` reads and
@@ -17,10 +17,10 @@ import hashlib
 import os
 import sys
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -28,39 +28,44 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from nystrom.tasks.lra_listops_expressions import VOCABULARY, Limits, draw
-from nystrom.tasks.lra_listops_tsv import export_tsv
+from nystrom.tasks.lra_listops_tsv import export_tsv, import_tsv
 from nystrom.tasks.token_files import Samples, gather, holds, new_folder, open_split, verify, write_split
 
 TASK = "listops"
+PUBLISHED = {"test": 2_000, "val": 2_000, "train": 96_000, "seed": 0}
+PUBLISHED |= {"min_length": 500, "max_length": 2_000, "max_depth": 10, "max_args": 10}
 
 
 def prepare_listops(
     to: Path,
     *,
-    train: int = 96000,
-    val: int = 2000,
-    test: int = 2000,
-    seed: int = 0,
-    min_length: int = 500,
-    max_length: int = 2000,
-    max_depth: int = 10,
-    max_args: int = 10,
+    source: Path | None = None,
+    train: int | None = None,
+    val: int | None = None,
+    test: int | None = None,
+    seed: int | None = None,
+    min_length: int | None = None,
+    max_length: int | None = None,
+    max_depth: int | None = None,
+    max_args: int | None = None,
     tsv: bool = False,
     workers: int | None = None,
     progress: bool = True,
 ) -> Path:
-    """Make the ListOps data set of the Long Range Arena.
+    """Draw the ListOps data set of the Long Range Arena, or read the published one.
 
     Args:
         to: Folder to make. If it already holds a data set with these settings, that one is used.
-        train: Samples for training.
-        val: Samples for validation.
-        test: Samples for the test.
-        seed: Decides the samples, together with the lengths, depth and arguments.
-        min_length: Expressions are longer than this many tokens.
-        max_length: Expressions are shorter than this many tokens.
-        max_depth: Nesting depth at which only digits are left; a lone digit has depth 1.
-        max_args: The most arguments an operator takes; the fewest are 2.
+        source: The folder of the published basic_train.tsv, basic_val.tsv and basic_test.tsv, or the release around it,
+            to read instead of drawing.
+        train: Samples for training; 96,000 if not given.
+        val: Samples for validation; 2,000 if not given.
+        test: Samples for the test; 2,000 if not given.
+        seed: Decides the samples, together with the lengths, depth and arguments; 0 if not given.
+        min_length: Expressions are longer than this many tokens; 500 if not given.
+        max_length: Expressions are shorter than this many tokens; 2,000 if not given.
+        max_depth: Nesting depth at which only digits are left; a lone digit has depth 1. 10 if not given.
+        max_args: The most arguments an operator takes, 10 if not given; the fewest are 2.
         tsv: Also write basic_train.tsv, basic_val.tsv and basic_test.tsv, the official form, into the folder.
         workers: Threads to draw with; all cores if not given. They do not change the result.
         progress: Show a progress bar.
@@ -69,32 +74,25 @@ def prepare_listops(
         The folder, ready for `ListOps`.
 
     Raises:
-        ValueError: A setting is impossible, the folder is taken or cannot be written (all said before the work), or
-            there are fewer different expressions than samples asked for.
+        ValueError: A setting is impossible, the folder is taken or cannot be written (all said before the work), there
+            are fewer different expressions than samples asked for, or the source is missing or broken (file and line
+            are named).
     """
     to = Path(to).expanduser().resolve()
-    sizes = {"test": test, "val": val, "train": train}
-    for name, size in sizes.items():
-        if size < 0:
-            raise ValueError(f"{name} must be at least 0 samples, got {size}.")
-    if not any(sizes.values()):
-        raise ValueError("train, val and test are all 0: ask for at least one sample.")
-    if seed < 0:
-        raise ValueError(f"seed must be at least 0, got {seed}.")
+    asked = {"test": test, "val": val, "train": train, "seed": seed}
+    asked |= {"min_length": min_length, "max_length": max_length, "max_depth": max_depth, "max_args": max_args}
+    given = {name: value for name, value in asked.items() if value is not None}
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}: leave it out to use all cores.")
-    limits = Limits(min_length=min_length, max_length=max_length, max_depth=max_depth, max_args=max_args)
-    settings = {"origin": "generated", **sizes, "seed": seed, **asdict(limits)}
-    if holds(to, task=TASK, settings=settings):
-        print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
+    if source is None:
+        _generate(to, PUBLISHED | given, workers or _cores(), progress)
+    elif given:
+        raise ValueError(
+            f"{', '.join(given)} cannot be chosen for published files, which hold what they hold: leave it out, or"
+            " leave --from out to have expressions drawn."
+        )
     else:
-        with new_folder(to, task=TASK, settings=settings) as partial:
-            sequences, labels = _distinct(sum(sizes.values()), seed, limits, workers or _cores(), progress)
-            start = 0
-            for split, size in sizes.items():
-                end = start + size
-                write_split(partial, split, gather(sequences[start:end], labels[start:end]))
-                start = end
+        import_tsv(Path(source), to, progress=progress)
     if tsv:
         export_tsv(to, progress=progress)
     return to
@@ -107,7 +105,7 @@ class ListOps:
     copy for another process opens the files anew.
 
     Args:
-        folder: What `prepare_listops` or `import_tsv` made.
+        folder: What `prepare_listops` made.
         split: One of train, val and test.
 
     Raises:
@@ -160,6 +158,30 @@ class ListOps:
             ValueError: A file differs from what was written; it is named.
         """
         verify(self.folder, task=TASK)
+
+
+def _generate(to: Path, settings: Mapping[str, int], workers: int, progress: bool) -> None:
+    """Draw the data set of these settings, unless the folder holds it."""
+    sizes = {split: settings[split] for split in ("test", "val", "train")}
+    for name, size in sizes.items():
+        if size < 0:
+            raise ValueError(f"{name} must be at least 0 samples, got {size}.")
+    if not any(sizes.values()):
+        raise ValueError("train, val and test are all 0: ask for at least one sample.")
+    if settings["seed"] < 0:
+        raise ValueError(f"seed must be at least 0, got {settings['seed']}.")
+    limits = Limits(**{field.name: settings[field.name] for field in fields(Limits)})
+    named = {"origin": "generated", **settings}
+    if holds(to, task=TASK, settings=named):
+        print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
+        return
+    with new_folder(to, task=TASK, settings=named) as partial:
+        sequences, labels = _distinct(sum(sizes.values()), settings["seed"], limits, workers, progress)
+        start = 0
+        for split, size in sizes.items():
+            end = start + size
+            write_split(partial, split, gather(sequences[start:end], labels[start:end]))
+            start = end
 
 
 def _distinct(

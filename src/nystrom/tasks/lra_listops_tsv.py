@@ -20,6 +20,8 @@ from nystrom.tasks.checksums import sha256
 from nystrom.tasks.lra_listops_expressions import CLOSE, DEEPEST, MIN, VOCABULARY, ZERO, evaluate, is_expression
 from nystrom.tasks.token_files import SPLITS, Samples, gather, holds, new_folder, open_split, write_split
 
+# Where the official files lie inside of the release.
+INSIDE = ("", "listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000")
 COLUMNS = b"Source\tTarget"
 WORDS = {b"]" if token == CLOSE else VOCABULARY[token].encode(): token for token in range(ZERO, CLOSE + 1)}
 TARGETS = {str(digit).encode(): digit for digit in range(10)}
@@ -33,28 +35,44 @@ def tsv_name(split: str) -> str:
     return f"basic_{split}.tsv"
 
 
-def import_tsv(folder: Path, to: Path, *, progress: bool = True) -> Path:
-    """Turn a folder of official ListOps files into a data set that `ListOps` opens.
+def import_tsv(source: Path, to: Path, *, progress: bool = True) -> None:
+    """Turn the official ListOps files into a data set that `ListOps` opens.
 
     Args:
-        folder: Holds basic_train.tsv, basic_val.tsv and basic_test.tsv, as in the release of the Long Range Arena.
+        source: Folder of basic_train.tsv, basic_val.tsv and basic_test.tsv, or the release around it.
         to: Folder to make. If it already holds the data of these very files it is used as it is.
         progress: Show a progress bar.
 
     Raises:
         ValueError: A file is missing or wrong (the line is named), or `to` is taken or cannot be written.
     """
-    folder, to = Path(folder), Path(to).expanduser().resolve()
-    if missing := [name for name in map(tsv_name, SPLITS) if not (folder / name).is_file()]:
-        raise ValueError(f"{folder} lacks {', '.join(missing)}: name the folder with the three official ListOps files.")
+    folder = _find_folder(source.expanduser())
     settings = {"origin": "official files"} | {f"{split}_sha256": sha256(folder / tsv_name(split)) for split in SPLITS}
     if holds(to, task="listops", settings=settings):
         print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
-    else:
-        with new_folder(to, task="listops", settings=settings) as partial:
-            for split in SPLITS:
-                write_split(partial, split, read_tsv(folder / tsv_name(split), progress=progress))
-    return to
+        return
+    with new_folder(to, task="listops", settings=settings) as partial:
+        for split in SPLITS:
+            write_split(partial, split, read_tsv(folder / tsv_name(split), progress=progress))
+
+
+def _find_folder(source: Path) -> Path:
+    """Find the folder of the three files in, or as, a source."""
+    names = [tsv_name(split) for split in SPLITS]
+    if source.is_file() and source.name in names:
+        raise ValueError(f"{source} is one of three official files: name their folder, {source.parent}.")
+    for folder in (source / inside for inside in INSIDE):
+        missing = [name for name in names if not (folder / name).is_file()]
+        if not missing:
+            return folder
+        if len(missing) < len(names):
+            raise ValueError(f"{folder} lacks {', '.join(missing)}: take all three official files.")
+    came = "holds no official ListOps files" if source.exists() else "is not there"
+    raise ValueError(
+        f"{source} {came}: name the folder of {', '.join(names)} (listops-1000 in"
+        " https://storage.googleapis.com/long-range-arena/lra_release.gz), or leave --from out to have expressions"
+        " drawn."
+    )
 
 
 def export_tsv(folder: Path, *, progress: bool = True) -> None:

@@ -87,7 +87,8 @@ def find_folder(source: Path, *, size: int, difficulty: str) -> Path:
         ValueError: It is not there.
     """
     name = FOLDERS[difficulty]
-    for folder in (source, source / name, source / f"pathfinder{size}" / name):
+    inside = [Path(around, f"pathfinder{size}", name) for around in ("", "lra_release", "lra_release/lra_release")]
+    for folder in (source, source / name, *(source / each for each in inside)):
         if folder.resolve().name == name and (folder / "imgs").is_dir() and (folder / "metadata").is_dir():
             return folder
     raise ValueError(

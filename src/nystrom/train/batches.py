@@ -7,10 +7,12 @@ little padding, and the batches of the pass are then put in random order. What d
 pass waits for another pass, so every step takes the mean over the same number of samples.
 
 Evaluation goes through all samples, the shortest first.
+
+A batch is padded to its longest sample, or to a length that is named, so that all batches have one shape.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +21,14 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 POOL = 50
+
+
+class Collate(Protocol):
+    """Makes a batch of samples."""
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, Tensor]:
+        """Put samples together, padded to so many tokens, or to the longest."""
+        ...
 
 
 class TrainingOrder(Sampler[int]):
@@ -63,36 +73,40 @@ def shortest_first(lengths: NDArray[np.int64]) -> list[int]:
     return np.argsort(lengths, kind="stable").tolist()
 
 
-def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Pad samples at their end to the longest, and mark what is real."""
-    tokens, real = _padded([sample["input_ids"] for sample in samples])
+def collate(samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, Tensor]:
+    """Pad samples at their end, and mark what is real."""
+    tokens, real = _padded([sample["input_ids"] for sample in samples], length)
     return {"input_ids": tokens, "attention_mask": real, "labels": _labels(samples)}
 
 
-def collate_pairs(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Pad pairs of documents at their end to the longest of all, and mark what is real; (b, 2, n)."""
-    tokens, real = _padded([document for sample in samples for document in sample["input_ids"]])
+def collate_pairs(samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, Tensor]:
+    """Pad pairs of documents at their end, all to one length, and mark what is real; (b, 2, n)."""
+    tokens, real = _padded([document for sample in samples for document in sample["input_ids"]], length)
     shape = (len(samples), 2, -1)
     return {"input_ids": tokens.view(shape), "attention_mask": real.view(shape), "labels": _labels(samples)}
 
 
-def collate_whole(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+def collate_whole(samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, Tensor]:
     """Stack samples of one length, all of whose tokens are real, whatever they hold; there is no mask.
 
     Raises:
-        ValueError: Samples of different lengths.
+        ValueError: Samples of different lengths, or of another one than `length`.
     """
-    if len(lengths := {len(sample["input_ids"]) for sample in samples}) > 1:
+    lengths = {len(sample["input_ids"]) for sample in samples}
+    if len(lengths) > 1 or (length is not None and lengths != {length}):
+        wanted = "one length" if length is None else length
         raise ValueError(
-            f"samples have {min(lengths)} to {max(lengths)} tokens; expected one length: prepare the data again."
+            f"samples have {min(lengths)} to {max(lengths)} tokens; expected {wanted}: prepare the data again."
         )
     tokens = torch.from_numpy(np.stack([sample["input_ids"] for sample in samples]))
     return {"input_ids": tokens.long(), "labels": _labels(samples)}
 
 
-def _padded(documents: Sequence[NDArray[np.unsignedinteger]]) -> tuple[Tensor, Tensor]:
+def _padded(documents: Sequence[NDArray[np.unsignedinteger]], length: int | None) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(document) for document in documents])
-    tokens = np.zeros((len(documents), int(lengths.max())), dtype=np.int64)
+    longest = int(lengths.max())
+    assert length is None or longest <= length, "open_splits refuses samples that are longer than the model"
+    tokens = np.zeros((len(documents), longest if length is None else length), dtype=np.int64)
     for row, document in zip(tokens, documents, strict=True):
         row[: len(document)] = document
     return torch.from_numpy(tokens), torch.arange(tokens.shape[1]) < lengths[:, None]

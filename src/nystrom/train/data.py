@@ -6,14 +6,13 @@ wrong name should not start an hour of preparation.
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from nystrom.encoder import EncoderForSequenceClassification
 from nystrom.encoder.pair_head import EncoderForPairClassification
@@ -26,7 +25,7 @@ from nystrom.tasks.lra_retrieval import Retrieval
 from nystrom.tasks.lra_text import Text, prepare_texts_of
 from nystrom.tasks.picture_files import PictureSplit
 from nystrom.tasks.token_files import HEADER
-from nystrom.train.batches import collate, collate_pairs, collate_whole
+from nystrom.train.batches import Collate, collate, collate_pairs, collate_whole
 from nystrom.train.preset import DataSizes
 
 Model = EncoderForSequenceClassification | EncoderForPairClassification
@@ -88,6 +87,7 @@ class Task:
         prepare_own: Makes a data set of a user's own files, of samples of at most so many tokens, and gives its folder;
             None where there is no such thing.
         is_cut: Whether samples that are too long for the model are cut when they are prepared.
+        any_size: Whether data come in larger sizes than the preset's, and the model with as many positions.
     """
 
     vocab_size: int
@@ -96,9 +96,10 @@ class Task:
     open: Callable[[Path, str], Split]
     prepare: Callable[[Path, DataSizes], None] | None
     model: type[Model] = EncoderForSequenceClassification
-    collate: Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]] = collate
+    collate: Collate = collate
     prepare_own: Callable[[Path, int], Path] | None = None
     is_cut: bool = False
+    any_size: bool = False
 
 
 def _prepare_listops(folder: Path, sizes: DataSizes) -> None:
@@ -164,6 +165,7 @@ TASKS: dict[str, Task] = {
         open=Pathfinder,
         prepare=_prepare_pathfinder,
         collate=collate_whole,
+        any_size=True,
     ),
 }
 

@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from nystrom.records import Row
 from nystrom.shapes import check_at_least
+from nystrom.train.compiling import check_compiler
 from nystrom.train.data import (
     check_data,
     check_lengths,
@@ -30,6 +31,7 @@ from nystrom.train.data import (
     prepared_folder,
 )
 from nystrom.train.finish import finish
+from nystrom.train.lengths import data_positions
 from nystrom.train.presets import Preset, find_preset
 from nystrom.train.results import Place, accuracy_row
 from nystrom.train.run_folder import RunFolder
@@ -59,6 +61,7 @@ def train(
     log_every: int | None = None,
     precision: Precision = "auto",
     device: Device = "auto",
+    compile: bool = False,
     threads: int | None = None,
 ) -> Path:
     """Train a model on a task, choose its best checkpoint on the validation split, and score that on the test split.
@@ -73,7 +76,7 @@ def train(
         preset: "nystromformer" or "skyformer", as published, or "demo" for a few minutes on two cores.
         data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made when it is missing and can be. A
             resumed run knows its own. For text also your own labelled texts (.csv, .tsv, .jsonl, or a folder of them),
-            prepared under data/.
+            prepared under data/. For pathfinder pictures of any size: the model has a position for each pixel.
         to: Folder of the run; runs/TASK-ATTENTION-PRESET-seedSEED.
         seed: Decides start weights, order of the samples and dropout.
         resume: Go on with the run in the folder, from its last complete checkpoint.
@@ -88,6 +91,7 @@ def train(
         log_every: Steps between points of the training curve; divides evaluate_every.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
+        compile: Compile the model, and pad every batch to the model's positions, so that one graph serves all steps.
         threads: Threads on the CPU; torch's choice if not given.
 
     Returns:
@@ -97,6 +101,10 @@ def train(
         ValueError: A name, number, folder, device or precision that cannot be used; before data or model are made.
         FloatingPointError: The loss or a weight is no longer finite.
     """
+    chosen = find_preset(task, preset)
+    run = RunFolder(Path("runs") / f"{task}-{attention}-{preset}-seed{seed}" if to is None else Path(to))
+    data = run.data_folder() if data is None else Path(data)
+    check_data(task, data)
     settings = settle(
         task,
         attention=attention,
@@ -116,14 +124,12 @@ def train(
             "evaluate_every": evaluate_every,
             "log_every": log_every,
         },
+        positions=data_positions(chosen, data),
+        compile=compile,
     )
-    chosen = find_preset(task, preset)
     if threads is not None:
         check_at_least("threads", threads, 1)
-    run = RunFolder(Path("runs") / f"{task}-{attention}-{preset}-seed{seed}" if to is None else Path(to))
     run.check(settings, resume=resume, main=is_main())
-    data = run.data_folder() if data is None else Path(data)
-    check_data(task, data)
     if threads is not None:
         torch.set_num_threads(threads)
     trainer = _trainer(settings, chosen, data, run)
@@ -194,13 +200,15 @@ def _trainer(settings: Settings, preset: Preset, data: Path | None, run: RunFold
     """Data, model and Trainer."""
     reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
     arguments = training_arguments(settings, preset, run, reports=reports)
+    if settings.compile:
+        check_compiler(settings.device)
     with arguments.main_process_first(local=False):
         if data is None:
             folder = default_folder(preset.data)
             prepare_if_missing(settings.task, folder, preset.data)
         else:
-            folder = prepared_folder(settings.task, data, max_length=preset.data.max_length)
-    splits = open_splits(settings.task, folder, positions=preset.data.max_length, batch_size=settings.batch_size)
+            folder = prepared_folder(settings.task, data, max_length=settings.max_length)
+    splits = open_splits(settings.task, folder, positions=settings.max_length, batch_size=settings.batch_size)
     digest = fingerprint(splits)
     run.check_data(digest)
     if is_main():

@@ -20,7 +20,9 @@ from filelock import FileLock, Timeout
 
 from nystrom.records import check_folder
 from nystrom.shapes import check_at_least
-from nystrom.train.data import fingerprint, open_splits, prepare_if_missing
+from nystrom.train.compiling import check_compiler
+from nystrom.train.data import find_task, fingerprint, open_splits, prepare_if_missing
+from nystrom.train.lengths import data_positions
 from nystrom.train.lra_processes import Failure, Grid, Run
 from nystrom.train.presets import Preset, find_preset
 from nystrom.train.run_folder import RunFolder
@@ -45,6 +47,7 @@ def run_grid(
     threads: int | None = None,
     precision: Precision = "auto",
     device: Device = "auto",
+    compile: bool = False,
 ) -> list[Failure]:
     """Train every method on every task with every seed; run it again to go on with what was cut off.
 
@@ -54,13 +57,15 @@ def run_grid(
         methods: Names of `nystrom methods`.
         seeds: Seeds.
         preset: Whose settings.
-        data: Folder of the prepared data sets, each in a folder of its task's name; "TASK-demo" for the demo.
+        data: Folder of the prepared data sets, each in a folder of its task's name; "TASK-demo" for the demo. The
+            folder of pathfinder may hold larger pictures: the models have a position for each pixel.
         steps: Steps of each run; the preset's if not given. A shorter run has a warm-up shorter in proportion.
         evaluate_every: Steps between evaluations and checkpoints; the preset's, or `steps` where that is less.
         jobs: Runs at a time. On the CPU a run waits where the others leave less free memory than runs so far needed.
         threads: Threads of each run on the CPU; its share of the cores if not given.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
+        compile: Compile the models, see `nystrom train`.
 
     Returns:
         The runs that failed; none where all is well.
@@ -85,10 +90,12 @@ def run_grid(
     to, usable = Path(to), usable_device(device)
     check_folder(to)
     with _alone(to):
-        runs = []
+        plans: list[tuple[Preset, Path, list[Settings]]] = []
         for task in tasks:
             base = find_preset(task, preset)
             changes = _changes(base, steps, evaluate_every)
+            folder = Path(data) / base.data.folder
+            positions = data_positions(base, folder)
             settled = [
                 settle(
                     task,
@@ -101,14 +108,21 @@ def run_grid(
                     accumulation=1,
                     seed=seed,
                     changes=changes,
+                    positions=positions,
+                    compile=compile,
                 )
                 for method in methods
                 for seed in seeds
             ]
-            folder = Path(data) / base.data.folder
-            runs += [_run(to, settings, folder, threads) for settings in settled]
-            prepare_if_missing(task, folder, base.data)
-            _check(to, settled, folder, base)
+            plans.append((base, folder, settled))
+        # An accelerator is left to the processes of the runs, the first of which says so where it cannot compile.
+        if compile and usable == "cpu":
+            check_compiler(usable)
+        # Data that are read from files are asked for before others are drawn, which takes long.
+        for base, folder, settled in sorted(plans, key=lambda plan: find_task(plan[0].task).prepare is not None):
+            prepare_if_missing(base.task, folder, base.data)
+            _check(to, settled, folder)
+        runs = [_run(to, each, folder, threads) for _, folder, settled in plans for each in settled]
         return Grid(to, jobs=jobs, on_cpu=usable == "cpu").train(runs)
 
 
@@ -137,6 +151,7 @@ def _run(to: Path, settings: Settings, data: Path, threads: int) -> Run:
         "log_every": settings.log_every,
         "device": settings.device,
         "precision": settings.precision,
+        "compile": settings.compile,
         "threads": threads,
         "data": str(data),
         "to": str(to / name),
@@ -144,9 +159,10 @@ def _run(to: Path, settings: Settings, data: Path, threads: int) -> Run:
     return Run(name, arguments)
 
 
-def _check(to: Path, settings: Sequence[Settings], data: Path, preset: Preset) -> None:
+def _check(to: Path, settings: Sequence[Settings], data: Path) -> None:
     """See that the data can be trained on, and that runs which are there have these settings and data."""
-    splits = open_splits(preset.task, data, positions=preset.data.max_length, batch_size=preset.batch_size)
+    first = settings[0]
+    splits = open_splits(first.task, data, positions=first.max_length, batch_size=first.batch_size)
     digest = fingerprint(splits)
     for each in settings:
         run = RunFolder(to / _run(to, each, data, 1).name)

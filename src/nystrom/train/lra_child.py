@@ -44,10 +44,12 @@ def main() -> int:
 
 
 def train_words(arguments: dict[str, object]) -> list[str]:
-    """The words of `nystrom train` for these arguments of `train`; what is None has no word."""
-    given = {name: value for name, value in arguments.items() if name != "task" and value is not None}
-    flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    return ["train", str(arguments["task"]), *flags]
+    """The words of `nystrom train` for these arguments of `train`; what is None or False has no word."""
+    words = ["train", str(arguments["task"])]
+    for name, value in arguments.items():
+        if name != "task" and value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
 
 
 def _end_with_parent() -> None:

@@ -44,6 +44,7 @@ from nystrom.train.data import (
     open_splits,
     prepare_if_missing,
 )
+from nystrom.train.lengths import data_positions
 from nystrom.train.presets import Preset, find_preset
 from nystrom.train.results import Place, result_row
 from nystrom.train.run_folder import RunFolder
@@ -90,6 +91,7 @@ def run_overhead(
     """
     check_at_least("steps", steps, 1)
     base, whole = find_preset(task, preset), steps + _WARM_UP
+    check_data(task, data)
     settings = settle(
         task,
         attention=attention,
@@ -101,15 +103,15 @@ def run_overhead(
         accumulation=1,
         seed=seed,
         changes={"steps": whole, "warmup_steps": 0},
+        positions=data_positions(base, data),
     )
     check_folder(to)
-    check_data(task, data)
     if threads is not None:
         check_at_least("threads", threads, 1)
         torch.set_num_threads(threads)
     folder = default_folder(base.data) if data is None else data
     prepare_if_missing(task, folder, base.data)
-    splits = open_splits(task, folder, positions=base.data.max_length, batch_size=settings.batch_size)
+    splits = open_splits(task, folder, positions=settings.max_length, batch_size=settings.batch_size)
     set_seed(seed)
     config = settings.encoder_config(class_names(splits.train))
     with tempfile.TemporaryDirectory() as place:

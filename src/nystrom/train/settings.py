@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from nystrom.encoder import EncoderConfig
 from nystrom.shapes import check_at_least, check_choice
 from nystrom.train.data import find_task
+from nystrom.train.lengths import fit_options
 from nystrom.train.presets import MethodSetting, find_preset
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
@@ -38,6 +39,8 @@ class Settings:
         log_every: Steps between points of the training curve.
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
+        positions: Positions of the model; None for the preset's.
+        compile: Whether the model is compiled.
     """
 
     task: str
@@ -57,6 +60,8 @@ class Settings:
     log_every: int
     device: str
     precision: str
+    positions: int | None = None
+    compile: bool = False
 
     def __post_init__(self):
         for name in ("steps", "batch_size", "accumulation", "evaluate_every", "log_every"):
@@ -86,6 +91,11 @@ class Settings:
         """Samples that one process takes at a time."""
         return self.batch_size // (self.processes * self.accumulation)
 
+    @property
+    def max_length(self) -> int:
+        """The longest sequence of the model: its positions."""
+        return find_preset(self.task, self.preset).data.max_length if self.positions is None else self.positions
+
     def encoder_config(self, classes: Sequence[str] | None = None) -> EncoderConfig:
         """The model.
 
@@ -102,7 +112,7 @@ class Settings:
             id2label=dict(enumerate(names)),
             label2id={name: label for label, name in enumerate(names)},
             pad_token_id=task.pad_token_id,
-            max_position_embeddings=preset.data.max_length,
+            max_position_embeddings=self.max_length,
             type_vocab_size=1,
             hidden_size=preset.hidden_size,
             num_hidden_layers=preset.num_hidden_layers,
@@ -132,6 +142,8 @@ def settle(
     accumulation: int,
     seed: int,
     changes: Mapping[str, float | None],
+    positions: int | None = None,
+    compile: bool = False,
 ) -> Settings:
     """Put a preset and what was changed of it together.
 
@@ -146,6 +158,8 @@ def settle(
         accumulation: Parts that a process computes its share of a batch in.
         seed: Seed.
         changes: Other fields of `Settings`, None standing for the preset's.
+        positions: Positions of the model, see `nystrom.train.lengths`; None for the preset's.
+        compile: Whether the model is compiled.
 
     Raises:
         ValueError: An unknown name, or a value that cannot be used.
@@ -171,7 +185,7 @@ def settle(
     settings = Settings(
         task=task,
         attention=attention,
-        options={**method.options, **(options or {})},
+        options=fit_options(attention, method.options, options or {}, positions),
         conv_kernel_size=method.conv_kernel_size if conv_kernel_size is None else conv_kernel_size or None,
         preset=preset,
         seed=seed,
@@ -179,6 +193,8 @@ def settle(
         processes=processes(),
         device=device,
         precision=usable_precision(precision, device),
+        positions=positions,
+        compile=compile,
         **given,  # pyright: ignore[reportArgumentType]
     )
     settings.encoder_config()
@@ -232,6 +248,8 @@ def is_main() -> bool:
 def differences(settings: Settings, before: Mapping[str, Any]) -> list[str]:
     """What differs from the settings of an earlier run, as "name is this here but was that"."""
     now = asdict(settings)
+    # A run that began before there was a setting had its default.
+    before = {field.name: field.default for field in fields(settings) if field.default is not MISSING} | {**before}
     return [
         f"{name} is {now.get(name)!r} but was {before.get(name)!r}"
         for name in sorted({*now, *before})

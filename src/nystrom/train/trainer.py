@@ -7,6 +7,7 @@
 - After each checkpoint the curves are rewritten from the Trainer's own log, which a checkpoint carries: a step that was
   run twice, before and after an interruption, is in them once.
 - The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset says.
+- A model that is compiled gets batches of one shape, see `nystrom.train.compiling`.
 
 Of pickled states the Trainer (5.23) loads the optimizer's, the schedule's, the scaler's and the random numbers', all
 with `weights_only=True`, which runs no code; weights are safetensors.
@@ -14,6 +15,7 @@ with `weights_only=True`, which runs no code; weights are safetensors.
 
 import math
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from torch.utils.data import DataLoader
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from nystrom.train.batches import TrainingOrder, shortest_first
+from nystrom.train.compiling import compile_model
 from nystrom.train.data import Model, Splits, find_task
 from nystrom.train.memory import peak_megabytes
 from nystrom.train.presets import Preset
@@ -67,6 +70,9 @@ class EncoderTrainer(Trainer):
     ):
         self.settings, self.preset, self.splits, self.run = settings, preset, splits, run
         self._collate = find_task(settings.task).collate
+        if settings.compile:
+            self._collate = partial(self._collate, length=settings.max_length)
+            compile_model(model)
         self._seconds, self._since, self._megabytes = 0.0, time.monotonic(), 0.0
         self.network = model
         super().__init__(

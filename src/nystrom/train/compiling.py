@@ -1,0 +1,47 @@
+"""Compile a model for training: one graph for all steps.
+
+Every batch is padded to the positions of the model (`nystrom.train.batches`), so that all steps have one shape. A
+graph is made of the whole model for each shape: one for the steps, and those of evaluation, whose batches are larger
+and whose last one is smaller. Padding changes nothing, so without dropout the results are those of the model as it is,
+to rounding; dropout has other draws, and with inductor so have methods that draw in training.
+
+The model is compiled in place (`torch.nn.Module.compile`): its weights, its folder and its checkpoints are those of a
+model that is not. The Trainer's own `torch_compile` would compute float32 in TF32, and leave evaluation as it is.
+"""
+
+import torch
+
+from nystrom.train.data import Model
+
+BACKEND = "inductor"
+
+
+def compile_model(model: Model) -> None:
+    """Compile a model in place; the graphs are made when they are first wanted."""
+    # Its loss would note this in the first step, and the second would want another graph.
+    model.config.problem_type = "single_label_classification"
+    model.compile(fullgraph=True, dynamic=False, backend=BACKEND)
+
+
+def check_compiler(device: str) -> None:
+    """See that torch can compile here, before there are data and a model to wait for.
+
+    Args:
+        device: "cpu" or "cuda".
+
+    Raises:
+        ValueError: It cannot; the message says what it lacks.
+    """
+    x = torch.ones(2, device=device, requires_grad=True)
+    try:
+        torch.compile(_probe, fullgraph=True, dynamic=False, backend=BACKEND)(x).backward()
+    except RuntimeError as error:
+        # The first line names the compiler, the second what it says.
+        why = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
+        raise ValueError(
+            f"compile is on, but torch cannot compile for {device!r} here ({why}): leave it out."
+        ) from error
+
+
+def _probe(x: torch.Tensor) -> torch.Tensor:
+    return x.exp().sum()

@@ -1,0 +1,63 @@
+"""How many positions a model has: those of its preset, or as many as larger pictures have pixels.
+
+All samples of a data set of pictures have one size. Where the task comes in sizes (`Task.any_size`) and they are larger
+than the preset's, the model has a position for each of their pixels, and what a method is told of the longest sequence
+follows. Samples of other tasks that are longer than the preset's positions are refused when they are opened.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from nystrom.attention.registry import METHODS
+from nystrom.shapes import check_names
+from nystrom.train.data import default_folder, find_task
+from nystrom.train.preset import Preset
+
+# What a method calls the longest sequence that it takes, where it wants to know.
+_LONGEST = "max_length"
+
+
+def data_positions(preset: Preset, data: Path | None) -> int | None:
+    """The positions that a model needs for data of a larger size than its preset's; None for the preset's.
+
+    Args:
+        preset: The preset.
+        data: A prepared folder; None for the preset's. One that is not there needs nothing.
+
+    Raises:
+        ValueError: The folder holds no data of the task.
+    """
+    task, folder = find_task(preset.task), default_folder(preset.data) if data is None else data
+    if not task.any_size or not folder.is_dir():
+        return None
+    longest = int(task.open(folder, "train").lengths.max(initial=0))
+    return longest if longest > preset.data.max_length else None
+
+
+def fit_options(
+    attention: str, options: Mapping[str, object], given: Mapping[str, object], positions: int | None
+) -> dict[str, Any]:
+    """Options of a method for a model with so many positions.
+
+    Args:
+        attention: The method.
+        options: Those of the preset.
+        given: Those that were chosen, which go over the preset's.
+        positions: Positions where they are not the preset's.
+
+    Raises:
+        ValueError: An unknown method, or a chosen longest sequence that is shorter than those of the data.
+    """
+    check_names("attention", [attention], METHODS)
+    wants = _LONGEST in {option.name for option in fields(METHODS[attention].options)}
+    if positions is None or not wants:
+        return {**options, **given}
+    chosen = given.get(_LONGEST)
+    if isinstance(chosen, int) and chosen < positions:
+        raise ValueError(
+            f"option {_LONGEST} of {attention} is {chosen} but the data hold sequences of {positions} tokens: leave it "
+            f"out, or take {positions} or more."
+        )
+    return {**options, _LONGEST: positions, **given}

@@ -1,0 +1,119 @@
+"""Larger pictures have a model with a position for each pixel; other data that are too long stay refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from nystrom.encoder import EncoderForSequenceClassification
+from nystrom.records import read_rows
+from nystrom.tasks import lra_pathfinder
+from nystrom.tasks.lra_pathfinder import Pathfinder, prepare_pathfinder
+from nystrom.tasks.picture_files import Pictures, write_pictures
+from nystrom.tasks.token_files import new_folder
+from nystrom.train.engine import evaluate
+from nystrom.train.lengths import data_positions
+from nystrom.train.lra import run_grid
+from nystrom.train.presets import PRESETS, find_preset
+from nystrom.train.settings import settle
+
+SHORT = {"steps": 2, "warmup_steps": 0, "evaluate_every": 1, "batch_size": 2}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """A folder of data sets whose Pathfinder has pictures of 64 x 64."""
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        # No more than are kept.
+        patch.setattr(lra_pathfinder, "chunk_size", lambda _: 40)
+        sizes = {"train": 32, "val": 3, "test": 5}
+        prepare_pathfinder(folder / "pathfinder-demo", size=64, **sizes, workers=1, progress=False)
+    return folder
+
+
+def noise(to: Path, side: int) -> Path:
+    """Pictures of any size, drawn in no time."""
+    with new_folder(to, task="pathfinder", settings={}) as partial:
+        for split in ("train", "val", "test"):
+            pictures = Pictures(np.full((2, side, side), 7, dtype=np.uint8), np.array([0, 1], dtype=np.uint8))
+            write_pictures(partial, split, [pictures], count=2, side=side)
+    return to
+
+
+def test_a_model_of_larger_pictures_has_a_position_for_each_pixel(root, small_run, tmp_path, monkeypatch, interrupt_at):
+    pictures = root / "pathfinder-demo"
+    assert Pathfinder(pictures, "train").picture(0).shape == (64, 64)
+    run = small_run(tmp_path / "run", task="pathfinder", data=pictures, **SHORT)
+    model = EncoderForSequenceClassification.from_pretrained(run / "best")
+    assert model.config.max_position_embeddings == 4096
+    # The first two rows of the table are those of no token.
+    assert model.nystromformer.embeddings.position_embeddings.weight.shape == (4098, 64)
+    tested = {row.quantity: row for row in read_rows(run / "rows.csv")}["test accuracy"]
+    assert (tested.n, tested.repeats) == (4096, 5)
+    assert evaluate("pathfinder", model=run / "best", data=pictures, device="cpu").value == tested.value
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            small_run(tmp_path / "cut", task="pathfinder", data=pictures, **SHORT)
+    # The run knows its data, and so its positions.
+    cut = small_run(tmp_path / "cut", task="pathfinder", data=None, resume=True, **SHORT)
+    best = [load_file(each / "checkpoint-2" / "model.safetensors") for each in (cut, run)]
+    assert_close(best[0], best[1], rtol=0, atol=0)
+
+
+def test_a_grid_takes_larger_pictures_where_they_lie(root, tmp_path):
+    grid = {"tasks": ["pathfinder"], "methods": ["linformer"], "seeds": [0], "preset": "demo", "steps": 1}
+    assert run_grid(to=tmp_path, data=root, device="cpu", threads=1, **grid) == []
+    rows = {row.quantity: row for row in read_rows(tmp_path / "lra.csv")}
+    assert rows["test accuracy"].n == 4096
+    settings = json.loads((tmp_path / "pathfinder-linformer-demo-seed0" / "run.json").read_text())["settings"]
+    assert (settings["positions"], settings["options"]["max_length"]) == (4096, 4096)
+
+
+@pytest.mark.parametrize(("side", "positions"), [(32, None), (64, 4_096), (128, 16_384), (256, 65_536)])
+def test_positions_are_the_pixels_of_a_picture(tmp_path, side, positions):
+    folder = noise(tmp_path / "pictures", side)
+    assert data_positions(find_preset("pathfinder", "skyformer"), folder) == positions
+
+
+def test_the_other_tasks_have_the_positions_of_their_preset(data, tmp_path):
+    for task, name in PRESETS:
+        assert data_positions(find_preset(task, name), data if task == "listops" else tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("preset", ["nystromformer", "skyformer", "demo"])
+@pytest.mark.parametrize("positions", [4_096, 16_384, 65_536])
+def test_what_a_method_is_told_of_the_length_follows(preset, positions):
+    settings = _settled("linformer", preset, positions)
+    assert settings.options["max_length"] == positions
+    assert settings.encoder_config().max_position_embeddings == settings.max_length == positions
+    # Nothing else does.
+    assert "max_length" not in _settled("nystrom", preset, positions).options
+    plain = _settled("linformer", preset, None)
+    assert {**plain.options, "max_length": positions} == settings.options
+
+
+def test_a_longest_sequence_that_is_too_short_is_refused():
+    assert _settled("linformer", "demo", 4096, {"max_length": 5000}).options["max_length"] == 5000
+    with pytest.raises(ValueError, match="option max_length of linformer is 1024 but the data hold sequences of 4096"):
+        _settled("linformer", "demo", 4096, {"max_length": 1024})
+
+
+def test_a_run_keeps_its_size_of_pictures(root, small_run, tmp_path):
+    small, changes = noise(tmp_path / "small", 32), {"attention": "linear", "options": {}}
+    run = small_run(tmp_path / "run", task="pathfinder", data=small, **SHORT, **changes)
+    with pytest.raises(ValueError, match="positions is 4096 but was None"):
+        small_run(run, task="pathfinder", data=root / "pathfinder-demo", resume=True, **SHORT, **changes)
+    with pytest.raises(ValueError, match="holds a sample of 4096 tokens in test, but the model has 1024 positions"):
+        evaluate("pathfinder", model=run / "best", data=root / "pathfinder-demo", device="cpu")
+
+
+def _settled(attention, preset, positions, options=None):
+    return settle(
+        "pathfinder", attention=attention, options=options, conv_kernel_size=None, preset=preset, device="cpu",
+        precision="auto", accumulation=1, seed=0, changes={}, positions=positions,
+    )  # fmt: skip
