@@ -16,6 +16,8 @@ from nystrom import build_attention
 from nystrom.attention.performer import draw_projection
 from nystrom.attention.registry import METHODS
 
+# Kernels for a GPU: without one they run in Triton's interpreter.
+TRITON = {"backend": "triton"}
 VARIANTS = {
     "softmax": [{}, {"form": "materialised"}],
     "nystrom": [
@@ -25,9 +27,10 @@ VARIANTS = {
         {"num_landmarks": 5, "pinv": "ridge"},
         {"num_landmarks": 4, "pinv": "exact"},
         {"num_landmarks": 5, "z0": "sequence"},
+        {"num_landmarks": 5, **TRITON},
     ],
     "kernelized": [{}],
-    "skyformer": [{"num_landmarks": 6}, {"num_landmarks": 5, "pinv": "ridge"}],
+    "skyformer": [{"num_landmarks": 6}, {"num_landmarks": 5, "pinv": "ridge"}, {"num_landmarks": 6, **TRITON}],
     "skyformer_softmax": [{"num_landmarks": 6}, {"num_landmarks": 5, "pinv": "ridge"}],
     "linear": [{}],
     "performer": [{"num_features": 6}],
@@ -55,6 +58,7 @@ CROSS = set(VARIANTS) - {"longformer", "bigbird", "reformer"}
 RANDOM = [
     ("nystrom", {"num_landmarks": 5, "landmarks": "uniform"}),
     ("skyformer", {"num_landmarks": 6}),
+    ("skyformer", {"num_landmarks": 6, **TRITON}),
     ("skyformer_softmax", {"num_landmarks": 6}),
     ("performer", {"num_features": 6}),
     ("bigbird", {"block_size": 2, "num_random_blocks": 1}),
@@ -74,28 +78,37 @@ CASES = [
 every_case = pytest.mark.parametrize(("name", "options"), CASES)
 # float64 rounding through an inverse whose condition is a few thousand.
 CLOSE = {"rtol": 1e-8, "atol": 1e-9}
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 lengths = st.integers(1, 40)
 seeds = st.integers(0, 2**31)
 few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(autouse=True)
+def on_device():
+    with torch.device(DEVICE):
+        yield
 
 
 def draw(seed, n, s=None, *, b=2, h=2, d=4, e=3, dtype=torch.float64, size=1.0):
     g = torch.Generator().manual_seed(seed)
     s = n if s is None else s
     shapes = (b, h, n, d), (b, h, s, d), (b, h, s, e)
-    return [(size * torch.randn(shape, generator=g, dtype=torch.float64)).to(dtype) for shape in shapes]
+    drawn = (torch.randn(shape, generator=g, dtype=torch.float64, device="cpu") for shape in shapes)
+    return [(size * x).to(DEVICE, dtype) for x in drawn]
 
 
 def draw_keep(seed, b, n):
     """Masks with holes, padding at both ends, and at least one real token each."""
     g = torch.Generator().manual_seed(seed + 1)
-    keep = torch.rand(b, n, generator=g) < 0.7
-    keep[torch.arange(b), torch.randint(n, (b,), generator=g)] = True
-    return keep
+    keep = torch.rand(b, n, generator=g, device="cpu") < 0.7
+    for row, real in enumerate(torch.randint(n, (b,), generator=g, device="cpu").tolist()):
+        keep[row, real] = True
+    return keep.to(DEVICE)
 
 
 def build(name, options, *, h=2, d=4):
-    return build_attention(name, num_heads=h, head_dim=d, **options).eval()
+    return build_attention(name, num_heads=h, head_dim=d, **options).to(DEVICE).eval()
 
 
 def dense_softmax(q, k, v):
@@ -143,9 +156,9 @@ EXACT_WEIGHTS = {
 }
 
 
-def build_exact(name):
+def build_exact(name, backend):
     options, oracle = EXACT[name]
-    attend = build(name, options)
+    attend = build(name, {**options, **backend})
     EXACT_WEIGHTS.get(name, lambda module: None)(attend)
     return attend, oracle
 
@@ -282,27 +295,29 @@ EXACT = {
     "longformer": ({"window": 59}, dense_softmax),
     "bigbird": ({"block_size": 5, "num_random_blocks": 2}, dense_softmax),
 }
+EXACT_CASES = [*((name, {}) for name in METHODS), ("nystrom", TRITON), ("skyformer", TRITON)]
+every_exact_case = pytest.mark.parametrize(("name", "backend"), EXACT_CASES)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@every_exact_case
 @few
 @given(n=st.integers(1, 12), seed=seeds)
-def test_the_exact_limit_is_met(name, n, seed):
-    attend, oracle = build_exact(name)
+def test_the_exact_limit_is_met(name, backend, n, seed):
+    attend, oracle = build_exact(name, backend)
     q, k, v = draw(seed, n)
     # float64 rounding of a softmax
     torch.testing.assert_close(attend(q, k, v), oracle(q, k, v), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@every_exact_case
 @few
 @given(count=st.integers(1, 12), seed=seeds)
-def test_a_short_sequence_among_long_ones_is_exact(name, count, seed):
-    attend, oracle = build_exact(name)
+def test_a_short_sequence_among_long_ones_is_exact(name, backend, count, seed):
+    attend, oracle = build_exact(name, backend)
     inputs = draw(seed, 30, b=2)
     keep = torch.ones(2, 30, dtype=torch.bool)
     keep[0] = torch.arange(30) % 30 < count
-    keep[0] = keep[0][torch.randperm(30, generator=torch.Generator().manual_seed(seed))]
+    keep[0] = keep[0][torch.randperm(30, generator=torch.Generator().manual_seed(seed), device="cpu").to(DEVICE)]
     out = attend(*inputs, keep=keep)[0, :, keep[0]]
     torch.testing.assert_close(out, oracle(*(x[0, :, keep[0]] for x in inputs)), rtol=1e-10, atol=1e-12)
 
@@ -321,10 +336,10 @@ def test_gradients_of_a_short_sequence_do_not_see_the_long_ones(name, options):
         torch.testing.assert_close(x.grad[:1, :, :2], y.grad, **CLOSE)
 
 
-@pytest.mark.parametrize("name", sorted(CROSS))
+@pytest.mark.parametrize(("name", "backend"), [case for case in EXACT_CASES if case[0] in CROSS])
 @pytest.mark.parametrize(("n", "s"), [(5, 40), (40, 5)])
-def test_few_queries_or_few_keys_are_exact(name, n, s):
-    attend, oracle = build_exact(name)
+def test_few_queries_or_few_keys_are_exact(name, backend, n, s):
+    attend, oracle = build_exact(name, backend)
     q, k, v = draw(0, n, s)
     torch.testing.assert_close(attend(q, k, v), oracle(q, k, v), rtol=1e-10, atol=1e-12)
     keep, query_keep = torch.ones(2, s, dtype=torch.bool), torch.ones(2, n, dtype=torch.bool)
@@ -358,7 +373,7 @@ def test_low_precision_stays_near_float64(name, options, dtype, tolerance):
 def test_autocast_is_the_low_dtype(name, options, dtype):
     q, k, v = (x.requires_grad_() for x in draw(4, 30, dtype=torch.float32))
     attend = build(name, options)
-    with torch.autocast("cpu", dtype=dtype):
+    with torch.autocast(DEVICE, dtype=dtype):
         out = attend(q, k, v)
     assert out.dtype == dtype
     torch.testing.assert_close(out, attend(*(x.to(dtype) for x in (q, k, v))), rtol=0, atol=0)
@@ -522,9 +537,9 @@ def test_compiles_to_one_graph(name, options, masked):
 @pytest.mark.slow
 # torch's own code generator imports a part of torch that is deprecated.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-@pytest.mark.parametrize("name", METHODS)
-def test_inductor_gives_the_same(name):
-    attend = build(name, VARIANTS[name][0])
+@pytest.mark.parametrize(("name", "backend"), EXACT_CASES)
+def test_inductor_gives_the_same(name, backend):
+    attend = build(name, {**VARIANTS[name][0], **backend})
     q, k, v = draw(12, 40, dtype=torch.float32)
     keep = draw_keep(12, 2, 40)
     out = torch.compile(attend, fullgraph=True)(q, k, v, keep=keep)
@@ -557,7 +572,9 @@ def test_gradients_are_right(name, options, masked):
         inputs = [x.requires_grad_() for x in draw(14, 9, b=1, h=1, d=2, e=2)]
     keep = draw_keep(14, 1, 9).logical_or(torch.arange(9) < 8) if masked else None
     attend = build(name, options, h=1, d=2)
-    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, keep=keep), inputs)
+    # One random direction for kernels, which are interpreted here, and all of them for the others.
+    fast = "backend" in options
+    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, keep=keep), inputs, fast_mode=fast)
 
 
 # Law 9: what cannot be honoured is refused by name.

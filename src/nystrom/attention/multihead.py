@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nystrom.attention.nystrom import NystromHeads, NystromOptions, nystrom_rows
 from nystrom.attention.skip import DepthwiseSkip
+from nystrom.backend import Backend
 from nystrom.landmarks import Landmarks
 from nystrom.linalg.pinv import Inverse, StartValue
 from nystrom.shapes import check_at_least
@@ -32,6 +33,7 @@ class NystromAttention(nn.Module):
         pinv: "iterative", "ridge" or "exact".
         pinv_steps: Iterations of the iterative inverse.
         z0: Start value of the iteration, "paper", "authors" or "sequence".
+        backend: "auto", "torch" or "triton", see `nystrom.backend`.
         dropout: Accepted as 0 only: there are no n x s weights to drop.
         bias: Whether the projections have a bias.
         kdim: Width of keys; None means `embed_dim`.
@@ -59,6 +61,7 @@ class NystromAttention(nn.Module):
         pinv: Inverse = "iterative",
         pinv_steps: int = 6,
         z0: StartValue = "paper",
+        backend: Backend = "auto",
         dropout: float = 0.0,
         bias: bool = True,
         kdim: int | None = None,
@@ -81,7 +84,7 @@ class NystromAttention(nn.Module):
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.heads = NystromHeads(
-            num_heads, self.head_dim, NystromOptions(num_landmarks, landmarks, pinv, pinv_steps, z0)
+            num_heads, self.head_dim, NystromOptions(num_landmarks, landmarks, pinv, pinv_steps, z0, None, backend)
         )
         place = {"device": device, "dtype": dtype}
         if self.kdim == self.vdim == embed_dim:

@@ -47,7 +47,7 @@ def stored(x, dtype: tl.constexpr):
 @triton.jit
 def place_of(x, strides, b, h, start):
     """Pointer to the token at `start` of one sequence and head; offsets may pass 2^31."""
-    wide = tl.zeros((), tl.int64)
+    wide = tl.full((), 0, tl.int64)
     return x + (b + wide) * strides[0] + (h + wide) * strides[1] + (start + wide) * strides[2]
 
 
@@ -75,7 +75,7 @@ def store_tokens(
 def load_matrix(x, first, count, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
     """`count` rows from row `first` on of a contiguous matrix, zeros below them."""
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
-    places = x + (first + tl.zeros((), tl.int64)) * WIDTH + rows[:, None] * WIDTH + columns[None, :]
+    places = x + (first + tl.full((), 0, tl.int64)) * WIDTH + rows[:, None] * WIDTH + columns[None, :]
     return tl.load(places, mask=(rows < count)[:, None] & (columns < WIDTH)[None, :], other=0.0)
 
 
@@ -83,7 +83,7 @@ def load_matrix(x, first, count, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, 
 def store_matrix(x, first, count, value, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
     """Write `count` rows from row `first` on of a contiguous matrix."""
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
-    places = x + (first + tl.zeros((), tl.int64)) * WIDTH + rows[:, None] * WIDTH + columns[None, :]
+    places = x + (first + tl.full((), 0, tl.int64)) * WIDTH + rows[:, None] * WIDTH + columns[None, :]
     tl.store(places, value, mask=(rows < count)[:, None] & (columns < WIDTH)[None, :])
 
 
@@ -92,7 +92,7 @@ def real_tokens(keep, b, positions, count):
     """Which positions hold a real token of sequence b, of `count` tokens; `keep` may be None."""
     live = (positions >= 0) & (positions < count)
     if keep is not None:
-        live &= tl.load(keep + (b + tl.zeros((), tl.int64)) * count + positions, mask=live, other=0) != 0
+        live &= tl.load(keep + (b + tl.full((), 0, tl.int64)) * count + positions, mask=live, other=0) != 0
     return live
 
 

@@ -5,7 +5,10 @@ a result beyond the order of sums.
 """
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -27,6 +30,7 @@ RANGES = {"block_n": (32, 64, 128), "block_m": (16, 32, 64), "warps": (4, 8), "s
 _BY_ROW = ((128, 64, 64, 4, 2), (256, 64, 64, 8, 2), (512, 32, 32, 8, 2), (1024, 32, 16, 8, 1))
 # Programs per multiprocessor that a sum over tokens is split into.
 _WAVES = 4
+_TRIED: ContextVar["Tiles | None"] = ContextVar("_TRIED", default=None)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -61,9 +65,22 @@ def tiles(m: int, d: int, e: int, dtype: torch.dtype) -> Tiles:
         dtype: The widest that products are taken of.
     """
     block_d, block_e = power(d), power(e)
+    tried = _TRIED.get()
+    if tried is not None:
+        return replace(tried, block_d=block_d, block_e=block_e)
     row = max(block_d, block_e) * dtype.itemsize
     block_n, block_m, warps, stages = next(sizes for most, *sizes in _BY_ROW if row <= most)
     return Tiles(block_n, min(power(m), block_m), block_d, block_e, warps, stages)
+
+
+@contextmanager
+def trying(sizes: Tiles) -> Iterator[None]:
+    """Use other tiles in this block, but for the widths: for tuning."""
+    token = _TRIED.set(sizes)
+    try:
+        yield
+    finally:
+        _TRIED.reset(token)
 
 
 def power(size: int) -> int:

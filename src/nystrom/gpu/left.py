@@ -83,7 +83,7 @@ def left_forward(
     BLOCK_E: tl.constexpr,
 ):
     """Outputs of a tile of queries."""
-    tiles = tl.cdiv(N, BLOCK_N)
+    tiles = (N + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     bh, start = pid // tiles, pid % tiles * BLOCK_N
     b, h = bh // H, bh % H
@@ -95,8 +95,8 @@ def left_forward(
         exact = tl.load(few + b) == 2
         count = tl.load(real + b)
         own = tl.load(group + b * N + positions, mask=live, other=-1)
-    total_v = tl.zeros((BLOCK_N, BLOCK_E), ACC)
-    top, total = tl.full((BLOCK_N,), float("-inf"), ACC), tl.zeros((BLOCK_N,), ACC)
+    total_v = tl.full((BLOCK_N, BLOCK_E), 0, ACC)
+    top, total = tl.full((BLOCK_N,), float("-inf"), ACC), tl.full((BLOCK_N,), 0, ACC)
     for first in range(0, M, BLOCK_M):
         y = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), q.dtype.element_ty)
         values = rounded(load_matrix(middle, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
@@ -161,7 +161,7 @@ def left_statistics(
     BLOCK_E: tl.constexpr,
 ):
     """Logarithm of the normaliser, and weighted mean of the weights' gradients, of each query of a tile."""
-    tiles = tl.cdiv(N, BLOCK_N)
+    tiles = (N + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     bh, start = pid // tiles, pid % tiles * BLOCK_N
     b, h = bh // H, bh % H
@@ -174,8 +174,8 @@ def left_statistics(
         exact = tl.load(few + b) == 2
         count = tl.load(real + b)
         own = tl.load(group + b * N + positions, mask=live, other=-1)
-    top, total = tl.full((BLOCK_N,), float("-inf"), ACC), tl.zeros((BLOCK_N,), ACC)
-    mean = tl.zeros((BLOCK_N,), ACC)
+    top, total = tl.full((BLOCK_N,), float("-inf"), ACC), tl.full((BLOCK_N,), 0, ACC)
+    mean = tl.full((BLOCK_N,), 0, ACC)
     for first in range(0, M, BLOCK_M):
         y = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), q.dtype.element_ty)
         values = rounded(load_matrix(middle, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
@@ -260,7 +260,7 @@ def left_landmarks(
     BLOCK_E: tl.constexpr,
 ):
     """Gradients of a block of landmarks, as keys, and of their middle rows, from one span of queries."""
-    blocks = tl.cdiv(M, BLOCK_M)
+    blocks = (M + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     first, bh, split = pid % blocks * BLOCK_M, pid // blocks % BH, pid // blocks // BH
     b, h = bh // H, bh % H
@@ -271,14 +271,14 @@ def left_landmarks(
     if few is not None:
         exact = tl.load(few + b) == 2
         count = tl.load(real + b)
-    of_land, mass = tl.zeros((BLOCK_M, BLOCK_D), ACC), tl.zeros((BLOCK_M,), ACC)
-    of_middle = tl.zeros((BLOCK_M, BLOCK_E), ACC)
+    of_land, mass = tl.full((BLOCK_M, BLOCK_D), 0, ACC), tl.full((BLOCK_M,), 0, ACC)
+    of_middle = tl.full((BLOCK_M, BLOCK_E), 0, ACC)
     for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, N), BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
         live = real_tokens(query_keep, b, positions, N)
         x = load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
         grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
-        own, log, delta = positions, tl.zeros((BLOCK_N,), ACC), tl.zeros((BLOCK_N,), ACC)
+        own, log, delta = positions, tl.full((BLOCK_N,), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
         if few is not None:
             own = tl.load(group + b * N + positions, mask=live, other=-1)
         if not (WHOLE or GAUSSIAN):
@@ -336,7 +336,7 @@ def left_queries(
     BLOCK_E: tl.constexpr,
 ):
     """Gradient of a tile of queries, with the part that each has in a landmark."""
-    tiles = tl.cdiv(N, BLOCK_N)
+    tiles = (N + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     bh, start = pid // tiles, pid % tiles * BLOCK_N
     b, h = bh // H, bh % H
@@ -352,11 +352,11 @@ def left_queries(
     if few is not None:
         exact = tl.load(few + b) == 2
         count = tl.load(real + b)
-    log, delta = tl.zeros((BLOCK_N,), ACC), tl.zeros((BLOCK_N,), ACC)
+    log, delta = tl.full((BLOCK_N,), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
     if not (WHOLE or GAUSSIAN):
         log = tl.load(logs + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
         delta = tl.load(deltas + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
-    total, mass = tl.zeros((BLOCK_N, BLOCK_D), ACC), tl.zeros((BLOCK_N,), ACC)
+    total, mass = tl.full((BLOCK_N, BLOCK_D), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
     for first in range(0, M, BLOCK_M):
         y = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), q.dtype.element_ty)
         values = rounded(load_matrix(middle, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
@@ -401,10 +401,10 @@ def skip_taps(
     bh, split = pid % BH, pid // BH
     b, h = bh // H, bh % H
     mine, others = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, BLOCK_N)[None, :]
-    taps, result = tl.arange(0, BLOCK_T), tl.zeros((BLOCK_T,), ACC)
+    taps, result = tl.arange(0, BLOCK_T), tl.full((BLOCK_T,), 0, ACC)
     for block in tl.static_range(0, (BLOCK_N + TAPS - 2) // BLOCK_N + 1):
         away = block * BLOCK_N
-        outer = tl.zeros((BLOCK_N, BLOCK_N), ACC)
+        outer = tl.full((BLOCK_N, BLOCK_N), 0, ACC)
         for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, N), BLOCK_N):
             live = real_tokens(keep, b, start + tl.arange(0, BLOCK_N), N)
             grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E)

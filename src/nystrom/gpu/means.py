@@ -28,7 +28,7 @@ def _mean(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    total, size = tl.zeros((BLOCK_D,), ACC), tl.zeros((), ACC)
+    total, size = tl.full((BLOCK_D,), 0, ACC), tl.full((), 0, ACC)
     for first in range(start, stop, BLOCK_N):
         positions = first + tl.arange(0, BLOCK_N)
         live = real_tokens(keep, b, positions, count) & (positions < stop)
@@ -37,7 +37,7 @@ def _mean(
         size += tl.sum(live.to(ACC), 0)
     share = 1.0 / tl.maximum(size, 1.0)
     columns = tl.arange(0, BLOCK_D)
-    tl.store(out + (row + tl.zeros((), tl.int64)) * D + columns, total * share, mask=columns < D)
+    tl.store(out + (row + tl.full((), 0, tl.int64)) * D + columns, total * share, mask=columns < D)
     tl.store(reciprocal + row, share)
 
 

@@ -54,13 +54,13 @@ def right_forward(
     BLOCK_E: tl.constexpr,
 ):
     """Sum, maximum and normaliser over one span of keys, for a block of landmarks."""
-    blocks = tl.cdiv(M, BLOCK_M)
+    blocks = (M + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     first, bh, split = pid % blocks * BLOCK_M, pid // blocks % BH, pid // blocks // BH
     b, h = bh // H, bh % H
     x = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), k.dtype.element_ty)
-    total_v = tl.zeros((BLOCK_M, BLOCK_E), ACC)
-    top, total = tl.full((BLOCK_M,), float("-inf"), ACC), tl.zeros((BLOCK_M,), ACC)
+    total_v = tl.full((BLOCK_M, BLOCK_E), 0, ACC)
+    top, total = tl.full((BLOCK_M,), float("-inf"), ACC), tl.full((BLOCK_M,), 0, ACC)
     for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, S), BLOCK_N):
         live = real_tokens(keep, b, start + tl.arange(0, BLOCK_N), S)
         y = load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
@@ -103,13 +103,13 @@ def combine(
     BLOCK_E: tl.constexpr,
 ):
     """Join the splits of a block of landmarks; `logs` are the logarithms of the normalisers, 0 without a real key."""
-    blocks = tl.cdiv(M, BLOCK_M)
+    blocks = (M + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     first, bh = pid % blocks * BLOCK_M, pid // blocks
     rows = tl.arange(0, BLOCK_M)
     there = first + rows < M
-    total_v = tl.zeros((BLOCK_M, BLOCK_E), ACC)
-    top, total = tl.full((BLOCK_M,), float("-inf"), ACC), tl.zeros((BLOCK_M,), ACC)
+    total_v = tl.full((BLOCK_M, BLOCK_E), 0, ACC)
+    top, total = tl.full((BLOCK_M,), float("-inf"), ACC), tl.full((BLOCK_M,), 0, ACC)
     for split in range(SPLITS):
         row = (split * BH + bh) * M + first
         part = load_matrix(sums, row, M - first, E, BLOCK_M, BLOCK_E)
@@ -163,7 +163,7 @@ def right_queries(
     BLOCK_E: tl.constexpr,
 ):
     """Gradient of a block of landmarks, as queries, from one span of keys."""
-    blocks = tl.cdiv(M, BLOCK_M)
+    blocks = (M + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     first, bh, split = pid % blocks * BLOCK_M, pid // blocks % BH, pid // blocks // BH
     b, h = bh // H, bh % H
@@ -175,7 +175,7 @@ def right_queries(
     if not GAUSSIAN:
         log = tl.load(logs + bh * M + first + rows, mask=there, other=0.0)
         delta = tl.load(deltas + bh * M + first + rows, mask=there, other=0.0)
-    total, mass = tl.zeros((BLOCK_M, BLOCK_D), ACC), tl.zeros((BLOCK_M,), ACC)
+    total, mass = tl.full((BLOCK_M, BLOCK_D), 0, ACC), tl.full((BLOCK_M,), 0, ACC)
     for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, S), BLOCK_N):
         live = real_tokens(keep, b, start + tl.arange(0, BLOCK_N), S)
         y = load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
@@ -236,7 +236,7 @@ def right_keys(
     BLOCK_E: tl.constexpr,
 ):
     """Gradients of a tile of keys and values, whole: nothing is added to them afterwards."""
-    tiles = tl.cdiv(S, BLOCK_N)
+    tiles = (S + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     bh, start = pid // tiles, pid % tiles * BLOCK_N
     b, h = bh // H, bh % H
@@ -244,8 +244,8 @@ def right_keys(
     live = real_tokens(keep, b, positions, S)
     y = load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
     values = load_tokens(v, v_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
-    of_keys, mass = tl.zeros((BLOCK_N, BLOCK_D), ACC), tl.zeros((BLOCK_N,), ACC)
-    of_values = tl.zeros((BLOCK_N, BLOCK_E), ACC)
+    of_keys, mass = tl.full((BLOCK_N, BLOCK_D), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
+    of_values = tl.full((BLOCK_N, BLOCK_E), 0, ACC)
     for first in range(0, M, BLOCK_M):
         columns = first + tl.arange(0, BLOCK_M)
         x = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), k.dtype.element_ty)

@@ -1,0 +1,233 @@
+"""The kernels are held to the reference in plain torch; without a GPU they run in Triton's interpreter."""
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from nystrom import NystromAttention, nystrom_attention, skyformer_attention
+from nystrom.encoder import EncoderConfig, EncoderForMaskedLM
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+METHODS = {"nystrom": nystrom_attention, "skyformer": skyformer_attention}
+# float64 rounding through an inverse whose condition is a few thousand.
+CLOSE = {"rtol": 1e-8, "atol": 1e-9}
+
+
+def draw(*shape, dtype=torch.float64, seed=0, size=1.0):
+    g = torch.Generator().manual_seed(seed)
+    x = size * torch.randn(shape, generator=g, dtype=torch.float64)
+    return x.to(DEVICE, dtype).requires_grad_()
+
+
+def draw_qkv(n, s, *, b=2, h=2, d=8, e=8, **more):
+    return [draw(b, h, t, w, seed=i, **more) for i, (t, w) in enumerate(((n, d), (s, d), (s, e)))]
+
+
+def masks(n, s, b=2):
+    """Holes, padding at both ends, one sequence with few keys and one with few queries."""
+    g = torch.Generator().manual_seed(n)
+    keep, query_keep = (torch.rand(b, t, generator=g) < 0.7 for t in (s, n))
+    keep[0, :3] = query_keep[1, -5:] = False
+    keep[:, 5] = query_keep[:, 2] = True
+    return keep.to(DEVICE), query_keep.to(DEVICE)
+
+
+def assert_same(attend, inputs, **options):
+    """Outputs and gradients of the kernels are those of the reference."""
+    expected = attend(*inputs, **options, backend="torch")
+    out = attend(*inputs, **options, backend="triton")
+    torch.testing.assert_close(out, expected, **CLOSE)
+    grad = draw(*out.shape, seed=9)
+    leaves = [*inputs, *(x for x in (options.get("skip"),) if x is not None)]
+    wanted = torch.autograd.grad(expected, leaves, grad)
+    for mine, theirs in zip(torch.autograd.grad(out, leaves, grad), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
+# 70 and 140 landmarks take more than one block, and the inverse in scratch memory.
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("m", "n", "s", "d", "e"), [(2, 40, 65, 16, 8), (7, 130, 50, 3, 20), (66, 75, 130, 8, 8)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_cross_attention_is_the_reference(name, m, n, s, d, e, masked):
+    keep, query_keep = masks(n, s) if masked else (None, None)
+    inputs = draw_qkv(n, s, h=1 if m > 60 else 2, d=d, e=e)
+    # Blocks are many, and slow where they are interpreted: few iterations for them.
+    steps = 1 if m > 60 else 6
+    assert_same(METHODS[name], inputs, num_landmarks=m, pinv_steps=steps, keep=keep, query_keep=query_keep)
+
+
+@pytest.mark.parametrize("m", [1, 33, 129])
+def test_any_number_of_landmarks(m):
+    assert_same(nystrom_attention, draw_qkv(m + 5, m + 9, b=1, h=1), num_landmarks=m, pinv_steps=1 if m > 60 else 6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_few_real_queries_or_keys_are_exact(name):
+    keep, query_keep = masks(40, 60, b=4)
+    keep[0] = torch.arange(60, device=DEVICE) % 20 == 1
+    query_keep[1] = torch.arange(40, device=DEVICE) % 15 == 4
+    keep[2] = query_keep[3] = False
+    assert_same(METHODS[name], draw_qkv(40, 60, b=4), num_landmarks=6, keep=keep, query_keep=query_keep)
+
+
+@pytest.mark.parametrize(("taps", "masked"), [(1, False), (7, True), (33, False), (65, True), (131, False)])
+def test_the_skip_is_added(taps, masked):
+    keep = masks(70, 70)[0] if masked else None
+    assert_same(
+        nystrom_attention, draw_qkv(70, 70), num_landmarks=5, keep=keep, skip=draw(2, 1, taps, 1, seed=5, size=0.3)
+    )
+
+
+@pytest.mark.parametrize(("z0", "m"), [("sequence", 6), ("authors", 6), ("authors", 34)])
+def test_every_start_value(z0, m):
+    assert_same(nystrom_attention, draw_qkv(40, 45), num_landmarks=m, z0=z0, pinv_steps=3)
+
+
+def test_no_iteration_is_the_start_value():
+    assert_same(nystrom_attention, draw_qkv(30, 30), num_landmarks=4, pinv_steps=0)
+
+
+def test_draws_of_a_generator_are_those_of_the_reference():
+    inputs = draw_qkv(50, 50)
+    outs = [
+        skyformer_attention(*inputs, num_landmarks=8, backend=backend, generator=torch.Generator().manual_seed(3))
+        for backend in ("torch", "triton")
+    ]
+    torch.testing.assert_close(*outs, **CLOSE)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_projections_are_read_as_they_lie(masked):
+    leaf = draw(2, 60, 3, 2, 8)
+    keep = masks(60, 60)[0] if masked else None
+    q, k, v = (x.transpose(1, 2) for x in leaf.unbind(2))
+    assert not q.is_contiguous()
+    out = nystrom_attention(q, k, v, num_landmarks=5, keep=keep, backend="triton")
+    # The output lies as the queries do: merging its heads copies nothing.
+    assert out.transpose(1, 2).is_contiguous()
+    expected = nystrom_attention(q, k, v, num_landmarks=5, keep=keep)
+    torch.testing.assert_close(out, expected, **CLOSE)
+    grads = [torch.autograd.grad(x.square().sum(), leaf)[0] for x in (out, expected)]
+    torch.testing.assert_close(*grads, **CLOSE)
+
+
+def test_widths_that_do_not_lie_densely_are_copied():
+    q, k, v = (x.mT.contiguous().mT for x in draw_qkv(30, 30))
+    out = nystrom_attention(q, k, v, num_landmarks=4, backend="triton")
+    torch.testing.assert_close(out, nystrom_attention(q, k, v, num_landmarks=4), **CLOSE)
+
+
+def plain(q, k, v, m):
+    """The published formula with its three matrices, in the dtype of its inputs."""
+    scale = q.shape[-1] ** -0.5
+    q_landmarks, k_landmarks = (x.unflatten(2, (m, -1)).mean(3) for x in (q, k))
+    left, a, right = (
+        torch.softmax(scale * x @ y.mT, dim=-1)
+        for x, y in ((q, k_landmarks), (q_landmarks, k_landmarks), (q_landmarks, k))
+    )
+    z = a.mT / (a.sum(-2).amax(-1) * a.sum(-1).amax(-1))[..., None, None]
+    eye = torch.eye(m, dtype=q.dtype, device=q.device)
+    for _ in range(6):
+        az = a @ z
+        z = 0.25 * z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az)))
+    return left @ z @ (right @ v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("n", "m", "d", "size"), [(96, 16, 16, 1.0), (64, 32, 32, 0.3), (64, 4, 64, 2.0)])
+def test_errors_are_at_most_twice_those_of_the_plain_formula(dtype, n, m, d, size):
+    inputs = draw_qkv(n, n, h=1, d=d, e=d, dtype=dtype, size=size)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    grad = draw(2, 1, n, d, dtype=dtype, seed=9)
+
+    def results(attend, inputs):
+        out = attend(*inputs)
+        return [out, *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
+
+    wanted = results(lambda *x: plain(*x, m), exact)
+    theirs = results(lambda *x: plain(*x, m), inputs)
+    mine = results(lambda *x: nystrom_attention(*x, num_landmarks=m, backend="triton"), inputs)
+    for name, right, other, own in zip(("out", "q", "k", "v"), wanted, theirs, mine, strict=True):
+        error, allowed = ((x.double() - right).norm() / right.norm() for x in (own, other))
+        assert own.dtype == dtype
+        assert error <= 2 * allowed, name
+
+
+def test_the_same_inputs_give_the_same_bits():
+    keep, query_keep = masks(90, 100)
+    inputs = draw_qkv(90, 100, b=2, h=1, dtype=torch.float32)
+    results = []
+    for _ in range(2):
+        out = nystrom_attention(*inputs, num_landmarks=6, keep=keep, query_keep=query_keep, backend="triton")
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for first, again in zip(*results, strict=True):
+        torch.testing.assert_close(first, again, rtol=0, atol=0)
+
+
+def test_between_the_passes_only_inputs_and_small_tensors_are_kept():
+    n, m, b, h, d = 300, 8, 1, 2, 8
+    inputs = draw_qkv(n, n, b=b, h=h, d=d, e=d)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        nystrom_attention(*inputs, num_landmarks=m, keep=masks(n, n)[0][:b], backend="triton")
+    own = {x.data_ptr() for x in inputs}
+    assert own <= {x.data_ptr() for x in kept}
+    # What is not q, k or v: masks of n booleans, and tables of at most 2 m rows.
+    assert all(x.numel() <= max(n, b * h * 2 * m * max(d, m)) for x in kept if x.data_ptr() not in own)
+
+
+def test_checkpointing_gives_the_same_gradients():
+    inputs = draw_qkv(40, 40)
+    attend = lambda *x: nystrom_attention(*x, num_landmarks=5, backend="triton")  # noqa: E731
+    grads = [
+        torch.autograd.grad(out.square().sum(), inputs)
+        for out in (attend(*inputs), checkpoint(attend, *inputs, use_reentrant=False))
+    ]
+    for x, y in zip(*grads, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+def test_a_layer_adds_its_skip_in_the_same_pass(monkeypatch):
+    layer = NystromAttention(16, 2, num_landmarks=4, conv_kernel_size=5).double().to(DEVICE)
+    other = NystromAttention(16, 2, num_landmarks=4, conv_kernel_size=5, backend="triton").double().to(DEVICE)
+    other.load_state_dict(layer.state_dict())
+    x = draw(2, 30, 16)
+    ignore = torch.arange(30, device=DEVICE) >= torch.tensor([[30], [21]], device=DEVICE)
+    expected = layer(x, x, x, key_padding_mask=ignore)[0]
+    wanted = torch.autograd.grad(expected.square().sum(), layer.parameters())
+    monkeypatch.setattr(other.conv, "forward", None)
+    out = other(x, x, x, key_padding_mask=ignore)[0]
+    torch.testing.assert_close(out, expected, **CLOSE)
+    for mine, theirs in zip(torch.autograd.grad(out.square().sum(), other.parameters()), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
+def test_a_model_runs_on_the_kernels():
+    small = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {**small, "intermediate_size": 32, "max_position_embeddings": 64, "conv_kernel_size": 5}
+    models = [
+        EncoderForMaskedLM(EncoderConfig(**sizes, attention_options={"num_landmarks": 4, "backend": backend}))
+        for backend in ("torch", "triton")
+    ]
+    models[1].load_state_dict(models[0].state_dict())
+    ids = torch.randint(50, (2, 40), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    mask = (torch.arange(40) < torch.tensor([[40], [25]])).long().to(DEVICE)
+    losses = [model.to(DEVICE).eval()(ids, attention_mask=mask, labels=ids).loss for model in models]
+    # float32 rounding through two layers.
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
+    for loss in losses:
+        loss.backward()
+    for (name, x), y in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_a_distributed_wrapper_trains_it(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        layer = NystromAttention(8, 2, num_landmarks=4, conv_kernel_size=3, backend="triton").to(DEVICE)
+        x = draw(2, 20, 8, dtype=torch.float32).detach()
+        DistributedDataParallel(layer)(x, x, x)[0].square().sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,116 @@
+"""What the kernels cannot do is refused by name, with the way out."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from nystrom import backend as backends
+from nystrom import build_attention, nystrom_attention
+from nystrom.gpu import launch
+from nystrom.gpu.launch import Tiles, check_launch, splits, tiles, trying
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def tensors(**shapes):
+    return {name: torch.empty(shape, device=DEVICE) for name, shape in shapes.items()}
+
+
+def qkv(d=8, e=8):
+    return tensors(q=(1, 1, 50, d), k=(1, 1, 50, d), v=(1, 1, 50, e))
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("m", "given", "message"),
+    [
+        (257, qkv(), "num_landmarks is 257; expected at most 256.*backend='torch'"),
+        (8, qkv(d=257), "q has head width 257; expected at most 256.*backend='torch'"),
+        (8, qkv(e=300), "v has head width 300"),
+        (8, {name: x.double() for name, x in qkv(d=65).items()}, "width 65; expected at most 64 in torch.float64"),
+        (8, {name: x.to(torch.float8_e5m2) for name, x in qkv().items()}, "q has dtype torch.float8_e5m2"),
+        (8, {**qkv(), "skip": torch.empty(1, 1, 3, 1, device="meta")}, "skip is on meta but q is on"),
+        (8, {name: x.to("meta") for name, x in qkv().items()}, "needs a CUDA device but q is on meta.*backend='torch'"),
+    ],
+)
+def test_what_no_kernel_is_made_for_is_refused(m, given, message):
+    with pytest.raises(ValueError, match=message):
+        check_launch(m, given)
+
+
+def test_an_old_triton_is_refused(monkeypatch):
+    monkeypatch.setattr(launch.triton, "__version__", "3.1.0")
+    with pytest.raises(ValueError, match=r"triton 3.1.0 is installed; expected 3.4 or newer.*backend='torch'"):
+        check_launch(8, qkv())
+
+
+def test_an_old_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(launch, "_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "An old one")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    on_cuda = dataclasses.make_dataclass("OnCuda", ["device", "dtype", "shape"])
+    x = on_cuda(torch.device("cuda", 0), torch.float32, (1, 1, 50, 8))
+    with pytest.raises(ValueError, match=r"An old one has compute capability 7.5; expected 8.0 or higher"):
+        check_launch(8, {"q": x, "k": x, "v": x})
+
+
+def test_a_cpu_without_the_interpreter_is_refused(monkeypatch):
+    monkeypatch.setattr(launch, "INTERPRETED", type(launch.INTERPRETED)(False))
+    with pytest.raises(ValueError, match=r"backend 'triton' needs a CUDA device but q is on cpu.*backend='torch'"):
+        check_launch(8, {name: x.cpu() for name, x in qkv().items()})
+
+
+def test_the_call_refuses_what_the_launch_refuses():
+    q, k, v = (torch.zeros(1, 1, 400, 8, device=DEVICE) for _ in range(3))
+    with pytest.raises(ValueError, match="num_landmarks is 300"):
+        nystrom_attention(q, k, v, num_landmarks=300, backend="triton")
+
+
+def test_a_missing_triton_is_named(monkeypatch):
+    monkeypatch.setattr(backends, "_HAS_TRITON", False)
+    with pytest.raises(ValueError, match=r"needs the package triton.*pip install 'nystrom\[gpu\]'.*backend='torch'"):
+        build_attention("nystrom", num_heads=2, head_dim=4, backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("nystrom", {"landmarks": "uniform"}, "no kernel for landmarks='uniform': pass landmarks='segment_means'"),
+        ("nystrom", {"pinv": "exact"}, "no kernel for pinv='exact': pass pinv='iterative', or backend='torch'"),
+        ("skyformer", {"pinv": "ridge"}, "no kernel for pinv='ridge'"),
+        ("skyformer", {"backend": "cuda"}, "backend is 'cuda'; expected one of 'auto', 'torch', 'triton'"),
+    ],
+)
+def test_options_without_a_kernel_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_attention(name, num_heads=2, head_dim=4, **{"backend": "triton", **options})
+
+
+def test_torch_is_what_auto_chooses_as_long_as_nothing_is_measured():
+    assert not backends.uses_triton("auto")
+    assert not backends.uses_triton("torch")
+    assert backends.uses_triton("triton")
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("programs", [1, 7, 1000])
+def test_spans_cover_all_tokens_once(tokens, programs):
+    count, span = splits(tokens, programs, 64, torch.device(DEVICE))
+    assert span % 64 == 0
+    assert (count - 1) * span < tokens <= count * span
+
+
+def test_blocks_hold_the_widths():
+    sizes = tiles(5, 17, 40, torch.bfloat16)
+    assert (sizes.block_m, sizes.block_d, sizes.block_e) == (16, 32, 64)
+
+
+def test_tiles_can_be_tried_and_change_no_result():
+    q, k, v = (torch.randn(1, 2, 90, 8, dtype=torch.float64, device=DEVICE) for _ in range(3))
+    expected = nystrom_attention(q, k, v, num_landmarks=20, backend="triton")
+    with trying(Tiles(16, 16, 1, 1)):
+        assert tiles(20, 8, 8, torch.float64) == Tiles(16, 16, 16, 16)
+        out = nystrom_attention(q, k, v, num_landmarks=20, backend="triton")
+    assert tiles(20, 8, 8, torch.float64) != Tiles(16, 16, 16, 16)
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-10)
