@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from nystrom import NystromAttention, nystrom_attention, skyformer_attention
 from nystrom.encoder import EncoderConfig, EncoderForMaskedLM
+from nystrom.gpu.launch import splits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 METHODS = {"nystrom": nystrom_attention, "skyformer": skyformer_attention}
@@ -60,6 +63,19 @@ def test_cross_attention_is_the_reference(name, m, n, s, d, e, masked):
 @pytest.mark.parametrize("m", [1, 33, 129])
 def test_any_number_of_landmarks(m):
     assert_same(nystrom_attention, draw_qkv(m + 5, m + 9, b=1, h=1), num_landmarks=m, pinv_steps=1 if m > 60 else 6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_sums_over_spans_of_tokens_are_joined(name, masked):
+    n, s, m = 300, 420, 2
+    assert all(splits(t, 1, m, 64, torch.device("cpu"))[0] > 2 for t in (n, s))
+    keep, query_keep = masks(n, s) if masked else (None, None)
+    if masked:
+        # A span without a real token.
+        keep[:, 128:256] = query_keep[:, :128] = False
+        keep, query_keep = keep[:1], query_keep[:1]
+    assert_same(METHODS[name], draw_qkv(n, s, b=1, h=1), num_landmarks=m, keep=keep, query_keep=query_keep)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -222,12 +238,20 @@ def test_a_model_runs_on_the_kernels():
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_a_distributed_wrapper_trains_it(tmp_path):
+# What any linear layer at the end of a module gives.
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
+def test_distributed_wrappers_train_it(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         layer = NystromAttention(8, 2, num_landmarks=4, conv_kernel_size=3, backend="triton").to(DEVICE)
         x = draw(2, 20, 8, dtype=torch.float32).detach()
         DistributedDataParallel(layer)(x, x, x)[0].square().sum().backward()
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+        wanted = [p.grad.clone() for p in layer.parameters()]
+        layer.zero_grad()
+        fully_shard(layer, mesh=init_device_mesh(DEVICE, (1,)))
+        layer(x, x, x)[0].square().sum().backward()
+        for p, grad in zip(layer.parameters(), wanted, strict=True):
+            # float32 rounding; one process holds all of a sharded gradient.
+            torch.testing.assert_close(p.grad.full_tensor(), grad, rtol=1e-5, atol=1e-6)
     finally:
         torch.distributed.destroy_process_group()

@@ -95,8 +95,10 @@ def test_torch_is_what_auto_chooses_as_long_as_nothing_is_measured():
 
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65, 1000])
 @pytest.mark.parametrize("programs", [1, 7, 1000])
-def test_spans_cover_all_tokens_once(tokens, programs):
-    count, span = splits(tokens, programs, 64, torch.device(DEVICE))
+@pytest.mark.parametrize("m", [1, 20])
+def test_spans_cover_all_tokens_once(tokens, programs, m):
+    count, span = splits(tokens, programs, m, 64, torch.device(DEVICE))
+    assert count == 1 or span >= 32 * m
     assert span % 64 == 0
     assert (count - 1) * span < tokens <= count * span
 

@@ -82,24 +82,26 @@ def _attention(
     steps: int,
     z0: str,
     gamma: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The output, and what the backward pass wants; gamma below 0 means no Gaussian kernel."""
     tensors = {"q": q, "k": k, "v": v, "keep": keep, "query_keep": query_keep, "skip": skip}
     check_launch(m, {name: x for name, x in tensors.items() if x is not None})
     x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
     table, share = stages.landmarks(x)
+    # The right factor first: its splits and the landmarks' matrices are never there at one time.
+    right, logs = stages.right(x, table)
     matrix, root = _matrix(x, table, gamma)
     inverse = stages.inverse(matrix, _divisors(matrix, z0), steps)
-    right, logs = stages.right(x, table)
+    del matrix
     out = stages.left(x, table[:, :, -m:], _middle(x, _unscaled(inverse, root), right))
-    return out, table, share, matrix, inverse, right, logs
+    return out, table, share, inverse, right, logs
 
 
 @_attention.register_fake
 def _(q, k, v, skip, keep, query_keep, draws, m, scale, steps, z0, gamma):
     (b, h, _, d), e, acc = q.shape, v.shape[-1], accumulator(q.dtype)
     rows = 2 * m if gamma < 0 else m
-    shapes = ((b, h, rows, d), (b, h, rows), (b, h, m, m), (b, h, m, m), (b, h, m, e), (b, h, m if gamma < 0 else 0))
+    shapes = ((b, h, rows, d), (b, h, rows), (b, h, m, m), (b, h, m, e), (b, h, m if gamma < 0 else 0))
     return (empty_like(q, e), *(q.new_empty(shape, dtype=acc) for shape in shapes))
 
 
@@ -115,7 +117,6 @@ def _attention_backward(
     draws: torch.Tensor | None,
     table: torch.Tensor,
     share: torch.Tensor,
-    matrix: torch.Tensor,
     inverse: torch.Tensor,
     right: torch.Tensor,
     logs: torch.Tensor,
@@ -129,7 +130,7 @@ def _attention_backward(
     x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     keys = table[:, :, -m:]
-    _, root = _matrix(x, table, gamma)
+    matrix, root = _matrix(x, table, gamma)
     whole = _unscaled(inverse, root)
     middle = _middle(x, whole, right)
     statistics = stages.left_statistics(x, keys, middle, grad)
@@ -156,9 +157,7 @@ def _attention_backward(
 
 
 @_attention_backward.register_fake
-def _(
-    grad, q, k, v, skip, keep, query_keep, draws, table, share, matrix, inverse, right, logs, m, scale, steps, z0, gamma
-):
+def _(grad, q, k, v, skip, keep, query_keep, draws, table, share, inverse, right, logs, m, scale, steps, z0, gamma):
     return empty_like(q), empty_like(k), empty_like(v), q.new_empty(0) if skip is None else torch.empty_like(skip)
 
 

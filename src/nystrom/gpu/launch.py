@@ -30,6 +30,8 @@ RANGES = {"block_n": (32, 64, 128), "block_m": (16, 32, 64), "warps": (4, 8), "s
 _BY_ROW = ((128, 64, 64, 4, 2), (256, 64, 64, 8, 2), (512, 32, 32, 8, 2), (1024, 32, 16, 8, 1))
 # Programs per multiprocessor that a sum over tokens is split into.
 _WAVES = 4
+# Tokens of a span for each row of its sums.
+_TOKENS_PER_ROW = 32
 _TRIED: ContextVar["Tiles | None"] = ContextVar("_TRIED", default=None)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -88,18 +90,21 @@ def power(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def splits(tokens: int, programs: int, block_n: int, device: torch.device) -> tuple[int, int]:
+def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.device) -> tuple[int, int]:
     """Number of spans that tokens are cut into for a sum over them, and the tokens of a span.
+
+    A span is long enough that its sums, m rows of float32, are a few hundredths of the tokens' own memory.
 
     Args:
         tokens: Tokens.
         programs: Programs that run anyhow.
+        m: Rows of the sums.
         block_n: Tokens that a program takes at a time.
         device: Where they run.
     """
     wanted = -(-_WAVES * _multiprocessors(device) // programs)
-    blocks = -(-tokens // block_n)
-    span = -(-blocks // max(1, min(wanted, blocks))) * block_n
+    shortest = max(-(-tokens // wanted), _TOKENS_PER_ROW * m)
+    span = -(-min(shortest, tokens) // block_n) * block_n
     return -(-tokens // span), span
 
 

@@ -136,7 +136,7 @@ def right(x: Inputs, land: Tensor) -> tuple[Tensor, Tensor]:
     """The right factor times the values, and the logarithms of its normalisers (none for the Gaussian kernel)."""
     (b, h, s, e), options, blocks = x.v.shape, x.options(), x.tiles()
     row_blocks = -(-x.m // blocks.block_m)
-    count, span = splits(s, b * h * row_blocks, blocks.block_n, x.q.device)
+    count, span = splits(s, b * h * row_blocks, x.m, blocks.block_n, x.q.device)
     sums = torch.empty(count, b, h, x.m, e, **x.small)
     tops, totals = (torch.empty(0 if x.gaussian else count * b * h * x.m, **x.small) for _ in range(2))
     right_kernels.right_forward[(row_blocks * b * h * count,)](
@@ -181,7 +181,7 @@ def right_queries(x: Inputs, land: Tensor, grad: Tensor, logs: Tensor, deltas: T
     """Gradient of the landmarks as queries of the right factor."""
     (b, h, s, _), options, blocks = x.v.shape, x.options(), x.tiles()
     row_blocks = -(-x.m // blocks.block_m)
-    count, span = splits(s, b * h * row_blocks, blocks.block_n, x.q.device)
+    count, span = splits(s, b * h * row_blocks, x.m, blocks.block_n, x.q.device)
     sums = torch.empty(count, b, h, x.m, x.q.shape[-1], **x.small)
     right_kernels.right_queries[(row_blocks * b * h * count,)](
         land,
@@ -317,7 +317,7 @@ def left_landmarks(
     """Gradients of the landmarks as keys of the left factor, and of the middle."""
     (b, h, n, d), e, options, blocks = x.q.shape, x.v.shape[-1], x.options(), x.tiles()
     row_blocks = -(-x.m // blocks.block_m)
-    count, span = splits(n, b * h * row_blocks, blocks.block_n, x.q.device)
+    count, span = splits(n, b * h * row_blocks, x.m, blocks.block_n, x.q.device)
     land_sums = torch.empty(count, b, h, x.m, d, **x.small)
     middle_sums = torch.empty(count, b, h, x.m, e, **x.small)
     left_kernels.left_landmarks[(row_blocks * b * h * count,)](
@@ -385,7 +385,7 @@ def skip_taps(x: Inputs, grad: Tensor) -> Tensor:
     """Gradient (h, taps) of the skip's kernel."""
     assert x.conv is not None
     (b, h, n, e), blocks, taps = x.v.shape, x.tiles(), x.conv.shape[1]
-    count, span = splits(n, b * h, blocks.block_n, x.q.device)
+    count, span = splits(n, b * h, 1, blocks.block_n, x.q.device)
     sums = torch.empty(count, b, h, taps, **x.small)
     left_kernels.skip_taps[(b * h * count,)](
         x.v,
