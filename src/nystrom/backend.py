@@ -7,6 +7,8 @@
 import importlib.util
 from typing import Literal, get_args
 
+import torch
+
 from nystrom.shapes import check_choice
 
 Backend = Literal["auto", "torch", "triton"]
@@ -39,6 +41,18 @@ def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]
             )
 
 
-def uses_triton(backend: Backend) -> bool:
+def check_backend_device(backend: object, device: torch.device) -> None:
+    """Refuse a backend that does not run on a device, before there are tensors on it.
+
+    Raises:
+        ValueError: With the way out.
+    """
+    if uses_triton(backend):
+        from nystrom.gpu.launch import check_device
+
+        check_device(device)
+
+
+def uses_triton(backend: object) -> bool:
     """Whether the kernels of `nystrom.gpu` compute."""
     return backend == "triton"

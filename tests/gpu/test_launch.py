@@ -31,7 +31,7 @@ def qkv(d=8, e=8):
         (8, {name: x.double() for name, x in qkv(d=65).items()}, "width 65; expected at most 64 in torch.float64"),
         (8, {name: x.to(torch.float8_e5m2) for name, x in qkv().items()}, "q has dtype torch.float8_e5m2"),
         (8, {**qkv(), "skip": torch.empty(1, 1, 3, 1, device="meta")}, "skip is on meta but q is on"),
-        (8, {name: x.to("meta") for name, x in qkv().items()}, "needs a CUDA device but q is on meta.*backend='torch'"),
+        (8, {name: x.to("meta") for name, x in qkv().items()}, "needs a CUDA device, not meta.*backend='torch'"),
     ],
 )
 def test_what_no_kernel_is_made_for_is_refused(m, given, message):
@@ -57,7 +57,7 @@ def test_an_old_gpu_is_refused(monkeypatch):
 
 def test_a_cpu_without_the_interpreter_is_refused(monkeypatch):
     monkeypatch.setattr(launch, "INTERPRETED", type(launch.INTERPRETED)(False))
-    with pytest.raises(ValueError, match=r"backend 'triton' needs a CUDA device but q is on cpu.*backend='torch'"):
+    with pytest.raises(ValueError, match=r"backend 'triton' needs a CUDA device, not cpu: .*backend='torch'"):
         check_launch(8, {name: x.cpu() for name, x in qkv().items()})
 
 

@@ -3,6 +3,8 @@
 import pytest
 
 from nystrom.attention.registry import METHODS
+from nystrom.gpu import launch
+from nystrom.train.engine import train
 from nystrom.train.presets import PRESETS, find_preset
 from nystrom.train.settings import settle
 
@@ -183,3 +185,11 @@ def test_auto_means_bfloat16_on_an_accelerator_that_has_it(monkeypatch):
         assert settled("demo", device="auto").precision == wanted
     with pytest.raises(ValueError, match="precision is 'bfloat16', but Old does not compute in it"):
         settled("demo", device="cuda", precision="bfloat16")
+
+
+@pytest.mark.refuses
+def test_kernels_without_a_gpu_are_refused_before_there_are_data(monkeypatch, tmp_path):
+    monkeypatch.setattr(launch, "INTERPRETED", type(launch.INTERPRETED)(False))
+    with pytest.raises(ValueError, match=r"backend 'triton' needs a CUDA device, not cpu.*backend='torch'"):
+        train("listops", preset="demo", options={"backend": "triton"}, device="cpu", to=tmp_path / "run")
+    assert not any(tmp_path.iterdir())

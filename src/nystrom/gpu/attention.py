@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nystrom.gpu import stages
-from nystrom.gpu.launch import check_launch
+from nystrom.gpu.launch import check_launch, launching_on
 from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, segment_plan, token_plan
 from nystrom.gpu.stages import Inputs, empty_like
 from nystrom.kernels import gaussian_kernel
@@ -86,6 +86,24 @@ def _attention(
     """The output, and what the backward pass wants; gamma below 0 means no Gaussian kernel."""
     tensors = {"q": q, "k": k, "v": v, "keep": keep, "query_keep": query_keep, "skip": skip}
     check_launch(m, {name: x for name, x in tensors.items() if x is not None})
+    with launching_on(q.device):
+        return _forward(q, k, v, skip, keep, query_keep, draws, m, scale, steps, z0, gamma)
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    skip: Tensor | None,
+    keep: Tensor | None,
+    query_keep: Tensor | None,
+    draws: Tensor | None,
+    m: int,
+    scale: float,
+    steps: int,
+    z0: str,
+    gamma: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
     table, share = stages.landmarks(x)
     # The right factor first: its splits and the landmarks' matrices are never there at one time.
@@ -127,6 +145,31 @@ def _attention_backward(
     gamma: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k, v and of the skip's kernel (empty without one)."""
+    small = (table, share, inverse, right, logs)
+    with launching_on(q.device):
+        return _gradients(grad, q, k, v, skip, keep, query_keep, draws, *small, m, scale, steps, z0, gamma)
+
+
+def _gradients(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    skip: Tensor | None,
+    keep: Tensor | None,
+    query_keep: Tensor | None,
+    draws: Tensor | None,
+    table: Tensor,
+    share: Tensor,
+    inverse: Tensor,
+    right: Tensor,
+    logs: Tensor,
+    m: int,
+    scale: float,
+    steps: int,
+    z0: str,
+    gamma: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     keys = table[:, :, -m:]

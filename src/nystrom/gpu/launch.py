@@ -6,7 +6,7 @@ a result beyond the order of sums.
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
@@ -119,24 +119,10 @@ def check_launch(m: int, tensors: dict[str, Tensor]) -> None:
         ValueError: A device, Triton, dtype, width or number of landmarks; the message names the way out.
     """
     q, out = tensors["q"], "or pass backend='torch'"
-    if q.device.type != "cuda" and not (INTERPRETED.value and q.device.type == "cpu"):
-        raise ValueError(
-            f"backend 'triton' needs a CUDA device but q is on {q.device}: move the tensors to a GPU {out}."
-        )
+    check_device(q.device)
     for name, x in tensors.items():
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device} but q is on {q.device}: move them to one device {out}.")
-    if _version() < OLDEST_TRITON:
-        raise ValueError(
-            f"triton {triton.__version__} is installed; expected {'.'.join(map(str, OLDEST_TRITON))} or newer: "
-            f"pip install -U triton, {out}."
-        )
-    if q.device.type == "cuda" and torch.version.cuda and _capability(q.device) < SMALLEST_CAPABILITY:
-        came, wanted = (".".join(map(str, c)) for c in (_capability(q.device), SMALLEST_CAPABILITY))
-        raise ValueError(
-            f"{torch.cuda.get_device_name(q.device)} has compute capability {came}; expected {wanted} or "
-            f"higher: use a newer GPU {out}."
-        )
     if q.dtype not in _DTYPES:
         raise ValueError(f"q has dtype {q.dtype}; expected float32, bfloat16 or float16: cast it {out}.")
     if m > LARGEST_M:
@@ -146,6 +132,33 @@ def check_launch(m: int, tensors: dict[str, Tensor]) -> None:
         width = tensors[name].shape[-1]
         if width > most:
             raise ValueError(f"{name} has head width {width}; expected at most {most} in {q.dtype}: split heads {out}.")
+
+
+def check_device(device: torch.device) -> None:
+    """Refuse a device that the kernels do not run on, and a Triton that is too old for them.
+
+    Raises:
+        ValueError: With the way out.
+    """
+    out = "or pass backend='torch'"
+    if device.type != "cuda" and not (INTERPRETED.value and device.type == "cpu"):
+        raise ValueError(f"backend 'triton' needs a CUDA device, not {device}: move the tensors to a GPU {out}.")
+    if _version() < OLDEST_TRITON:
+        raise ValueError(
+            f"triton {triton.__version__} is installed; expected {'.'.join(map(str, OLDEST_TRITON))} or newer: "
+            f"pip install -U triton, {out}."
+        )
+    if device.type == "cuda" and torch.version.cuda and _capability(device) < SMALLEST_CAPABILITY:
+        came, wanted = (".".join(map(str, c)) for c in (_capability(device), SMALLEST_CAPABILITY))
+        raise ValueError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {came}; expected {wanted} or higher: "
+            f"use a newer GPU {out}."
+        )
+
+
+def launching_on(device: torch.device) -> AbstractContextManager[object]:
+    """Context in which kernels are launched on a device: Triton takes the current one, whatever it is given."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _version() -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from nystrom.backend import check_backend_device
 from nystrom.encoder import EncoderConfig
 from nystrom.shapes import check_at_least, check_choice
 from nystrom.train.data import find_task
@@ -198,6 +199,7 @@ def settle(
         **given,  # pyright: ignore[reportArgumentType]
     )
     settings.encoder_config()
+    check_backend_device(settings.options.get("backend", "auto"), torch.device(device))
     return settings
 
 
