@@ -49,11 +49,13 @@ def tree_tokens(tree):
 
 
 @pytest.fixture
-def official(tmp_path):
+def official(tmp_path, monkeypatch):
+    """Three files of three samples, as if so many were published."""
+    monkeypatch.setattr(lra_listops_tsv, "PUBLISHED", dict.fromkeys(SPLITS, 3))
     folder = tmp_path / "official"
     folder.mkdir()
-    for split in SPLITS:
-        (folder / f"basic_{split}.tsv").write_bytes(EXAMPLE)
+    for digit, split in enumerate(SPLITS):
+        (folder / f"basic_{split}.tsv").write_bytes(EXAMPLE.replace(b"7", b"%d" % digit))
     return folder
 
 
@@ -126,7 +128,7 @@ def test_a_wrong_target_is_found_far_down(official, monkeypatch):
 def test_official_files_become_a_data_set(official, tmp_path, capsys):
     to = prepare_listops(tmp_path / "to", source=official, progress=False)
     data = ListOps(to, "val")
-    assert data.labels.tolist() == [4, 5, 7]
+    assert data.labels.tolist() == [4, 5, 1]
     assert data.lengths.tolist() == [4, 7, 1]
     before = (to / "dataset.json").stat().st_mtime_ns
     assert prepare_listops(to, source=official, progress=False) == to
@@ -136,9 +138,103 @@ def test_official_files_become_a_data_set(official, tmp_path, capsys):
 
 def test_other_official_files_are_not_taken_for_these(official, tmp_path):
     import_tsv(official, tmp_path / "to", progress=False)
-    (official / "basic_test.tsv").write_bytes(EXAMPLE + b"1\t1\r\n")
+    (official / "basic_test.tsv").write_bytes(EXAMPLE.replace(b"7", b"8"))
     with pytest.raises(ValueError, match=r"other settings \(test_sha256="):
         import_tsv(official, tmp_path / "to", progress=False)
+
+
+def test_so_many_were_published():
+    # The fixture above puts others in their place.
+    assert lra_listops_tsv.PUBLISHED == {"train": 96_000, "val": 2_000, "test": 2_000}
+
+
+def cut(path):
+    """Take the last line of a file away."""
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def test_a_file_that_was_cut_at_the_end_of_a_line_is_named_by_its_count(official, tmp_path, capsys):
+    cut(official / "basic_val.tsv")
+    says = r"official: val has 2 samples where 3 were published: a file is cut short .*--no-check-counts"
+    with pytest.raises(ValueError, match=says):
+        prepare_listops(tmp_path / "to", source=official, progress=False)
+    assert list(tmp_path.iterdir()) == [official]
+    to = prepare_listops(tmp_path / "to", source=official, check_counts=False, progress=False)
+    assert "warning" in (said := capsys.readouterr().err)
+    assert "official: val has 2 samples where 3 were published.\n" in said
+    assert len(ListOps(to, "val")) == 2
+    # Nor is what was taken incomplete on purpose taken for complete later.
+    with pytest.raises(ValueError, match=r"to: val has 2 samples where 3 were published"):
+        prepare_listops(to, source=official, progress=False)
+    assert prepare_listops(to, source=official, check_counts=False, progress=False) == to
+
+
+def test_a_file_with_more_than_were_published_is_named(official, tmp_path):
+    path = official / "basic_test.tsv"
+    path.write_bytes(path.read_bytes() + b"9\t9\r\n")
+    cut(official / "basic_train.tsv")
+    says = "train has 2 samples where 3 were published; test has 4 samples where 3 were published: a file"
+    with pytest.raises(ValueError, match=says):
+        prepare_listops(tmp_path / "to", source=official, progress=False)
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    return prepare_listops(
+        tmp_path / "drawn", train=6, val=4, test=5, min_length=5, max_length=40, tsv=True, progress=False
+    )
+
+
+def test_files_of_this_library_are_counted_by_the_header_beside_them(drawn, tmp_path):
+    cut(drawn / "basic_test.tsv")
+    with pytest.raises(ValueError, match=r"drawn: test has 4 samples where 5 stand in dataset\.json: a file is cut"):
+        prepare_listops(tmp_path / "to", source=drawn, progress=False)
+    assert len(ListOps(prepare_listops(tmp_path / "to", source=drawn, check_counts=False, progress=False), "test")) == 4
+
+
+def test_without_their_header_they_are_counted_as_published(drawn, tmp_path):
+    (drawn / "dataset.json").unlink()
+    with pytest.raises(
+        ValueError, match="train has 6 samples where 96000 were published; val has 4 samples where 2000"
+    ):
+        prepare_listops(tmp_path / "to", source=drawn, progress=False)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", None])
+def test_a_header_that_tells_no_counts_is_not_passed_over(drawn, tmp_path, content, capsys):
+    header = json.loads((drawn / "dataset.json").read_text())
+    del header["splits"]["val"]["samples"]
+    (drawn / "dataset.json").write_text(json.dumps(header) if content is None else content)
+    with pytest.raises(
+        ValueError, match=r"dataset.json should tell the counts of the files beside it, and is no header"
+    ):
+        prepare_listops(tmp_path / "to", source=drawn, progress=False)
+    prepare_listops(tmp_path / "to", source=drawn, check_counts=False, progress=False)
+    assert "dataset.json should tell the counts" in capsys.readouterr().err
+
+
+def test_what_was_missing_once_is_missing_in_files_that_are_written_of_it(official, tmp_path):
+    cut(official / "basic_val.tsv")
+    once = prepare_listops(tmp_path / "once", source=official, check_counts=False, tsv=True, progress=False)
+    with pytest.raises(ValueError, match="once: val has 2 samples where 3 were published"):
+        prepare_listops(tmp_path / "twice", source=once, progress=False)
+    twice = prepare_listops(tmp_path / "twice", source=once, check_counts=False, progress=False)
+    assert len(ListOps(twice, "val")) == 2
+
+
+def test_counts_are_of_files(tmp_path):
+    with pytest.raises(ValueError, match="check_counts is off, and without --from there are no files to count"):
+        prepare_listops(tmp_path / "to", check_counts=False, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("check_counts", [True, False])
+def test_the_same_file_twice_is_named(official, tmp_path, check_counts):
+    (official / "basic_test.tsv").write_bytes((official / "basic_train.tsv").read_bytes())
+    says = r"basic_train.tsv and .*basic_test.tsv are the same file, so train and test would hold the same samples"
+    with pytest.raises(ValueError, match=says):
+        prepare_listops(tmp_path / "to", source=official, check_counts=check_counts, progress=False)
+    assert list(tmp_path.iterdir()) == [official]
 
 
 def test_missing_official_files_are_named(official, tmp_path):
@@ -154,7 +250,7 @@ def test_official_files_are_found_inside_of_their_release(official, tmp_path, in
     (tmp_path / "release" / inside).parent.mkdir(parents=True)
     official.rename(tmp_path / "release" / inside)
     to = prepare_listops(tmp_path / "to", source=tmp_path / "release", progress=False)
-    assert ListOps(to, "train").labels.tolist() == [4, 5, 7]
+    assert ListOps(to, "train").labels.tolist() == [4, 5, 0]
 
 
 @pytest.mark.parametrize(("source", "came"), [("nowhere", "is not there"), ("", "holds no official ListOps files")])

@@ -52,7 +52,7 @@ def test_autocast_and_pairs_compile_too(small_run, pairs, tmp_path, weights, cha
     assert_close(weights(compiled, 3), weights(plain, 3), **close)
 
 
-def test_one_graph_serves_all_steps_and_one_the_evaluations(small_run, tmp_path, monkeypatch):
+def test_one_graph_serves_all_steps_and_one_each_size_of_evaluation(small_run, tmp_path, monkeypatch):
     graphs, shapes = [], set()
 
     def backend(graph, inputs):
@@ -70,8 +70,9 @@ def test_one_graph_serves_all_steps_and_one_the_evaluations(small_run, tmp_path,
     small_run(tmp_path / "run", compile=True, **SOFTMAX)
     # The demo's positions, whatever the samples of a batch need.
     assert shapes == {(8, 512)}
-    # One more shows first that there is a compiler.
-    assert len(graphs) == 3
+    # The steps; the 20 samples of the evaluations, by eight and the last four. One more shows first that there is a
+    # compiler.
+    assert len(graphs) == 4
     assert graphs[0] < 5 < 50 < min(graphs[1:])
 
 

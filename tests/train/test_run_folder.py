@@ -104,7 +104,8 @@ def test_a_run_that_began_before_there_was_a_setting_had_its_default(run, settin
     (run.path / "run.json").write_text(json.dumps(content))
     run.check(settings, resume=True, main=True)
     other = dataclasses.replace(settings, compile=True, positions=4096)
-    with pytest.raises(ValueError, match="compile is True but was False; positions is 4096 but was None"):
+    says = r"compile is True but was False; positions is 4096 \(the data's\) but was 512 \(the preset's\)"
+    with pytest.raises(ValueError, match=says):
         run.check(other, resume=True, main=True)
 
 

@@ -5,14 +5,14 @@ import torch
 
 from nystrom.encoder import EncoderForSequenceClassification
 from nystrom.tasks.lra_listops import ListOps
-from nystrom.train.data import find_task
+from nystrom.train.data import class_names, find_task
 from nystrom.train.engine import evaluate
 from nystrom.train.scoring import accuracy, load_model
 
 
 def test_the_score_counts_every_sample_whatever_the_batch(whole, data):
     task, split = find_task("listops"), ListOps(data, "test")
-    model = load_model(whole / "best", "listops", task, num_labels=10)
+    model = load_model(whole / "best", "listops", task, classes=class_names(split))
     with torch.no_grad():
         right = [
             int(model(torch.as_tensor(split[i]["input_ids"]).long()[None]).logits.argmax()) == split[i]["labels"]
@@ -37,6 +37,52 @@ def test_only_models_of_the_task_are_scored(whole, data, tmp_path):
         (tmp_path / "other" / "config.json").write_text(config)
         with pytest.raises(ValueError, match=says):
             evaluate("listops", model=tmp_path / "other", data=data)
+
+
+def labelled(model, folder, names):
+    """The same weights, with other names of their classes."""
+    model.config.id2label, model.config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_model_of_other_labels_is_not_scored(whole, tmp_path):
+    model = EncoderForSequenceClassification.from_pretrained(whole / "best")
+    digits = [str(i) for i in range(10)]
+    letters = labelled(model, tmp_path / "letters", list("abcdefghij"))
+
+    def load(folder, classes):
+        return load_model(folder, "listops", find_task("listops"), classes=classes)
+
+    assert load(letters, list("abcdefghij")).config.id2label[9] == "j"
+    # One other name, and the same names in another order.
+    for classes in (list("abcdefghiz"), list("bacdefghij")):
+        shown = ", ".join(map(repr, classes))
+        with pytest.raises(
+            ValueError, match=f"was trained on the classes 'a', 'b'.*'j', but those of the data are {shown}"
+        ):
+            load(letters, classes)
+    # Numbers from 1 on are labels like all others.
+    with pytest.raises(ValueError, match="but those of the data are '1', '2', '3'"):
+        load(letters, [str(i) for i in range(1, 11)])
+    assert load(whole / "best", digits).config.id2label[9] == "9"
+
+
+def test_classes_that_have_only_numbers_are_taken_in_their_order_with_a_warning(whole, tmp_path, capsys):
+    model = EncoderForSequenceClassification.from_pretrained(whole / "best")
+    letters, digits = list("abcdefghij"), [str(i) for i in range(10)]
+    unnamed = [f"LABEL_{i}" for i in range(10)]
+    for names, classes, warned in (
+        (letters, digits, True),
+        (digits, letters, True),
+        (unnamed, letters, True),
+        (letters, letters, False),
+        (digits, digits, False),
+    ):
+        folder = labelled(model, tmp_path / "model", names)
+        load_model(folder, "listops", find_task("listops"), classes=classes)
+        says = f"warning: the classes of model {folder} are '{names[0]}', '{names[1]}'"
+        assert (says in capsys.readouterr().err) is warned
 
 
 def test_only_safetensors_that_fit_are_read(whole, data, tmp_path):

@@ -73,6 +73,21 @@ def test_a_model_of_other_classes_is_not_scored(own, small_run, tmp_path):
         evaluate("text", model=run / "best", data=two, device="cpu")
 
 
+def test_a_model_is_not_scored_on_texts_of_other_labels(own, small_run, tmp_path, capsys):
+    run = small_run(tmp_path / "run", task="text", data=own)
+    other = tmp_path / "other.csv"
+    for label, says in (("scorn", "but those of the data are 'praise', 'question', 'scorn'"), ("rant", None)):
+        other.write_text(
+            "\n".join(line.removesuffix("rant") + label * line.endswith("rant") for line in own.read_text().split("\n"))
+        )
+        if says is None:
+            evaluate("text", model=run / "best", data=other, device="cpu")
+        else:
+            with pytest.raises(ValueError, match=f"trained on the classes 'praise', 'question', 'rant', {says}"):
+                evaluate("text", model=run / "best", data=other, device="cpu")
+    assert "warning" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("task", "name", "says"),
     [

@@ -14,6 +14,7 @@ from nystrom.encoder import EncoderForSequenceClassification
 from nystrom.records import read_rows
 from nystrom.tasks.lra_listops import prepare_listops
 from nystrom.train.batches import TrainingOrder
+from nystrom.train.engine import evaluate
 from nystrom.train.presets import PRESETS
 from nystrom.train.trainer import EncoderTrainer, RunCallback
 
@@ -24,6 +25,26 @@ def test_accumulation_gives_the_run_of_the_whole_batch(small_run, tmp_path, weig
     # float32 sums in another order, over twelve steps of Adam.
     assert_close(weights(two), weights(one), rtol=1e-3, atol=1e-4)
     assert [value for *_, value in curves(two)] == pytest.approx([value for *_, value in curves(one)], rel=1e-3)
+
+
+@pytest.mark.parametrize(("accumulation", "part"), [(1, 8), (4, 2), (8, 1)])
+def test_evaluation_takes_no_more_samples_at_a_time_than_a_step(
+    small_run, data, tmp_path, monkeypatch, accumulation, part
+):
+    sizes, inner = {True: [], False: []}, EncoderForSequenceClassification.forward
+
+    def forward(self, input_ids, *arguments, **named):
+        sizes[self.training].append(len(input_ids))
+        return inner(self, input_ids, *arguments, **named)
+
+    monkeypatch.setattr(EncoderForSequenceClassification, "forward", forward)
+    run = small_run(tmp_path / "run", steps=3, dropout=0.0, accumulation=accumulation)
+    assert {*sizes[True]} == {part} == {max(sizes[False])}
+    # The 20 samples of the one evaluation, and the 30 of the test, each once.
+    assert sum(sizes[False]) == 20 + 30
+    tested = read_rows(run / "rows.csv")[0]
+    assert (tested.quantity, tested.repeats) == ("test accuracy", 30)
+    assert tested.value == evaluate("listops", model=run / "best", data=data, batch_size=30, device="cpu").value
 
 
 def test_the_order_of_the_samples_is_that_of_the_seed_and_the_whole_batch(small_run, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """SHA-256 of files and folders, with a bar where it takes long."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,22 @@ def sha256(path: Path, *, progress: bool = False) -> str:
             digest.update(piece)
             bar.update(len(piece))
     return digest.hexdigest()
+
+
+def sha256_of_splits(files: Mapping[str, Path], *, progress: bool = False) -> dict[str, str]:
+    """Digest the file of each split.
+
+    Raises:
+        ValueError: Two splits have the same file, or files of the same content.
+    """
+    digests = {split: sha256(path, progress=progress) for split, path in files.items()}
+    for split, digest in digests.items():
+        if (same := next(other for other, known in digests.items() if known == digest)) != split:
+            raise ValueError(
+                f"{files[same]} and {files[split]} are the same file, so {same} and {split} would hold the same"
+                " samples: put the right one in place, or take one away where a split may be missing."
+            )
+    return digests
 
 
 def sha256_of_files(folder: Path, paths: Sequence[Path], *, progress: bool = False) -> str:

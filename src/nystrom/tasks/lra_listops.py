@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from nystrom.tasks.lra_listops_expressions import VOCABULARY, Limits, draw
-from nystrom.tasks.lra_listops_tsv import export_tsv, import_tsv
+from nystrom.tasks.lra_listops_tsv import PUBLISHED as COUNTS
+from nystrom.tasks.lra_listops_tsv import TASK, export_tsv, import_tsv
 from nystrom.tasks.token_files import Samples, gather, holds, new_folder, open_split, verify, write_split
 
-TASK = "listops"
-PUBLISHED = {"test": 2_000, "val": 2_000, "train": 96_000, "seed": 0}
+PUBLISHED = {split: COUNTS[split] for split in ("test", "val", "train")} | {"seed": 0}
 PUBLISHED |= {"min_length": 500, "max_length": 2_000, "max_depth": 10, "max_args": 10}
 
 
@@ -49,6 +49,7 @@ def prepare_listops(
     max_depth: int | None = None,
     max_args: int | None = None,
     tsv: bool = False,
+    check_counts: bool = True,
     workers: int | None = None,
     progress: bool = True,
 ) -> Path:
@@ -67,6 +68,8 @@ def prepare_listops(
         max_depth: Nesting depth at which only digits are left; a lone digit has depth 1. 10 if not given.
         max_args: The most arguments an operator takes, 10 if not given; the fewest are 2.
         tsv: Also write basic_train.tsv, basic_val.tsv and basic_test.tsv, the official form, into the folder.
+        check_counts: Refuse files that are not complete rather than warn: published ones, or those of `tsv`, whose
+            number stands in dataset.json beside them.
         workers: Threads to draw with; all cores if not given. They do not change the result.
         progress: Show a progress bar.
 
@@ -84,6 +87,8 @@ def prepare_listops(
     given = {name: value for name, value in asked.items() if value is not None}
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}: leave it out to use all cores.")
+    if source is None and not check_counts:
+        raise ValueError("check_counts is off, and without --from there are no files to count: leave it out.")
     if source is None:
         _generate(to, PUBLISHED | given, workers or _cores(), progress)
     elif given:
@@ -92,7 +97,7 @@ def prepare_listops(
             " leave --from out to have expressions drawn."
         )
     else:
-        import_tsv(Path(source), to, progress=progress)
+        import_tsv(Path(source), to, check_counts=check_counts, progress=progress)
     if tsv:
         export_tsv(to, progress=progress)
     return to

@@ -3,23 +3,39 @@
 Source is the expression as a binary tree in parentheses: `[MAX 3 4 ]` is written `( ( ( [MAX 3 ) 4 ) ] )`, where each
 argument and the closing bracket are joined to all before them. Target is its value. The reader drops the parentheses,
 maps `]` to the token X, splits on white space, and then holds the file to its word: the brackets pair, and each target
-is the value of its source.
+is the value of its source. A file that was cut at the end of a line is found by its count: 96,000 / 2,000 / 2,000 were
+published, and how many `export_tsv` wrote stands in the header of the data set beside the files.
 
 Source: https://github.com/google-research/long-range-arena, `data/listops.py` and `listops/input_pipeline.py`.
 """
 
 import contextlib
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from nystrom.tasks.checksums import sha256
+from nystrom.tasks.checksums import sha256_of_splits
 from nystrom.tasks.lra_listops_expressions import CLOSE, DEEPEST, MIN, VOCABULARY, ZERO, evaluate, is_expression
-from nystrom.tasks.token_files import SPLITS, Samples, gather, holds, new_folder, open_split, write_split
+from nystrom.tasks.token_files import (
+    HEADER,
+    SPLITS,
+    Samples,
+    gather,
+    holds,
+    new_folder,
+    open_split,
+    read_counts,
+    read_facts,
+    write_split,
+)
 
+TASK = "listops"
+PUBLISHED = {"train": 96_000, "val": 2_000, "test": 2_000}
 # Where the official files lie inside of the release.
 INSIDE = ("", "listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000")
 COLUMNS = b"Source\tTarget"
@@ -35,25 +51,67 @@ def tsv_name(split: str) -> str:
     return f"basic_{split}.tsv"
 
 
-def import_tsv(source: Path, to: Path, *, progress: bool = True) -> None:
+def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: bool = True) -> None:
     """Turn the official ListOps files into a data set that `ListOps` opens.
 
     Args:
         source: Folder of basic_train.tsv, basic_val.tsv and basic_test.tsv, or the release around it.
         to: Folder to make. If it already holds the data of these very files it is used as it is.
+        check_counts: Refuse files that are not complete rather than warn.
         progress: Show a progress bar.
 
     Raises:
-        ValueError: A file is missing or wrong (the line is named), or `to` is taken or cannot be written.
+        ValueError: A file is missing, there twice, incomplete or wrong (the line is named), or `to` is taken or cannot
+            be written.
     """
     folder = _find_folder(source.expanduser())
-    settings = {"origin": "official files"} | {f"{split}_sha256": sha256(folder / tsv_name(split)) for split in SPLITS}
-    if holds(to, task="listops", settings=settings):
+    files = {split: folder / tsv_name(split) for split in SPLITS}
+    digests = sha256_of_splits(files, progress=progress)
+    settings = {"origin": "official files"} | {f"{split}_sha256": digest for split, digest in digests.items()}
+    if holds(to, task=TASK, settings=settings):
+        _refuse(to, _differences(folder, read_counts(to, task=TASK)) if check_counts else [])
         print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
         return
-    with new_folder(to, task="listops", settings=settings) as partial:
-        for split in SPLITS:
-            write_split(partial, split, read_tsv(folder / tsv_name(split), progress=progress))
+    facts: dict[str, Any] = {}
+    with new_folder(to, task=TASK, settings=settings, facts=facts) as partial:
+        counts = {}
+        for split, path in files.items():
+            samples = read_tsv(path, progress=progress)
+            counts[split] = samples.labels.size
+            write_split(partial, split, samples)
+        differences = _differences(folder, counts)
+        _refuse(folder, differences if check_counts else [])
+        facts["differences"] = differences
+    for difference in differences:
+        print(f"warning: {folder}: {difference}.", file=sys.stderr)
+
+
+def _differences(folder: Path, counts: Mapping[str, int]) -> list[str]:
+    """Compare the counts of the files in a folder with those of the header beside them, or else with the published."""
+    wanted, known, whose = PUBLISHED, [], "were published"
+    if (folder / HEADER).exists():
+        try:
+            wanted, known = read_counts(folder, task=TASK), read_facts(folder, task=TASK).get("differences", [])
+        except ValueError:
+            return [f"{folder / HEADER} should tell the counts of the files beside it, and is no header of ListOps"]
+        whose = f"stand in {HEADER}"
+    return [
+        *(
+            f"{split} has {counts[split]} samples where {wanted[split]} {whose}"
+            for split in SPLITS
+            if counts[split] != wanted[split]
+        ),
+        # What was missing when these files were written is missing still.
+        *known,
+    ]
+
+
+def _refuse(folder: Path, differences: Sequence[str]) -> None:
+    if differences:
+        raise ValueError(
+            f"{folder}: {'; '.join(differences)}: a file is cut short or another one, fetch or make it again (or take"
+            " what is there with check_counts off, --no-check-counts)."
+        )
 
 
 def _find_folder(source: Path) -> Path:
@@ -79,7 +137,7 @@ def export_tsv(folder: Path, *, progress: bool = True) -> None:
     """Write the official files of a data set into its folder; files that are there stay as they are."""
     for split in SPLITS:
         if not (path := folder / tsv_name(split)).exists():
-            write_tsv(path, open_split(folder, split, task="listops"), progress=progress)
+            write_tsv(path, open_split(folder, split, task=TASK), progress=progress)
 
 
 def read_tsv(path: Path, *, progress: bool = False) -> Samples:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nystrom.tasks.checksums import sha256, sha256_of_files
+from nystrom.tasks.checksums import sha256_of_files, sha256_of_splits
 from nystrom.tasks.gathered_texts import Row
 from nystrom.tasks.labelled_texts import Source
 from nystrom.tasks.row_files import COMPRESSED, PLAIN, Wanted, as_bytes, find_names, is_row_file, plain_name, read_rows
@@ -50,13 +50,7 @@ def row_source(
     Raises:
         ValueError: Two files are the same.
     """
-    digests = {split: sha256(path, progress=progress) for split, path in files.items()}
-    for split, digest in digests.items():
-        if (same := next(other for other, known in digests.items() if known == digest)) != split:
-            raise ValueError(
-                f"{files[same]} and {files[split]} are the same file, so {same} and {split} would hold the same texts:"
-                " put the right one in place, or take one away."
-            )
+    digests = sha256_of_splits(files, progress=progress)
 
     def rows(progress: bool) -> Iterator[Row]:
         for split, path in files.items():

@@ -215,6 +215,15 @@ def read_facts(folder: Path, *, task: str) -> dict[str, Any]:
     return _read_header(folder, task).get("facts", {})
 
 
+def read_counts(folder: Path, *, task: str) -> dict[str, int]:
+    """Read how many samples each split has, of the header alone.
+
+    Raises:
+        ValueError: The folder holds no complete data set of the task.
+    """
+    return {split: counts["samples"] for split, counts in _read_header(folder, task)["splits"].items()}
+
+
 def verify(folder: Path, *, task: str) -> None:
     """Read every file and compare its SHA-256 with the one that was taken when it was written.
 
@@ -280,7 +289,8 @@ def _is_header(header: object) -> bool:
     names = {f"{split}_{part}.npy" for split in SPLITS for part in PARTS}
     members = {f"{split}_{MEMBERS}.npy" for split in SPLITS}
     complete = splits.keys() == set(SPLITS) and (files.keys() == names or files.keys() == names | members)
-    return complete and isinstance(header.get("settings"), dict)
+    counted = all(isinstance(counts, dict) and isinstance(counts.get("samples"), int) for counts in splits.values())
+    return complete and counted and isinstance(header.get("settings"), dict)
 
 
 def _damaged(path: Path, came: str, task: str) -> ValueError:

@@ -1,9 +1,9 @@
 """Compile a model for training: one graph for all steps.
 
 Every batch is padded to the positions of the model (`nystrom.train.batches`), so that all steps have one shape. A
-graph is made of the whole model for each shape: one for the steps, and those of evaluation, whose batches are larger
-and whose last one is smaller. Padding changes nothing, so without dropout the results are those of the model as it is,
-to rounding; dropout has other draws, and with inductor so have methods that draw in training.
+graph is made of the whole model for each shape: one for the steps, one for evaluation, and one for its last batch where
+that is smaller. Padding changes nothing, so without dropout the results are those of the model as it is, to rounding;
+dropout has other draws, and with inductor so have methods that draw in training.
 
 The model is compiled in place (`torch.nn.Module.compile`): its weights, its folder and its checkpoints are those of a
 model that is not. The Trainer's own `torch_compile` would compute float32 in TF32, and leave evaluation as it is.

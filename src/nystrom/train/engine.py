@@ -82,7 +82,7 @@ def train(
         resume: Go on with the run in the folder, from its last complete checkpoint.
         steps: Steps.
         batch_size: Samples per step, over all processes and accumulated parts.
-        accumulation: Parts that a process computes its share of a batch in, to save memory.
+        accumulation: Parts that a process computes its share of a batch in, to save memory; in evaluations too.
         learning_rate: Learning rate at the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
         dropout: Dropout on the hidden states.
@@ -167,7 +167,8 @@ def evaluate(
         The accuracy as a row of `nystrom.records`, between 0 and 1, with its 95 % interval.
 
     Raises:
-        ValueError: A name, folder, device or precision that cannot be used, or a model of another task.
+        ValueError: A name, folder, device or precision that cannot be used, or a model of another task or of other
+            classes.
     """
     check_at_least("batch_size", batch_size, 1)
     device = usable_device(device)  # pyright: ignore[reportAssignmentType]
@@ -177,7 +178,7 @@ def evaluate(
     folder = prepared_folder(task, Path(data), max_length=positions(Path(model)))
     samples = wanted.open(folder, split)
     with _no_file_bars():
-        loaded = load_model(Path(model), task, wanted, num_labels=samples.num_labels)
+        loaded = load_model(Path(model), task, wanted, classes=class_names(samples))
     check_lengths(folder, split, samples, loaded.config.max_position_embeddings)
     share = accuracy(loaded, samples, wanted, batch_size=batch_size, device=device, precision=precision)
     place = Place(device=device, precision=precision, seed=None)

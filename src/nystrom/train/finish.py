@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from nystrom.report.plots import draw_curves
-from nystrom.train.data import Model, find_task
+from nystrom.train.data import Model, class_names, find_task
 from nystrom.train.results import Place, accuracy_row, result_row
 from nystrom.train.run_folder import RunFolder
 from nystrom.train.scoring import accuracy, load_model
@@ -27,9 +27,11 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder) -> None:
     assert state.best_metric is not None
     task = find_task(settings.task)
     test, val = trainer.splits.test, trainer.splits.val
-    best = load_model(run.checkpoint(state.best_global_step), settings.task, task, num_labels=test.num_labels)
+    best = load_model(run.checkpoint(state.best_global_step), settings.task, task, classes=class_names(test))
     _save(best, run.best)
-    share = accuracy(best, test, task, batch_size=64, device=settings.device, precision=settings.precision)
+    share = accuracy(
+        best, test, task, batch_size=settings.part_size, device=settings.device, precision=settings.precision
+    )
     place = Place(device=settings.device, precision=settings.precision, seed=settings.seed, preset=settings.preset)
     rows = [
         accuracy_row(best.config, "test accuracy", share, len(test), place),

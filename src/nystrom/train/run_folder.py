@@ -70,8 +70,8 @@ class RunFolder:
             raise ValueError(f"{self.path} holds a run: go on with it by --resume, or take another folder with --to.")
         if different := differences(settings, self.read()["settings"]):
             raise ValueError(
-                f"{self.path} holds a run with other settings: {'; '.join(different)}. Resume with the settings of the "
-                "run, or start another with --to."
+                f"{self.path} holds a run with other settings: {'; '.join(different)}. Resume with the settings and "
+                "the data of the run, or start another with --to."
             )
 
     def check_data(self, fingerprint: str) -> None:

@@ -3,6 +3,8 @@
 Every sample counts once, the last batch is no exception.
 """
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,25 +18,28 @@ from nystrom.train.data import Model, Split, Task
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_model(folder: Path, task: str, wanted: Task, *, num_labels: int) -> Model:
+def load_model(folder: Path, task: str, wanted: Task, *, classes: Sequence[str]) -> Model:
     """Load a saved model, and see that it is one of the task.
 
     Args:
         folder: What `save_pretrained` wrote.
         task: Name of the task.
         wanted: The task.
-        num_labels: Classes of the data.
+        classes: Labels of the classes of the data. They must be the model's, in the same order; where those of one are
+            mere numbers they are taken in their order, with a warning.
 
     Raises:
-        ValueError: The folder holds no model of this library, one of another task, or an incomplete one.
+        ValueError: The folder holds no model of this library, one of another task or of other classes, or an incomplete
+            one.
     """
     config = _read_config(folder)
     came = (config.task, config.vocab_size, config.num_labels)
-    if came != (task, wanted.vocab_size, num_labels):
+    if came != (task, wanted.vocab_size, len(classes)):
         raise ValueError(
             f"model {folder} was trained on {came[0]}, with {came[1]} tokens and {came[2]} classes; expected {task}, "
-            f"with {wanted.vocab_size} tokens and {num_labels} classes: name a model of this task."
+            f"with {wanted.vocab_size} tokens and {len(classes)} classes: name a model of this task."
         )
+    _check_classes(folder, config, classes)
     model, report = wanted.model.from_pretrained(folder, config=config, output_loading_info=True)
     check_fit(model, report, folder, new_heads=False)
     return model
@@ -47,6 +52,31 @@ def positions(folder: Path) -> int:
         ValueError: The folder holds no model of this library.
     """
     return _read_config(folder).max_position_embeddings
+
+
+def _check_classes(folder: Path, config: EncoderConfig, classes: Sequence[str]) -> None:
+    """Compare the labels of a model with as many of the data."""
+    assert config.id2label is not None, "transformers gives every configuration its labels"
+    of_model = [str(label) for _, label in sorted(config.id2label.items())]
+    if of_model == list(classes):
+        return
+    models, datas = (", ".join(map(repr, names[:20])) for names in (of_model, classes))
+    if _is_numbered(of_model) or _is_numbered(classes):
+        print(
+            f"warning: the classes of model {folder} are {models}, those of the data {datas}: taken for the same in "
+            "this order.",
+            file=sys.stderr,
+        )
+        return
+    raise ValueError(
+        f"model {folder} was trained on the classes {models}, but those of the data are {datas}: name a model of these "
+        "classes, or prepare the data with the labels of the model."
+    )
+
+
+def _is_numbered(names: Sequence[str]) -> bool:
+    """Whether the labels say nothing but their place, as numbers from 0 do, and what transformers puts for none."""
+    return any(all(name == f"{word}{i}" for i, name in enumerate(names)) for word in ("", "LABEL_"))
 
 
 def _read_config(folder: Path) -> EncoderConfig:

@@ -12,7 +12,7 @@ from nystrom.encoder import EncoderConfig
 from nystrom.shapes import check_at_least, check_choice
 from nystrom.train.data import find_task
 from nystrom.train.lengths import fit_options
-from nystrom.train.presets import MethodSetting, find_preset
+from nystrom.train.presets import PRESETS, MethodSetting, find_preset
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -253,7 +253,18 @@ def differences(settings: Settings, before: Mapping[str, Any]) -> list[str]:
     # A run that began before there was a setting had its default.
     before = {field.name: field.default for field in fields(settings) if field.default is not MISSING} | {**before}
     return [
-        f"{name} is {now.get(name)!r} but was {before.get(name)!r}"
+        f"{name} is {_shown(name, now)} but was {_shown(name, before)}"
         for name in sorted({*now, *before})
         if now.get(name) != before.get(name)
     ]
+
+
+def _shown(name: str, settings: Mapping[str, Any]) -> str:
+    """A setting as its user knows it: nobody chooses positions, they come with the preset or with the data."""
+    value = settings.get(name)
+    if name != "positions":
+        return repr(value)
+    if value is not None:
+        return f"{value} (the data's)"
+    preset = PRESETS.get((settings.get("task", ""), settings.get("preset", "")))
+    return "the preset's" if preset is None else f"{preset.data.max_length} (the preset's)"

@@ -7,6 +7,7 @@
 - After each checkpoint the curves are rewritten from the Trainer's own log, which a checkpoint carries: a step that was
   run twice, before and after an interruption, is in them once.
 - The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset says.
+- Evaluation takes as many samples at a time as a part of a step, so that what trains in the memory is scored in it.
 - A model that is compiled gets batches of one shape, see `nystrom.train.compiling`.
 
 Of pickled states the Trainer (5.23) loads the optimizer's, the schedule's, the scaler's and the random numbers', all
@@ -217,7 +218,7 @@ def training_arguments(settings: Settings, preset: Preset, run: RunFolder, *, re
         output_dir=str(run.path),
         max_steps=settings.steps,
         per_device_train_batch_size=settings.part_size,
-        per_device_eval_batch_size=max(2 * settings.part_size, 32),
+        per_device_eval_batch_size=settings.part_size,
         gradient_accumulation_steps=settings.accumulation,
         learning_rate=settings.learning_rate,
         lr_scheduler_type="linear",
