@@ -50,6 +50,28 @@ def inverse_whole(
 
 
 @triton.jit
+def _start_backward(a, of_a, of_z, divisors, divisor_grads, bh):
+    """Add the gradient that a matrix has through the start value, from that of the start value."""
+    sums, rows = tl.sum(tl.abs(a), 0), tl.sum(tl.abs(a), 1)
+    norm_1, norm_inf = tl.max(sums, 0), tl.max(rows, 0)
+    if divisors is None:
+        divisor = norm_1 * norm_inf
+    else:
+        divisor = tl.load(divisors + bh)
+    of_a += tl.trans(of_z) / divisor
+    of_divisor = -tl.sum(tl.sum(of_z * tl.trans(a), 1), 0) / (divisor * divisor)
+    if divisors is None:
+        # The gradient of a maximum is shared by those that attain it, as torch has it.
+        sign = tl.where(a > 0, 1.0, tl.where(a < 0, -1.0, 0.0))
+        most, widest = (sums == norm_1).to(a.dtype), (rows == norm_inf).to(a.dtype)
+        of_a += sign * (most * (of_divisor * norm_inf / tl.sum(most, 0)))[None, :]
+        of_a += sign * (widest * (of_divisor * norm_1 / tl.sum(widest, 0)))[:, None]
+    else:
+        tl.store(divisor_grads + bh, of_divisor)
+    return of_a
+
+
+@triton.jit
 def inverse_whole_backward(
     a_place,
     divisors,
@@ -80,22 +102,7 @@ def inverse_whole_backward(
         of_y += 7.0 * of_x1 - product(of_x1, tl.trans(y), PRECISION) - product(tl.trans(y), of_x1, PRECISION)
         of_a += product(of_y, tl.trans(z), PRECISION)
         of_z += product(tl.trans(a), of_y, PRECISION)
-    sums, rows = tl.sum(tl.abs(a), 0), tl.sum(tl.abs(a), 1)
-    norm_1, norm_inf = tl.max(sums, 0), tl.max(rows, 0)
-    if divisors is None:
-        divisor = norm_1 * norm_inf
-    else:
-        divisor = tl.load(divisors + bh)
-    of_a += tl.trans(of_z) / divisor
-    of_divisor = -tl.sum(tl.sum(of_z * tl.trans(a), 1), 0) / (divisor * divisor)
-    if divisors is None:
-        # The gradient of a maximum is shared by those that attain it, as torch has it.
-        sign = tl.where(a > 0, 1.0, tl.where(a < 0, -1.0, 0.0))
-        most, widest = (sums == norm_1).to(a.dtype), (rows == norm_inf).to(a.dtype)
-        of_a += sign * (most * (of_divisor * norm_inf / tl.sum(most, 0)))[None, :]
-        of_a += sign * (widest * (of_divisor * norm_1 / tl.sum(widest, 0)))[:, None]
-    else:
-        tl.store(divisor_grads + bh, of_divisor)
+    of_a = _start_backward(a, of_a, of_z, divisors, divisor_grads, bh)
     _store(a_grad + bh * M * M, of_a, M, BLOCK)
 
 
@@ -154,9 +161,23 @@ def inverse_blocks(
 
 @triton.jit
 def inverse_blocks_backward(
-    a_place, iterates, of_a_place, of_z_place, scratch, M, STEPS, PRECISION: tl.constexpr, BLOCK: tl.constexpr
+    a_place,
+    divisors,
+    iterates,
+    of_a_place,
+    of_z_place,
+    divisor_grads,
+    scratch,
+    M,
+    STEPS,
+    PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
-    """Gradients of the matrix and of the start value; `of_z_place` holds the gradient of the result, then that."""
+    """Gradient of the matrix in scratch memory; `of_z_place` holds that of the result, then that of the start value.
+
+    What the matrix has through the start value is added where a block of WHOLE holds it, and left to do where that is 0.
+    """
     bh = tl.program_id(0).to(tl.int64)
     size = M * M
     a, of_a, of_z = a_place + bh * size, of_a_place + bh * size, of_z_place + bh * 2 * size
@@ -183,3 +204,7 @@ def inverse_blocks_backward(
         tl.debug_barrier()
         _multiply(of_a, of_y, z, of_a, 1.0, 1.0, M, False, True, PRECISION, BLOCK)
         _multiply(new, a, of_y, new, 1.0, 1.0, M, True, False, PRECISION, BLOCK)
+    if WHOLE > 0:
+        matrix, start = _load(a, M, WHOLE), _load(of_z + STEPS % 2 * size, M, WHOLE)
+        total = _start_backward(matrix, _load(of_a, M, WHOLE), start, divisors, divisor_grads, bh)
+        _store(of_a, total, M, WHOLE)

@@ -23,6 +23,8 @@ SMALLEST_CAPABILITY = (8, 0)
 OLDEST_TRITON = (3, 4)
 # Largest matrices that the inverse keeps in registers without spilling them, forward and backward.
 LARGEST_WHOLE, LARGEST_WHOLE_BACKWARD = 64, 32
+# Largest matrices whose start value is differentiated in the same launch.
+LARGEST_START = 64
 # A float32 product is three tf32 products on the tensor cores, with the rounding of about one float32 product.
 FLOAT32_PRECISION = "tf32x3"
 RANGES = {"block_n": (32, 64, 128), "block_m": (16, 32, 64), "warps": (4, 8), "stages": (1, 2, 3)}

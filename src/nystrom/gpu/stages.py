@@ -16,7 +16,16 @@ from nystrom.gpu import inverse as inverse_kernels
 from nystrom.gpu import left as left_kernels
 from nystrom.gpu import means as means_kernels
 from nystrom.gpu import right as right_kernels
-from nystrom.gpu.launch import FLOAT32_PRECISION, LARGEST_WHOLE, LARGEST_WHOLE_BACKWARD, Tiles, power, splits, tiles
+from nystrom.gpu.launch import (
+    FLOAT32_PRECISION,
+    LARGEST_START,
+    LARGEST_WHOLE,
+    LARGEST_WHOLE_BACKWARD,
+    Tiles,
+    power,
+    splits,
+    tiles,
+)
 from nystrom.gpu.plan import Plan
 from nystrom.precision import accumulator
 
@@ -439,7 +448,7 @@ def inverse_backward(a: Tensor, divisors: Tensor | None, steps: int, grad: Tenso
     b, h, m, _ = a.shape
     iterates = inverse(a, divisors, steps, every=True)
     if m <= LARGEST_WHOLE_BACKWARD:
-        a_grad, divisor_grads = torch.empty_like(a), a.new_zeros(b, h)
+        a_grad, divisor_grads = torch.empty_like(a), a.new_empty(b, h)
         block = power(m)
         inverse_kernels.inverse_whole_backward[(b * h,)](
             a,
@@ -454,11 +463,25 @@ def inverse_backward(a: Tensor, divisors: Tensor | None, steps: int, grad: Tenso
             BLOCK=block,
         )
         return a_grad, divisor_grads
-    a_grad, z_grads = torch.zeros_like(a), a.new_empty(b, h, 2, m, m)
+    a_grad, z_grads, divisor_grads = torch.zeros_like(a), a.new_empty(b, h, 2, m, m), a.new_empty(b, h)
     z_grads[:, :, 0] = grad
+    whole = power(m) if m <= LARGEST_START else 0
     inverse_kernels.inverse_blocks_backward[(b * h,)](
-        a, iterates, a_grad, z_grads, a.new_empty(b, h, 6, m, m), m, steps, PRECISION=FLOAT32_PRECISION, BLOCK=32
+        a,
+        divisors,
+        iterates,
+        a_grad,
+        z_grads,
+        divisor_grads,
+        a.new_empty(b, h, 6, m, m),
+        m,
+        steps,
+        PRECISION=FLOAT32_PRECISION,
+        BLOCK=32,
+        WHOLE=whole,
     )
+    if whole:
+        return a_grad, divisor_grads
     start_grad, value = z_grads[:, :, steps % 2], _divisors(a, divisors)
     a_grad += start_grad.mT / value[..., None, None]
     divisor_grads = -(start_grad * a.mT).sum((-2, -1)) / value.square()
