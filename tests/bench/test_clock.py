@@ -74,6 +74,17 @@ def test_free_memory_is_some_of_the_machines():
 
 
 @pytest.mark.gpu
+def test_on_a_gpu_time_is_that_of_the_device_without_its_caches():
+    device = torch.device("cuda", 0)
+    x = torch.zeros(2**20, dtype=torch.uint8, device=device)
+    torch.cuda._sleep(10**6)
+    waited = seconds(lambda: torch.cuda._sleep(10**8), device)
+    # At any clock that GPUs have, of 0.5 to 5 GHz.
+    assert 0.02 <= waited <= 0.2
+    assert 0 < seconds(lambda: x.add_(1), device) < 0.01
+
+
+@pytest.mark.gpu
 def test_on_a_gpu_the_output_and_temporaries_count():
     device = torch.device("cuda", 0)
     assert peak_bytes(lambda: torch.empty(1024, 1024, device=device), device) == 4 * 2**20

@@ -1,4 +1,6 @@
 import dataclasses
+import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,7 +8,7 @@ import torch
 from nystrom.attention.nystrom import nystrom_attention
 from nystrom.attention.softmax import softmax_attention
 from nystrom.bench import contenders
-from nystrom.bench.contenders import CONTENDERS, DEFAULT, available, find_contender, installed
+from nystrom.bench.contenders import CONTENDERS, DEFAULT, available, check_kernels, find_contender, installed
 from nystrom.bench.inputs import Sizes, make_inputs
 
 # Each with a length that it takes.
@@ -14,8 +16,11 @@ NAMES = {
     "softmax-materialised": 32,
     "softmax": 32,
     "nystrom-8": 32,
+    "nystrom-triton-8": 32,
+    "nystrom-compiled-8": 32,
     "kernelized": 32,
     "skyformer-8": 32,
+    "skyformer-triton-8": 32,
     "skyformer_softmax-8": 32,
     "linear": 32,
     "linformer-8": 32,
@@ -33,7 +38,14 @@ NAMES = {
     "reformer-pytorch-2": 128,
     "transformers-bigbird-1": 512,
 }
+PEERS = ["authors-8", "transformers-8", "nystrom-attention-8"]
 OURS = [name for name in NAMES if CONTENDERS[name.rstrip("-0123456789")].package is None]
+
+
+@pytest.fixture(autouse=True)
+def graphs_without_a_compiler(monkeypatch):
+    """Trace and differentiate graphs, and leave out the minutes that code for them takes."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
 
 
 def sizes(**changes):
@@ -78,7 +90,7 @@ def test_the_layout_changes_no_number(name):
     torch.testing.assert_close(build(name, tokens).forward(), out.transpose(1, 2).flatten(2), rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["authors-8", "transformers-8", "nystrom-attention-8"])
+@pytest.mark.parametrize("name", PEERS)
 def test_the_peers_compute_nystrom_attention_with_the_authors_start_value(name):
     inputs = make_inputs(32, sizes(), seed=0)
     expected = inputs.merged(nystrom_attention(*inputs.heads(), num_landmarks=8, z0="authors"))
@@ -129,7 +141,7 @@ def test_lengths_and_windows_that_a_peer_cannot_take_are_refused(name, message):
         build(name, make_inputs(36, sizes(), seed=0))
 
 
-@pytest.mark.parametrize("name", ["nystrom-8", "authors-8", "transformers-8", "nystrom-attention-8"])
+@pytest.mark.parametrize("name", ["nystrom-8", "nystrom-triton-8", *PEERS])
 def test_a_skip_adds_a_convolution_of_the_values(name):
     inputs = make_inputs(32, sizes(), seed=0)
     alone, skip = build(name, inputs), build(name, inputs, skip=True)
@@ -194,10 +206,59 @@ def test_what_is_not_installed_is_left_out_and_refused_by_name(monkeypatch):
         find_contender("other")
 
 
+@pytest.mark.parametrize(
+    ("name", "reference"), [("nystrom-triton-8", "nystrom-8"), ("nystrom-compiled-8", "nystrom-8")]
+)
+def test_what_computes_an_attention_changes_no_number(name, reference):
+    inputs = make_inputs(32, sizes(), seed=0)
+    for skip in (False, True):
+        results = []
+        for each in (name, reference):
+            torch.manual_seed(0)
+            call = build(each, inputs, skip)
+            out = call.forward()
+            results.append((out, *torch.autograd.grad(out, call.leaves, inputs.grad)))
+        # float64 rounding, amplified by the iterations of the inverse
+        torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-9)
+
+
+def test_triton_adds_the_skip_in_the_same_pass(monkeypatch):
+    monkeypatch.setattr("nystrom.attention.nystrom.depthwise_skip", None)
+    monkeypatch.setattr("nystrom.attention.skip.depthwise_skip", None)
+    inputs = make_inputs(32, sizes(), seed=0)
+    assert build("nystrom-triton-8", inputs, skip=True).forward().shape == inputs.grad.shape
+
+
+def test_kernels_for_a_gpu_are_refused_on_a_cpu_by_name_unless_they_are_interpreted(monkeypatch):
+    contender, cpu = CONTENDERS["nystrom-triton"], torch.device("cpu")
+    for interpreted in (True, False):
+        monkeypatch.setattr("nystrom.gpu.arithmetic.INTERPRETED", SimpleNamespace(value=interpreted))
+        check_kernels("softmax", CONTENDERS["softmax"], cpu)
+        check_kernels("nystrom-triton-8", contender, torch.device("cuda", 0))
+        if interpreted:
+            check_kernels("nystrom-triton-8", contender, cpu)
+    with pytest.raises(
+        ValueError, match="'nystrom-triton-8' needs a CUDA device but device is 'cpu': pass device='cuda'"
+    ):
+        check_kernels("nystrom-triton-8", contender, cpu)
+    monkeypatch.setattr("nystrom.backend._HAS_TRITON", False)
+    with pytest.raises(ValueError, match=r"pip install 'nystrom\[gpu\]'"):
+        check_kernels("nystrom-triton-8", contender, torch.device("cuda", 0))
+
+
+def test_on_a_gpu_its_kernels_and_its_compiler_are_measured_without_being_named():
+    assert set(available("cuda")) - set(available()) == {
+        "nystrom-triton-64",
+        "nystrom-compiled-64",
+        "skyformer-triton-128",
+    }
+
+
 def test_every_default_method_is_known():
     assert {contenders._parsed(name)[0] for name in DEFAULT} <= set(CONTENDERS)
-    # The peers of the other methods, and Skyformer's variant, are measured when they are named.
+    # The peers of the other methods, and Skyformer's variant, are measured when they are named; the last on a GPU.
     assert set(CONTENDERS) - {contenders._parsed(name)[0] for name in DEFAULT} == {
         *("skyformer_softmax", "linformer-package", "transformers-longformer", "performer-pytorch"),
         *("reformer-pytorch", "transformers-bigbird"),
+        *("nystrom-triton", "nystrom-compiled", "skyformer-triton"),
     }

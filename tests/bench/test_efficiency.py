@@ -1,3 +1,4 @@
+import functools
 import inspect
 import math
 import shlex
@@ -5,8 +6,9 @@ import shlex
 import pytest
 import torch
 import tyro
+from triton.runtime.errors import OutOfResources
 
-from nystrom.bench import contenders, efficiency, interleaved
+from nystrom.bench import contenders, efficiency, floor, interleaved
 from nystrom.bench.asked import command_line
 from nystrom.bench.contenders import Contender
 from nystrom.bench.efficiency import run_efficiency
@@ -258,9 +260,74 @@ def test_other_dtypes_run(tmp_path):
         assert {(row.dtype, row.note) for row in rows} == {(dtype, "")}
 
 
+def test_each_length_has_a_floor_where_memory_bounds(tmp_path, monkeypatch, measured):
+    monkeypatch.setattr(efficiency, "_has_floor", lambda plan: True)
+    monkeypatch.setattr(floor, "copy_bandwidth", lambda device: (4e9, 2e9, 8e9))
+    rows = run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path)
+    floors = {(row.quantity, row.n): row for row in rows if row.method == "floor"}
+    assert len(floors) == 3 * 2
+    for n in (16, 32):
+        size = 1 * 2 * n * 8 * 2
+        for timed, passes in (("forward", 6), ("forward+backward", 17)):
+            row = floors[f"{timed} time", n]
+            expected = [1e3 * passes * size / bandwidth for bandwidth in (4e9, 8e9, 2e9)]
+            assert [row.value, row.low, row.high] == pytest.approx(expected)
+        assert floors["copy bandwidth", n].value == 4.0
+    # They belong to the setting: a run goes on, and one without them is another.
+    assert run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path) == rows
+    assert measured == [16, 32]
+    monkeypatch.setattr(efficiency, "_has_floor", lambda plan: False)
+    with pytest.raises(ValueError, match="another setting: methods at n=16"):
+        run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path)
+
+
+def test_rows_say_when_kernels_were_interpreted(tmp_path):
+    asked = SMALL | {"lengths": (16,), "methods": ("softmax", "nystrom-triton-8"), "repeats": 1}
+    rows = run_efficiency(**asked, skip="with", to=tmp_path)
+    assert {row.method for row in rows} == {"softmax", "nystrom-triton-8+skip"}
+    assert all(row.sizes.endswith(" triton=interpreted") and row.note == "" for row in rows)
+
+
+def test_compiled_methods_run_at_more_lengths_than_a_function_may_have_graphs(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    lengths = tuple(range(20, 20 + torch._dynamo.config.recompile_limit + 1))
+    asked = {"lengths": lengths, "methods": ("nystrom-compiled-4",), "skip": "without", "passes": ("forward",)}
+    assert all(row.note == "" for row in run_efficiency(**SMALL | asked | {"repeats": 1}, to=tmp_path))
+
+
+@pytest.mark.slow
+# torch's own, as it imports its compiler.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+def test_compiled_methods_run_by_the_compiler_itself(tmp_path):
+    rows = run_efficiency(**SMALL | {"methods": ("nystrom-compiled-4",), "repeats": 1}, to=tmp_path)
+    assert {row.note for row in rows} == {""}
+
+
+def test_an_error_of_triton_is_noted_and_any_other_is_raised(tmp_path, monkeypatch):
+    def contender(error):
+        def build(inputs, number, skip):
+            raise error
+
+        return Contender("", None, build)
+
+    monkeypatch.setitem(contenders.CONTENDERS, "large", contender(OutOfResources(2, 1, "shared memory")))
+    monkeypatch.setitem(contenders.CONTENDERS, "wrong", contender(KeyError("x")))
+    rows = run_efficiency(**SMALL | {"lengths": (16,), "methods": ("large", "softmax")}, to=tmp_path)
+    assert {row.method: row.note[:41] for row in rows} == {
+        "large": "out of resource: shared memory, Required:",
+        "softmax": "",
+    }
+    with pytest.raises(KeyError):
+        run_efficiency(**SMALL | {"methods": ("wrong",)}, to=tmp_path / "other")
+
+
 @pytest.mark.gpu
 def test_it_runs_on_a_gpu(tmp_path):
     rows = run_efficiency(**SMALL | {"lengths": (1024,), "methods": ()}, device="cuda", to=tmp_path)
+    for name in ("nystrom-triton-64", "nystrom-triton-64+skip", "nystrom-compiled-64", "skyformer-triton-128", "floor"):
+        assert all(row.value > 0 for row in rows if row.method == name), name
+        assert any(row.method == name for row in rows), name
+    assert all(" triton=" in row.sizes for row in rows)
     assert all(row.value > 0 for row in rows if row.method in ("softmax", "nystrom-64", "nystrom-64+skip"))
     assert {row.device for row in rows} == {torch.cuda.get_device_name(0)}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nystrom.gpu import stages
+from nystrom.gpu import inversion
 from nystrom.linalg.pinv import pinv_iterative
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -16,17 +16,15 @@ def draw(m, dtype=torch.float64, seed=0):
 
 
 # In registers up to 64 (32 backward), in scratch memory above; there torch differentiates the start value.
-@pytest.mark.parametrize(
-    ("m", "steps"), [(1, 6), (5, 0), (5, 1), (32, 6), (40, 2), (64, 2), (66, 0), (66, 1)]
-)
+@pytest.mark.parametrize(("m", "steps"), [(1, 6), (5, 0), (5, 1), (32, 6), (40, 2), (64, 2), (66, 0), (66, 1)])
 def test_values_and_gradients_are_those_of_the_reference(m, steps):
     a = draw(m).requires_grad_()
     expected = pinv_iterative(a, steps=steps)
     grad = torch.randn(a.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(DEVICE)
     (wanted,) = torch.autograd.grad(expected, a, grad)
     # float64 rounding through steps that each multiply it by a few.
-    torch.testing.assert_close(stages.inverse(a.detach(), None, steps), expected, rtol=1e-9, atol=1e-9)
-    mine, _ = stages.inverse_backward(a.detach(), None, steps, grad)
+    torch.testing.assert_close(inversion.inverse(a.detach(), None, steps), expected, rtol=1e-9, atol=1e-9)
+    mine, _ = inversion.inverse_backward(a.detach(), None, steps, grad)
     torch.testing.assert_close(mine, wanted, rtol=1e-8, atol=1e-8 * wanted.abs().max().item())
 
 
@@ -40,12 +38,12 @@ def test_a_divisor_has_its_gradient(m):
         z = 0.25 * z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az)))
     grad = torch.ones_like(z)
     wanted = torch.autograd.grad(z, (a, divisors), grad)
-    torch.testing.assert_close(stages.inverse(a.detach(), divisors.detach(), 2), z, rtol=1e-9, atol=1e-9)
-    mine = stages.inverse_backward(a.detach(), divisors.detach(), 2, grad)
+    torch.testing.assert_close(inversion.inverse(a.detach(), divisors.detach(), 2), z, rtol=1e-9, atol=1e-9)
+    mine = inversion.inverse_backward(a.detach(), divisors.detach(), 2, grad)
     for x, y in zip(mine, wanted, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-8)
 
 
 def test_float32_is_kept():
     a = draw(20, torch.float32)
-    torch.testing.assert_close(stages.inverse(a, None, 6), pinv_iterative(a), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(inversion.inverse(a, None, 6), pinv_iterative(a), rtol=1e-4, atol=1e-4)

@@ -7,8 +7,11 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from nystrom.attention.registry import build_attention
 from nystrom.attention.skip import DepthwiseSkip
+from nystrom.backend import check_backend
 from nystrom.bench.authors import AuthorsAttention
 from nystrom.bench.inputs import Call, Inputs, call_of_heads, check_divides
 from nystrom.bench.peers import nystrom_attention_call, transformers_call
@@ -41,6 +44,7 @@ class Contender:
         strips: n x m matrices that it holds at once, m being its number.
         skip: It has a skip convolution that can be had or left.
         package: Package that it comes from, where that is another than this one.
+        kernels: It runs the kernels of `nystrom.gpu`: on a GPU, or where Triton interprets them.
     """
 
     summary: str
@@ -51,6 +55,7 @@ class Contender:
     strips: int = 0
     skip: bool = False
     package: str | None = None
+    kernels: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,12 @@ class Ours:
     Attributes:
         method: Its name in the registry.
         options: Its options for a number and n tokens.
+        compiled: Whether `torch.compile` makes one graph of it, for its length alone.
     """
 
     method: str
     options: Callable[[int, int], dict[str, object]] = lambda number, n: {}
+    compiled: bool = False
 
     def __call__(self, inputs: Inputs, number: int, skip: bool) -> Call:
         """Build it, see `Contender.build`."""
@@ -71,11 +78,18 @@ class Ours:
         options = self.options(number, inputs.n)
         layer = build_attention(self.method, num_heads=sizes.heads, head_dim=sizes.width, **options)
         convolve = DepthwiseSkip(sizes.heads, sizes.kernel_size) if skip else None
-        return call_of_heads(inputs, layer, convolve)
+        call = call_of_heads(inputs, layer, convolve)
+        if not self.compiled:
+            return call
+        return Call(torch.compile(call.forward, fullgraph=True, dynamic=False), call.leaves)
 
 
 def _landmarks(number: int, n: int) -> dict[str, object]:
     return {"num_landmarks": number}
+
+
+def _triton(number: int, n: int) -> dict[str, object]:
+    return {"num_landmarks": number, "backend": "triton"}
 
 
 def _hashes(number: int, n: int) -> dict[str, object]:
@@ -100,9 +114,25 @@ CONTENDERS: dict[str, Contender] = {
         summary="exact attention in one fused call", number=None, build=Ours("softmax"), quadratic=True
     ),
     "nystrom": Contender(summary="Nyström attention", number="landmarks", build=Ours("nystrom", _landmarks), skip=True),
+    "nystrom-triton": Contender(
+        summary="Nyström attention by Triton kernels, the skip in the same pass",
+        number="landmarks",
+        build=Ours("nystrom", _triton),
+        skip=True,
+        kernels=True,
+    ),
+    "nystrom-compiled": Contender(
+        summary="Nyström attention by torch.compile",
+        number="landmarks",
+        build=Ours("nystrom", _landmarks, compiled=True),
+        skip=True,
+    ),
     "kernelized": Contender(summary="Gaussian kernel, exact", number=None, build=Ours("kernelized"), quadratic=True),
     "skyformer": Contender(
         summary="Gaussian kernel through landmarks", number="landmarks", build=Ours("skyformer", _landmarks)
+    ),
+    "skyformer-triton": Contender(
+        summary="Skyformer by Triton kernels", number="landmarks", build=Ours("skyformer", _triton), kernels=True
     ),
     "skyformer_softmax": Contender(
         summary="softmax attention through Skyformer's landmarks",
@@ -212,11 +242,14 @@ DEFAULT = (
     "transformers-64",
     "nystrom-attention-64",
 )
+# Besides, on a GPU.
+DEFAULT_ON_GPU = ("nystrom-triton-64", "nystrom-compiled-64", "skyformer-triton-128")
 
 
-def available() -> tuple[str, ...]:
-    """The names in `DEFAULT` whose packages are installed."""
-    return tuple(name for name in DEFAULT if installed(CONTENDERS[_parsed(name)[0]]))
+def available(device: str = "cpu") -> tuple[str, ...]:
+    """The names in `DEFAULT` whose packages are installed, and on a GPU those in `DEFAULT_ON_GPU`."""
+    names = DEFAULT + (DEFAULT_ON_GPU if device == "cuda" else ())
+    return tuple(name for name in names if installed(CONTENDERS[_parsed(name)[0]]))
 
 
 def installed(contender: Contender) -> bool:
@@ -244,6 +277,24 @@ def find_contender(name: str) -> tuple[Contender, int]:
     if family in absent:
         raise ValueError(f"method {name!r} needs a package that is not installed: pip install 'nystrom[peers]'.")
     return contender, number or 0
+
+
+def check_kernels(name: str, contender: Contender, device: torch.device) -> None:
+    """Refuse a contender whose kernels the device cannot run.
+
+    Raises:
+        ValueError: No Triton, or a CPU where Triton does not interpret.
+    """
+    if not contender.kernels:
+        return
+    check_backend("triton", {})
+    from nystrom.gpu.arithmetic import INTERPRETED
+
+    if device.type != "cuda" and not INTERPRETED.value:
+        raise ValueError(
+            f"method {name!r} needs a CUDA device but device is {device.type!r}: pass device='cuda', leave it out, or "
+            "set TRITON_INTERPRET=1 to have its kernels interpreted, which says nothing of their speed."
+        )
 
 
 def _parsed(name: str) -> tuple[str, int | None]:

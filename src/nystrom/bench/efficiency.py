@@ -7,6 +7,10 @@ of them interleaved: see `nystrom.bench.interleaved`. Per length, method and pas
 - "forward memory" or "forward+backward memory": the peak beyond the inputs, in MB of 10^6 bytes, from one call of its
   own; `nystrom.bench.clock` says what it holds.
 
+On a CUDA device each length also has rows of the method "floor": the bandwidth of a copy, and the time that the bytes
+which must be moved take at it, see `nystrom.bench.floor`. Tables then say how far above it each time lies, and how much
+memory a method takes beyond its inputs and results.
+
 What would not fit in half of the free memory, or would take longer than a limit per call, is not run: its rows hold NaN
 and a note with the estimate.
 
@@ -16,6 +20,8 @@ other packages stand beside the materialised softmax.
 """
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +30,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from nystrom.bench.asked import command_line, device_name, differing_setting, find_device
-from nystrom.bench.contenders import available, find_contender
+from nystrom.bench.contenders import available, check_kernels, find_contender
+from nystrom.bench.floor import floor_quantities, floor_rows
 from nystrom.bench.inputs import Layout, Sizes
 from nystrom.bench.interleaved import Cell, Pass, Plan, measure, plain_row
 from nystrom.records import Row, append_rows, check_folder, read_rows
@@ -71,7 +78,8 @@ def run_efficiency(
         lengths: Numbers of tokens n, in any order.
         methods: Such as softmax-materialised, softmax, nystrom-64, kernelized, skyformer-128, transformers-64,
             nystrom-attention-64, and authors-64, the published formula. Ratios are taken against the first.
-            None named means all of these and nystrom-32, other packages as far as they are installed.
+            None named means all of these and nystrom-32, other packages as far as they are installed. On a GPU
+            besides nystrom-triton-64 and skyformer-triton-128, by Triton kernels, and nystrom-compiled-64.
         passes: Passes to measure.
         skip: Whether methods that have a skip convolution are measured without it, with it, or both.
         batch: Sequences b.
@@ -94,7 +102,7 @@ def run_efficiency(
     _check(asked)
     place = find_device(device)
     plan = Plan(
-        cells=_cells(methods or available(), passes, skip),
+        cells=_cells(methods or available(place.type), passes, skip, place),
         sizes=Sizes(batch, heads, width, kernel_size, _DTYPES[dtype], place, layout),
         dtype=dtype,
         repeats=repeats,
@@ -103,6 +111,7 @@ def run_efficiency(
         limit_seconds=limit_seconds,
         device=device_name(place),
         command=command_line(("nystrom", "bench", "efficiency"), run_efficiency, asked, "lengths"),
+        versions=_versions(place, any(find_contender(name)[0].kernels for name in methods)),
     )
     check_folder(to)
     path = to / "efficiency.csv"
@@ -125,6 +134,8 @@ def _run(lengths: Sequence[int], plan: Plan, rows: list[Row], path: Path) -> lis
         for n in missing:
             shorter = sorted((row for row in rows if (row.n or 0) < n), key=lambda row: row.n or 0)
             new = measure(n, plan, past + shorter)
+            if _has_floor(plan):
+                new += floor_rows(n, plan)
             append_rows(path, new)
             rows.extend(new)
             print(f"n={n}: {sum(not row.note for row in new)} of {len(new)} rows measured, in {path}.", file=sys.stderr)
@@ -142,10 +153,25 @@ def _probe(missing: Sequence[int], plan: Plan) -> list[Row]:
     return measure(_PROBE_TOKENS, dataclasses.replace(plan, cells=quadratic, repeats=1), [])
 
 
-def _cells(methods: Sequence[str], passes: Sequence[Pass], skip: Skip) -> tuple[Cell, ...]:
+def _has_floor(plan: Plan) -> bool:
+    """Whether memory bounds the methods: on a CPU products and softmax take longer than the bytes."""
+    return plan.sizes.device.type == "cuda"
+
+
+def _versions(device: torch.device, kernels: bool) -> str:
+    """What compiles for a GPU; on a CPU its kernels are interpreted."""
+    if device.type != "cuda":
+        return " triton=interpreted" if kernels else ""
+    if importlib.util.find_spec("triton") is None:
+        return ""
+    return f" triton={importlib.metadata.version('triton')}"
+
+
+def _cells(methods: Sequence[str], passes: Sequence[Pass], skip: Skip, device: torch.device) -> tuple[Cell, ...]:
     cells = []
     for name in dict.fromkeys(methods):
         contender, number = find_contender(name)
+        check_kernels(name, contender, device)
         for with_skip in (False, True):
             if with_skip and (skip == "without" or not contender.skip):
                 continue
@@ -191,6 +217,8 @@ def _done(path: Path, plan: Plan) -> list[Row]:
         return []
     rows, new = read_rows(path), plain_row(plan)
     cells = {(cell.method, f"{cell.timed} {what}") for cell in plan.cells for what in ("time", "memory")}
+    if _has_floor(plan):
+        cells |= floor_quantities(plan)
     lengths = dict.fromkeys(row.n for row in rows)
     differ = [found for row in rows if (found := differing_setting(row, new, "lengths")) is not None]
     differ += [("sizes", row.sizes, new.sizes) for row in rows if row.sizes != new.sizes]

@@ -63,6 +63,7 @@ class Plan:
         limit_seconds: What would take longer per call is not run.
         device: Name of the device.
         command: What the rows were measured by.
+        versions: Of what else computes, as a part of the rows' sizes, such as " triton=3.4.0"; "" for torch alone.
     """
 
     cells: tuple[Cell, ...]
@@ -74,6 +75,7 @@ class Plan:
     limit_seconds: float
     device: str
     command: str
+    versions: str = ""
 
 
 def measure(n: int, plan: Plan, past: Sequence[Row]) -> list[Row]:
@@ -91,6 +93,9 @@ def measure(n: int, plan: Plan, past: Sequence[Row]) -> list[Row]:
     times: dict[Cell, list[float]] = {cell: [] for cell in plan.cells}
     peaks: dict[Cell, int] = {}
     able = [cell for cell in plan.cells if not notes[cell]]
+    if any(getattr(cell.contender.build, "compiled", False) for cell in able):
+        # What was compiled for other lengths counts towards a limit.
+        torch.compiler.reset()
     with tqdm(total=len(able) * (plan.repeats + 2), desc=f"n={n}", leave=False, disable=None) as bar:
         if able:
             inputs = make_inputs(n, plan.sizes, plan.seed)
@@ -124,7 +129,10 @@ def _warmed(cells: Sequence[Cell], inputs: Inputs, notes: dict[Cell, str], bar: 
                 built[cell.method] = cell.contender.build(inputs, cell.number, cell.skip)
             _time(built[cell.method], cell, inputs)
             ready[cell] = built[cell.method]
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
+            # Errors of Triton are neither, and only `nystrom.gpu` imports it.
+            if not isinstance(error, RuntimeError | ValueError) and not type(error).__module__.startswith("triton."):
+                raise
             notes[cell] = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         bar.update()
     return ready
@@ -217,7 +225,7 @@ def _row(
         n=n,
         m=cell.number or None,
         sizes=f"b={sizes.batch} h={sizes.heads} d={sizes.width} kernel={sizes.kernel_size} "
-        f"layout={sizes.layout} threads={plan.threads}",
+        f"layout={sizes.layout} threads={plan.threads}{plan.versions}",
         dtype=plan.dtype,
         seed=plan.seed,
         device=plan.device,

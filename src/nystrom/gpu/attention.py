@@ -16,11 +16,11 @@ Source: Xiong et al. (2021), arXiv:2102.03902, eq. (13)-(17); Chen et al. (2021)
 import torch
 from torch import Tensor
 
-from nystrom.gpu import stages
+from nystrom.gpu import inversion, stages
+from nystrom.gpu.inputs import Inputs, empty_like
 from nystrom.gpu.launch import check_launch, launching_on
+from nystrom.gpu.matrix import divisors, inverse_backward, matrix_backward, matrix_of, unscaled
 from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, segment_plan, token_plan
-from nystrom.gpu.stages import Inputs, empty_like
-from nystrom.kernels import gaussian_kernel
 from nystrom.landmarks import even_draws
 from nystrom.precision import accumulator
 
@@ -108,10 +108,10 @@ def _forward(
     table, share = stages.landmarks(x)
     # The right factor first: its splits and the landmarks' matrices are never there at one time.
     right, logs = stages.right(x, table)
-    matrix, root = _matrix(x, table, gamma)
-    inverse = stages.inverse(matrix, _divisors(matrix, z0), steps)
+    matrix, root = matrix_of(x, table, gamma)
+    inverse = inversion.inverse(matrix, divisors(matrix, z0), steps)
     del matrix
-    out = stages.left(x, table[:, :, -m:], _middle(x, _unscaled(inverse, root), right))
+    out = stages.left(x, table[:, :, -m:], _middle(x, unscaled(inverse, root), right))
     return out, table, share, inverse, right, logs
 
 
@@ -173,8 +173,8 @@ def _gradients(
     x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     keys = table[:, :, -m:]
-    matrix, root = _matrix(x, table, gamma)
-    whole = _unscaled(inverse, root)
+    matrix, root = matrix_of(x, table, gamma)
+    whole = unscaled(inverse, root)
     middle = _middle(x, whole, right)
     statistics = stages.left_statistics(x, keys, middle, grad)
     keys_grad, middle_grad = stages.left_landmarks(x, keys, middle, grad, *statistics)
@@ -185,10 +185,10 @@ def _gradients(
         few_keys, few_queries = ((x.few == kind)[:, None, None, None] for kind in (FEW_KEYS, FEW_QUERIES))
         right_grad = torch.where(few_queries, middle_grad, torch.where(few_keys, 0.0, right_grad))
         whole_grad = torch.where(few_keys | few_queries, 0.0, whole_grad)
-    matrix_grad, root_grad = _inverse_backward(matrix, inverse, root, whole_grad, steps, z0)
+    matrix_grad, root_grad = inverse_backward(matrix, inverse, root, whole_grad, steps, z0)
     deltas = (right_grad * right).sum(-1)
     queries_grad = stages.right_queries(x, table, right_grad, logs, deltas)
-    table_grad = _matrix_backward(x, table, matrix, root, matrix_grad, root_grad, gamma)
+    table_grad = matrix_backward(x, table, matrix, root, matrix_grad, root_grad, gamma)
     table_grad[:, :, :m] += queries_grad
     table_grad[:, :, -m:] += keys_grad
     table_grad *= share[..., None]
@@ -234,45 +234,17 @@ def _inputs(
 ) -> Inputs:
     masked, plan = keep is not None or query_keep is not None or min(q.shape[2], k.shape[2]) <= m, None
     gaussian = gamma >= 0
-    if masked or gaussian:
+    if draws is not None:
         keys, queries = (
             torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=q.device) if mask is None else mask
             for x, mask in ((k, keep), (q, query_keep))
         )
-        plan = segment_plan(keys, queries, m) if draws is None else token_plan(keys, queries, m, draws)
+        plan = token_plan(keys, queries, m, draws)
     keep, query_keep = (None if x is None else x.contiguous().view(torch.uint8) for x in (keep, query_keep))
+    if masked and draws is None:
+        plan = segment_plan(keep, query_keep, q.shape[2], k.shape[2], q.shape[0], m, q)
     conv = None if skip is None else skip.contiguous()
     return Inputs(q, k, v, conv, keep, query_keep, plan, masked, m, scale, gaussian)
-
-
-def _matrix(x: Inputs, table: Tensor, gamma: float) -> tuple[Tensor, Tensor | None]:
-    """The landmarks' matrix that is inverted, and the roots that scale it (Gaussian kernel); 1 for short sequences."""
-    if x.gaussian:
-        ridged = _ridged(x, table, gamma)
-        root = ridged.sum(-1).rsqrt()
-        return root[..., :, None] * ridged * root[..., None, :], root
-    a = (x.scale * (table[:, :, : x.m] @ table[:, :, x.m :].mT)).softmax(-1)
-    if x.few is not None:
-        a = torch.where((x.few > 0)[:, None, None, None], torch.eye(x.m, dtype=a.dtype, device=a.device), a)
-    return a, None
-
-
-def _ridged(x: Inputs, table: Tensor, gamma: float) -> Tensor:
-    eye = torch.eye(x.m, dtype=table.dtype, device=table.device)
-    return gaussian_kernel(table, table, scale=x.scale) + gamma * eye
-
-
-def _unscaled(inverse: Tensor, root: Tensor | None) -> Tensor:
-    return inverse if root is None else root[..., :, None] * inverse * root[..., None, :]
-
-
-def _divisors(matrix: Tensor, z0: str) -> Tensor | None:
-    """What the start value is divided by, where that is no matter of one matrix."""
-    if z0 == "paper":
-        return None
-    largest = matrix.abs().sum(-2).amax(-1)
-    largest = largest.amax() if z0 == "authors" else largest.amax(-1, keepdim=True)
-    return largest.expand(matrix.shape[:2]).contiguous()
 
 
 def _middle(x: Inputs, whole: Tensor, right: Tensor) -> Tensor:
@@ -286,52 +258,3 @@ def _middle(x: Inputs, whole: Tensor, right: Tensor) -> Tensor:
     there = (stops > starts)[:, None, :, None] & few_keys
     values = torch.where(there, x.v.gather(2, torch.where(there, places, 0)), 0.0)
     return torch.where(few_queries, right, torch.where(few_keys, values.to(right.dtype), middle)).contiguous()
-
-
-def _inverse_backward(
-    matrix: Tensor, inverse: Tensor, root: Tensor | None, grad: Tensor, steps: int, z0: str
-) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the matrix that is inverted and of the roots, from that of the inverse."""
-    root_grad = None
-    if root is not None:
-        # whole = root_i inverse_ij root_j
-        weighed = grad * inverse
-        root_grad = (weighed * root[..., None, :]).sum(-1) + (weighed * root[..., :, None]).sum(-2)
-        grad = root[..., :, None] * grad * root[..., None, :]
-    divisors = _divisors(matrix, z0)
-    matrix_grad, divisor_grads = stages.inverse_backward(matrix, divisors, steps, grad.contiguous())
-    if divisors is not None:
-        # All matrices share the largest column sum, of all or of their sequence.
-        columns = matrix.abs().sum(-2)
-        shared = (0, 1) if z0 == "authors" else (1,)
-        total = divisor_grads.sum(shared, keepdim=True)[..., None]
-        most = (columns == divisors[..., None]).to(matrix.dtype)
-        axes = (*shared, 2)
-        matrix_grad = matrix_grad + matrix.sign() * (total / most.sum(axes, keepdim=True) * most)[..., None, :]
-    return matrix_grad, root_grad
-
-
-def _matrix_backward(
-    x: Inputs,
-    table: Tensor,
-    matrix: Tensor,
-    root: Tensor | None,
-    grad: Tensor,
-    root_grad: Tensor | None,
-    gamma: float,
-) -> Tensor:
-    """Gradient of the table of landmarks from that of their matrix."""
-    if root is None or root_grad is None:
-        if x.few is not None:
-            grad = torch.where((x.few > 0)[:, None, None, None], 0.0, grad)
-        scores = x.scale * matrix * (grad - (grad * matrix).sum(-1, keepdim=True))
-        return torch.cat([scores @ table[:, :, x.m :], scores.mT @ table[:, :, : x.m]], dim=2)
-    ridged = _ridged(x, table, gamma)
-    # matrix = root_i ridged_ij root_j with root = (row sums of ridged)^(-1/2)
-    weighed = grad * ridged
-    root_grad = root_grad + (weighed * root[..., None, :]).sum(-1) + (weighed * root[..., :, None]).sum(-2)
-    ridged_grad = root[..., :, None] * grad * root[..., None, :] - (0.5 * root_grad * root**3)[..., :, None]
-    # kernel_ij = exp(-c/2 |l_i - l_j|^2)
-    scores = x.scale * ridged_grad * gaussian_kernel(table, table, scale=x.scale)
-    scores = scores + scores.mT
-    return scores @ table - scores.sum(-1, keepdim=True) * table

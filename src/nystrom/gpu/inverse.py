@@ -176,7 +176,7 @@ def inverse_blocks_backward(
 ):
     """Gradient of the matrix in scratch memory; `of_z_place` holds that of the result, then that of the start value.
 
-    What the matrix has through the start value is added where a block of WHOLE holds it, and left to do where that is 0.
+    What the matrix has through the start value is added where a block of WHOLE holds it, else (0) left to do.
     """
     bh = tl.program_id(0).to(tl.int64)
     size = M * M

@@ -7,7 +7,6 @@ a result beyond the order of sums.
 import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,7 +33,8 @@ _BY_ROW = ((128, 64, 64, 4, 2), (256, 64, 64, 8, 2), (512, 32, 32, 8, 2), (1024,
 _WAVES = 4
 # Tokens of a span for each row of its sums.
 _TOKENS_PER_ROW = 32
-_TRIED: ContextVar["Tiles | None"] = ContextVar("_TRIED", default=None)
+# A stack: backward passes on a GPU run in a thread of their own, and see it too.
+_TRIED: list["Tiles"] = []
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -69,9 +69,8 @@ def tiles(m: int, d: int, e: int, dtype: torch.dtype) -> Tiles:
         dtype: The widest that products are taken of.
     """
     block_d, block_e = power(d), power(e)
-    tried = _TRIED.get()
-    if tried is not None:
-        return replace(tried, block_d=block_d, block_e=block_e)
+    if _TRIED:
+        return replace(_TRIED[-1], block_d=block_d, block_e=block_e)
     row = max(block_d, block_e) * dtype.itemsize
     block_n, block_m, warps, stages = next(sizes for most, *sizes in _BY_ROW if row <= most)
     return Tiles(block_n, min(power(m), block_m), block_d, block_e, warps, stages)
@@ -79,12 +78,12 @@ def tiles(m: int, d: int, e: int, dtype: torch.dtype) -> Tiles:
 
 @contextmanager
 def trying(sizes: Tiles) -> Iterator[None]:
-    """Use other tiles in this block, but for the widths: for tuning."""
-    token = _TRIED.set(sizes)
+    """Use other tiles in this block, but for the widths: for tuning, which nothing else should run beside."""
+    _TRIED.append(sizes)
     try:
         yield
     finally:
-        _TRIED.reset(token)
+        _TRIED.pop()
 
 
 def power(size: int) -> int:

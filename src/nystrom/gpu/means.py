@@ -70,7 +70,9 @@ def means(
     b, h = bh // H, bh % H
     if starts is not None:
         start, stop = tl.load(starts + b * ROWS + j), tl.load(stops + b * ROWS + j)
-        key = tl.load(of_keys + b * ROWS + j) != 0
+        key = j >= M
+        if of_keys is not None:
+            key = tl.load(of_keys + b * ROWS + j) != 0
     else:
         key = j >= M
         i, count = (j % M).to(tl.int64), tl.where(key, S, N).to(tl.int64)

@@ -1,3 +1,5 @@
+# Triton's stubs do not know the options of a launch.
+# pyright: reportCallIssue=false, reportArgumentType=false
 """Which tokens make which landmark, from the masks: integers of size n a sequence, shared by its heads.
 
 Landmarks are rows of one table per sequence and head. Softmax landmarks: m rows of queries, then m of keys, row j the
@@ -12,9 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nystrom.gpu import segments
+from nystrom.gpu.launch import power
 from nystrom.landmarks import ranks, uniform_positions
 
+# As `nystrom.gpu.segments` has them.
 FEW_KEYS, FEW_QUERIES = 1, 2
+# Tokens that a program counts at a time.
+_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,7 @@ class Plan:
     Attributes:
         starts: (b, rows) First token of each landmark.
         stops: (b, rows) One past its last token; `starts` for a landmark without one.
-        of_keys: (b, rows) Whether they are keys.
+        of_keys: (b, rows) Whether they are keys; None where the latter half of the rows are.
         query_group: (b, n) Row that a query is part of, or -1.
         key_group: (b, s) Row that a key is part of, or -1.
         few: (b,) FEW_KEYS or FEW_QUERIES where a sequence has at most m of them, else 0.
@@ -33,20 +40,45 @@ class Plan:
 
     starts: Tensor
     stops: Tensor
-    of_keys: Tensor
+    of_keys: Tensor | None
     query_group: Tensor
     key_group: Tensor
     few: Tensor
     real: Tensor
 
 
-def segment_plan(keep: Tensor, query_keep: Tensor, m: int) -> Plan:
-    """Landmarks as means of m segments of the real queries and of the real keys, masks (b, s) and (b, n)."""
-    starts, stops, groups = zip(_segments(query_keep, m), _segments(keep, m), strict=True)
-    of_keys = (torch.arange(2 * m, device=keep.device) >= m).expand(keep.shape[0], -1)
-    few, real = _few(keep, query_keep, m)
-    key_group = torch.where(groups[1] >= 0, groups[1] + m, -1)
-    return _plan(torch.cat(starts, 1), torch.cat(stops, 1), of_keys, groups[0], key_group, few, real)
+def segment_plan(keep: Tensor | None, query_keep: Tensor | None, n: int, s: int, b: int, m: int, at: Tensor) -> Plan:
+    """Landmarks as means of m segments of the real queries and of the real keys.
+
+    Args:
+        keep: Real keys (b, s) as bytes; None where all are.
+        query_keep: Real queries (b, n) as bytes; None where all are.
+        n: Queries.
+        s: Keys.
+        b: Sequences.
+        m: Landmarks of each side.
+        at: A tensor on the device.
+    """
+    starts, stops = (torch.empty(b, 2 * m, dtype=torch.int32, device=at.device) for _ in range(2))
+    query_group, key_group = (torch.empty(b, t, dtype=torch.int32, device=at.device) for t in (n, s))
+    few, real = (torch.empty(b, dtype=torch.int32, device=at.device) for _ in range(2))
+    segments.segment_plan[(2 * b,)](
+        query_keep,
+        keep,
+        starts,
+        stops,
+        query_group,
+        key_group,
+        few,
+        real,
+        n,
+        s,
+        m,
+        BLOCK=_BLOCK,
+        BLOCK_M=power(m),
+        num_warps=8,
+    )
+    return Plan(starts, stops, None, query_group, key_group, few, real)
 
 
 def token_plan(keep: Tensor, query_keep: Tensor, m: int, draws: Tensor) -> Plan:
@@ -72,19 +104,6 @@ def token_plan(keep: Tensor, query_keep: Tensor, m: int, draws: Tensor) -> Plan:
         groups.append(group.scatter(1, torch.where(side & there, places, mask.shape[1]), row.expand_as(places)))
     stops = places + there.to(places.dtype)
     return _plan(places, stops, of_keys, groups[0][:, :-1], groups[1][:, :-1], few, real)
-
-
-def _segments(keep: Tensor, m: int) -> tuple[Tensor, Tensor, Tensor]:
-    """First and last + 1 token of each of m segments, and the segment of each token; -1 for one that is not real."""
-    rank, count = ranks(keep)
-    used = count.clamp(max=m)[:, None]
-    group = torch.where(keep, rank * used // count[:, None].clamp(min=1), -1)
-    row = torch.arange(m + 1, device=keep.device)
-    # Segment j of c ranks begins at ceil(j c / m).
-    edge = (row * count[:, None] + used - 1) // used.clamp(min=1)
-    starts, lasts = _position_of_rank(rank, edge[:, :-1]), _position_of_rank(rank, edge[:, 1:] - 1)
-    there = row[:-1] < used
-    return torch.where(there, starts, 0), torch.where(there, lasts + 1, 0), group
 
 
 def _position_of_rank(rank: Tensor, wanted: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 The table of a study has one part per quantity ("forward time", "forward memory", ...), in it a line per method and a
 column per number of tokens (efficiency) or per task (training). Behind each value stands, as in Table 1 of the
 Nyströmformer paper (arXiv:2102.03902), how many times less it is than that of the first method: "12.3 (12.7×)". A dash
-is what was not measured; the notes below say why.
+is what was not measured; the notes below say why. Where there is a memory floor, parts that are derived of it follow:
+see `nystrom.report.floor`.
 """
 
 import math
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nystrom.records import Row
+from nystrom.report.floor import FLOOR, UNITS, bandwidths, with_derived
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,6 +91,7 @@ def study_markdown(rows: Sequence[Row]) -> str:
 
 def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str]]]]]:
     """Per quantity: its name, its unit, and per method the cells of its line."""
+    rows = with_derived(rows)
     columns, methods = _columns(rows), dict.fromkeys(row.method for row in rows)
     found = {(_quantity(row), row.method, _column(row)): row for row in rows}
     parts = []
@@ -102,15 +105,15 @@ def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str
     return parts
 
 
-def _place(part: tuple[str, str]) -> tuple[bool, bool, str]:
-    """Forward before backward, time before memory."""
-    return "backward" in part[0], "memory" in part[0], part[0]
+def _place(part: tuple[str, str]) -> tuple[bool, bool, bool, str]:
+    """Forward before backward, time before memory, measured before derived."""
+    return "backward" in part[0], "memory" in part[0], part[1] in UNITS, part[0]
 
 
 def _cell(row: Row | None, first: Row | None) -> str:
     if row is None or math.isnan(row.value):
         return "–"
-    if first is None or math.isnan(first.value) or not row.value:
+    if first is None or math.isnan(first.value) or not row.value or row.unit in UNITS:
         return _short(row.value)
     ratio = first.value / row.value
     return f"{_short(row.value)} ({f'{ratio:.1f}' if 1 <= ratio < 100 else _short(ratio)}×)"
@@ -160,9 +163,12 @@ def _title(rows: Sequence[Row]) -> str:
 
 def _footnotes(rows: Sequence[Row]) -> list[str]:
     """What the numbers are, and why some are missing."""
-    timed = max((row.repeats for row in rows if "time" in row.quantity), default=0)
+    timed = max((row.repeats for row in rows if "time" in row.quantity and row.method != FLOOR), default=0)
     calls = "steps" if rows[0].study == "training" else "calls"
-    notes = [f"Median of {timed} interleaved {calls}; in brackets how many times less than {rows[0].method}."]
+    notes = [
+        f"Median of {timed} interleaved {calls}; in brackets how many times less than {rows[0].method}.",
+        *bandwidths(rows),
+    ]
     missing = {
         (row.method, _quantity(row).partition(" ")[0], _column(row)): row.note for row in rows if math.isnan(row.value)
     }

@@ -1,0 +1,303 @@
+"""Gradients of the left factor, see `nystrom.gpu.left`, and of the skip's kernel."""
+
+import triton
+import triton.language as tl
+
+from nystrom.gpu.arithmetic import (
+    load_matrix,
+    load_tokens,
+    product,
+    real_tokens,
+    rounded,
+    store_matrix,
+    store_tokens,
+)
+from nystrom.gpu.left import left_scores
+
+
+@triton.jit
+def left_statistics(
+    q,
+    land,
+    middle,
+    grad,
+    query_keep,
+    group,
+    few,
+    real,
+    logs,
+    deltas,
+    q_strides,
+    grad_strides,
+    H,
+    N,
+    M,
+    ROWS,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    SCALE: tl.constexpr,
+    ACC: tl.constexpr,
+    LOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    LOW_PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Logarithm of the normaliser, and weighted mean of the weights' gradients, of each query of a tile."""
+    tiles = (N + BLOCK_N - 1) // BLOCK_N
+    pid = tl.program_id(0)
+    bh, start = pid // tiles, pid % tiles * BLOCK_N
+    b, h = bh // H, bh % H
+    positions = start + tl.arange(0, BLOCK_N)
+    live = real_tokens(query_keep, b, positions, N)
+    x = load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
+    grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
+    count, own, exact = M, positions, False
+    if few is not None:
+        exact = tl.load(few + b) == 2
+        count = tl.load(real + b)
+        own = tl.load(group + b * N + positions, mask=live, other=-1)
+    top, total = tl.full((BLOCK_N,), float("-inf"), ACC), tl.full((BLOCK_N,), 0, ACC)
+    mean = tl.full((BLOCK_N,), 0, ACC)
+    for first in range(0, M, BLOCK_M):
+        y = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), q.dtype.element_ty)
+        values = rounded(load_matrix(middle, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
+        columns = first + tl.arange(0, BLOCK_M)
+        s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, False, ACC, PRECISION)
+        higher = tl.maximum(top, tl.max(s, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        shrink, p = tl.exp(top - base), tl.exp(s - base[:, None])
+        total = total * shrink + tl.sum(p, 1)
+        mean = mean * shrink + tl.sum(p * product(grads, tl.trans(values), LOW_PRECISION), 1)
+        top = higher
+    empty = total == 0.0
+    total = tl.where(empty, 1.0, total)
+    tl.store(logs + bh.to(tl.int64) * N + positions, tl.where(empty, 0.0, top + tl.log(total)), mask=positions < N)
+    tl.store(deltas + bh.to(tl.int64) * N + positions, mean / total, mask=positions < N)
+
+
+@triton.jit
+def _gradients(
+    s,
+    of_weights,
+    log,
+    delta,
+    exact,
+    WHOLE: tl.constexpr,
+    SHORT: tl.constexpr,
+    GAUSSIAN: tl.constexpr,
+):
+    """Weights, and gradients of their scores, before the factor on the scores."""
+    if GAUSSIAN:
+        p = tl.exp(s)
+        of_scores = p * of_weights
+    else:
+        if WHOLE:
+            top = tl.max(s, 1)
+            p = tl.exp(s - tl.where(top == float("-inf"), 0.0, top)[:, None])
+            total = tl.sum(p, 1)
+            p = p / tl.where(total == 0.0, 1.0, total)[:, None]
+            delta = tl.sum(p * of_weights, 1)
+        else:
+            p = tl.exp(s - log[:, None])
+        of_scores = p * (of_weights - delta[:, None])
+    if SHORT:
+        of_scores = tl.where(exact, 0.0, of_scores)
+    return p, of_scores
+
+
+@triton.jit
+def left_landmarks(
+    q,
+    land,
+    middle,
+    grad,
+    query_keep,
+    group,
+    few,
+    real,
+    logs,
+    deltas,
+    land_sums,
+    middle_sums,
+    q_strides,
+    grad_strides,
+    H,
+    BH,
+    N,
+    M,
+    ROWS,
+    SPAN,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    SCALE: tl.constexpr,
+    GAUSSIAN: tl.constexpr,
+    ACC: tl.constexpr,
+    LOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    LOW_PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Gradients of a block of landmarks, as keys, and of their middle rows, from one span of queries."""
+    blocks = (M + BLOCK_M - 1) // BLOCK_M
+    pid = tl.program_id(0)
+    first, bh, split = pid % blocks * BLOCK_M, pid // blocks % BH, pid // blocks // BH
+    b, h = bh // H, bh % H
+    y = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), q.dtype.element_ty)
+    values = rounded(load_matrix(middle, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
+    columns = first + tl.arange(0, BLOCK_M)
+    count, exact = M, False
+    if few is not None:
+        exact = tl.load(few + b) == 2
+        count = tl.load(real + b)
+    of_land, mass = tl.full((BLOCK_M, BLOCK_D), 0, ACC), tl.full((BLOCK_M,), 0, ACC)
+    of_middle = tl.full((BLOCK_M, BLOCK_E), 0, ACC)
+    for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, N), BLOCK_N):
+        positions = start + tl.arange(0, BLOCK_N)
+        live = real_tokens(query_keep, b, positions, N)
+        x = load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
+        grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
+        own, log, delta = positions, tl.full((BLOCK_N,), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
+        if few is not None:
+            own = tl.load(group + b * N + positions, mask=live, other=-1)
+        if not (WHOLE or GAUSSIAN):
+            log = tl.load(logs + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
+            delta = tl.load(deltas + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
+        s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
+        of_weights = product(grads, tl.trans(values), LOW_PRECISION)
+        p, of_scores = _gradients(s, of_weights, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
+        # A query that is not real has zeros here, but its weights are not zero.
+        of_scores = tl.where(live[:, None], of_scores, 0.0)
+        of_middle += product(tl.trans(rounded(p, LOW)), grads, LOW_PRECISION)
+        of_land += product(tl.trans(rounded(of_scores, LOW)), x.to(LOW), LOW_PRECISION)
+        if GAUSSIAN:
+            mass += tl.sum(of_scores, 0)
+    if GAUSSIAN:
+        of_land -= mass[:, None] * y.to(ACC)
+    row = (split * BH + bh) * M + first
+    store_matrix(land_sums, row, M - first, of_land * SCALE, D, BLOCK_M, BLOCK_D)
+    store_matrix(middle_sums, row, M - first, of_middle, E, BLOCK_M, BLOCK_E)
+
+
+@triton.jit
+def left_queries(
+    q,
+    land,
+    middle,
+    grad,
+    query_keep,
+    group,
+    few,
+    real,
+    logs,
+    deltas,
+    land_grad,
+    q_grad,
+    q_strides,
+    grad_strides,
+    q_grad_strides,
+    H,
+    N,
+    M,
+    ROWS,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    SCALE: tl.constexpr,
+    GAUSSIAN: tl.constexpr,
+    ACC: tl.constexpr,
+    LOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    LOW_PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Gradient of a tile of queries, with the part that each has in a landmark."""
+    tiles = (N + BLOCK_N - 1) // BLOCK_N
+    pid = tl.program_id(0)
+    bh, start = pid // tiles, pid % tiles * BLOCK_N
+    b, h = bh // H, bh % H
+    positions = start + tl.arange(0, BLOCK_N)
+    live = real_tokens(query_keep, b, positions, N)
+    x = load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
+    grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
+    count, exact = M, False
+    if group is not None:
+        own = tl.load(group + b * N + positions, mask=live, other=-1)
+    else:
+        own = (positions.to(tl.int64) * M // N).to(tl.int32)
+    if few is not None:
+        exact = tl.load(few + b) == 2
+        count = tl.load(real + b)
+    log, delta = tl.full((BLOCK_N,), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
+    if not (WHOLE or GAUSSIAN):
+        log = tl.load(logs + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
+        delta = tl.load(deltas + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
+    total, mass = tl.full((BLOCK_N, BLOCK_D), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
+    for first in range(0, M, BLOCK_M):
+        y = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), q.dtype.element_ty)
+        values = rounded(load_matrix(middle, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
+        columns = first + tl.arange(0, BLOCK_M)
+        s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
+        of_weights = product(grads, tl.trans(values), LOW_PRECISION)
+        _, of_scores = _gradients(s, of_weights, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
+        total += product(rounded(of_scores, LOW), y.to(LOW), LOW_PRECISION)
+        if GAUSSIAN:
+            mass += tl.sum(of_scores, 1)
+    if GAUSSIAN:
+        total -= mass[:, None] * x.to(ACC)
+    part, wide = live & (own >= 0), tl.arange(0, BLOCK_D)
+    places = land_grad + ((bh * ROWS + own).to(tl.int64) * D)[:, None] + wide[None, :]
+    total = total * SCALE + tl.load(places, mask=part[:, None] & (wide < D)[None, :], other=0.0)
+    total = tl.where(live[:, None], total, 0.0)
+    store_tokens(q_grad, q_grad_strides, b, h, start, total, positions < N, D, BLOCK_N, BLOCK_D)
+
+
+@triton.jit
+def skip_taps(
+    v,
+    grad,
+    keep,
+    sums,
+    v_strides,
+    grad_strides,
+    H,
+    BH,
+    N,
+    SPAN,
+    E: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TAPS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Gradient of the skip's kernel from one span of tokens: sums along the diagonals of grad @ neighbourhood^T."""
+    pid = tl.program_id(0)
+    bh, split = pid % BH, pid // BH
+    b, h = bh // H, bh % H
+    mine, others = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, BLOCK_N)[None, :]
+    taps, result = tl.arange(0, BLOCK_T), tl.full((BLOCK_T,), 0, ACC)
+    for block in range(0, (BLOCK_N + TAPS - 2) // BLOCK_N + 1):
+        away = block * BLOCK_N
+        outer = tl.full((BLOCK_N, BLOCK_N), 0, ACC)
+        for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, N), BLOCK_N):
+            live = real_tokens(keep, b, start + tl.arange(0, BLOCK_N), N)
+            grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E)
+            near = start - TAPS // 2 + away
+            lit = real_tokens(keep, b, near + tl.arange(0, BLOCK_N), N)
+            neighbours = load_tokens(v, v_strides, b, h, near, lit, E, BLOCK_N, BLOCK_E)
+            outer += product(grads, tl.trans(neighbours), PRECISION)
+        for tap in range(0, TAPS):
+            along = tl.sum(tl.sum(tl.where(others + away - mine == tap, outer, 0.0), 1), 0)
+            result += tl.where(taps == tap, along, 0.0)
+    tl.store(sums + (split * BH + bh) * TAPS + taps, result, mask=taps < TAPS)

@@ -1,0 +1,88 @@
+"""The landmarks' own matrix, what its inverse is scaled by, and both gradients: m x m numbers, in plain torch."""
+
+import torch
+from torch import Tensor
+
+from nystrom.gpu import inversion
+from nystrom.gpu.inputs import Inputs
+from nystrom.kernels import gaussian_kernel
+
+
+def matrix_of(x: Inputs, table: Tensor, gamma: float) -> tuple[Tensor, Tensor | None]:
+    """The landmarks' matrix that is inverted, and the roots that scale it (Gaussian kernel); 1 for short sequences."""
+    if x.gaussian:
+        ridged = _ridged(x, table, gamma)
+        root = ridged.sum(-1).rsqrt()
+        return root[..., :, None] * ridged * root[..., None, :], root
+    a = (x.scale * (table[:, :, : x.m] @ table[:, :, x.m :].mT)).softmax(-1)
+    if x.few is not None:
+        a = torch.where((x.few > 0)[:, None, None, None], torch.eye(x.m, dtype=a.dtype, device=a.device), a)
+    return a, None
+
+
+def _ridged(x: Inputs, table: Tensor, gamma: float) -> Tensor:
+    eye = torch.eye(x.m, dtype=table.dtype, device=table.device)
+    return gaussian_kernel(table, table, scale=x.scale) + gamma * eye
+
+
+def unscaled(inverse: Tensor, root: Tensor | None) -> Tensor:
+    """The inverse of what the roots have scaled."""
+    return inverse if root is None else root[..., :, None] * inverse * root[..., None, :]
+
+
+def divisors(matrix: Tensor, z0: str) -> Tensor | None:
+    """What the start value is divided by, where that is no matter of one matrix."""
+    if z0 == "paper":
+        return None
+    largest = matrix.abs().sum(-2).amax(-1)
+    largest = largest.amax() if z0 == "authors" else largest.amax(-1, keepdim=True)
+    return largest.expand(matrix.shape[:2]).contiguous()
+
+
+def inverse_backward(
+    matrix: Tensor, inverse: Tensor, root: Tensor | None, grad: Tensor, steps: int, z0: str
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the matrix that is inverted and of the roots, from that of the inverse."""
+    root_grad = None
+    if root is not None:
+        # whole = root_i inverse_ij root_j
+        weighed = grad * inverse
+        root_grad = (weighed * root[..., None, :]).sum(-1) + (weighed * root[..., :, None]).sum(-2)
+        grad = root[..., :, None] * grad * root[..., None, :]
+    given = divisors(matrix, z0)
+    matrix_grad, divisor_grads = inversion.inverse_backward(matrix, given, steps, grad.contiguous())
+    if given is not None:
+        # All matrices share the largest column sum, of all or of their sequence.
+        columns = matrix.abs().sum(-2)
+        shared = (0, 1) if z0 == "authors" else (1,)
+        total = divisor_grads.sum(shared, keepdim=True)[..., None]
+        most = (columns == given[..., None]).to(matrix.dtype)
+        axes = (*shared, 2)
+        matrix_grad = matrix_grad + matrix.sign() * (total / most.sum(axes, keepdim=True) * most)[..., None, :]
+    return matrix_grad, root_grad
+
+
+def matrix_backward(
+    x: Inputs,
+    table: Tensor,
+    matrix: Tensor,
+    root: Tensor | None,
+    grad: Tensor,
+    root_grad: Tensor | None,
+    gamma: float,
+) -> Tensor:
+    """Gradient of the table of landmarks from that of their matrix."""
+    if root is None or root_grad is None:
+        if x.few is not None:
+            grad = torch.where((x.few > 0)[:, None, None, None], 0.0, grad)
+        scores = x.scale * matrix * (grad - (grad * matrix).sum(-1, keepdim=True))
+        return torch.cat([scores @ table[:, :, x.m :], scores.mT @ table[:, :, : x.m]], dim=2)
+    ridged = _ridged(x, table, gamma)
+    # matrix = root_i ridged_ij root_j with root = (row sums of ridged)^(-1/2)
+    weighed = grad * ridged
+    root_grad = root_grad + (weighed * root[..., None, :]).sum(-1) + (weighed * root[..., :, None]).sum(-2)
+    ridged_grad = root[..., :, None] * grad * root[..., None, :] - (0.5 * root_grad * root**3)[..., :, None]
+    # kernel_ij = exp(-c/2 |l_i - l_j|^2)
+    scores = x.scale * ridged_grad * gaussian_kernel(table, table, scale=x.scale)
+    scores = scores + scores.mT
+    return scores @ table - scores.sum(-1, keepdim=True) * table

@@ -1,0 +1,225 @@
+"""Launches of the kernels on paper: a driver for Triton that compiles for a GPU which need not be there.
+
+While it is active, a launch compiles its kernel as it would on that GPU, and is written down instead of run. Registers
+and stack are read from the compiled program, shared memory is what Triton asks for.
+
+**Bytes of a launch** are counted from shapes, of the tensors that the compiled kernel touches, reads and writes alike:
+
+- A tensor of tokens (queries, keys, values, their gradients, masks, numbers per token) counts whole, once for each time
+  that programs go over it: once in most kernels; once per block of landmarks where the programs of each block walk over
+  the tokens; in `skip_taps` once per block of a token's neighbours. Of drawn landmarks (Skyformer) the kernel of the
+  means reads the drawn tokens alone.
+- Every other tensor counts once.
+
+Not counted, and left to the caches: the neighbours that tiles of tokens share in the skip convolution, what programs
+read again of small tensors, and the scratch memory of the inverse beyond its first use. All tokens are taken as real.
+"""
+
+import functools
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime import driver
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the kernels are launched for.
+
+    Attributes:
+        batch: Sequences b.
+        heads: Heads h.
+        tokens: Queries, and keys.
+        width: Width of queries, keys and values, which lie (b, n, h, d) in memory.
+        landmarks: Landmarks m.
+        dtype: Of queries, keys and values.
+        masked: Whether there is a mask.
+        taps: Size of the skip convolution; 0 for none.
+        gaussian: Skyformer in place of Nyström attention.
+    """
+
+    batch: int
+    heads: int
+    tokens: int
+    width: int
+    landmarks: int
+    dtype: torch.dtype
+    masked: bool = False
+    taps: int = 0
+    gaussian: bool = False
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the queries: of one pass over n x d."""
+        return self.batch * self.heads * self.tokens * self.width * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel.
+
+    Attributes:
+        kernel: Its name.
+        programs: Programs that it starts.
+        registers: Registers of a thread.
+        stack: Bytes of a thread that did not fit into registers.
+        shared: Bytes of shared memory of a program.
+        bytes: What it reads and writes, see the module.
+        token_bytes: What of it are tokens.
+    """
+
+    kernel: str
+    programs: int
+    registers: int
+    stack: int
+    shared: int
+    bytes: int
+    token_bytes: int
+
+
+class Paper(DriverBase):
+    """The driver of a GPU that is not there.
+
+    Attributes:
+        shape: What is launched for.
+        launches: What was launched.
+    """
+
+    def __init__(self, capability: str, shape: Shape):
+        super().__init__()
+        self.shape = shape
+        self.launches: list[Launch] = []
+        self.launcher_cls, self.utils = _Launcher, self
+        self._capability = capability
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Launch by this driver in this block, in the whole process."""
+        before = driver._active
+        driver.set_active(self)
+        try:
+            yield
+        finally:
+            driver.set_active(before)  # pyright: ignore[reportArgumentType] (None where no driver was asked for yet)
+
+    @classmethod
+    def is_active(cls) -> Any:
+        """Never of itself."""
+        return False
+
+    def get_current_target(self) -> Any:
+        """What is compiled for."""
+        return GPUTarget("cuda", int(self._capability.replace(".", "")), 32)
+
+    def get_current_device(self) -> str:
+        """A name that is no number: Triton keeps kernels by device, and these are not those of a GPU that is there."""
+        return f"compute capability {self._capability} on paper"
+
+    def get_current_stream(self, device: object) -> int:
+        """None that is used."""
+        return 0
+
+    def get_active_torch_device(self) -> Any:
+        """Where tensors without numbers are."""
+        return torch.device("meta")
+
+    def get_device_properties(self, device: object) -> dict[str, int]:
+        """Room for everything: what does not fit is to be seen, not refused."""
+        return {"max_shared_mem": 2**31}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: object) -> tuple[str, str, int, int, int]:
+        """Nothing is loaded; a program may have all threads that there can be."""
+        return name, name, 0, 0, 1024
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """Not asked for: no launcher is compiled."""
+        raise NotImplementedError
+
+    def get_benchmarker(self) -> Any:
+        """Not asked for: nothing runs."""
+        raise NotImplementedError
+
+
+class _Launcher:
+    """What stands for the launcher of a compiled kernel."""
+
+    def __init__(self, source: Any, metadata: Any):
+        self.function, self.metadata = source.fn, metadata
+
+    def __call__(self, x: int, y: int, z: int, *rest: Any) -> None:
+        # Not kept from the start: Triton keeps a launcher with its kernel, for the next driver of this name.
+        paper = driver.active
+        assert isinstance(paper, Paper)
+        compiled = self.function.device_caches[paper.get_current_device()][0].values()
+        kernel = next(kernel for kernel in compiled if kernel.metadata is self.metadata)
+        # Stream, function, two of metadata and two hooks stand before the arguments.
+        bound = dict(zip(self.function.arg_names, rest[6:], strict=True))
+        touched = _touched(kernel.asm["ttir"])
+        tensors = {name: x for name, x in bound.items() if isinstance(x, Tensor) and name in touched}
+        tokens = {name: x for name, x in tensors.items() if _of_tokens(name, x, paper.shape)}
+        of_tokens = round(_times(self.function.__name__, bound) * sum(map(size_of, tokens.values())))
+        others = sum(size_of(x) for name, x in tensors.items() if name not in tokens)
+        registers, stack = _usage(kernel.asm["cubin"])
+        paper.launches.append(
+            Launch(
+                self.function.__name__,
+                x * y * z,
+                registers,
+                stack,
+                self.metadata.shared,
+                of_tokens + others,
+                of_tokens,
+            )
+        )
+
+
+def _of_tokens(name: str, x: Tensor, shape: Shape) -> bool:
+    """Whether a tensor has a row or a number per token: (b, h, n, d), (b, n), or flat numbers of queries."""
+    flat = name in ("logs", "deltas") and x.numel() == shape.batch * shape.heads * shape.tokens
+    return flat or (x.ndim == 4 and x.shape[2] == shape.tokens) or (x.ndim == 2 and x.shape[1] == shape.tokens)
+
+
+def _times(kernel: str, bound: dict[str, Any]) -> float:
+    """How often programs go over the tokens."""
+    if kernel == "means" and bound["ROWS"] == bound["M"]:
+        # Drawn tokens.
+        return bound["ROWS"] / (bound["N"] + bound["S"])
+    if "SPAN" in bound and "BLOCK_M" in bound:
+        return -(-bound["M"] // bound["BLOCK_M"])
+    if kernel == "skip_taps":
+        return (bound["BLOCK_N"] + bound["TAPS"] - 2) // bound["BLOCK_N"] + 1
+    return 1
+
+
+def _touched(ttir: str) -> set[str]:
+    """Names of the pointers that a kernel uses, once all that does nothing is gone."""
+    head, _, body = ttir[ttir.index("tt.func public") :].partition("{noinline")
+    return {name for name in re.findall(r"%(\w+): !tt\.ptr", head) if re.search(rf"%{name}\b", body)}
+
+
+def size_of(x: Tensor) -> int:
+    """Bytes of a tensor, those of an expanded one once."""
+    return min(x.numel() * x.itemsize, x.untyped_storage().nbytes())
+
+
+@functools.cache
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack of a thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", printed)
+    assert found is not None, printed
+    return int(found[1]), int(found[2])

@@ -1,0 +1,114 @@
+"""The table of the Triton kernels that `nystrom bench kernels` compiled: a part per pass, in it a line per kernel.
+
+MB are 10^6 bytes. Below each part stand its launches, bytes and extra memory, each beside what it is compared with.
+"""
+
+import math
+from collections.abc import Sequence
+
+from nystrom.records import Row
+
+COLUMNS = ("launches", "programs", "registers", "stack", "shared memory", "bytes", "passes")
+_HEADS = ("launches", "programs", "registers", "stack (bytes)", "shared (KiB)", "MB", "passes over n x d")
+_SHORT = ("launches", "programs", "registers", "stack\nbytes", "shared\nKiB", "MB", "passes")
+_PASSES = ("forward", "backward")
+# q, k, v and the output.
+_INPUTS = 4
+
+
+def kernel_lines(rows: Sequence[Row], timed: str) -> list[tuple[str, list[str]]]:
+    """The lines of a pass, kernels in the order of their launches: a name, and a cell per column.
+
+    Raises:
+        ValueError: Rows of another study, or of several methods.
+    """
+    method = _method(rows)
+    found = {tuple(row.quantity.split(" ", 2)): row.value for row in rows if row.method == method}
+    kernels = list(dict.fromkeys(kernel for name, kernel, _ in found if name == timed and kernel != "all"))
+    lines = []
+    for kernel in kernels:
+        values = {what: found.get((timed, kernel, what)) for what in COLUMNS}
+        name = "operators of torch" if kernel == "torch" else kernel
+        lines.append((name, [_cell(what, value) for what, value in values.items()]))
+    return lines
+
+
+def kernel_notes(rows: Sequence[Row], timed: str) -> str:
+    """What a pass takes as a whole, beside the torch path and the floor."""
+    method, first = _method(rows), rows[0]
+    others = list(dict.fromkeys(row.method for row in rows if row.method not in (method, "floor")))
+    found = {(row.method, row.quantity): row.value for row in rows}
+    launches, size, memory = (found[method, f"{timed} all {what}"] for what in ("launches", "bytes", "memory"))
+    floor = found["floor", f"{timed} all bytes"]
+    sizes = dict(part.split("=", 1) for part in first.sizes.split())
+    width = {"float32": 4}.get(first.dtype, 2)
+    inputs = _INPUTS * math.prod(int(sizes[name]) for name in "bhd") * (first.n or 0) * width
+    return (
+        f"{timed}: {launches:.0f} launches, an operator of torch counted as one"
+        + "".join(f"; {found[name, f'{timed} all launches']:.0f} in {name}" for name in others)
+        + f". {size / 1e6:.0f} MB, {size / floor:.2f} times the floor of {floor / 1e6:.0f} MB. "
+        f"Extra memory {memory / 1e6:.1f} MB, {100 * memory / inputs:.1f} % of q, k, v and the output."
+    )
+
+
+def kernels_markdown(rows: Sequence[Row]) -> str:
+    """Tables of both passes as Markdown, with the command that compiled the kernels."""
+    text = []
+    for timed in _PASSES:
+        text += ["| " + " | ".join([timed, *_HEADS]) + " |", "|---|" + "---:|" * len(_HEADS)]
+        text += ["| " + " | ".join([name, *cells]) + " |" for name, cells in kernel_lines(rows, timed)]
+        text += ["", kernel_notes(rows, timed), ""]
+    return "\n".join([*text, "Counted by", "", f"    {rows[0].command}", "", f"{_title(rows)}."]) + "\n"
+
+
+def print_kernels(rows: Sequence[Row]) -> None:
+    """Print the table of both passes."""
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    notes = "\n".join(escape(kernel_notes(rows, timed)) for timed in _PASSES)
+    table = Table(
+        box=box.SIMPLE_HEAD, title=escape(_title(rows)), caption=notes, caption_justify="left", padding=(0, 1, 0, 0)
+    )
+    table.pad_edge = table.show_edge = False
+    table.add_column("", no_wrap=True)
+    for head in _SHORT:
+        table.add_column(head, justify="right", no_wrap=True)
+    for timed in _PASSES:
+        table.add_section()
+        table.add_row(f"[bold]{timed}[/bold]")
+        for name, cells in kernel_lines(rows, timed):
+            table.add_row(escape(name), *cells)
+    Console().print(table)
+
+
+def _method(rows: Sequence[Row]) -> str:
+    """The method whose kernels these are."""
+    if not rows or {row.study for row in rows} != {"kernels"}:
+        came = ", ".join(sorted({repr(row.study) for row in rows})) or "none"
+        raise ValueError(f"rows are of {came}; expected rows of the study 'kernels': try nystrom bench kernels.")
+    methods = list(dict.fromkeys(row.method for row in rows if row.quantity.endswith(" registers")))
+    if len(methods) != 1 or len({row.command for row in rows}) != 1:
+        raise ValueError(f"rows are of {', '.join(methods) or 'no method'}; expected those of one command.")
+    return methods[0]
+
+
+def _cell(what: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    scaled = {"bytes": value / 1e6, "shared memory": value / 1024}.get(what, value)
+    return (
+        f"{scaled:.2f}"
+        if what in ("bytes", "passes")
+        else f"{scaled:.4g}"
+        if what == "shared memory"
+        else f"{scaled:.0f}"
+    )
+
+
+def _title(rows: Sequence[Row]) -> str:
+    row = rows[0]
+    sizes = " ".join([f"n={row.n}", f"m={row.m}", row.sizes])
+    return f"{_method(rows)}, {sizes}, {row.dtype}, {row.device}, torch {row.torch}, commit {row.commit}, {row.date}"
