@@ -84,12 +84,6 @@ seeds = st.integers(0, 2**31)
 few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@pytest.fixture(autouse=True)
-def on_device():
-    with torch.device(DEVICE):
-        yield
-
-
 def draw(seed, n, s=None, *, b=2, h=2, d=4, e=3, dtype=torch.float64, size=1.0):
     g = torch.Generator().manual_seed(seed)
     s = n if s is None else s
@@ -129,7 +123,7 @@ def dense_softmax_over_others(q, k, v):
     if q.shape[-2] == 1:
         return v
     scores = q @ torch.nn.functional.normalize(q, dim=-1).mT
-    return scores.masked_fill(torch.eye(q.shape[-2], dtype=torch.bool), -torch.inf).softmax(dim=-1) @ v
+    return scores.masked_fill(torch.eye(q.shape[-2], dtype=torch.bool, device=DEVICE), -torch.inf).softmax(dim=-1) @ v
 
 
 def dense_elu(q, k, v):
@@ -221,7 +215,7 @@ def test_what_a_masked_token_holds_changes_nothing(name, options, n, seed, junk)
 def test_padding_changes_nothing(name, options, n, before, after, seed):
     inputs = draw(seed, n, b=1)
     padded = [torch.nn.functional.pad(x, (0, 0, before, after), value=7.0) for x in inputs]
-    keep = torch.nn.functional.pad(torch.ones(1, n, dtype=torch.bool), (before, after))
+    keep = torch.nn.functional.pad(torch.ones(1, n, dtype=torch.bool, device=DEVICE), (before, after))
     attend = build(name, options)
     out = attend(*padded, keep=keep)
     torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **CLOSE)
@@ -235,8 +229,8 @@ def test_padding_of_queries_and_keys_apart_changes_nothing(name, options, n, s, 
         pytest.skip("self-attention only")
     q, k, v = draw(seed, n, s, b=1)
     pad = torch.nn.functional.pad
-    keep = pad(torch.ones(1, s, dtype=torch.bool), (before, after))
-    query_keep = pad(torch.ones(1, n, dtype=torch.bool), (after, before))
+    keep = pad(torch.ones(1, s, dtype=torch.bool, device=DEVICE), (before, after))
+    query_keep = pad(torch.ones(1, n, dtype=torch.bool, device=DEVICE), (after, before))
     attend = build(name, options)
     out = attend(
         pad(q, (0, 0, after, before), value=7.0),
@@ -315,8 +309,8 @@ def test_the_exact_limit_is_met(name, backend, n, seed):
 def test_a_short_sequence_among_long_ones_is_exact(name, backend, count, seed):
     attend, oracle = build_exact(name, backend)
     inputs = draw(seed, 30, b=2)
-    keep = torch.ones(2, 30, dtype=torch.bool)
-    keep[0] = torch.arange(30) % 30 < count
+    keep = torch.ones(2, 30, dtype=torch.bool, device=DEVICE)
+    keep[0] = torch.arange(30, device=DEVICE) % 30 < count
     keep[0] = keep[0][torch.randperm(30, generator=torch.Generator().manual_seed(seed), device="cpu").to(DEVICE)]
     out = attend(*inputs, keep=keep)[0, :, keep[0]]
     torch.testing.assert_close(out, oracle(*(x[0, :, keep[0]] for x in inputs)), rtol=1e-10, atol=1e-12)
@@ -324,7 +318,7 @@ def test_a_short_sequence_among_long_ones_is_exact(name, backend, count, seed):
 
 @every_case
 def test_gradients_of_a_short_sequence_do_not_see_the_long_ones(name, options):
-    together, keep = draw(16, 30), torch.ones(2, 30, dtype=torch.bool)
+    together, keep = draw(16, 30), torch.ones(2, 30, dtype=torch.bool, device=DEVICE)
     keep[0, 2:] = False
     alone = [x[:1, :, :2].clone().requires_grad_() for x in together]
     together = [x.requires_grad_() for x in together]
@@ -342,7 +336,10 @@ def test_few_queries_or_few_keys_are_exact(name, backend, n, s):
     attend, oracle = build_exact(name, backend)
     q, k, v = draw(0, n, s)
     torch.testing.assert_close(attend(q, k, v), oracle(q, k, v), rtol=1e-10, atol=1e-12)
-    keep, query_keep = torch.ones(2, s, dtype=torch.bool), torch.ones(2, n, dtype=torch.bool)
+    keep, query_keep = (
+        torch.ones(2, s, dtype=torch.bool, device=DEVICE),
+        torch.ones(2, n, dtype=torch.bool, device=DEVICE),
+    )
     q, k, v = draw(0, n + 30, s + 30)
     keep, query_keep = (torch.nn.functional.pad(x, (30, 0)) for x in (keep, query_keep))
     out = attend(q, k, v, keep=keep, query_keep=query_keep)[:, :, 30:]
@@ -396,7 +393,7 @@ def test_outputs_and_gradients_are_finite(name, options, dtype, size):
 
 @every_case
 def test_equal_tokens_are_finite(name, options):
-    inputs = [torch.ones(1, 2, 20, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    inputs = [torch.ones(1, 2, 20, 4, dtype=torch.float64, requires_grad=True, device=DEVICE) for _ in range(3)]
     out = build(name, options)(*inputs)
     out.sum().backward()
     assert out.isfinite().all()
@@ -406,7 +403,7 @@ def test_equal_tokens_are_finite(name, options):
 @every_case
 def test_a_sequence_without_a_real_token_gives_zeros(name, options):
     inputs = [x.requires_grad_() for x in draw(6, 17)]
-    keep = torch.ones(2, 17, dtype=torch.bool)
+    keep = torch.ones(2, 17, dtype=torch.bool, device=DEVICE)
     keep[0] = False
     out = build(name, options)(*inputs, keep=keep)
     assert not out[0].any()
@@ -420,7 +417,7 @@ def test_queries_without_a_real_key_give_zeros(name, options):
     if name not in CROSS:
         pytest.skip("self-attention only")
     q, k, v = draw(6, 17, 19)
-    out = build(name, options)(q, k, v, keep=torch.tensor([[False] * 19, [True] * 19]))
+    out = build(name, options)(q, k, v, keep=torch.tensor([[False] * 19, [True] * 19], device=DEVICE))
     assert not out[0].any()
     assert out[1].isfinite().all()
 
@@ -570,7 +567,7 @@ def test_gradients_are_right(name, options, masked):
         inputs = [x.requires_grad_() for x in draw(14, 9, b=1, h=1, d=2, e=2, size=3.0)]
     else:
         inputs = [x.requires_grad_() for x in draw(14, 9, b=1, h=1, d=2, e=2)]
-    keep = draw_keep(14, 1, 9).logical_or(torch.arange(9) < 8) if masked else None
+    keep = draw_keep(14, 1, 9).logical_or(torch.arange(9, device=DEVICE) < 8) if masked else None
     attend = build(name, options, h=1, d=2)
     # One random direction for kernels, which are interpreted here, and all of them for the others.
     fast = "backend" in options
@@ -582,7 +579,7 @@ def test_gradients_are_right(name, options, masked):
 
 def refusals():
     q, k, v = draw(15, 9)
-    ones = torch.ones(2, 9, dtype=torch.bool)
+    ones = torch.ones(2, 9, dtype=torch.bool, device=DEVICE)
     yield "rank of q", (q[0], k, v), {}, "q has shape.*split the heads"
     yield "rank of v", (q, k, v[0]), {}, "v has shape"
     yield "heads", (q, k[:, :1], v), {}, r"k has \(batch, heads\)"
@@ -595,7 +592,12 @@ def refusals():
     yield "batch of keep", (q, k, v), {"keep": ones[:1]}, r"keep has shape \(1, 9\)"
     yield "dtype of keep", (q, k, v), {"keep": ones.float()}, "keep has dtype torch.float32; expected torch.bool"
     yield "n x n mask", (q, k, v), {"keep": ones[:, None].expand(2, 9, 9)}, "n x s mask cannot be"
-    yield "causal mask", (q, k, v), {"keep": torch.ones(9, 9, dtype=torch.bool).tril()[None, None]}, "causal"
+    yield (
+        "causal mask",
+        (q, k, v),
+        {"keep": torch.ones(9, 9, dtype=torch.bool, device=DEVICE).tril()[None, None]},
+        "causal",
+    )
     yield "query_keep", (q, k, v), {"keep": ones, "query_keep": ones[:, :3]}, "query_keep has shape"
 
 

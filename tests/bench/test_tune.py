@@ -28,7 +28,7 @@ def used(monkeypatch):
         sizes.append(own(*arguments).block_n)
         return own(*arguments)
 
-    monkeypatch.setattr("nystrom.gpu.stages.tiles", tiles)
+    monkeypatch.setattr("nystrom.gpu.inputs.tiles", tiles)
     return sizes
 
 
