@@ -290,7 +290,7 @@ EXACT = {
     "bigbird": ({"block_size": 5, "num_random_blocks": 2}, dense_softmax),
 }
 EXACT_CASES = [*((name, {}) for name in METHODS), ("nystrom", TRITON), ("skyformer", TRITON)]
-every_exact_case = pytest.mark.parametrize(("name", "backend"), EXACT_CASES)
+every_exact_case = pytest.mark.parametrize(("name", "backend"), EXACT_CASES, ids=str)
 
 
 @every_exact_case
@@ -330,7 +330,7 @@ def test_gradients_of_a_short_sequence_do_not_see_the_long_ones(name, options):
         torch.testing.assert_close(x.grad[:1, :, :2], y.grad, **CLOSE)
 
 
-@pytest.mark.parametrize(("name", "backend"), [case for case in EXACT_CASES if case[0] in CROSS])
+@pytest.mark.parametrize(("name", "backend"), [case for case in EXACT_CASES if case[0] in CROSS], ids=str)
 @pytest.mark.parametrize(("n", "s"), [(5, 40), (40, 5)])
 def test_few_queries_or_few_keys_are_exact(name, backend, n, s):
     attend, oracle = build_exact(name, backend)
@@ -458,17 +458,19 @@ def test_nothing_quadratic_is_stored(name, options, masked):
     # The features of the Linformer are weights, one row of max_length each, however many tokens there are.
     counts = ("num_landmarks",) if name == "linformer" else ("num_landmarks", "num_features")
     many = {**options, **{option: 64 for option in counts if option in options}}
-    small, large = (largest_tensor(name, many, n, masked) for n in (1024, 2048))
+    # Kernels that are interpreted take long for a long sequence.
+    lengths = (256, 512) if "backend" in options else (1024, 2048)
+    small, large = (largest_tensor(name, many, n, masked) for n in lengths)
     # Kernelized widens 2 channels to 4; padding and a landmark slot add a constant. n x m would be 64 n.
     room = 70 if (name, options) == STORES_N_M else 16
-    assert large <= room * 2048
+    assert large <= room * lengths[1]
     assert large <= 2.1 * small
 
 
 # Law 7: randomness enters as a generator.
 
 
-@pytest.mark.parametrize(("name", "options"), RANDOM)
+@pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
 def test_the_generator_decides(name, options):
     q, k, v = draw(8, 40)
     attend = METHODS[name].function
@@ -481,7 +483,7 @@ def test_the_generator_decides(name, options):
     torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("name", "options"), RANDOM)
+@pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
 def test_draws_do_not_see_padding_or_neighbours(name, options):
     q, k, v = draw(9, 40)
     keep = draw_keep(9, 2, 40)
@@ -506,7 +508,7 @@ def test_evaluation_repeats_itself(name, options):
     torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("name", "options"), RANDOM)
+@pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
 def test_training_draws_anew(name, options):
     q, k, v = draw(11, 40)
     attend = build(name, {**options, **TRAINING.get(name, {})}).train()
@@ -534,7 +536,7 @@ def test_compiles_to_one_graph(name, options, masked):
 @pytest.mark.slow
 # torch's own code generator imports a part of torch that is deprecated.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-@pytest.mark.parametrize(("name", "backend"), EXACT_CASES)
+@every_exact_case
 def test_inductor_gives_the_same(name, backend):
     attend = build(name, {**VARIANTS[name][0], **backend})
     q, k, v = draw(12, 40, dtype=torch.float32)
