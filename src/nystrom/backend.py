@@ -53,6 +53,15 @@ def check_backend_device(backend: object, device: torch.device) -> None:
         check_device(device)
 
 
+def kernel_errors() -> tuple[type[Exception], ...]:
+    """What a kernel raises that does not compile or does not fit a device; nothing where Triton is not installed."""
+    if not _HAS_TRITON:
+        return ()
+    from nystrom.gpu.launch import TritonError
+
+    return (TritonError,)
+
+
 def uses_triton(backend: object) -> bool:
     """Whether the kernels of `nystrom.gpu` compute."""
     return backend == "triton"

@@ -41,7 +41,7 @@ def test_what_no_kernel_is_made_for_is_refused(m, given, message):
 
 def test_an_old_triton_is_refused(monkeypatch):
     monkeypatch.setattr(launch.triton, "__version__", "3.1.0")
-    with pytest.raises(ValueError, match=r"triton 3.1.0 is installed; expected 3.4 or newer.*backend='torch'"):
+    with pytest.raises(ValueError, match=r"triton 3.1.0 is installed; expected 3.6 or newer.*backend='torch'"):
         check_launch(8, qkv())
 
 

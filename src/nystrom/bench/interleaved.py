@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from nystrom.backend import kernel_errors
 from nystrom.bench.clock import free_bytes, peak_bytes, seconds
 from nystrom.bench.contenders import Contender
 from nystrom.bench.inputs import Call, Inputs, Sizes, make_inputs
@@ -63,7 +64,7 @@ class Plan:
         limit_seconds: What would take longer per call is not run.
         device: Name of the device.
         command: What the rows were measured by.
-        versions: Of what else computes, as a part of the rows' sizes, such as " triton=3.4.0"; "" for torch alone.
+        versions: Of what else computes, as a part of the rows' sizes, such as " triton=3.7.1"; "" for torch alone.
     """
 
     cells: tuple[Cell, ...]
@@ -129,10 +130,7 @@ def _warmed(cells: Sequence[Cell], inputs: Inputs, notes: dict[Cell, str], bar: 
                 built[cell.method] = cell.contender.build(inputs, cell.number, cell.skip)
             _time(built[cell.method], cell, inputs)
             ready[cell] = built[cell.method]
-        except Exception as error:
-            # Errors of Triton are neither, and only `nystrom.gpu` imports it.
-            if not isinstance(error, RuntimeError | ValueError) and not type(error).__module__.startswith("triton."):
-                raise
+        except (RuntimeError, ValueError, *kernel_errors()) as error:
             notes[cell] = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         bar.update()
     return ready

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 import torch
 
+from nystrom.backend import kernel_errors
 from nystrom.bench.asked import command_line, device_name, differing_setting, find_device
 from nystrom.bench.clock import seconds
 from nystrom.bench.contenders import check_kernels, find_contender
@@ -131,10 +132,8 @@ def _timed(plain: Row, timed: str, call: Call, inputs: Inputs) -> Row:
             for leaf in call.leaves:
                 leaf.grad = None
             times.append(1e3 * seconds(step, inputs.sizes.device))
-    except Exception as error:
-        # Too much shared memory is an error of Triton, which only `nystrom.gpu` imports.
-        if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("triton."):
-            raise
+    except (RuntimeError, *kernel_errors()) as error:
+        # Too much shared memory, for one.
         note = str(error).partition("\n")[0] or type(error).__name__
         return dataclasses.replace(plain, quantity=f"{timed} time", value=float("nan"), repeats=0, note=note)
     # The first call compiles.

@@ -87,32 +87,15 @@ def _attention(
     tensors = {"q": q, "k": k, "v": v, "keep": keep, "query_keep": query_keep, "skip": skip}
     check_launch(m, {name: x for name, x in tensors.items() if x is not None})
     with launching_on(q.device):
-        return _forward(q, k, v, skip, keep, query_keep, draws, m, scale, steps, z0, gamma)
-
-
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    skip: Tensor | None,
-    keep: Tensor | None,
-    query_keep: Tensor | None,
-    draws: Tensor | None,
-    m: int,
-    scale: float,
-    steps: int,
-    z0: str,
-    gamma: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
-    table, share = stages.landmarks(x)
-    # The right factor first: its splits and the landmarks' matrices are never there at one time.
-    right, logs = stages.right(x, table)
-    matrix, root = matrix_of(x, table, gamma)
-    inverse = inversion.inverse(matrix, divisors(matrix, z0), steps)
-    del matrix
-    out = stages.left(x, table[:, :, -m:], _middle(x, unscaled(inverse, root), right))
-    return out, table, share, inverse, right, logs
+        x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
+        table, share = stages.landmarks(x)
+        # The right factor first: its splits and the landmarks' matrices are never there at one time.
+        right, logs = stages.right(x, table)
+        matrix, root = matrix_of(x, table, gamma)
+        inverse = inversion.inverse(matrix, divisors(matrix, z0), steps)
+        del matrix
+        out = stages.left(x, table[:, :, -m:], _middle(x, unscaled(inverse, root), right))
+        return out, table, share, inverse, right, logs
 
 
 @_attention.register_fake
@@ -145,33 +128,25 @@ def _attention_backward(
     gamma: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k, v and of the skip's kernel (empty without one)."""
-    small = (table, share, inverse, right, logs)
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     with launching_on(q.device):
-        return _gradients(grad, q, k, v, skip, keep, query_keep, draws, *small, m, scale, steps, z0, gamma)
+        x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
+        return _gradients(x, grad, table, share, inverse, right, logs, steps, z0, gamma)
 
 
 def _gradients(
+    x: Inputs,
     grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    skip: Tensor | None,
-    keep: Tensor | None,
-    query_keep: Tensor | None,
-    draws: Tensor | None,
     table: Tensor,
     share: Tensor,
     inverse: Tensor,
     right: Tensor,
     logs: Tensor,
-    m: int,
-    scale: float,
     steps: int,
     z0: str,
     gamma: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    m = x.m
     keys = table[:, :, -m:]
     matrix, root = matrix_of(x, table, gamma)
     whole = unscaled(inverse, root)
@@ -195,7 +170,7 @@ def _gradients(
 
     q_grad = stages.left_queries(x, keys, middle, grad, *statistics, table_grad)
     k_grad, v_grad = stages.right_keys(x, table, right_grad, logs, deltas, table_grad, middle_grad, grad)
-    taps_grad = q.new_empty(0) if x.conv is None else stages.skip_taps(x, grad).to(x.conv.dtype)
+    taps_grad = grad.new_empty(0) if x.conv is None else stages.skip_taps(x, grad).to(x.conv.dtype)
     return q_grad, k_grad, v_grad, taps_grad
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 from torch import Tensor
+from triton.errors import TritonError as TritonError  # for those who may not import triton
 
 from nystrom.gpu.arithmetic import INTERPRETED
 
@@ -19,7 +20,7 @@ LARGEST_M = LARGEST_WIDTH = 256
 # float64 is there to check the kernels with.
 LARGEST_WIDTH_FLOAT64 = 64
 SMALLEST_CAPABILITY = (8, 0)
-OLDEST_TRITON = (3, 4)
+OLDEST_TRITON = (3, 6)
 # Largest matrices that the inverse keeps in registers without spilling them, forward and backward.
 LARGEST_WHOLE, LARGEST_WHOLE_BACKWARD = 64, 32
 # Largest matrices whose start value is differentiated in the same launch.
