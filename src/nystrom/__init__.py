@@ -4,21 +4,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nystrom.attention.bigbird import bigbird_attention
-    from nystrom.attention.informer import informer_attention
-    from nystrom.attention.kernelized import kernelized_attention
-    from nystrom.attention.linear import linear_attention
-    from nystrom.attention.linformer import linformer_attention
-    from nystrom.attention.longformer import longformer_attention
-    from nystrom.attention.multihead import NystromAttention
-    from nystrom.attention.nystrom import nystrom_attention
-    from nystrom.attention.performer import performer_attention
-    from nystrom.attention.reformer import reformer_attention
+    from nystrom.attention.layer import NystromAttention
+    from nystrom.attention.methods.bigbird import bigbird_attention
+    from nystrom.attention.methods.informer import informer_attention
+    from nystrom.attention.methods.kernelized import kernelized_attention
+    from nystrom.attention.methods.linear import linear_attention
+    from nystrom.attention.methods.linformer import linformer_attention
+    from nystrom.attention.methods.longformer import longformer_attention
+    from nystrom.attention.methods.nystrom import nystrom_attention
+    from nystrom.attention.methods.performer import performer_attention
+    from nystrom.attention.methods.reformer import reformer_attention
+    from nystrom.attention.methods.skyformer import skyformer_attention
+    from nystrom.attention.methods.skyformer_softmax import skyformer_softmax_attention
+    from nystrom.attention.methods.softmax import softmax_attention
     from nystrom.attention.registry import build_attention
-    from nystrom.attention.replace import replace_attention
-    from nystrom.attention.skyformer import skyformer_attention
-    from nystrom.attention.skyformer_softmax import skyformer_softmax_attention
-    from nystrom.attention.softmax import softmax_attention
+    from nystrom.integrations.modules import replace_attention
 
 __version__ = "0.1.0"
 
@@ -41,21 +41,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "NystromAttention": "nystrom.attention.multihead",
-    "bigbird_attention": "nystrom.attention.bigbird",
+    "NystromAttention": "nystrom.attention.layer",
+    "bigbird_attention": "nystrom.attention.methods.bigbird",
     "build_attention": "nystrom.attention.registry",
-    "informer_attention": "nystrom.attention.informer",
-    "kernelized_attention": "nystrom.attention.kernelized",
-    "linear_attention": "nystrom.attention.linear",
-    "linformer_attention": "nystrom.attention.linformer",
-    "longformer_attention": "nystrom.attention.longformer",
-    "nystrom_attention": "nystrom.attention.nystrom",
-    "performer_attention": "nystrom.attention.performer",
-    "reformer_attention": "nystrom.attention.reformer",
-    "replace_attention": "nystrom.attention.replace",
-    "skyformer_attention": "nystrom.attention.skyformer",
-    "skyformer_softmax_attention": "nystrom.attention.skyformer_softmax",
-    "softmax_attention": "nystrom.attention.softmax",
+    "informer_attention": "nystrom.attention.methods.informer",
+    "kernelized_attention": "nystrom.attention.methods.kernelized",
+    "linear_attention": "nystrom.attention.methods.linear",
+    "linformer_attention": "nystrom.attention.methods.linformer",
+    "longformer_attention": "nystrom.attention.methods.longformer",
+    "nystrom_attention": "nystrom.attention.methods.nystrom",
+    "performer_attention": "nystrom.attention.methods.performer",
+    "reformer_attention": "nystrom.attention.methods.reformer",
+    "replace_attention": "nystrom.integrations.modules",
+    "skyformer_attention": "nystrom.attention.methods.skyformer",
+    "skyformer_softmax_attention": "nystrom.attention.methods.skyformer_softmax",
+    "softmax_attention": "nystrom.attention.methods.softmax",
 }
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from nystrom.cli import main
+from nystrom.cli.main import main
 
 sys.exit(main())

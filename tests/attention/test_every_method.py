@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystrom import build_attention
-from nystrom.attention.performer import draw_projection
+from nystrom.attention.methods.performer import draw_projection
 from nystrom.attention.registry import METHODS
 
 # Kernels for a GPU: without one they run in Triton's interpreter.

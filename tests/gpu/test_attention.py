@@ -8,8 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from nystrom import NystromAttention, nystrom_attention, skyformer_attention
-from nystrom.encoder import EncoderConfig, EncoderForMaskedLM
 from nystrom.gpu.launch import splits
+from nystrom.models import EncoderConfig, EncoderForMaskedLM
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 METHODS = {"nystrom": nystrom_attention, "skyformer": skyformer_attention}

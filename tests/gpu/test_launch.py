@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from nystrom import backend as backends
 from nystrom import build_attention, nystrom_attention
+from nystrom.attention import backend as backends
 from nystrom.gpu import launch
 from nystrom.gpu.launch import Tiles, check_launch, splits, tiles, trying
 

@@ -1,6 +1,6 @@
 import pytest
 
-from nystrom.records import new_row
+from nystrom.measure.rows import new_row
 from nystrom.report.floor import bandwidths, with_derived
 from nystrom.report.tables import study_markdown
 

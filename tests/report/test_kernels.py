@@ -1,6 +1,6 @@
 import pytest
 
-from nystrom.records import new_row
+from nystrom.measure.rows import new_row
 from nystrom.report.kernels import kernel_lines, kernel_notes, kernels_markdown, print_kernels
 
 NUMBERS = {"launches": 1, "programs": 64, "registers": 255, "stack": 80, "shared memory": 66048, "bytes": 2.5e8}

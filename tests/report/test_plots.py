@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from nystrom.records import new_row
+from nystrom.measure.rows import new_row
 from nystrom.report import show_study
 from nystrom.report.plots import draw_curves, draw_efficiency, draw_study
 
 
 def test_importing_reports_loads_neither_torch_nor_drawing():
-    code = "import sys, nystrom.records, nystrom.report.plots, nystrom.report.tables; print(*sys.modules)"
+    code = "import sys, nystrom.measure.rows, nystrom.report.plots, nystrom.report.tables; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"torch", "matplotlib", "rich", "numpy"}.isdisjoint(done.stdout.split())
 

@@ -4,7 +4,7 @@ import math
 import pytest
 from rich.console import Console
 
-from nystrom.records import new_row
+from nystrom.measure.rows import new_row
 from nystrom.report.tables import print_study, study_markdown
 
 # Table 1 of the paper at n = 4096 and 8192: ms and MB.

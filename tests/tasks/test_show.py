@@ -1,9 +1,9 @@
 import pytest
 
-from nystrom.cli import main
-from nystrom.tasks.lra_listops import prepare_listops
-from nystrom.tasks.lra_retrieval import prepare_retrieval
-from nystrom.tasks.lra_text import prepare_text
+from nystrom.cli.main import main
+from nystrom.tasks.lra.listops.task import prepare_listops
+from nystrom.tasks.lra.texts.retrieval import prepare_retrieval
+from nystrom.tasks.lra.texts.reviews import prepare_text
 from nystrom.tasks.show import show
 
 

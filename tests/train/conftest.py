@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nystrom.tasks.lra_listops import prepare_listops
-from nystrom.tasks.lra_retrieval import prepare_retrieval
+from nystrom.tasks.lra.listops.task import prepare_listops
+from nystrom.tasks.lra.texts.retrieval import prepare_retrieval
 from nystrom.train.engine import train
 from nystrom.train.trainer import EncoderTrainer
 

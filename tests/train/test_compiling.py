@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.attention.registry import METHODS
-from nystrom.encoder import EncoderConfig, EncoderForSequenceClassification
-from nystrom.records import read_rows
+from nystrom.measure.rows import read_rows
+from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 from nystrom.train import compiling
 from nystrom.train.compiling import compile_model
 from nystrom.train.engine import evaluate

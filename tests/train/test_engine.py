@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from nystrom.encoder import EncoderForSequenceClassification
-from nystrom.records import read_rows
-from nystrom.tasks.lra_listops import ListOps, prepare_listops
+from nystrom.measure.rows import read_rows
+from nystrom.models import EncoderForSequenceClassification
+from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
 from nystrom.train.engine import evaluate, train
-from nystrom.train.presets import PRESETS, DataSizes
+from nystrom.train.presets.published import PRESETS, DataSizes
 
 
 def test_a_run_leaves_its_curves_its_best_model_and_its_rows(whole):

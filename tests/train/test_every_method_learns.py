@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nystrom.attention.registry import METHODS
-from nystrom.encoder import EncoderConfig, EncoderForSequenceClassification
+from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 
 COLOURS, TOKENS, STEPS = 4, 25, 200
 

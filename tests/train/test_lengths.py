@@ -8,16 +8,16 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from nystrom.encoder import EncoderForSequenceClassification
-from nystrom.records import read_rows
-from nystrom.tasks import lra_pathfinder
-from nystrom.tasks.lra_pathfinder import Pathfinder, prepare_pathfinder
-from nystrom.tasks.picture_files import Pictures, write_pictures
-from nystrom.tasks.token_files import new_folder
+from nystrom.measure.rows import read_rows
+from nystrom.models import EncoderForSequenceClassification
+from nystrom.tasks.lra.pathfinder import task as lra_pathfinder
+from nystrom.tasks.lra.pathfinder.task import Pathfinder, prepare_pathfinder
+from nystrom.tasks.store.picture_files import Pictures, write_pictures
+from nystrom.tasks.store.token_files import new_folder
 from nystrom.train.engine import evaluate
+from nystrom.train.grid.plan import run_grid
 from nystrom.train.lengths import data_positions
-from nystrom.train.lra import run_grid
-from nystrom.train.presets import PRESETS, find_preset
+from nystrom.train.presets.published import PRESETS, find_preset
 from nystrom.train.settings import settle
 
 SHORT = {"steps": 2, "warmup_steps": 0, "evaluate_every": 1, "batch_size": 2}

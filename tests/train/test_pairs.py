@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from nystrom.encoder.pair_head import EncoderForPairClassification
-from nystrom.records import read_rows
-from nystrom.tasks.lra_retrieval import Retrieval
+from nystrom.measure.rows import read_rows
+from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom.tasks.lra.texts.retrieval import Retrieval
 from nystrom.train.data import find_task
 from nystrom.train.scoring import accuracy, load_model
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from nystrom.encoder import EncoderForSequenceClassification
-from nystrom.records import read_rows
-from nystrom.tasks.lra_pathfinder import Pathfinder, prepare_pathfinder
+from nystrom.measure.rows import read_rows
+from nystrom.models import EncoderForSequenceClassification
+from nystrom.tasks.lra.pathfinder.task import Pathfinder, prepare_pathfinder
 
 
 @pytest.fixture(scope="module")

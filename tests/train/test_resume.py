@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from nystrom.records import read_rows
-from nystrom.tasks.lra_listops import prepare_listops
+from nystrom.measure.rows import read_rows
+from nystrom.tasks.lra.listops.task import prepare_listops
 
 
 def test_a_killed_run_goes_on_to_the_result_of_an_unbroken_one(whole, small_run, data, tmp_path, weights, curves):

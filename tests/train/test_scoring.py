@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nystrom.encoder import EncoderForSequenceClassification
-from nystrom.tasks.lra_listops import ListOps
+from nystrom.models import EncoderForSequenceClassification
+from nystrom.tasks.lra.listops.task import ListOps
 from nystrom.train.data import class_names, find_task
 from nystrom.train.engine import evaluate
 from nystrom.train.scoring import accuracy, load_model

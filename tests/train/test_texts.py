@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from nystrom.encoder import EncoderForSequenceClassification
-from nystrom.records import read_rows
-from nystrom.tasks.lra_text import Text, prepare_text
+from nystrom.measure.rows import read_rows
+from nystrom.models import EncoderForSequenceClassification
+from nystrom.tasks.lra.texts.reviews import Text, prepare_text
 from nystrom.train.data import prepared_folder
 from nystrom.train.engine import evaluate
 

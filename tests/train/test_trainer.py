@@ -10,12 +10,12 @@ import torch
 from accelerate import Accelerator
 from torch.testing import assert_close
 
-from nystrom.encoder import EncoderForSequenceClassification
-from nystrom.records import read_rows
-from nystrom.tasks.lra_listops import prepare_listops
+from nystrom.measure.rows import read_rows
+from nystrom.models import EncoderForSequenceClassification
+from nystrom.tasks.lra.listops.task import prepare_listops
 from nystrom.train.batches import TrainingOrder
 from nystrom.train.engine import evaluate
-from nystrom.train.presets import PRESETS
+from nystrom.train.presets.published import PRESETS
 from nystrom.train.trainer import EncoderTrainer, RunCallback
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nystrom.attention.softmax import fused_softmax
+from nystrom.attention.fused import fused_softmax
 from nystrom.landmarks import take
 
 Reach = Callable[[Tensor, int], Tensor]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.softmax import fused_softmax
+from nystrom.attention.fused import fused_softmax
 from nystrom.shapes import score_scale
 
 

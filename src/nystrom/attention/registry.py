@@ -5,23 +5,23 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor, nn
 
-from nystrom.attention.bigbird import BigBirdHeads, BigBirdOptions, bigbird_attention
-from nystrom.attention.informer import InformerHeads, InformerOptions, informer_attention
-from nystrom.attention.kernelized import KernelizedHeads, KernelizedOptions, kernelized_attention
-from nystrom.attention.linear import LinearHeads, LinearOptions, linear_attention
-from nystrom.attention.linformer import LinformerHeads, LinformerOptions, linformer_attention
-from nystrom.attention.longformer import LongformerHeads, LongformerOptions, longformer_attention
-from nystrom.attention.nystrom import NystromHeads, NystromOptions, nystrom_attention
-from nystrom.attention.performer import PerformerHeads, PerformerOptions, performer_attention
-from nystrom.attention.reformer import ReformerHeads, ReformerOptions, reformer_attention
-from nystrom.attention.skyformer import SkyformerHeads, SkyformerOptions, skyformer_attention
-from nystrom.attention.skyformer_softmax import (
+from nystrom.attention.methods.bigbird import BigBirdHeads, BigBirdOptions, bigbird_attention
+from nystrom.attention.methods.informer import InformerHeads, InformerOptions, informer_attention
+from nystrom.attention.methods.kernelized import KernelizedHeads, KernelizedOptions, kernelized_attention
+from nystrom.attention.methods.linear import LinearHeads, LinearOptions, linear_attention
+from nystrom.attention.methods.linformer import LinformerHeads, LinformerOptions, linformer_attention
+from nystrom.attention.methods.longformer import LongformerHeads, LongformerOptions, longformer_attention
+from nystrom.attention.methods.nystrom import NystromHeads, NystromOptions, nystrom_attention
+from nystrom.attention.methods.performer import PerformerHeads, PerformerOptions, performer_attention
+from nystrom.attention.methods.reformer import ReformerHeads, ReformerOptions, reformer_attention
+from nystrom.attention.methods.skyformer import SkyformerHeads, SkyformerOptions, skyformer_attention
+from nystrom.attention.methods.skyformer_softmax import (
     SkyformerSoftmaxHeads,
     SkyformerSoftmaxOptions,
     skyformer_softmax_attention,
 )
-from nystrom.attention.softmax import SoftmaxHeads, SoftmaxOptions, softmax_attention
-from nystrom.shapes import check_at_least, check_names
+from nystrom.attention.methods.softmax import SoftmaxHeads, SoftmaxOptions, softmax_attention
+from nystrom.checks import check_at_least, check_names
 
 
 @dataclass(frozen=True)

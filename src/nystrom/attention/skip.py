@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from nystrom.checks import check_at_least
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import check_at_least, check_keep, zero_masked
+from nystrom.shapes import check_keep, zero_masked
 
 # Outputs per window: the band wastes (K - 1) / T of its products, a long window wastes none but leaves the cache.
 _WINDOW = 32

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom.shapes import check_at_least, check_choice
+from nystrom.checks import check_at_least, check_choice
 
 Inverse = Literal["iterative", "ridge", "exact"]
 StartValue = Literal["paper", "authors", "sequence"]

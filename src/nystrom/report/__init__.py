@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from nystrom.records import Row
+from nystrom.measure.rows import Row
 
 
 def show_study(rows: Sequence[Row], folder: Path) -> None:
     """Print the table of a study, and draw it beside its rows.
 
     Args:
-        rows: What `run_efficiency` or `run_training` in `nystrom.bench` returned.
+        rows: What `run_efficiency` or `run_training` in `nystrom.studies.speed` returned.
         folder: Where it wrote its rows, such as efficiency.csv; efficiency.png goes there too.
     """
     from nystrom.report.plots import draw_study

@@ -9,7 +9,7 @@ def print_fillings(fillings: Iterable[Mapping[str, Any]]) -> None:
     """Print a table per mask, as the words come.
 
     Args:
-        fillings: Fields of `nystrom.encoder.fill_mask.Filling`, by line, mask and rank.
+        fillings: Fields of `nystrom.models.fill_mask.Filling`, by line, mask and rank.
     """
     from rich import box
     from rich.console import Console

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from nystrom.records import Row
+from nystrom.measure.rows import Row
 
 FLOOR = "floor"
 BANDWIDTH = "copy bandwidth"

@@ -6,7 +6,7 @@ MB are 10^6 bytes. Below each part stand its launches, bytes and extra memory, e
 import math
 from collections.abc import Sequence
 
-from nystrom.records import Row
+from nystrom.measure.rows import Row
 
 COLUMNS = ("launches", "programs", "registers", "stack", "shared memory", "bytes", "passes")
 _HEADS = ("launches", "programs", "registers", "stack (bytes)", "shared (KiB)", "MB", "passes over n x d")

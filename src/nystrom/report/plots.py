@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nystrom.records import Row
+from nystrom.measure.rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nystrom.records import Row
+from nystrom.measure.rows import Row
 from nystrom.report.floor import FLOOR, UNITS, bandwidths, with_derived
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Tasks: each file makes, reads and scores one data set of the two papers."""
+"""Tasks of the two papers: `lra` makes and opens them, `sources` reads what users hold, `store` keeps prepared sets."""

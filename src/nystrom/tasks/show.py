@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.tasks.byte_split import ByteSplit
-from nystrom.tasks.lra_image import Image
-from nystrom.tasks.lra_listops import ListOps
-from nystrom.tasks.lra_listops_expressions import VOCABULARY
-from nystrom.tasks.lra_pathfinder import Pathfinder
-from nystrom.tasks.lra_retrieval import Retrieval
-from nystrom.tasks.lra_text import Text
-from nystrom.tasks.picture_files import PictureSplit
+from nystrom.tasks.lra.image import Image
+from nystrom.tasks.lra.listops.expressions import VOCABULARY
+from nystrom.tasks.lra.listops.task import ListOps
+from nystrom.tasks.lra.pathfinder.task import Pathfinder
+from nystrom.tasks.lra.texts.retrieval import Retrieval
+from nystrom.tasks.lra.texts.reviews import Text
 from nystrom.tasks.picture_grid import write_grid
-from nystrom.tasks.token_files import open_split
+from nystrom.tasks.store.byte_split import ByteSplit
+from nystrom.tasks.store.picture_files import PictureSplit
+from nystrom.tasks.store.token_files import open_split
 
 SHOWN_TOKENS = 600
 

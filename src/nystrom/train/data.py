@@ -14,19 +14,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.encoder import EncoderForSequenceClassification
-from nystrom.encoder.pair_head import EncoderForPairClassification
-from nystrom.shapes import check_names
-from nystrom.tasks.byte_split import ByteSplit
-from nystrom.tasks.lra_image import Image
-from nystrom.tasks.lra_listops import ListOps, prepare_listops
-from nystrom.tasks.lra_pathfinder import Pathfinder, prepare_pathfinder
-from nystrom.tasks.lra_retrieval import Retrieval
-from nystrom.tasks.lra_text import Text, prepare_texts_of
-from nystrom.tasks.picture_files import PictureSplit
-from nystrom.tasks.token_files import HEADER
+from nystrom.checks import check_names
+from nystrom.models import EncoderForSequenceClassification
+from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom.tasks.lra.image import Image
+from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
+from nystrom.tasks.lra.pathfinder.task import Pathfinder, prepare_pathfinder
+from nystrom.tasks.lra.texts.retrieval import Retrieval
+from nystrom.tasks.lra.texts.reviews import Text, prepare_texts_of
+from nystrom.tasks.store.byte_split import ByteSplit
+from nystrom.tasks.store.picture_files import PictureSplit
+from nystrom.tasks.store.token_files import HEADER
 from nystrom.train.batches import Collate, collate, collate_pairs, collate_whole
-from nystrom.train.preset import DataSizes
+from nystrom.train.presets.preset import DataSizes
 
 Model = EncoderForSequenceClassification | EncoderForPairClassification
 

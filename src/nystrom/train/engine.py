@@ -16,8 +16,8 @@ import torch
 from transformers import set_seed
 from transformers.utils import logging
 
-from nystrom.records import Row
-from nystrom.shapes import check_at_least
+from nystrom.checks import check_at_least
+from nystrom.measure.rows import Row
 from nystrom.train.compiling import check_compiler
 from nystrom.train.data import (
     check_data,
@@ -32,7 +32,7 @@ from nystrom.train.data import (
 )
 from nystrom.train.finish import finish
 from nystrom.train.lengths import data_positions
-from nystrom.train.presets import Preset, find_preset
+from nystrom.train.presets.published import Preset, find_preset
 from nystrom.train.results import Place, accuracy_row
 from nystrom.train.run_folder import RunFolder
 from nystrom.train.scoring import accuracy, load_model, positions
@@ -164,7 +164,7 @@ def evaluate(
         device: "auto" is an accelerator where there is one.
 
     Returns:
-        The accuracy as a row of `nystrom.records`, between 0 and 1, with its 95 % interval.
+        The accuracy as a row of `nystrom.measure.rows`, between 0 and 1, with its 95 % interval.
 
     Raises:
         ValueError: A name, folder, device or precision that cannot be used, or a model of another task or of other

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nystrom.attention.registry import METHODS
-from nystrom.shapes import check_names
+from nystrom.checks import check_names
 from nystrom.train.data import default_folder, find_task
-from nystrom.train.preset import Preset
+from nystrom.train.presets.preset import Preset
 
 # What a method calls the longest sequence that it takes, where it wants to know.
 _LONGEST = "max_length"

@@ -1,4 +1,4 @@
-r"""Results of training and scoring as rows of `nystrom.records`.
+r"""Results of training and scoring as rows of `nystrom.measure.rows`.
 
 An accuracy is a share between 0 and 1, and its spread the 95 % interval of Wilson (1927),
 $$\frac{p + z^2 / 2N \pm z \sqrt{p (1 - p) / N + z^2 / 4 N^2}}{1 + z^2 / N},\quad z = 1.96,$$
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from nystrom.encoder import EncoderConfig
-from nystrom.records import Row, cpu_name, new_row
+from nystrom.measure.rows import Row, cpu_name, new_row
+from nystrom.models import EncoderConfig
 
 
 class Place(NamedTuple):

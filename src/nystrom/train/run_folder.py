@@ -4,7 +4,7 @@
     checkpoint-N/   what resuming needs, after step N: the last two, and the best
     curves.csv      step, quantity, value, seconds of training until then; curves.png the same, drawn
     best/           the best model in Hugging Face format, chosen on the validation split
-    rows.csv        results, as rows of `nystrom.records`
+    rows.csv        results, as rows of `nystrom.measure.rows`
 
 A checkpoint is complete once its file `complete.json` lists the sizes of all others: one that was cut off while it was
 written, or after, is passed over and then removed. Files that are replaced are written beside their place and renamed.
@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nystrom.records import Row, append_rows, check_folder
+from nystrom.measure.rows import Row, append_rows, check_folder
 from nystrom.train.settings import Settings, differences
 
 _SETTINGS, _COMPLETE = "run.json", "complete.json"

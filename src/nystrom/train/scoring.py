@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
-from nystrom.encoder import EncoderConfig
-from nystrom.encoder.loading import check_fit
+from nystrom.models import EncoderConfig
+from nystrom.models.files.loading import check_fit
 from nystrom.train.batches import shortest_first
 from nystrom.train.data import Model, Split, Task
 

@@ -7,12 +7,12 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from nystrom.backend import check_backend_device
-from nystrom.encoder import EncoderConfig
-from nystrom.shapes import check_at_least, check_choice
+from nystrom.attention.backend import check_backend_device
+from nystrom.checks import check_at_least, check_choice
+from nystrom.models import EncoderConfig
 from nystrom.train.data import find_task
 from nystrom.train.lengths import fit_options
-from nystrom.train.presets import PRESETS, MethodSetting, find_preset
+from nystrom.train.presets.published import PRESETS, MethodSetting, find_preset
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]

@@ -26,11 +26,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from nystrom.measure.memory import peak_megabytes
 from nystrom.train.batches import TrainingOrder, shortest_first
 from nystrom.train.compiling import compile_model
 from nystrom.train.data import Model, Splits, find_task
-from nystrom.train.memory import peak_megabytes
-from nystrom.train.presets import Preset
+from nystrom.train.presets.published import Preset
 from nystrom.train.run_folder import Point, RunFolder
 from nystrom.train.settings import Settings
 
@@ -139,7 +139,7 @@ class EncoderTrainer(Trainer):
 
     @property
     def megabytes(self) -> float:
-        """The most memory that this process has held in the run, see `nystrom.train.memory`."""
+        """The most memory that this process has held in the run, see `nystrom.measure.memory`."""
         return max(self._megabytes, peak_megabytes(self.settings.device))
 
     def restart_clock(self) -> None:

@@ -1,0 +1,67 @@
+"""Which code computes an attention: torch, or the Triton kernels of `nystrom.gpu`.
+
+"auto" is torch wherever the kernels have not been measured to win, and so far they have been measured nowhere: name
+"triton" to use them. An explicit choice that cannot run raises, it is never replaced.
+"""
+
+import importlib.util
+from typing import Literal, get_args
+
+import torch
+
+from nystrom.checks import check_choice
+
+Backend = Literal["auto", "torch", "triton"]
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]]) -> None:
+    """Refuse a backend that does not exist, is not installed, or lacks an option that is asked for.
+
+    Args:
+        backend: The choice.
+        unsupported: Of each option that kernels have one value of: what came, and that value.
+
+    Raises:
+        ValueError: With the way out.
+    """
+    check_choice("backend", backend, get_args(Backend))
+    if backend != "triton":
+        return
+    if not _HAS_TRITON:
+        raise ValueError(
+            "backend 'triton' needs the package triton, which is not installed: pip install 'nystrom[gpu]', or pass "
+            "backend='torch'."
+        )
+    for name, (came, wanted) in unsupported.items():
+        if came != wanted:
+            raise ValueError(
+                f"backend 'triton' has no kernel for {name}={came!r}: pass {name}={wanted!r}, or backend='torch'."
+            )
+
+
+def check_backend_device(backend: object, device: torch.device) -> None:
+    """Refuse a backend that does not run on a device, before there are tensors on it.
+
+    Raises:
+        ValueError: With the way out.
+    """
+    if uses_triton(backend):
+        from nystrom.gpu.launch import check_device
+
+        check_device(device)
+
+
+def kernel_errors() -> tuple[type[Exception], ...]:
+    """What a kernel raises that does not compile or does not fit a device; nothing where Triton is not installed."""
+    if not _HAS_TRITON:
+        return ()
+    from nystrom.gpu.launch import TritonError
+
+    return (TritonError,)
+
+
+def uses_triton(backend: object) -> bool:
+    """Whether the kernels of `nystrom.gpu` compute."""
+    return backend == "triton"

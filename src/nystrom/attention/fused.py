@@ -1,0 +1,56 @@
+"""Softmax attention as one fused call, and rows of its weights: what the methods are made of."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from nystrom.shapes import score_scale
+
+
+def fused_softmax(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    *,
+    keep: Bool[Tensor, "b s"] | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "b h n e"]:
+    """One fused call, whatever the widths of keys and values; nothing of size n x s is stored.
+
+    Masked values must hold zeros: a sequence without a real key then gives zeros.
+    """
+    d, e = q.shape[-1], v.shape[-1]
+    scale = score_scale(q, scale)
+    if d != e or (d % 8 and q.device.type == "cuda"):
+        # Fused kernels want one width, on CUDA a multiple of 8; zeros change neither the scores nor the values.
+        width = -(-max(d, e) // 8) * 8
+        q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    mask = None if keep is None else _open_empty(keep)[:, None, None, :]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[..., :e]
+
+
+def softmax_rows(
+    q: Float[Tensor, "b h r d"],
+    k: Float[Tensor, "b h s d"],
+    *,
+    keep: Bool[Tensor, "b s"] | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "b h r s"]:
+    """The attention weights of r queries, r x s numbers; zeros for a sequence without a real key."""
+    scale = score_scale(q, scale)
+    dtype = q.dtype
+    if dtype == torch.float16:
+        # Scores pass the largest float16 where fused attention, which sums them in float32, does not.
+        q, k = q.float(), k.float()
+    scores = scale * (q @ k.mT)
+    if keep is None:
+        return scores.softmax(dim=-1).to(dtype)
+    weights = scores.masked_fill(~_open_empty(keep)[:, None, None, :], -torch.inf).softmax(dim=-1)
+    return torch.where(keep[:, None, None, :], weights, 0.0).to(dtype)
+
+
+def _open_empty(keep: Bool[Tensor, "b s"]) -> Bool[Tensor, "b s"]:
+    """Open every key of a sequence that has none: softmax over nothing is NaN, over zero values it is zero."""
+    return keep | ~keep.any(dim=-1, keepdim=True)

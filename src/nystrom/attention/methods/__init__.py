@@ -1,0 +1,1 @@
+"""One method a file: its equation, its options and its pure function."""

@@ -1,0 +1,236 @@
+r"""BigBird: block-sparse softmax attention to a window, random blocks and two global blocks.
+
+The tokens from the first real one to the last are cut into L blocks of `block_size`; the last may be partly filled.
+Blocks 0 and L - 1 are global. A query of block i attends to the real keys of the blocks
+$$\{i - 1, i, i + 1\} \cup \{0, L - 1\} \cup R_i \quad (0 < i < L - 1), \qquad \text{all} \quad (i = 0, L - 1),$$
+each once, under one softmax. Padding at either end changes nothing; holes inside count as positions.
+
+**Random blocks.** The a blocks that are neither global nor in the window of block i, in order, are cut into r =
+`num_random_blocks` segments $[\lceil t a / r \rceil, \lceil (t + 1) a / r \rceil)$ whose lengths differ by one at most,
+and $R_i$ takes one block of each, at the place $\lfloor u\, \mathrm{length} \rfloor$: no block is drawn twice, and with
+$a \le r$ all are taken. The number u in [0, 1) is $\mathrm{mix}(\mathrm{mix}(\lfloor 2^{24} D \rfloor) \oplus i)\,
+2^{-32}$, D being the draw of this head and segment, and mix the hash of 32 bits in `_mix`. So there are h r draws
+whatever n is, and each block has random blocks of its own.
+
+**Exact limit.** With $L \le r + 4$ blocks all are attended to: exact attention.
+
+Source: Zaheer et al. (2020), arXiv:2007.14062, section 2 and appendix D (the ITC form).
+Departs from the authors' code: random blocks depend on L alone, not on tables made for certain lengths; in evaluation
+they are random, too, not block 0 again and again; n need not be a multiple of the block, nor be at least some blocks
+long; blocks count from the first real token to the last, so that the last global block is never padding.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from nystrom.attention.band import attend_blocks, attend_globally, pad_to_blocks, windows
+from nystrom.attention.methods.softmax import softmax_attention
+from nystrom.checks import check_at_least
+from nystrom.landmarks import even_draws, random_draws, take
+from nystrom.precision import cast_for_autocast, without_autocast
+from nystrom.shapes import check_self_attention, score_scale, zero_masked
+
+
+@dataclass(frozen=True)
+class BigBirdOptions:
+    """Options of BigBird.
+
+    Attributes:
+        block_size: Tokens of a block.
+        num_random_blocks: Blocks that each block attends to beside its window and the global ones.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+
+    block_size: int = 64
+    num_random_blocks: int = 3
+    scale: float | None = None
+
+    def __post_init__(self):
+        check_at_least("block_size", self.block_size, 1)
+        check_at_least("num_random_blocks", self.num_random_blocks, 0)
+
+
+def bigbird_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    *,
+    block_size: int = 64,
+    num_random_blocks: int = 3,
+    keep: Bool[Tensor, "b s"] | None = None,
+    query_keep: Bool[Tensor, "b n"] | None = None,
+    scale: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "b h n e"]:
+    """Attend to a window, random and global blocks, in time and memory linear in n. Self-attention only.
+
+    Args:
+        q: Queries.
+        k: Keys of the same tokens.
+        v: Values.
+        block_size: Tokens of a block.
+        num_random_blocks: Blocks r that each block attends to beside its window and the global ones; a sequence of at
+            most r + 4 blocks gets exact attention.
+        keep: Real tokens; None where all are. Other queries give zeros.
+        query_keep: `keep` itself or None: queries and keys are the same tokens.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+        generator: Source of the random blocks; None takes draws spread evenly, the same each time.
+
+    Raises:
+        ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
+    """
+    options = BigBirdOptions(block_size, num_random_blocks, scale)
+    check_self_attention("bigbird", q, k, v, keep, query_keep)
+    return _attend(q, k, v, keep, random_draws(q.shape[1] * num_random_blocks, generator, q.device), options)
+
+
+def _attend(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    keep: Bool[Tensor, "b n"] | None,
+    draws: Float[Tensor, " m"] | None,
+    options: BigBirdOptions,
+) -> Float[Tensor, "b h n e"]:
+    (h, n), size, r = q.shape[1:3], options.block_size, options.num_random_blocks
+    if isinstance(n, int) and n <= (r + 4) * size:
+        return softmax_attention(q, k, v, keep=keep, scale=options.scale)
+    draws = even_draws(h * r, q.device) if draws is None else draws
+    scale = score_scale(q, options.scale)
+    q, k, v = cast_for_autocast(q, k, v)
+    with without_autocast(q):
+        if keep is None:
+            q, k, v = (pad_to_blocks(x, size) for x in (q, k, v))
+            real = (torch.arange(q.shape[2], device=q.device) < n)[None].expand(q.shape[0], -1)
+            first, span = None, real.sum(-1)
+        else:
+            positions, real, first, span = _align(keep, size)
+            q, k, v = (zero_masked(take(x, positions), real) for x in (q, k, v))
+        count = (span + size - 1) // size
+        drawn, found = _random_blocks(draws.view(h, r), count, torch.arange(q.shape[2] // size, device=q.device))
+
+        def reach(x: Float[Tensor, "b t d"], head: int) -> Float[Tensor, "b l k d"]:
+            return _keys(x, drawn[:, head], count, size)
+
+        may = _may(real, drawn, found, count, size)
+        out = attend_blocks(q, k, v, reach, may, size=size, scale=scale, copies=True)
+        place, named = _global_tokens(count, size)
+        out = attend_globally(out, q, k, v, place, named, keep=real, scale=scale)
+        if keep is None or first is None:
+            return out[:, :, :n]
+        back = (torch.arange(n, device=q.device) - first[:, None]).clamp(min=0)
+        return zero_masked(take(out, back), keep)
+
+
+def _align(
+    keep: Bool[Tensor, "b n"], size: int
+) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"], Int[Tensor, " b"], Int[Tensor, " b"]]:
+    """Positions that put the first real token first, which of them are real, the first's, and how far they span."""
+    n = keep.shape[1]
+    here = torch.arange(n, device=keep.device)
+    first = torch.where(keep, here, n).amin(-1)
+    span = (torch.where(keep, here, -1).amax(-1) + 1 - first).clamp(min=0)
+    place = torch.arange(pad_to_blocks(keep[..., None], size).shape[1], device=keep.device)
+    positions = (first[:, None] + place).clamp(max=n - 1)
+    return positions, keep.gather(1, positions) & (place < span[:, None]), first, span
+
+
+def _random_blocks(
+    draws: Float[Tensor, "h r"], count: Int[Tensor, " b"], row: Int[Tensor, " l"]
+) -> tuple[Int[Tensor, "b h l r"], Bool[Tensor, "b h l r"]]:
+    """The random blocks of each block (row), and which of them exist; those of global blocks mean nothing."""
+    r = draws.shape[1]
+    hashed = _mix(_mix((draws * 2**24).long())[:, None] ^ row[:, None])
+    low = (row - 1).clamp(min=1)
+    high = torch.minimum(row + 1, count[:, None] - 2)
+    inside = high - low + 1
+    free = (count[:, None] - 2 - inside).clamp(min=0)[:, None, :, None]
+    edge = torch.arange(r + 1, device=draws.device) * free
+    edge = (edge + r - 1) // max(r, 1)
+    length = edge.diff(dim=-1)
+    rank = 1 + edge[..., :-1] + (hashed * length >> 32)
+    # The window lies between the free blocks.
+    chosen = rank + torch.where(rank >= low[:, None], inside[:, None, :, None], 0)
+    return chosen.clamp(min=0, max=row.shape[0] - 1), (length > 0).expand_as(chosen)
+
+
+def _mix(x: Int[Tensor, "*a"]) -> Int[Tensor, "*a"]:
+    """Hash numbers of 32 bits to numbers of 32 bits; no product passes 2^63."""
+    for _ in range(2):
+        x = ((x >> 16) ^ x) * 0x45D9F3B & 0xFFFFFFFF
+    return (x >> 16) ^ x
+
+
+def _keys(
+    x: Float[Tensor, "b t d"], drawn: Int[Tensor, "b l r"], count: Int[Tensor, " b"], size: int
+) -> Float[Tensor, "b l k d"]:
+    """The first block, the last, the window and the random ones of each block."""
+    b, t, d = x.shape
+    blocks = x.unflatten(1, (t // size, size))
+    last = (count - 1).clamp(min=0)[:, None, None, None].expand(-1, 1, size, d)
+    ends = torch.cat([blocks[:, :1], blocks.gather(1, last)], dim=1).flatten(1, 2)
+    parts = [ends[:, None].expand(-1, t // size, -1, -1), windows(x, size, size)]
+    if drawn.shape[2]:
+        index = drawn + torch.arange(b, device=x.device)[:, None, None] * (t // size)
+        parts.append(blocks.flatten(2).flatten(0, 1).index_select(0, index.flatten()).view(b, t // size, -1, d))
+    return torch.cat(parts, dim=2)
+
+
+def _may(
+    real: Bool[Tensor, "b t"],
+    drawn: Int[Tensor, "b h l r"],
+    found: Bool[Tensor, "b h l r"],
+    count: Int[Tensor, " b"],
+    size: int,
+) -> Bool[Tensor, "b h l 1 k"]:
+    """Which of `_keys` a block may attend to: real keys, each once."""
+    b, h, length = drawn.shape[:3]
+    row = torch.arange(length, device=real.device)
+    last = count[:, None] - 1
+    blocks = real.unflatten(1, (length, size))
+    ends = torch.stack([blocks[:, 0], blocks[torch.arange(b, device=real.device), last[:, 0].clamp(min=0)]], dim=1)
+    between = (row > 0) & (row < last)
+    window = windows((blocks & between[..., None]).flatten(1)[..., None], size, size)[..., 0]
+    fixed = torch.cat([ends.flatten(1)[:, None].expand(-1, length, -1), window], dim=2)[:, None].expand(-1, h, -1, -1)
+    rows = torch.arange(b, device=real.device)[:, None, None, None]
+    may = torch.cat([fixed, (blocks[rows, drawn] & found[..., None]).flatten(3)], dim=3)
+    # Blocks beyond the last have nothing, and softmax over nothing may be NaN; their results are dropped.
+    return (may | ~may.any(dim=-1, keepdim=True))[:, :, :, None]
+
+
+def _global_tokens(count: Int[Tensor, " b"], size: int) -> tuple[Int[Tensor, "b g"], Bool[Tensor, "b g"]]:
+    """Positions in the first block and the last, and which of them to count: a single block counts once."""
+    here = torch.arange(size, device=count.device)
+    last = (count - 1).clamp(min=0)[:, None] * size + here
+    positions = torch.cat([here.expand_as(last), last], dim=1)
+    named = torch.cat([torch.ones_like(last, dtype=torch.bool), (count > 1)[:, None].expand_as(last)], dim=1)
+    return positions, named
+
+
+class BigBirdHeads(nn.Module):
+    """BigBird over head-split tensors; has no parameters.
+
+    In training, random blocks are drawn from torch's global generator; in evaluation the draws are spread evenly.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, options: BigBirdOptions | None = None):
+        super().__init__()
+        self.options = BigBirdOptions() if options is None else options
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h s d"],
+        v: Float[Tensor, "b h s e"],
+        *,
+        keep: Bool[Tensor, "b s"] | None = None,
+        query_keep: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b h n e"]:
+        """Attend; see `bigbird_attention`."""
+        check_self_attention("bigbird", q, k, v, keep, query_keep)
+        size = q.shape[1] * self.options.num_random_blocks
+        draws = torch.rand(size, device=q.device) if self.training else None
+        return _attend(q, k, v, keep, draws, self.options)

@@ -1,0 +1,172 @@
+r"""Informer's ProbSparse attention: exact for the u queries that need it, the mean of the values for the rest.
+
+A query whose scores are all alike attends to everything alike. How far it is from that is told by
+$$M(q_i) = \max_{j \in S} c\, q_i^\top k_j - \frac{1}{|S|} \sum_{j \in S} c\, q_i^\top k_j, \qquad c = 1 / \sqrt d,$$
+over a sample S of the keys. The u queries with the largest M, in each head, get exact attention over all real keys, in
+one fused call of u queries; the others get the mean of the real values. The selection carries no gradient; equal M are
+settled in favour of the earlier token. M is taken over a few keys at a time: nothing of size n x |S| is stored.
+
+**Exact limit.** With u at least the number of real queries, softmax attention.
+
+**Sizes.** The paper takes u = |S| = factor * ceil(ln n), and the two papers factor = ceil(128 / ln n) on the Long
+Range Arena: u of about 128 whatever n, which is the default here. A rule of n would see the padding: constants do not.
+
+Source: Zhou et al. (2020), arXiv:2012.07436, eq. (4) and algorithm 1.
+Departs from the authors' code: one key is drawn from each of |S| segments of the real keys, the same for all queries,
+where they draw anew, with replacement, for each query (their port in transformers shares the draw too): M then
+compares queries on the same keys. The sum is divided by |S|, the mean of the paper, where they divide by the number of
+all keys. Every batch row and head selects its own queries among its real tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from nystrom.attention.fused import fused_softmax
+from nystrom.attention.methods.softmax import softmax_attention
+from nystrom.checks import check_at_least
+from nystrom.landmarks import even_draws, random_draws, ranks, take
+from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
+from nystrom.shapes import check_inputs, score_scale, zero_masked
+
+# Keys that M is taken over at a time.
+_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class InformerOptions:
+    """Options of ProbSparse attention.
+
+    Attributes:
+        num_queries: Queries u of each head that get exact attention.
+        num_samples: Keys |S| that tell which these are.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+
+    num_queries: int = 128
+    num_samples: int = 128
+    scale: float | None = None
+
+    def __post_init__(self):
+        check_at_least("num_queries", self.num_queries, 1)
+        check_at_least("num_samples", self.num_samples, 1)
+
+
+def informer_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    *,
+    num_queries: int = 128,
+    num_samples: int = 128,
+    keep: Bool[Tensor, "b s"] | None = None,
+    query_keep: Bool[Tensor, "b n"] | None = None,
+    scale: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "b h n e"]:
+    """Attend exactly for the queries that stand out, by the mean of the values for the rest; linear in n and s.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        num_queries: Queries u of each head that get exact attention; a sequence of at most u gets it for all.
+        num_samples: Keys that tell which queries stand out.
+        keep: Real keys; None where all are.
+        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+        generator: Source of the sample of keys; None takes keys spread evenly, the same each time.
+
+    Raises:
+        ValueError: Shapes, dtypes, masks or options that do not fit.
+    """
+    options = InformerOptions(num_queries, num_samples, scale)
+    return _attend(q, k, v, keep, query_keep, random_draws(num_samples, generator, q.device), options)
+
+
+def _attend(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    draws: Float[Tensor, " r"] | None,
+    options: InformerOptions,
+) -> Float[Tensor, "b h n e"]:
+    keep, query_keep = check_inputs(q, k, v, keep, query_keep)
+    n, u, scale = q.shape[2], options.num_queries, options.scale
+    if isinstance(n, int) and n <= u:
+        return softmax_attention(q, k, v, keep=keep, query_keep=query_keep, scale=scale)
+    q, k, v = cast_for_autocast(q, k, v)
+    with without_autocast(q):
+        q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
+        draws = even_draws(options.num_samples, q.device) if draws is None else draws
+        with torch.no_grad():
+            sparsity = _sparsity(q, take(k, _sample(k, keep, draws)), score_scale(q, scale))
+            if query_keep is not None:
+                sparsity = sparsity.masked_fill(~query_keep[:, None], -torch.inf)
+            # A stable sort leaves equals in the order of their tokens. Where there are fewer than u of these, the
+            # places past the end stand in, and their results go to a row past the end.
+            chosen = F.pad(sparsity, (0, u), value=-torch.inf).sort(dim=-1, descending=True, stable=True).indices
+            chosen = chosen[..., :u, None].clamp(max=n)
+        asked = q.gather(2, chosen.clamp(max=n - 1).expand(-1, -1, -1, q.shape[-1]))
+        exact = fused_softmax(asked, k, v, keep=keep, scale=scale)
+        lazy = _mean(v, keep).expand(-1, -1, n + 1, -1)
+        out = lazy.scatter(2, chosen.expand_as(exact), exact)[:, :, :n]
+        return zero_masked(out, query_keep)
+
+
+def _sample(
+    k: Float[Tensor, "b h s d"], keep: Bool[Tensor, "b s"] | None, draws: Float[Tensor, " r"]
+) -> Int[Tensor, "b r"]:
+    """Positions of one real key from each of r segments; with fewer than r real keys, some more than once."""
+    keep = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device) if keep is None else keep
+    rank, count = ranks(keep)
+    size = draws.shape[0]
+    spot = (torch.arange(size, device=k.device) + draws.double()) / size
+    wanted = torch.minimum((spot * count[:, None]).long(), count[:, None] - 1)
+    # Ranks never fall: a rank lies where it would be inserted, at the real token rather than at masked ones behind it.
+    return torch.searchsorted(rank, wanted).clamp(max=k.shape[2] - 1)
+
+
+def _sparsity(q: Float[Tensor, "b h n d"], sample: Float[Tensor, "b h r d"], scale: float) -> Float[Tensor, "b h n"]:
+    """M of each query, in float32 at least."""
+    q, sample = at_least_float32(q) * scale, at_least_float32(sample)
+    blocks = sample.split(_BLOCK, dim=2)
+    largest = (q @ blocks[0].mT).amax(dim=-1)
+    for block in blocks[1:]:
+        largest = torch.maximum(largest, (q @ block.mT).amax(dim=-1))
+    return largest - (q @ sample.mean(dim=2)[..., None])[..., 0]
+
+
+def _mean(v: Float[Tensor, "b h s e"], keep: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b h 1 e"]:
+    """Mean of the real values, which are zero elsewhere; summed in float32 at least."""
+    count = v.shape[2] if keep is None else keep.sum(dim=-1).clamp(min=1)[:, None, None, None]
+    return (at_least_float32(v).sum(dim=2, keepdim=True) / count).to(v.dtype)
+
+
+class InformerHeads(nn.Module):
+    """ProbSparse attention over head-split tensors; has no parameters.
+
+    In training, sampled keys are drawn from torch's global generator; in evaluation they are spread evenly.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, options: InformerOptions | None = None):
+        super().__init__()
+        self.options = InformerOptions() if options is None else options
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h s d"],
+        v: Float[Tensor, "b h s e"],
+        *,
+        keep: Bool[Tensor, "b s"] | None = None,
+        query_keep: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b h n e"]:
+        """Attend; see `informer_attention`."""
+        draws = torch.rand(self.options.num_samples, device=q.device) if self.training else None
+        return _attend(q, k, v, keep, query_keep, draws, self.options)

@@ -1,0 +1,160 @@
+r"""Linear attention: a feature map in place of the exponential, so that the keys can be summed first.
+
+$$\mathrm{out}_i = \frac{\phi(q_i)^\top \sum_j \phi(k_j) v_j^\top}{\phi(q_i)^\top \sum_j \phi(k_j)}, \qquad
+\phi(x) = \mathrm{ELU}(x) + 1 = e^{\min(x, 0)} (1 + \max(x, 0)).$$
+
+Features below 0 fall like an exponential, so the sums may be too small for any dtype although their ratio is not. With
+$z_c = \sum_j \phi(k_{jc})$ per channel c, the same numbers are two averages,
+$$\mathrm{out}_i = \sum_c w_{ic}\, C_c, \quad C_c = \sum_j \frac{\phi(k_{jc})}{z_c}\, v_j, \quad
+w_{ic} = \frac{\phi(q_{ic})\, z_c}{\sum_{c'} \phi(q_{ic'})\, z_{c'}},$$
+whose exponentials are taken relative to the largest: of a channel over the keys, $m_c = \max_j \min(k_{jc}, 0)$, which
+goes over to the weights of the queries, and of a query over the channels.
+
+Forward and backward are written out, since what the two averages need for their gradients is themselves: no more than
+four numbers per token and channel are kept. A compiler, and a second derivative, get plain operations instead.
+
+Source: Katharopoulos et al. (2020), arXiv:2006.16236, eq. (5) and (7).
+Departs from the authors' code: no constant is added to the denominator.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from nystrom.checks import check_choice
+from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
+from nystrom.shapes import check_inputs, zero_masked
+
+FeatureMap = Literal["elu"]
+
+
+@dataclass(frozen=True)
+class LinearOptions:
+    """Options of linear attention.
+
+    Attributes:
+        feature_map: "elu", ELU + 1 as in the paper.
+    """
+
+    feature_map: FeatureMap = "elu"
+
+    def __post_init__(self):
+        check_choice("feature_map", self.feature_map, get_args(FeatureMap))
+
+
+def linear_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    *,
+    keep: Bool[Tensor, "b s"] | None = None,
+    query_keep: Bool[Tensor, "b n"] | None = None,
+    feature_map: FeatureMap = "elu",
+) -> Float[Tensor, "b h n e"]:
+    """Attend by inner products of features over real keys, in time and memory linear in n and s.
+
+    Computed in float32 at least. Scores are not scaled: the feature map is not homogeneous, and the paper has no scale.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        keep: Real keys; None where all are.
+        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        feature_map: "elu", ELU + 1 as in the paper.
+
+    Raises:
+        ValueError: Shapes, dtypes or masks that do not fit, or another feature map.
+    """
+    check_choice("feature_map", feature_map, get_args(FeatureMap))
+    keep, query_keep = check_inputs(q, k, v, keep, query_keep)
+    q, k, v = cast_for_autocast(q, k, v)
+    dtype = v.dtype
+    with without_autocast(q):
+        q, k, v = (at_least_float32(x) for x in (zero_masked(q, query_keep), k, zero_masked(v, keep)))
+        if keep is not None:
+            # Far below every real key: no weight next to one, an even weight on zero values where there is none.
+            k = torch.where(keep[:, None, :, None], k, -torch.finfo(k.dtype).max / 4)
+        # A compiler derives the gradient, and fuses what stands between the products.
+        average = _two_softmaxes if torch.compiler.is_compiling() else _TwoAverages.apply
+        return zero_masked(average(q, k, v), query_keep).to(dtype)
+
+
+def _two_softmaxes(
+    q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], v: Float[Tensor, "b h s e"]
+) -> Float[Tensor, "b h n e"]:
+    """The two averages in plain operations: a softmax over keys in each channel, one over channels for each query."""
+    logs_q, logs_k = (x.clamp(max=0) + x.clamp(min=0).log1p() for x in (q, k))
+    return (logs_q + logs_k.logsumexp(dim=2, keepdim=True)).softmax(dim=-1) @ (logs_k.softmax(dim=2).mT @ v)
+
+
+class _TwoAverages(torch.autograd.Function):
+    """Values averaged over the keys in each channel, then over the channels for each query."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # Exponentials relative to the largest of their channel: the sum of the features is 1 at least. The passes over
+        # tokens write where they read, and phi = e + e max(x, 0) is one of them.
+        features = k.clamp(max=0)
+        shift = features.amax(dim=2, keepdim=True)
+        features.sub_(shift).exp_()
+        features.addcmul_(features, k.clamp(min=0))
+        total = features.sum(dim=2, keepdim=True)
+        means = (v.mT @ features).mT / total.mT
+        weights = q.clamp(max=0).add_(shift + total.log())
+        weights.sub_(weights.amax(dim=-1, keepdim=True)).exp_()
+        weights.addcmul_(weights, q.clamp(min=0))
+        weights.div_(weights.sum(dim=-1, keepdim=True))
+        out = weights @ means
+        ctx.save_for_backward(q, k, v, features, total, means, weights, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (grad,), (q, k, v, features, total, means, weights, out) = grads, ctx.saved_tensors
+        with without_autocast(grad):
+            if torch.is_grad_enabled():
+                return _differentiable_gradient(q, k, v, grad)
+            # The weights are a softmax over channels of ln phi(q) + ln z, the features over z one over keys of
+            # ln phi(k); the derivative of ln phi(x) is 1 / (1 + max(x, 0)).
+            grad_q = (grad @ means.mT).sub_((grad * out).sum(dim=-1, keepdim=True)).mul_(weights)
+            grad_total = grad_q.sum(dim=2, keepdim=True)
+            grad_means = weights.mT @ grad
+            shared = grad_total - (means * grad_means).sum(dim=-1)[..., None, :]
+            grad_means = grad_means / total.mT
+            grad_k = (v @ grad_means.mT).add_(shared / total).mul_(features)
+            return _over_slope(grad_q, q), _over_slope(grad_k, k), features @ grad_means
+
+
+def _differentiable_gradient(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient where a second derivative is asked for."""
+    inputs = [x for x in (q, k, v) if x.requires_grad]
+    found = iter(torch.autograd.grad(_two_softmaxes(q, k, v), inputs, grad, create_graph=True))
+    return tuple(next(found) if x.requires_grad else None for x in (q, k, v))
+
+
+def _over_slope(grad: Float[Tensor, "b h n d"], x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
+    return grad.div_(x.clamp(min=0).add_(1))
+
+
+class LinearHeads(nn.Module):
+    """Linear attention over head-split tensors; has no parameters."""
+
+    def __init__(self, num_heads: int, head_dim: int, options: LinearOptions | None = None):
+        super().__init__()
+        self.options = LinearOptions() if options is None else options
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h s d"],
+        v: Float[Tensor, "b h s e"],
+        *,
+        keep: Bool[Tensor, "b s"] | None = None,
+        query_keep: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b h n e"]:
+        """Attend; see `linear_attention`."""
+        return linear_attention(q, k, v, keep=keep, query_keep=query_keep, feature_map=self.options.feature_map)

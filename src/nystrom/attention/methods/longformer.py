@@ -1,0 +1,160 @@
+r"""Longformer: softmax attention within a sliding window, with a few global tokens.
+
+With $w = (\text{window} - 1) / 2$ and the set G of global tokens, query i attends to
+$$\{\, j : |i - j| \le w \,\} \cup G \quad (i \notin G), \qquad \text{all } j \quad (i \in G),$$
+real ones alone, each once, under one softmax. Positions are relative, so padding at either end changes nothing; holes
+inside count as positions. The global tokens are the first `num_global` real ones of each sequence.
+
+Blocks of queries attend to the tokens around them in one fused call per head, masked to the band: no score is stored,
+and without global tokens no key is copied.
+
+**Exact limit.** With a window of 2 n - 1 or more, or n global tokens, this is exact attention.
+
+Source: Beltagy et al. (2020), arXiv:2004.05150, section 3.1.
+Departs from the authors' code: `window` is the full odd width (their `attention_window` is window - 1), n need not
+be a multiple of it, dilation is left out, and global tokens use the same queries, keys and values as the others: the
+second set of projections belongs to a layer that projects, and here tensors come in projected.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from nystrom.attention.band import attend_blocks, attend_globally, pad_to_blocks, windows
+from nystrom.attention.methods.softmax import softmax_attention
+from nystrom.checks import check_at_least
+from nystrom.landmarks import first_tokens, ranks
+from nystrom.precision import cast_for_autocast, without_autocast
+from nystrom.shapes import check_self_attention, score_scale, zero_masked
+
+# Queries of a block: more of them waste more keys outside the band, fewer leave small matrix products.
+_MOST, _LEAST = 64, 8
+
+
+@dataclass(frozen=True)
+class LongformerOptions:
+    """Options of Longformer.
+
+    Attributes:
+        window: Full width of the window, odd: the token itself and (window - 1) / 2 on either side.
+        num_global: How many of the first real tokens attend to all and are attended to by all.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+
+    window: int = 257
+    num_global: int = 0
+    scale: float | None = None
+
+    def __post_init__(self):
+        check_at_least("window", self.window, 1)
+        check_at_least("num_global", self.num_global, 0)
+        if self.window % 2 == 0:
+            raise ValueError(
+                f"window is {self.window}; expected an odd number, so that a token has a middle: "
+                f"{self.window + 1} is what others call an attention window of {self.window}."
+            )
+
+
+def longformer_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    *,
+    window: int = 257,
+    num_global: int = 0,
+    keep: Bool[Tensor, "b s"] | None = None,
+    query_keep: Bool[Tensor, "b n"] | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "b h n e"]:
+    """Attend within a sliding window and to global tokens, in time and memory linear in n. Self-attention only.
+
+    Args:
+        q: Queries.
+        k: Keys of the same tokens.
+        v: Values.
+        window: Full width of the window, odd.
+        num_global: How many of the first real tokens attend to all and are attended to by all.
+        keep: Real tokens; None where all are. Other queries give zeros.
+        query_keep: `keep` itself or None: queries and keys are the same tokens.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+
+    Raises:
+        ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
+    """
+    options = LongformerOptions(window, num_global, scale)
+    check_self_attention("longformer", q, k, v, keep, query_keep)
+    n, g, half = q.shape[2], options.num_global, options.window // 2
+    if isinstance(n, int) and (half >= n - 1 or g >= n):
+        return softmax_attention(q, k, v, keep=keep, scale=scale)
+    scale = score_scale(q, scale)
+    q, k, v = cast_for_autocast(q, k, v)
+    with without_autocast(q):
+        q, k, v = (zero_masked(x, keep) for x in (q, k, v))
+        real = torch.ones(1, n, dtype=torch.bool, device=q.device) if keep is None else keep
+        positions, present = first_tokens(real, g)
+        positions, present = (x.expand(q.shape[0], -1) for x in (positions, present))
+        size = max(_LEAST, min(half, _MOST))
+
+        def reach(x: Float[Tensor, "b t d"], head: int) -> Float[Tensor, "b l k d"]:
+            return _keys(x, positions, size, half)
+
+        may = _band(real, g, size, half)
+        padded_q, padded_k, padded_v = (pad_to_blocks(x, size) for x in (q, k, v))
+        out = attend_blocks(padded_q, padded_k, padded_v, reach, may, size=size, scale=scale, copies=g > 0)
+        out = out[:, :, :n]
+        if g:
+            out = attend_globally(out, q, k, v, positions, present, keep=keep, scale=scale)
+        return zero_masked(out, keep)
+
+
+def _keys(x: Float[Tensor, "b t d"], positions: Int[Tensor, "b g"], size: int, half: int) -> Float[Tensor, "b l k d"]:
+    """The global tokens, then those around each block."""
+    around = windows(x, size, half)
+    if not positions.shape[1]:
+        return around
+    chosen = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))
+    return torch.cat([chosen[:, None].expand(-1, around.shape[1], -1, -1), around], dim=2)
+
+
+def _band(keep: Bool[Tensor, "b n"], g: int, size: int, half: int) -> Bool[Tensor, "b 1 l c k"]:
+    """Which of `_keys` each query of a block may attend to: the global tokens, and the others of its window."""
+    others = keep & (ranks(keep)[0] >= g)
+    others = windows(pad_to_blocks(others[..., None], size), size, half).mT
+    offset = torch.arange(size + 2 * half, device=keep.device) - torch.arange(size, device=keep.device)[:, None]
+    # A query always has itself: one that is not real has nothing else, and softmax over nothing may be NaN.
+    band = (others & (offset >= 0) & (offset <= 2 * half)) | (offset == half)
+    # With fewer than g real tokens all of them are global, and none of these results stays.
+    return F.pad(band, (g, 0), value=True)[:, None] if g else band[:, None]
+
+
+class LongformerHeads(nn.Module):
+    """Longformer over head-split tensors; has no parameters."""
+
+    def __init__(self, num_heads: int, head_dim: int, options: LongformerOptions | None = None):
+        super().__init__()
+        self.options = LongformerOptions() if options is None else options
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h s d"],
+        v: Float[Tensor, "b h s e"],
+        *,
+        keep: Bool[Tensor, "b s"] | None = None,
+        query_keep: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b h n e"]:
+        """Attend; see `longformer_attention`."""
+        options = self.options
+        return longformer_attention(
+            q,
+            k,
+            v,
+            window=options.window,
+            num_global=options.num_global,
+            keep=keep,
+            query_keep=query_keep,
+            scale=options.scale,
+        )

@@ -1,0 +1,205 @@
+r"""Performer: softmax attention through positive orthogonal random features (FAVOR+).
+
+With the r rows $\omega_f$ of a random projection, features
+$\phi_f(x) = r^{-1/2} \exp(\sqrt c\, \omega_f^\top x - \tfrac c2 \|x\|^2)$ estimate softmax attention by
+$$\mathrm{out}_i = \frac{\phi(q_i)^\top \sum_j \phi(k_j) v_j^\top}{\phi(q_i)^\top \sum_j \phi(k_j)}, \qquad
+\mathrm E\, \phi(q)^\top \phi(k) = e^{c\, q^\top k}.$$
+Rows come in blocks of d that are orthogonal to each other, with directions uniform on the sphere and norms of the
+distribution $\chi(d)$: each row by itself is $N(0, I)$, and the variance is below that of independent rows.
+
+What belongs to one query cancels, so both sums are softmax attention themselves: over the keys for each feature, with
+scores $\sigma_{fj} = \sqrt c\, \omega_f^\top k_j - \tfrac c2 \|k_j\|^2$, and over the features for each query,
+$$C_f = \sum_j \mathrm{softmax}_j(\sigma_{fj})\, v_j, \qquad \ell_f = \ln \sum_j e^{\sigma_{fj}}, \qquad
+\mathrm{out}_i = \sum_f \mathrm{softmax}_f(\sqrt c\, \omega_f^\top q_i + \ell_f)\, C_f.$$
+Each is one fused call: nothing of size n x r is stored, and each exponential is relative to the largest of its own sum,
+so that none overflows and no denominator vanishes.
+
+Source: Choromanski et al. (2020), arXiv:2009.14794, Lemma 1, section 2.4 and appendix.
+Departs from the authors' code: no constant (1e-4, which biases the estimate towards the mean of the values) is added to
+the features; maxima are per feature over real keys and per query over features; the directions are uniform (rows of a
+QR factor as it comes are not, without the signs of R); q and k are scaled once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from nystrom.attention.fused import fused_softmax
+from nystrom.attention.logsumexp import softmax_and_logsumexp
+from nystrom.checks import check_at_least
+from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
+from nystrom.shapes import check_inputs, score_scale, zero_masked
+
+
+@dataclass(frozen=True)
+class PerformerOptions:
+    """Options of the Performer.
+
+    Attributes:
+        num_features: Random features r.
+        redraw_steps: The Module draws a new projection in each forward of this number in training; None means never.
+        scale: Factor on the scores, not negative; None means 1 / sqrt(d).
+    """
+
+    num_features: int = 256
+    redraw_steps: int | None = None
+    scale: float | None = None
+
+    def __post_init__(self):
+        check_at_least("num_features", self.num_features, 1)
+        if self.redraw_steps is not None:
+            check_at_least("redraw_steps", self.redraw_steps, 1)
+        _check_scale(self.scale)
+
+
+def performer_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    projection: Float[Tensor, "r d"] | None = None,
+    *,
+    num_features: int = 256,
+    keep: Bool[Tensor, "b s"] | None = None,
+    query_keep: Bool[Tensor, "b n"] | None = None,
+    scale: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "b h n e"]:
+    """Estimate softmax attention with r random features, in time and memory linear in n and s.
+
+    Computed in float32 at least. The projection is shared by the batch and the heads.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        projection: Rows of random features, as `draw_projection` gives them; None draws them.
+        num_features: Random features r to draw.
+        keep: Real keys; None where all are.
+        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        scale: Factor on the scores, not negative; None means 1 / sqrt(d).
+        generator: Source of the draw where no projection is given; None draws the same each time.
+
+    Raises:
+        ValueError: Shapes, dtypes, masks or options that do not fit, or both a projection and a generator.
+    """
+    _check_scale(scale)
+    keep, query_keep = check_inputs(q, k, v, keep, query_keep)
+    d = q.shape[-1]
+    if projection is None:
+        check_at_least("num_features", num_features, 1)
+        if generator is None:
+            projection = _fixed_projection(num_features, d).to(q.device)
+        else:
+            projection = draw_projection(num_features, d, generator=generator).to(q.device)
+    elif generator is not None:
+        raise ValueError("projection and generator are both given: pass one of them, the generator draws a projection.")
+    elif projection.ndim != 2 or projection.shape[1] != d:
+        raise ValueError(
+            f"projection has shape {tuple(projection.shape)}; expected (features, {d}) for head width {d}."
+        )
+    q, k, v = cast_for_autocast(q, k, v)
+    dtype = v.dtype
+    with without_autocast(q):
+        q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
+        q, k, v = (at_least_float32(x) for x in (q, k, v))
+        scale = score_scale(q, scale)
+        rows = (scale**0.5 * projection.to(q.dtype)).expand(*q.shape[:2], -1, -1)
+        # An infinite norm would meet another in a difference.
+        norms = (0.5 * scale * k.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(k.dtype).max / 8)
+        means, logs = softmax_and_logsumexp(rows, k, v, keep=keep, scale=1.0, bias=-norms)
+        wide_q = torch.cat([q, torch.ones_like(q[..., :1])], dim=-1)
+        out = fused_softmax(wide_q, torch.cat([rows, logs], dim=-1), means, scale=1.0)
+        return zero_masked(out, query_keep).to(dtype)
+
+
+def draw_projection(
+    num_features: int,
+    head_dim: int,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+) -> Float[Tensor, "r d"]:
+    """Draw rows of normal distribution, orthogonal to each other in blocks of `head_dim`.
+
+    Args:
+        num_features: Rows r.
+        head_dim: Width d of a row.
+        generator: Source of the draws, on whose device the rows then lie; None means torch's global one.
+        device: Where to draw without a generator; None means torch's default device.
+    """
+    device = device if generator is None else generator.device
+    blocks = -(-num_features // head_dim)
+    normal = torch.randn(blocks, head_dim, head_dim, generator=generator, device=device)
+    norms = torch.randn(num_features, head_dim, generator=generator, device=device).norm(dim=-1, keepdim=True)
+    q, r = torch.linalg.qr(normal)
+    # Householder's signs make a column lean to one side; with those of R it is uniform on the sphere.
+    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    return norms * (q * signs[:, None, :]).mT.flatten(0, 1)[:num_features]
+
+
+# A compiler cannot make a generator.
+@torch.compiler.assume_constant_result
+def _fixed_projection(num_features: int, head_dim: int) -> Tensor:
+    return draw_projection(num_features, head_dim, generator=torch.Generator().manual_seed(0))
+
+
+def _check_scale(scale: float | None) -> None:
+    if scale is not None and not scale >= 0:
+        raise ValueError(f"scale is {scale!r}; expected a number of at least 0, whose root scales queries and keys.")
+
+
+class PerformerHeads(nn.Module):
+    """Performer over head-split tensors; its projection is a buffer, drawn from torch's global generator.
+
+    It stays the same until `redraw`, or in training until a forward counted by `redraw_steps`. With that option each
+    forward in training draws, and takes the draw where it is due: a choice that compiles.
+    """
+
+    projection: Tensor
+    forwards: Tensor
+
+    def __init__(self, num_heads: int, head_dim: int, options: PerformerOptions | None = None):
+        super().__init__()
+        self.options = PerformerOptions() if options is None else options
+        self.register_buffer("projection", torch.empty(self.options.num_features, head_dim))
+        # Part of a checkpoint: a loader that found a buffer missing would start this module anew, projection and all.
+        self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the projection from torch's global generator, and count from the start."""
+        self.redraw()
+        self.forwards.zero_()
+
+    @torch.no_grad()
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draw a new projection, from torch's global generator where none is given."""
+        self.projection.copy_(
+            draw_projection(*self.projection.shape, generator=generator, device=self.projection.device)
+        )
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h s d"],
+        v: Float[Tensor, "b h s e"],
+        *,
+        keep: Bool[Tensor, "b s"] | None = None,
+        query_keep: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b h n e"]:
+        """Attend; see `performer_attention`."""
+        if self.training and self.options.redraw_steps is not None:
+            self._redraw_where_due(self.options.redraw_steps)
+        return performer_attention(q, k, v, *self.weights(), keep=keep, query_keep=query_keep, scale=self.options.scale)
+
+    def weights(self) -> tuple[Tensor]:
+        """What the function takes behind the values."""
+        return (self.projection,)
+
+    @torch.no_grad()
+    def _redraw_where_due(self, steps: int) -> None:
+        self.forwards += 1
+        drawn = draw_projection(*self.projection.shape, device=self.projection.device).to(self.projection.dtype)
+        self.projection.copy_(torch.where(self.forwards % steps == 0, drawn, self.projection))

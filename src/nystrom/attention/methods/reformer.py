@@ -1,0 +1,277 @@
+r"""Reformer's LSH attention: each token attends to those that hash to the same bucket.
+
+In each of several rounds the real tokens are hashed (`lsh`), sorted by bucket, then by position, and cut into chunks of
+m. The query at place $s_i$ may attend to the keys at places $s_j$ of
+$$P_i = \{j : h(k_j) = h(q_i),\ \lfloor s_i / m \rfloor - 1 \le \lfloor s_j / m \rfloor \le \lfloor s_i / m \rfloor\},$$
+its chunk and the one before. The output is softmax attention over the union of $P_i$ over the rounds: rounds are summed
+each with its own maximum, and what an earlier round has counted is masked in a later one, which is the paper's division
+by the number of rounds that hold a pair.
+
+- `shared_qk`, the paper's form: keys are the queries scaled to length $\sqrt d$, `k` takes no part (its gradient is
+  zero), and a token attends to itself only if its union holds nothing else.
+- Otherwise queries and keys are hashed by the same rotations and sorted apart, so that a chunk of queries has no place
+  among the keys. It is given the one that it has in its bucket: 2 m keys from m before that of its first query. With
+  k = q this is the rule above. A token whose union is empty gets its own value.
+
+Self-attention only. Time and memory are linear in n but for the sort: a chunk's scores live while it is worked on.
+
+**Exact limit.** With one bucket and one chunk that holds all real tokens: softmax attention, and with `shared_qk`
+softmax attention over the other tokens.
+
+Source: Kitaev et al. (2020), arXiv:2001.04451, eq. (2)-(5) and appendix A; no chunk behind the first, as there.
+Departs from the authors' code, and its ports: buckets and duplicates are masked as in the paper (`across_buckets`
+lifts the first), the first chunk does not look back at the last, sorting sees real tokens only, and `num_buckets` is a
+constant: the ports' 2 n / m would see the padding, so set it for the length at hand.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from nystrom.attention.lsh import Plan, even_rotations, plan_rounds
+from nystrom.checks import check_at_least
+from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
+from nystrom.shapes import check_self_attention, score_scale, zero_masked
+
+# Scores that are worked on at a time: what the caches of a core hold, and enough to fill an accelerator.
+_SCORES = {"cpu": 2**20}
+_MANY_SCORES = 2**25
+
+
+@dataclass(frozen=True)
+class ReformerOptions:
+    """Options of LSH attention.
+
+    Attributes:
+        num_hashes: Rounds of hashing.
+        chunk_size: Tokens m of a chunk; a query reaches its chunk and the one before.
+        num_buckets: Buckets B, 1 or an even number; about 2 n / chunk_size is the authors' choice for n tokens.
+        shared_qk: Whether keys are the queries, normalised, as in the paper.
+        across_buckets: Whether a query attends to other buckets in its reach too, as the authors' code does.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+
+    num_hashes: int = 2
+    chunk_size: int = 64
+    num_buckets: int = 64
+    shared_qk: bool = True
+    across_buckets: bool = False
+    scale: float | None = None
+
+    def __post_init__(self):
+        check_at_least("num_hashes", self.num_hashes, 1)
+        check_at_least("chunk_size", self.chunk_size, 1)
+        check_at_least("num_buckets", self.num_buckets, 1)
+        if self.num_buckets > 1 and self.num_buckets % 2:
+            raise ValueError(
+                f"num_buckets is {self.num_buckets}; expected 1 or an even number: each direction has an opposite."
+            )
+
+
+def reformer_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    *,
+    num_hashes: int = 2,
+    chunk_size: int = 64,
+    num_buckets: int = 64,
+    shared_qk: bool = True,
+    across_buckets: bool = False,
+    keep: Bool[Tensor, "b n"] | None = None,
+    query_keep: Bool[Tensor, "b n"] | None = None,
+    scale: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "b h n e"]:
+    """Attend to the tokens of the same hash bucket, in time linear in n but for a sort, and in linear memory.
+
+    Args:
+        q: Queries.
+        k: Keys, of the same tokens; with `shared_qk` the queries stand for them.
+        v: Values.
+        num_hashes: Rounds of hashing.
+        chunk_size: Tokens of a chunk; a query reaches its chunk and the one before.
+        num_buckets: Buckets, 1 or an even number; about 2 n / chunk_size for n tokens.
+        shared_qk: Whether keys are the queries, normalised, as in the paper.
+        across_buckets: Whether a query attends to other buckets in its reach too.
+        keep: Real tokens; None where all are.
+        query_keep: None or `keep` itself.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+        generator: Source of the rotations; None takes numbers spread evenly, the same each time.
+
+    Raises:
+        ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
+    """
+    options = ReformerOptions(num_hashes, chunk_size, num_buckets, shared_qk, across_buckets, scale)
+    shape = _rotation_shape(q, options)
+    rotations = None
+    if generator is not None:
+        rotations = torch.randn(shape, generator=generator, device=generator.device).to(q.device)
+    return _attend(q, k, v, keep, query_keep, rotations, options)
+
+
+def _attend(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    keep: Bool[Tensor, "b n"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    rotations: Float[Tensor, "r h d half"] | None,
+    options: ReformerOptions,
+) -> Float[Tensor, "b h n e"]:
+    check_self_attention("reformer", q, k, v, keep, query_keep)
+    q, k, v = cast_for_autocast(q, k, v)
+    with without_autocast(q):
+        q, k, v = (zero_masked(x, keep) for x in (q, k, v))
+        rotations = even_rotations(_rotation_shape(q, options), q.device) if rotations is None else rotations
+        with torch.no_grad():
+            plan = plan_rounds(
+                q,
+                None if options.shared_qk else k,
+                rotations,
+                keep=keep,
+                chunk_size=options.chunk_size,
+                across_buckets=options.across_buckets,
+            )
+        if options.shared_qk:
+            # k is not read; its gradient is zero rather than absent, so that a layer that made it trains like others.
+            k = torch.where(torch.zeros((), dtype=torch.bool, device=k.device), k, _directions(q))
+        rows = q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
+        scale = score_scale(q, options.scale)
+        if torch.compiler.is_compiling():
+            # The compiler differentiates the forward itself, and plans what to keep.
+            out, _, total = _attend_rounds(*rows, plan, scale, options.shared_qk)
+        else:
+            out, _, total = _AttendRounds.apply(*rows, scale, options.shared_qk, *plan)
+        out = out.to(v.dtype).unflatten(0, v.shape[:3])
+        alone = (total == 0).unflatten(0, v.shape[:3])
+        return zero_masked(torch.where(alone, v, out), keep)
+
+
+def _directions(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
+    """Tokens scaled to length sqrt(d); one of nearly no length is scaled by 1000 and no more."""
+    wide = at_least_float32(x)
+    return (wide * wide.square().mean(dim=-1, keepdim=True).clamp(min=1e-6).rsqrt()).to(x.dtype)
+
+
+def _rotation_shape(q: Float[Tensor, "b h n d"], options: ReformerOptions) -> tuple[int, int, int, int]:
+    return options.num_hashes, q.shape[1], q.shape[3], options.num_buckets // 2
+
+
+def _attend_rounds(
+    q: Float[Tensor, "t d"],
+    k: Float[Tensor, "t d"],
+    v: Float[Tensor, "t e"],
+    plan: Plan,
+    scale: float,
+    exclude_self: bool,
+) -> tuple[Float[Tensor, "t e"], Float[Tensor, "t 1"], Float[Tensor, "t 1"]]:
+    """Softmax over the union of the rounds, its largest score, and the sum of weights under it: 0 where it is empty."""
+    wide = at_least_float32(q[:0]).dtype
+    # A maximum that no round reaches stays finite: less itself it is 0, not NaN.
+    top = q.new_full((q.shape[0], 1), torch.finfo(wide).min, dtype=wide)
+    total, out = torch.zeros_like(top), v.new_zeros(v.shape, dtype=wide)
+    for r in range(plan.queries.shape[0]):
+        parts = []
+        for part in _parts(plan):
+            scores = _scores(q, k, plan, r, part, scale, exclude_self)
+            highest = scores.detach().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(wide).min)
+            weights = (scores - highest).exp()
+            found = weights @ at_least_float32(_take(v, plan.keys[r, part]))
+            parts.append((found, weights.sum(dim=-1, keepdim=True), highest))
+        found, sums, highest = (_take(torch.cat(x).flatten(0, 1), plan.spots[r]) for x in zip(*parts, strict=True))
+        before, top = top, torch.maximum(top, highest)
+        old, new = (before - top).exp(), (highest - top).exp()
+        total, out = total * old + sums * new, out * old + found * new
+    return out / torch.where(total == 0, 1.0, total), top, total
+
+
+def _scores(
+    q: Float[Tensor, "t d"],
+    k: Float[Tensor, "t d"],
+    plan: Plan,
+    r: int,
+    part: slice,
+    scale: float,
+    exclude_self: bool,
+) -> Float[Tensor, "p m w"]:
+    """Scores of the queries of some chunks in round r; -inf where it is not theirs to attend."""
+    rows, keys, allowed = plan.queries[r, part], plan.keys[r, part], plan.allowed(r, part)
+    if exclude_self:
+        allowed = allowed & (rows[..., None] != keys[:, None])
+    scores = (scale * at_least_float32(_take(q, rows))) @ at_least_float32(_take(k, keys)).mT
+    return torch.where(allowed, scores, -torch.inf)
+
+
+def _take(x: Float[Tensor, "t d"], rows: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
+    """Rows of a matrix; faster than indexing on a CPU."""
+    return x.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+
+
+def _parts(plan: Plan) -> list[slice]:
+    """Chunks to work on at a time."""
+    _, g, m = plan.queries.shape
+    if torch.compiler.is_compiling() or not isinstance(g, int):
+        return [slice(None)]
+    size = max(1, _SCORES.get(plan.queries.device.type, _MANY_SCORES) // (m * plan.keys.shape[-1]))
+    return [slice(i, i + size) for i in range(0, g, size)]
+
+
+class _AttendRounds(torch.autograd.Function):
+    """`_attend_rounds`, whose backward computes the scores again rather than keep them."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, scale: float, exclude_self: bool, *plan: Tensor):
+        ctx.scale, ctx.exclude_self = scale, exclude_self
+        out, top, total = _attend_rounds(q, k, v, Plan(*plan), scale, exclude_self)
+        ctx.save_for_backward(q, k, v, out, top, total, *plan)
+        ctx.mark_non_differentiable(top, total)
+        return out, top, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        grad, (q, k, v, out, top, total, *tables) = grads[0], ctx.saved_tensors
+        plan = Plan(*tables)
+        # With p the weights over the union: dv = p^T g, ds = p (g v^T - g.out).
+        level = (grad * out).sum(dim=-1, keepdim=True)
+        share = torch.where(total == 0, 0.0, 1 / total)
+        sums = [torch.zeros_like(x, dtype=out.dtype) for x in (q, k, v)]
+        for r in range(plan.queries.shape[0]):
+            for part in _parts(plan):
+                rows, keys = plan.queries[r, part], plan.keys[r, part]
+                scores = _scores(q, k, plan, r, part, ctx.scale, ctx.exclude_self)
+                p, g = (scores - _take(top, rows)).exp() * _take(share, rows), _take(grad, rows)
+                ds = p * (g @ at_least_float32(_take(v, keys)).mT - _take(level, rows)) * ctx.scale
+                terms = ds @ at_least_float32(_take(k, keys)), ds.mT @ at_least_float32(_take(q, rows)), p.mT @ g
+                for x, place, term in zip(sums, (rows, keys, keys), terms, strict=True):
+                    x.index_add_(0, place.flatten(), term.flatten(0, 1))
+        dq, dk, dv = (x.to(like.dtype) for x, like in zip(sums, (q, k, v), strict=True))
+        return dq, dk, dv, None, None, *(None for _ in plan)
+
+
+class ReformerHeads(nn.Module):
+    """LSH attention over head-split tensors; has no parameters.
+
+    In training, rotations are drawn from torch's global generator; in evaluation they are spread evenly.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, options: ReformerOptions | None = None):
+        super().__init__()
+        self.options = ReformerOptions() if options is None else options
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h n d"],
+        v: Float[Tensor, "b h n e"],
+        *,
+        keep: Bool[Tensor, "b n"] | None = None,
+        query_keep: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b h n e"]:
+        """Attend; see `reformer_attention`."""
+        rotations = torch.randn(_rotation_shape(q, self.options), device=q.device) if self.training else None
+        return _attend(q, k, v, keep, query_keep, rotations, self.options)

@@ -1,1 +1,0 @@
-"""Studies that measure: each runs, writes its rows and returns them; `nystrom.report` draws them."""

@@ -1,0 +1,46 @@
+"""Commands on data: prepare, show."""
+
+from nystrom.cli.arguments import arguments_of, from_option, positional
+
+
+def prepare_listops_data(words: list[str]) -> None:
+    """Draw or read ListOps."""
+    from nystrom.tasks.lra.listops.task import prepare_listops as prepare
+
+    print(prepare(**arguments_of(prepare, words, "data prepare listops", source=from_option(prepare))))
+
+
+def prepare_text_files(words: list[str]) -> None:
+    """Prepare labelled texts."""
+    from nystrom.tasks.lra.texts.reviews import prepare_text
+
+    print(prepare_text(**arguments_of(prepare_text, words, "data prepare text", source=from_option(prepare_text))))
+
+
+def prepare_retrieval_files(words: list[str]) -> None:
+    """Prepare pairs of documents."""
+    from nystrom.tasks.lra.texts.retrieval import prepare_retrieval as prepare
+
+    print(prepare(**arguments_of(prepare, words, "data prepare retrieval", source=from_option(prepare))))
+
+
+def prepare_image_files(words: list[str]) -> None:
+    """Prepare CIFAR-10 in gray."""
+    from nystrom.tasks.lra.image import prepare_image
+
+    print(prepare_image(**arguments_of(prepare_image, words, "data prepare image", source=from_option(prepare_image))))
+
+
+def prepare_pathfinder_data(words: list[str]) -> None:
+    """Draw or read Pathfinder."""
+    from nystrom.tasks.lra.pathfinder.task import prepare_pathfinder as prepare
+
+    print(prepare(**arguments_of(prepare, words, "data prepare pathfinder", source=from_option(prepare))))
+
+
+def show_data(words: list[str]) -> None:
+    """Show some samples."""
+    from nystrom.tasks.show import show
+
+    for shown in show(**arguments_of(show, words, "data show", task=positional(show, "task"))):
+        print(shown)

@@ -1,0 +1,114 @@
+"""The command line: find the command, and end well.
+
+A command is a line of `COMMANDS`: its words, what it does, and the function in `nystrom.cli` that does it. Options
+and help come from the signature and docstring of the function that a command calls. A mistake of the caller
+(`ValueError`, and errors of files) ends with one line and exit code 2.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from nystrom.cli import data, models, studies, train
+
+
+class Command(NamedTuple):
+    """One command.
+
+    Attributes:
+        summary: What it does, in a few words.
+        act: Parses the rest of the line and acts.
+    """
+
+    summary: str
+    act: Callable[[list[str]], None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0, 2 for a mistake of the caller, 130 for an interruption."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        from nystrom import __version__
+
+        print(f"nystrom {__version__}")
+        return 0
+    for name, command in COMMANDS.items():
+        if words[: len(name.split())] == name.split():
+            return _guarded(command.act, words[len(name.split()) :])
+    asked = " ".join(word for word in words if word not in ("-h", "--help"))
+    if any(name.startswith(asked) for name in COMMANDS):
+        print(_overview(asked))
+        # A bare or half command is a question too, but a script should learn that nothing was done.
+        return 0 if not words or words[-1] in ("-h", "--help") else 2
+    near = difflib.get_close_matches(asked, COMMANDS, n=1)
+    hint = f" Perhaps you meant 'nystrom {near[0]}'." if near else ""
+    print(f"{_overview('')}\n\nnystrom: there is no command {asked!r}.{hint}", file=sys.stderr)
+    return 2
+
+
+def _guarded(act: Callable[[list[str]], None], words: list[str]) -> int:
+    try:
+        act(words)
+    except ModuleNotFoundError as error:
+        print(f"nystrom: {error}: install what the commands need with pip install 'nystrom[cli]'.", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader, such as head, has seen enough; what is left goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError, ArithmeticError) as error:
+        print(f"nystrom: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nnystrom: interrupted.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _overview(within: str) -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items() if name.startswith(within)]
+    return "\n".join(["usage: nystrom COMMAND ...    (nystrom COMMAND --help tells its options)", "", *lines])
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command("train a model on a task, such as listops", train.train_model),
+    "evaluate": Command("measure a trained model on a task", train.evaluate_model),
+    "data prepare listops": Command("draw ListOps' expressions, or read the published ones", data.prepare_listops_data),
+    "data prepare text": Command(
+        "prepare IMDB reviews, or labelled texts of your own, as bytes", data.prepare_text_files
+    ),
+    "data prepare retrieval": Command(
+        "prepare pairs of papers, or of your own texts, as bytes", data.prepare_retrieval_files
+    ),
+    "data prepare image": Command("prepare CIFAR-10 as gray pixels", data.prepare_image_files),
+    "data prepare pathfinder": Command(
+        "draw Pathfinder's pictures, or read the published ones", data.prepare_pathfinder_data
+    ),
+    "data show": Command("look at samples of a prepared task", data.show_data),
+    "lra run": Command("train methods on the tasks of the Long Range Arena, several runs at a time", train.lra_run),
+    "lra table": Command("their accuracies over seeds, beside those of the two papers", train.lra_table),
+    "lra curves": Command("their accuracies over the time of training (Fig. 2 of Skyformer)", train.lra_curves),
+    "lra overhead": Command("time of a training step beside one of a bare loop", train.lra_overhead),
+    "fill-mask": Command("fill in the [MASK] of a text with a masked language model", models.fill_masks),
+    "convert": Command(
+        "make a Nyströmformer of a BERT or RoBERTa, or give a model more positions", models.convert_model
+    ),
+    "export": Command("write a model as ONNX, for any batch and length", models.export_model),
+    "methods": Command("list the attention methods and their options", studies.list_methods),
+    "bench efficiency": Command(
+        "time and memory of attention over the length (Table 1 of Nyströmformer)", studies.bench_efficiency
+    ),
+    "bench training": Command("time and memory of a training step (Table 2 of Skyformer)", studies.bench_training),
+    "bench kernels": Command(
+        "what the Triton kernels take of a GPU, compiled for one that need not be there", studies.bench_kernels
+    ),
+    "bench tune": Command("try tile sizes of the Triton kernels on a GPU", studies.bench_tune),
+    "report efficiency": Command(
+        "table and plot of rows that were measured before", studies.report_study("efficiency")
+    ),
+    "report training": Command("the same for rows of training steps", studies.report_study("training")),
+    "report kernels": Command("table of the kernels that were compiled before", studies.report_kernels),
+}

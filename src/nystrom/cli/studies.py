@@ -1,0 +1,131 @@
+"""Commands that measure, and that print what was measured."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from nystrom.cli.arguments import arguments_of, positional
+
+
+def list_methods(words: list[str]) -> None:
+    """List the attention methods."""
+    from nystrom.attention.registry import METHODS
+    from nystrom.report.methods import MethodLine, methods_markdown, print_methods
+
+    def methods(markdown: bool = False) -> None:
+        """Print the attention methods: what each is, its time, its exact limit, its source and its options.
+
+        Args:
+            markdown: As a Markdown table, without the options.
+        """
+        lines = []
+        for name, method in METHODS.items():
+            options = ", ".join(f"{option.name}={option.default!r}" for option in fields(method.options))
+            lines.append(
+                MethodLine(name, method.summary, method.cost, method.exact_limit, method.source, options or "none")
+            )
+        if markdown:
+            print(methods_markdown(lines))
+        else:
+            print_methods(lines)
+
+    methods(**arguments_of(methods, words, "methods"))
+
+
+def bench_efficiency(words: list[str]) -> None:
+    """Measure attention over the length."""
+    from nystrom.report import show_study
+    from nystrom.studies.speed.efficiency import run_efficiency
+
+    arguments = arguments_of(run_efficiency, words, "bench efficiency")
+    rows = run_efficiency(**arguments)
+    show_study(rows, Path(arguments["to"]))
+
+
+def bench_training(words: list[str]) -> None:
+    """Measure a training step."""
+    from nystrom.report import show_study
+    from nystrom.studies.speed.training import run_training
+
+    arguments = arguments_of(run_training, words, "bench training")
+    rows = run_training(**arguments)
+    show_study(rows, Path(arguments["to"]))
+
+
+def bench_kernels(words: list[str]) -> None:
+    """Compile the Triton kernels, and count what they take."""
+    from nystrom.report.kernels import print_kernels
+    from nystrom.studies.speed.kernels import run_kernels
+
+    arguments = arguments_of(run_kernels, words, "bench kernels")
+    print_kernels(run_kernels(**arguments))
+    print(f"Rows: {Path(arguments['to']) / 'kernels.csv'}")
+
+
+def bench_tune(words: list[str]) -> None:
+    """Time the Triton kernels with other tile sizes."""
+    from nystrom.studies.speed.tune import fastest, run_tune
+
+    arguments = arguments_of(run_tune, words, "bench tune")
+    for row in fastest(run_tune(**arguments)):
+        print(f"{row.quantity}: {row.value:.4f} ms with {row.sizes}")
+    print(f"Rows: {Path(arguments['to']) / 'tune.csv'}")
+
+
+def report_kernels(words: list[str]) -> None:
+    """Print what was counted again."""
+    from nystrom.measure.rows import read_rows
+    from nystrom.report.kernels import kernels_markdown, print_kernels
+
+    def report(file: Path, *, markdown: bool = False) -> None:
+        """Print the table of compiled kernels again.
+
+        Args:
+            file: Rows that `nystrom bench kernels` wrote.
+            markdown: Print the table as Markdown.
+        """
+        rows = read_rows(file)
+        if markdown:
+            print(kernels_markdown(rows))
+        else:
+            print_kernels(rows)
+
+    report(**arguments_of(report, words, "report kernels", file=positional(report, "file")))
+
+
+def report_study(study: str) -> Callable[[list[str]], None]:
+    """The command that prints and draws rows of a study."""
+
+    def act(words: list[str]) -> None:
+        from nystrom.measure.rows import read_rows
+        from nystrom.report.plots import draw_study
+        from nystrom.report.printed.ratios import paper_markdown
+        from nystrom.report.tables import print_study, study_markdown
+
+        def report(file: Path, *, markdown: bool = False, paper: bool = False, png: Path | None = None) -> None:
+            """Print the table of measured rows again, and draw them.
+
+            Args:
+                file: Rows that `nystrom bench` wrote.
+                markdown: Print the table as Markdown.
+                paper: Print ratios beside those that the paper printed, as Markdown.
+                png: Where to draw the plot; none is drawn if not given.
+            """
+            rows = read_rows(file)
+            if rows and rows[0].study != study:
+                raise ValueError(
+                    f"{file} holds rows of the study {rows[0].study!r}; expected {study!r}: "
+                    f"try nystrom report {rows[0].study}."
+                )
+            if paper:
+                print(paper_markdown(rows))
+            elif markdown:
+                print(study_markdown(rows))
+            else:
+                print_study(rows)
+            if png is not None:
+                draw_study(rows, png)
+
+        report(**arguments_of(report, words, f"report {study}", file=positional(report, "file")))
+
+    return act

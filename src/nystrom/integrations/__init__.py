@@ -1,0 +1,18 @@
+"""Other people's models: transformers' encoders, `nn.MultiheadAttention`, timm, and BERT converted.
+
+Importing this package, where transformers is installed, registers the methods as `attn_implementation` of transformers'
+encoders: see `nystrom.integrations.attention_interface`.
+"""
+
+from importlib.util import find_spec
+
+from nystrom.integrations.modules import replace_attention
+
+__all__ = ["replace_attention"]
+
+if find_spec("transformers") is not None:
+    from nystrom.integrations.attention_interface import register_methods
+    from nystrom.integrations.set_attention import AttentionUse, check_attention, set_attention
+
+    register_methods()
+    __all__ += ["AttentionUse", "check_attention", "set_attention"]

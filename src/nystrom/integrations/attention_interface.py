@@ -1,0 +1,269 @@
+r"""The methods of the library inside transformers' own encoders.
+
+Importing `nystrom.integrations` registers each method without weights of its own with transformers' AttentionInterface
+and AttentionMaskInterface, so that `attn_implementation="nystrom"` (or "skyformer", "performer", ...) works in
+`from_pretrained`, `from_config` and `set_attn_implementation` of any encoder that asks these interfaces. Not
+registered are "softmax", which transformers calls "sdpa", and "linformer", whose projections would have to be learned.
+
+**Options** are those of the method, in `config.attention_options = {"num_landmarks": 32}` (of the part that attends,
+such as `config.vision_config`; a saved model keeps it), or keyword arguments of one call, which win, in models that
+hand these on: `model(**x, num_landmarks=32)`. `exact_layers=(0, 1)` among them gives the layers of these numbers exact
+attention. The scale is the model's, whatever it is; "linear" has none. Nothing is drawn: landmarks, samples and
+rotations are spread evenly, and random features are those of one fixed seed, alike in all layers, in training too.
+
+**Masks.** Padding, at either end, is honoured: padded queries reach no landmark and give zeros. What a method cannot
+honour is refused by name: causal attention, a bias per pair of tokens, packed sequences, any other pattern. Local
+layers (ModernBERT's) and layers under a boolean mask per pair of tokens run transformers' exact attention, with its
+mask and dropout. Elsewhere there are no n x s weights, so a dropout of them cannot be honoured; a warning says so once.
+
+A model that never asks the interface runs its own attention whatever its `attn_implementation` says:
+`nystrom.integrations.check_attention` tells, by running it.
+
+Departs from the methods' own default in one place: "reformer" has shared_qk=False, since these encoders have keys.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    prepare_padding_mask,
+    sdpa_mask,
+)
+
+from nystrom.attention.registry import METHODS
+from nystrom.checks import check_names
+from nystrom.integrations.modules import DEFAULTS, WEIGHTLESS
+
+# Names under which the methods are registered.
+REGISTERED = tuple(name for name in WEIGHTLESS if name != "softmax")
+
+_ARGUMENTS = {name: set(inspect.signature(METHODS[name].function).parameters) for name in REGISTERED}
+_KNOWN = {
+    name: frozenset({field.name for field in fields(METHODS[name].options)} & arguments - {"scale"} | {"exact_layers"})
+    for name, arguments in _ARGUMENTS.items()
+}
+
+# What transformers' models hand to attention that changes nothing here: None and False mean that it is not asked for.
+_HARMLESS = {
+    *("output_hidden_states", "output_router_logits", "return_dict", "num_items_in_batch", "position_ids", "use_cache"),
+    *("cache_position", "deterministic", "training", "layer_idx", "target_dtype"),
+}
+
+
+class Route(NamedTuple):
+    """How one layer attends.
+
+    Attributes:
+        exact: Whether by transformers' exact attention.
+        keep: Real keys, for the method.
+        options: Options of the method, for the method.
+    """
+
+    exact: bool
+    keep: Bool[Tensor, "b s"] | None
+    options: dict[str, Any]
+
+
+def register_methods() -> None:
+    """Make the methods known to transformers under their names."""
+    for name in REGISTERED:
+        AttentionInterface.register(name, partial(attend, name))
+        AttentionMaskInterface.register(name, partial(make_mask, name))
+
+
+def option_names(method: str) -> frozenset[str]:
+    """Options that `config.attention_options` and a call may hold for a method."""
+    return _KNOWN[method]
+
+
+def attend(
+    method: str,
+    module: nn.Module,
+    query: Float[Tensor, "b h n d"],
+    key: Float[Tensor, "b g s d"],
+    value: Float[Tensor, "b g s e"],
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **named: Any,
+) -> tuple[Float[Tensor, "b n h e"], None]:
+    """Attend for a layer of a transformers model, as AttentionInterface has it.
+
+    Args:
+        method: A name in `REGISTERED`.
+        module: The layer.
+        query: Queries.
+        key: Keys; g divides h.
+        value: Values.
+        attention_mask: What `make_mask` gave, or a boolean mask per pair of tokens.
+        scaling: Factor on the scores; None means 1 / sqrt(d).
+        dropout: Of attention weights; in training, a method warns that it has none.
+        **named: Options of the method, and what else the model hands on; what would change the result is refused.
+
+    Raises:
+        ValueError: What cannot be honoured, by name.
+    """
+    route = choose_route(method, module, attention_mask, named)
+    if route.exact:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
+        )
+    if dropout and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"{method} attention stores no weights, so {type(module).__name__}'s dropout of {dropout} on them has no "
+            "effect: set it to 0 in the configuration (attention_probs_dropout_prob in BERT); other dropout works.",
+            UserWarning,
+            stacklevel=2,
+        )
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    query_keep = None
+    if route.keep is not None and "Cross" in type(module).__name__:
+        # The keys' padding says nothing of the queries, even where there are as many: all are real.
+        query_keep = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
+    function: Callable[..., Tensor] = METHODS[method].function
+    scale = {"scale": scaling} if "scale" in _ARGUMENTS[method] else {}
+    options = DEFAULTS.get(method, {}) | route.options
+    out = function(query, key, value, keep=route.keep, query_keep=query_keep, **scale, **options)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, named: Mapping[str, Any]) -> Route:
+    """Decide how a layer attends, and refuse what cannot be honoured; arguments are those of `attend`."""
+    who = type(module).__name__
+    _refuse_causal(method, who, named.get("is_causal"), module)
+    options = _options(method, module, named)
+    exact = _is_among(module, options.pop("exact_layers", ()))
+    if attention_mask is None:
+        return Route(exact or named.get("sliding_window") is not None, None, options)
+    if attention_mask.ndim != 4 or attention_mask.dtype != torch.bool:
+        raise ValueError(
+            f"{who} hands attention a mask of shape {tuple(attention_mask.shape)} and {attention_mask.dtype}; {method} "
+            "attention takes booleans: (batch, tokens) on the model, or (batch, 1, n, s), which means exact attention. "
+            "A model that adds a bias to the scores, such as one with relative positions, cannot use it: leave "
+            'attn_implementation at "sdpa" or "eager".'
+        )
+    if attention_mask.shape[1] != 1 or attention_mask.shape[2] != 1 or named.get("sliding_window") is not None:
+        return Route(True, None, options)
+    return Route(exact, attention_mask[:, 0, 0], options)
+
+
+def make_mask(
+    method: str,
+    *,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    config: Any,
+    mask_function: Callable[..., Any],
+    attention_mask: Tensor | None,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    local_size: int | None = None,
+    allow_is_bidirectional_skip: bool = False,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> Bool[Tensor, "b 1 #n s"] | None:
+    """Make the mask of a model, as AttentionMaskInterface has it: the real keys, one row for all queries.
+
+    The other arguments that transformers hands to this interface (dtype, use_vmap, ...) say how to make a mask of
+    n x s, and have no meaning for one row.
+
+    Raises:
+        ValueError: A causal mask, a pattern that is none of these, or a mask of another rank.
+    """
+    who = f"{type(config).__name__.removesuffix('Config')} (model type {config.model_type!r})"
+    if _holds(mask_function, causal_mask_function):
+        raise ValueError(
+            f"{who} asks for a causal mask, which {method} attention cannot honour: landmarks and features see the "
+            'whole sequence. Leave its attn_implementation at "sdpa"; of an encoder-decoder, give the encoder alone '
+            f"the method: nystrom.integrations.set_attention(model.get_encoder(), {method!r})."
+        )
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}; expected (batch, tokens), or booleans "
+            "(batch, 1, n, s) for exact attention."
+        )
+    if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
+        padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+        if padding is None or (not torch.compiler.is_compiling() and bool(padding.all())):
+            return None
+        return padding[:, None, None, kv_offset : kv_offset + kv_length]
+    if mask_function is not bidirectional_mask_function and local_size is None:
+        raise ValueError(
+            f"{who} asks for a mask of a pattern of its own (packed sequences, blocks), which {method} attention "
+            'cannot honour: leave its attn_implementation at "sdpa".'
+        )
+    # A local layer, or a mask that the model will work on: n x s, and exact attention.
+    return sdpa_mask(
+        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+        local_size=local_size, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, device=device,
+    )  # fmt: skip
+
+
+def _refuse_causal(method: str, who: str, asked: bool | None, module: nn.Module) -> None:
+    """A layer is causal unless it says that it is not, as in transformers' own exact attention."""
+    causal = getattr(module, "is_causal", None) if asked is None else asked
+    if causal or causal is None:
+        what = "is causal" if causal else "does not say whether it is causal (it has no attribute is_causal)"
+        raise ValueError(
+            f"{who} {what}, and {method} attention sees the whole sequence: leave attn_implementation at "
+            '"sdpa", or set is_causal = False on the layer if it was trained to see all tokens.'
+        )
+
+
+def _options(method: str, module: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Options from the configuration and the call, each known to the method."""
+    known = option_names(method)
+    stored = getattr(getattr(module, "config", None), "attention_options", None) or {}
+    check_names(f"option of {method}", stored, known)
+    called = {name: value for name, value in named.items() if name in known}
+    for name, value in named.items():
+        if name in known or name in _HARMLESS or name in ("is_causal", "sliding_window"):
+            continue
+        if value is None or value is False:
+            continue
+        if name == "output_attentions":
+            raise ValueError(
+                f"output_attentions is True, but {method} attention stores no weights: leave it out, or set "
+                'attn_implementation to "eager".'
+            )
+        raise ValueError(
+            f"{type(module).__name__} hands {name} to attention, which {method} attention cannot honour; its options "
+            f'are {", ".join(sorted(known))}. Leave it out, or set attn_implementation to "sdpa" or "eager".'
+        )
+    return dict(stored) | called
+
+
+def _is_among(module: nn.Module, layers: Any) -> bool:
+    if not layers:
+        return False
+    number = getattr(module, "layer_idx", None)
+    if number is None:
+        raise ValueError(
+            f"exact_layers is {layers!r}, but {type(module).__name__} does not know its number (layer_idx): give the "
+            'layers themselves exact attention with nystrom.integrations.set_attention(layer, "sdpa").'
+        )
+    return number in layers
+
+
+def _holds(function: Callable[..., Any], wanted: Callable[..., Any]) -> bool:
+    """Whether a mask function is another, or is made of it: transformers composes them as closures."""
+    if function is wanted:
+        return True
+    for cell in getattr(function, "__closure__", None) or ():
+        parts = cell.cell_contents if isinstance(cell.cell_contents, tuple) else (cell.cell_contents,)
+        if any(callable(part) and _holds(part, wanted) for part in parts):
+            return True
+    return False

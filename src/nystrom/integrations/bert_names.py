@@ -1,0 +1,178 @@
+"""What a BERT or RoBERTa checkpoint calls its tensors, and what an encoder here calls them.
+
+Names and layouts are those of transformers' BertModel, RobertaModel (XLM-RoBERTa and CamemBERT have the same) and
+their heads; `gamma` and `beta` are how converted TensorFlow checkpoints call a norm's weight and bias. The position
+table of BERT starts with the first token's row, that of RoBERTa has `pad_token_id + 1` rows before it.
+
+A tensor inside the encoder that has no place here would change what the model computes, so it is refused. Heads that
+cannot be represented are left behind by name: a pooler and the classifiers on it, whose activation is tanh.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import CONFIG_MAPPING
+from transformers.activations import ACT2FN
+
+from nystrom.checks import check_names
+from nystrom.models.files.folder import read_json
+
+# Buffers that old versions of transformers saved, and that hold nothing that was learned.
+_BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)$")
+_BODY = re.compile(r"(?:(?:bert|roberta|camembert|xlm_roberta)\.)?((?:embeddings|encoder)\..+)$")
+_INSIDE = re.compile(
+    r"embeddings\.(?:(?:word|position|token_type)_embeddings\.weight|LayerNorm\.(?:weight|bias))$"
+    r"|encoder\.layer\.\d+\.(?:attention\.self\.(?:query|key|value)|intermediate\.dense"
+    r"|(?:attention\.)?output\.(?:dense|LayerNorm))\.(?:weight|bias)$"
+)
+_MASKED_LM = {
+    "cls.predictions.bias": "cls.predictions.bias",
+    "cls.predictions.decoder": "cls.predictions.decoder",
+    "cls.predictions.transform.dense": "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm": "cls.predictions.transform.LayerNorm",
+    "lm_head.bias": "cls.predictions.bias",
+    "lm_head.decoder": "cls.predictions.decoder",
+    "lm_head.dense": "cls.predictions.transform.dense",
+    "lm_head.layer_norm": "cls.predictions.transform.LayerNorm",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One of the model types that convert.
+
+    Attributes:
+        shifted: Its position table has rows before the first token's, up to and with that of the padding token.
+        tokenizer: Its tokenizer, for folders that do not name one.
+        head_act: The activation of its language head; None where that follows the configuration.
+    """
+
+    shifted: bool
+    tokenizer: str
+    head_act: str | None
+
+
+FAMILIES: dict[str, Family] = {
+    "bert": Family(shifted=False, tokenizer="BertTokenizer", head_act=None),
+    "roberta": Family(shifted=True, tokenizer="RobertaTokenizer", head_act="gelu"),
+    "xlm-roberta": Family(shifted=True, tokenizer="XLMRobertaTokenizer", head_act="gelu"),
+    "camembert": Family(shifted=True, tokenizer="CamembertTokenizer", head_act="gelu"),
+}
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """The tensors of a checkpoint under the names that they have here.
+
+    Attributes:
+        body: Of the encoder, without a prefix.
+        masked_lm: Of the language head; empty where there is none.
+        answers: Of a linear layer on every token, for token classification or question answering.
+        sources: From the names here to those in the source.
+        left_behind: Source names of what has no place.
+    """
+
+    body: dict[str, Tensor]
+    masked_lm: dict[str, Tensor]
+    answers: dict[str, Tensor]
+    sources: dict[str, str]
+    left_behind: tuple[str, ...]
+
+    def without_masked_lm(self) -> "Renamed":
+        """The same with the language head left behind."""
+        behind = (*self.left_behind, *(self.sources[name] for name in self.masked_lm))
+        return replace(self, masked_lm={}, left_behind=behind)
+
+
+def read_config(source: Path) -> dict[str, Any]:
+    """What config.json says, with the defaults of its type.
+
+    Raises:
+        ValueError: A value of the wrong type, or one that cannot be represented.
+    """
+    content = read_json(source / "config.json")
+    try:
+        filled = CONFIG_MAPPING[content["model_type"]](**content).to_dict()
+    except (StrictDataclassError, TypeError) as error:
+        raise ValueError(f"{source / 'config.json'} is no configuration of {content['model_type']}: {error}") from error
+    filled = content | filled
+    _check_representable(filled)
+    if FAMILIES[filled["model_type"]].shifted and filled["pad_token_id"] is None:
+        raise ValueError("the source has pad_token_id = None; expected a token: its positions start behind that row.")
+    return filled
+
+
+def rename(tensors: dict[str, Tensor], *, token_classifier: bool) -> Renamed:
+    """Sort the tensors of a BERT or RoBERTa checkpoint.
+
+    Args:
+        tensors: By their names in the source.
+        token_classifier: `classifier` reads every token, rather than a pooled one.
+
+    Raises:
+        ValueError: One inside the encoder has no place here, or is no floating point tensor.
+    """
+    body: dict[str, Tensor] = {}
+    masked_lm: dict[str, Tensor] = {}
+    answers: dict[str, Tensor] = {}
+    sources: dict[str, str] = {}
+    left_behind = []
+    for source, tensor in tensors.items():
+        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", source))
+        if inside := _BODY.match(name):
+            name, place = inside[1], body
+            if _BUFFERS.match(name):
+                continue
+            if not _INSIDE.match(name):
+                raise ValueError(f"the source has {source}, which has no place in this encoder: it would compute less.")
+        elif (head := _language_name(name)) is not None:
+            name, place = head, masked_lm
+        elif name.startswith("qa_outputs.") or (token_classifier and name in ("classifier.weight", "classifier.bias")):
+            place = answers
+        else:
+            left_behind.append(source)
+            continue
+        if not tensor.is_floating_point():
+            raise ValueError(f"{source} is of {tensor.dtype}; expected floating point weights, before quantization.")
+        if name in place:
+            raise ValueError(f"the source has {name} twice, once as {source}: it is not one model.")
+        place[name], sources[name] = tensor, source
+    return Renamed(body, masked_lm, answers, sources, tuple(left_behind))
+
+
+def _language_name(name: str) -> str | None:
+    if name in _MASKED_LM:
+        return _MASKED_LM[name]
+    layer, _, last = name.rpartition(".")
+    return f"{_MASKED_LM[layer]}.{last}" if layer in _MASKED_LM and last in ("weight", "bias") else None
+
+
+def _check_representable(config: dict[str, Any]) -> None:
+    """Refuse a source that computes what an encoder here does not.
+
+    Args:
+        config: Its config.json, with defaults filled in.
+
+    Raises:
+        ValueError: The first field that cannot be honoured, by name.
+    """
+    plain = {
+        "position_embedding_type": ("absolute", "relative positions are a bias per pair of tokens"),
+        "is_decoder": (False, "a decoder attends causally"),
+        "add_cross_attention": (False, "there is no second sequence to attend to"),
+        "chunk_size_feed_forward": (0, "the block runs in one piece; set it to 0, which gives the same results"),
+        "pruned_heads": ({}, "all layers have the same heads"),
+        "quantization_config": (None, "weights must be floating point numbers; take the model before quantization"),
+        "embedding_size": (config["hidden_size"], "words enter as wide as the layers are"),
+    }
+    for name, (wanted, why) in plain.items():
+        came = config.get(name)
+        if came is not None and came != wanted:
+            raise ValueError(f"the source has {name} = {came!r}; expected {wanted!r}: {why}.")
+    if not isinstance(config["hidden_act"], str):
+        raise ValueError(f"the source has hidden_act = {config['hidden_act']!r}; expected the name of an activation.")
+    check_names("the source's hidden_act", [config["hidden_act"]], ACT2FN)

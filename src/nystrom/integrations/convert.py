@@ -1,0 +1,293 @@
+"""A Nyströmformer from a trained BERT or RoBERTa, and trained models for longer inputs.
+
+The weights stay as they are. Attention becomes Nyström attention, the skip convolution starts at zero and position
+rows move to where they are counted from here. So where the landmarks suffice for exact attention, which is up to
+`num_landmarks` real tokens, the converted model equals its source; longer inputs are approximated, and training goes
+on from there.
+
+Carried over: the encoder, and the heads for masked words, token classification and question answering. Left behind by
+name: poolers and the classifiers on them (their tanh has no place here), and next-sentence prediction. A source that
+computes what the encoder cannot, such as relative positions or a decoder, is refused.
+
+Departs from the sources: dropout of attention weights is 0, positions count from the first real token (BERT counts
+padding on the left, too), and masked tokens come out as the same vector wherever they are.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from nystrom.integrations.bert_names import FAMILIES, Renamed, read_config, rename
+from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
+from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel
+from nystrom.models.files.folder import (
+    check_fresh,
+    copy_tokenizer,
+    fresh_folder,
+    model_class,
+    read_json,
+    read_tensors,
+)
+from nystrom.models.files.loading import check_weights
+from nystrom.models.heads.language import EncoderForMaskedLM, EncoderForPreTraining
+from nystrom.models.heads.tokens import EncoderForQuestionAnswering, EncoderForTokenClassification
+from nystrom.models.positions import Lengthening, resize_positions
+
+_POSITIONS = "embeddings.position_embeddings.weight"
+_OWN_PREFIX = f"{EncoderPreTrainedModel.base_model_prefix}."
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion did.
+
+    Attributes:
+        folder: Where the new model is.
+        source: Model type of the source.
+        model: Class of the new model.
+        mapped: Tensors of the source that it has.
+        left_behind: Tensors of the source that it has not.
+        started: Tensors that it has and the source had not; all are zero.
+        parameters: Numbers in it.
+        positions: The longest input of the source, and its own.
+        tokenizer: Files of the tokenizer; empty where the source had none.
+    """
+
+    folder: Path
+    source: str
+    model: str
+    mapped: int
+    left_behind: tuple[str, ...]
+    started: tuple[str, ...]
+    parameters: int
+    positions: tuple[int, int]
+    tokenizer: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """A summary in a few lines."""
+        lines = [
+            f"{self.source} -> {self.model} in {self.folder}: {self.parameters:,} parameters",
+            f"mapped: {self.mapped} tensors",
+            f"left behind: {', '.join(self.left_behind) or 'nothing'}",
+            f"started at zero: {f'{len(self.started)} skip convolutions' if self.started else 'nothing'}",
+            f"positions: {self.positions[0]} -> {self.positions[1]}",
+            f"tokenizer: {', '.join(self.tokenizer) or 'none in the source; copy one into the folder'}",
+        ]
+        return "\n".join(lines)
+
+
+def convert(
+    source: Path,
+    to: Path,
+    *,
+    num_landmarks: int | Literal["auto"] = "auto",
+    conv_kernel_size: int | Literal["auto"] | None = "auto",
+    max_position_embeddings: int | None = None,
+    positions: Lengthening = "repeat",
+) -> Conversion:
+    """Make a Nyströmformer of a BERT or RoBERTa, or give a Nyströmformer another number of positions.
+
+    Args:
+        source: Folder of a BERT, RoBERTa, XLM-RoBERTa, CamemBERT or Nyströmformer: config.json, safetensors and, if
+            there is one, its tokenizer.
+        to: Folder for the new model; made, or empty.
+        num_landmarks: Landmarks m of the attention; "auto" is 64, or what a Nyströmformer has.
+        conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33, or what a Nyströmformer has,
+            which cannot be changed.
+        max_position_embeddings: The longest input, padding included; None is what the source has.
+        positions: How more positions are made of the trained ones: "repeat" the table, or "interpolate" in it.
+
+    Returns:
+        What was mapped, left behind and started.
+
+    Raises:
+        ValueError: A source that cannot be read or represented, or options or a folder that do not fit.
+    """
+    check_fresh(to)
+    check_weights(source)
+    config = read_json(source / "config.json")
+    kind = config.get("model_type")
+    if kind in FAMILIES:
+        plan = _from_bert(source, num_landmarks, conv_kernel_size)
+    elif kind in (EncoderConfig.model_type, "nystromformer"):
+        plan = _from_own(source, num_landmarks, conv_kernel_size)
+    else:
+        known = ", ".join([*FAMILIES, "nystromformer", EncoderConfig.model_type])
+        raise ValueError(
+            f"{source} holds a model of type {kind!r}; expected one of {known}. For other models, "
+            "attn_implementation='nystrom' replaces the attention alone."
+        )
+    before = plan.config.max_position_embeddings
+    wanted = before if max_position_embeddings is None else max_position_embeddings
+    name = f"{plan.prefix}{_POSITIONS}"
+    table = _one(plan.tensors, name, source)
+    resized = resize_positions(table[POSITION_OFFSET:], wanted, how=positions)
+    plan.tensors[name] = torch.cat([table[:POSITION_OFFSET], resized])
+    plan.config.max_position_embeddings = wanted
+    model = _load(plan, source)
+    with fresh_folder(to) as partial:
+        model.save_pretrained(partial)
+        default = FAMILIES[kind].tokenizer if kind in FAMILIES else None
+        tokenizer = copy_tokenizer(source, partial, max_length=wanted, default_class=default)
+    return Conversion(
+        folder=to,
+        source=kind,
+        model=type(model).__name__,
+        mapped=plan.mapped,
+        left_behind=plan.left_behind,
+        started=plan.started,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        positions=(before, wanted),
+        tokenizer=tokenizer,
+    )
+
+
+@dataclass
+class _Plan:
+    """What the new model is made of; its position table still has the length of the source's."""
+
+    config: EncoderConfig
+    model: type[EncoderPreTrainedModel]
+    tensors: dict[str, Tensor]
+    mapped: int
+    left_behind: tuple[str, ...] = ()
+    started: tuple[str, ...] = ()
+
+    @property
+    def prefix(self) -> str:
+        return "" if self.model is EncoderModel else _OWN_PREFIX
+
+
+def _from_bert(
+    source: Path, num_landmarks: int | Literal["auto"], conv_kernel_size: int | Literal["auto"] | None
+) -> _Plan:
+    theirs = read_config(source)
+    family = FAMILIES[theirs["model_type"]]
+    shift = theirs["pad_token_id"] + 1 if family.shifted else 0
+    shared = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    shared += ("hidden_act", "hidden_dropout_prob", "type_vocab_size", "initializer_range", "layer_norm_eps")
+    config = EncoderConfig(
+        **{name: theirs[name] for name in (*shared, "pad_token_id")},
+        max_position_embeddings=theirs["max_position_embeddings"] - shift,
+        attention="nystrom",
+        attention_options={"num_landmarks": 64 if num_landmarks == "auto" else num_landmarks},
+        conv_kernel_size=33 if conv_kernel_size == "auto" else conv_kernel_size,
+        # Where the classifiers of these models look.
+        pooling="first",
+    )
+    architecture = (theirs["architectures"] or [""])[0]
+    renamed = rename(read_tensors(source), token_classifier=architecture.endswith("ForTokenClassification"))
+    if family.head_act not in (None, theirs["hidden_act"]):
+        # Its language head has an activation of its own, which this encoder's has not.
+        renamed = renamed.without_masked_lm()
+    table = _one(renamed.body, _POSITIONS, source)
+    if table.shape[0] != theirs["max_position_embeddings"]:
+        raise ValueError(
+            f"{source} has {table.shape[0]} rows in its position table, but config.json says max_position_embeddings "
+            f"= {theirs['max_position_embeddings']}: fetch the checkpoint again."
+        )
+    # Rows of no token, where RoBERTa has some too, are not read.
+    renamed.body[_POSITIONS] = torch.cat([table.new_zeros(POSITION_OFFSET, table.shape[1]), table[shift:]])
+    plan = _with_head(renamed, config, theirs, source)
+    if config.conv_kernel_size is not None:
+        zeros = table.new_zeros(config.num_attention_heads, 1, config.conv_kernel_size, 1)
+        places = [f"encoder.layer.{i}.attention.self.conv.weight" for i in range(config.num_hidden_layers)]
+        plan.started = tuple(f"{plan.prefix}{place}" for place in places)
+        plan.tensors |= {name: zeros.clone() for name in plan.started}
+    return plan
+
+
+def _with_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> _Plan:
+    """The model that has as much of the source as there is a place for."""
+    body = {f"{_OWN_PREFIX}{name}": tensor for name, tensor in renamed.body.items()}
+    if renamed.answers:
+        questions = any(name.startswith("qa_outputs.") for name in renamed.answers)
+        if not questions:
+            config.id2label = {int(key): label for key, label in theirs["id2label"].items()}
+            config.label2id = {label: key for key, label in config.id2label.items()}
+        model = EncoderForQuestionAnswering if questions else EncoderForTokenClassification
+        left_behind = renamed.without_masked_lm().left_behind
+        return _Plan(config, model, body | renamed.answers, len(renamed.body) + len(renamed.answers), left_behind)
+    if renamed.masked_lm:
+        head = _language_head(renamed, config, theirs, source)
+        mapped = len(renamed.body) + len(renamed.masked_lm)
+        return _Plan(config, EncoderForMaskedLM, body | head, mapped, renamed.left_behind)
+    return _Plan(config, EncoderModel, renamed.body, len(renamed.body), renamed.left_behind)
+
+
+def _language_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> dict[str, Tensor]:
+    """The head with its decoder, which a checkpoint may hold once, as the word embeddings, or by itself."""
+    head, decoder, bias = dict(renamed.masked_lm), "cls.predictions.decoder.weight", "cls.predictions.bias"
+    words = _one(renamed.body, "embeddings.word_embeddings.weight", source)
+    if decoder not in head and not theirs["tie_word_embeddings"]:
+        raise ValueError(f"{source} has tie_word_embeddings = false but no {decoder}: fetch the checkpoint again.")
+    head.setdefault(decoder, words)
+    config.tie_word_embeddings = torch.equal(head[decoder], words)
+    # Where both are there, the decoder's is the one that is added.
+    used = "cls.predictions.decoder.bias" if "cls.predictions.decoder.bias" in head else bias
+    head[bias] = head["cls.predictions.decoder.bias"] = _one(head, used, source)
+    return head
+
+
+def _from_own(
+    source: Path, num_landmarks: int | Literal["auto"], conv_kernel_size: int | Literal["auto"] | None
+) -> _Plan:
+    config = EncoderConfig.from_pretrained(source)
+    if conv_kernel_size not in ("auto", config.conv_kernel_size):
+        raise ValueError(
+            f"conv_kernel_size is {conv_kernel_size} but {source} was trained with {config.conv_kernel_size}: leave it "
+            "out, a Nyströmformer keeps its convolution."
+        )
+    if num_landmarks != "auto":
+        # Of a published folder with exact attention this makes Nyström attention, in this library's own format.
+        options = {"num_landmarks": num_landmarks}
+        config = EncoderConfig.from_pretrained(source, attention_options=options, segment_means_seq_len=None)
+    model = model_class(config, source)
+    tensors = read_tensors(source)
+    if model is EncoderForMaskedLM and any(name.startswith("sop.") for name in tensors):
+        # The published format has one name for both.
+        model = EncoderForPreTraining
+    return _Plan(config, model, tensors, len(tensors))
+
+
+def _one(tensors: dict[str, Tensor], name: str, source: Path) -> Tensor:
+    if name not in tensors:
+        raise ValueError(f"{source} lacks {name}: its weights are cut off, or of another model than config.json says.")
+    return tensors[name]
+
+
+def _load(plan: _Plan, source: Path) -> EncoderPreTrainedModel:
+    """The model with these tensors.
+
+    Raises:
+        ValueError: One is missing, left over or of another shape.
+    """
+    # What the weights would have started from is drawn, and all of it is replaced.
+    with torch.random.fork_rng(devices=[]):
+        model = plan.model(plan.config)
+    wanted, shared = model.state_dict(), set(model.all_tied_weights_keys or ())
+    for name, tensor in plan.tensors.items():
+        if name not in wanted:
+            raise ValueError(f"{source} has {name}, which {plan.model.__name__} has not: fetch the checkpoint again.")
+        if tensor.shape != wanted[name].shape:
+            raise ValueError(
+                f"{source} has {name} of shape {tuple(tensor.shape)}; expected {tuple(wanted[name].shape)} by its "
+                "config.json: fetch the checkpoint again."
+            )
+    for name in wanted:
+        if name not in shared:
+            _one(plan.tensors, name, source)
+    for name, other in (model.all_tied_weights_keys or {}).items():
+        if {name, other} <= plan.tensors.keys() and not torch.equal(plan.tensors[name], plan.tensors[other]):
+            raise ValueError(
+                f"{source} holds different values for {name} and {other}, which its config.json makes one: set "
+                "tie_word_embeddings to false there."
+            )
+    dtypes = {tensor.dtype for tensor in plan.tensors.values() if tensor.is_floating_point()}
+    if len(dtypes) == 1:
+        torch.nn.Module.to(model, dtypes.pop())
+    model.load_state_dict(plan.tensors, strict=False)
+    return model

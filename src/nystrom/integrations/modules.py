@@ -1,0 +1,230 @@
+"""The attention of a model that is there already, replaced in place by a method of the library.
+
+Each `nn.MultiheadAttention`, and each `Attention` of timm (a ViT's), makes room for a module that holds the same
+parameters under the same names, so that the state dict stays, optimizers stay valid, and where the method has reached
+its exact limit ("nystrom" with as many landmarks as tokens) the model gives what it gave.
+
+In evaluation `nn.TransformerEncoder` would hand the weights of a layer to a fused exact attention instead of calling
+it, and padded sequences as nested tensors: neither happens after a replacement. What a method draws it draws as its
+Module does: in training alone, but for the features of "performer", which become part of the state dict.
+
+Departs from the modules that stood there: weights are not returned, nor dropped in training, of which a warning tells.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from nystrom.attention.layer import NystromAttention
+from nystrom.attention.registry import METHODS, build_attention
+from nystrom.checks import check_names
+
+# Methods without weights of their own; those of "linformer" would have to be learned.
+WEIGHTLESS = tuple(name for name in METHODS if name != "linformer")
+# Where a default differs from the method's: layers that were trained with keys of their own keep them.
+DEFAULTS: dict[str, dict[str, object]] = {"reformer": {"shared_qk": False}}
+
+_TIMM = {"timm.layers.attention", "timm.models.vision_transformer"}
+
+
+class MultiheadReplacement(NystromAttention):
+    """Any method where an `nn.MultiheadAttention` stood, with its parameters; called as `NystromAttention` is.
+
+    Queries and keys that are one tensor are self-attention, and `key_padding_mask` then masks the queries too. Others
+    are cross-attention: all queries are real unless `query_padding_mask` says otherwise.
+    """
+
+    def __init__(self, source: nn.MultiheadAttention, method: str, options: Mapping[str, Any]):
+        # What this makes is replaced by the source's: on "meta" it takes neither memory nor random numbers.
+        super().__init__(
+            source.embed_dim,
+            source.num_heads,
+            conv_kernel_size=None,
+            bias=source.in_proj_bias is not None,
+            kdim=source.kdim,
+            vdim=source.vdim,
+            device="meta",
+        )
+        for name, parameter in source.named_parameters(recurse=False):
+            setattr(self, name, parameter)
+        self.out_proj = source.out_proj
+        self.batch_first, self.dropout, self.method = source.batch_first, source.dropout, method
+        self.heads = _build(method, source.num_heads, source.head_dim, options, source.out_proj.weight)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        query_padding_mask: Tensor | None = None,
+        weight_queries: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend; see `NystromAttention.forward`. Rows of weights can be had of "nystrom" alone.
+
+        Raises:
+            ValueError: What does not fit or cannot be honoured; the message names it.
+        """
+        if weight_queries is not None and self.method != "nystrom":
+            raise ValueError(f"weight_queries is given, but {self.method} attention has no rows of weights to give.")
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise ValueError(
+                "an input is a nested tensor; expected (batch, tokens, width): pad it (torch.nested.to_padded_tensor) "
+                "and pass key_padding_mask."
+            )
+        _warn_of_dropout(self.method, self.dropout if self.training else 0.0)
+        if key_padding_mask is not None and query_padding_mask is None and query is not key:
+            tokens = query.shape[:-1] if self.batch_first or query.ndim == 2 else query.shape[1::-1]
+            query_padding_mask = torch.zeros(tokens, dtype=torch.bool, device=query.device)
+        swap = query.ndim == 3 and not self.batch_first
+        if swap:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        out, weights = super().forward(
+            query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,
+            query_padding_mask=query_padding_mask, weight_queries=weight_queries,
+        )  # fmt: skip
+        return out.transpose(0, 1) if swap else out, weights
+
+    def extra_repr(self) -> str:
+        """Sizes, for print."""
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}"
+
+
+class TimmReplacement(nn.Module):
+    """Any method where timm's `Attention` stood, with its layers: one projection of all, norms, gate, output."""
+
+    qkv: nn.Linear
+    q_norm: nn.Module
+    k_norm: nn.Module
+    attn_drop: nn.Dropout
+    proj: nn.Module
+    proj_drop: nn.Module
+
+    def __init__(self, source: nn.Module, method: str, options: Mapping[str, Any]):
+        super().__init__()
+        for name, child in source.named_children():
+            self.add_module(name, child)
+        assert isinstance(source.num_heads, int), "timm counts heads"
+        self.num_heads, self.method = source.num_heads, method
+        head_dim = self.qkv.out_features // (3 * self.num_heads)
+        self.heads = _build(method, self.num_heads, head_dim, options, self.qkv.weight)
+
+    def forward(
+        self, x: Float[Tensor, "b n w"], attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Float[Tensor, "b n o"]:
+        """Attend within each sequence.
+
+        Raises:
+            ValueError: A mask, which cannot be honoured.
+        """
+        if attn_mask is not None or is_causal:
+            raise ValueError(
+                f"{'is_causal' if attn_mask is None else 'attn_mask'} cannot be honoured: {self.method} attention sees "
+                "the whole sequence. Leave timm's Attention in a model that masks."
+            )
+        _warn_of_dropout(self.method, self.attn_drop.p if self.training else 0.0)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        out = self.heads(self.q_norm(q), self.k_norm(k), v).transpose(1, 2).flatten(2)
+        norm, gate = getattr(self, "norm", None), getattr(self, "gate", None)
+        out = out if norm is None else norm(out)
+        out = out if gate is None else out * gate(x).sigmoid()
+        return self.proj_drop(self.proj(out))
+
+
+def replace_attention(model: nn.Module, method: str = "nystrom", options: Mapping[str, Any] | None = None) -> int:
+    """Replace each `nn.MultiheadAttention` and each `Attention` of timm inside a model, in place.
+
+    Args:
+        model: Any model that holds such modules; transformers' models choose by `attn_implementation` instead.
+        method: A method without learned weights, by its name in `nystrom.attention.registry.METHODS`.
+        options: Options of the method, such as {"num_landmarks": 32}.
+
+    Returns:
+        How many modules were replaced.
+
+    Raises:
+        ValueError: An unknown method or option, a module that cannot be replaced, or none that could be. The model is
+            then as it was.
+    """
+    check_names("attention method", [method], METHODS)
+    if method not in WEIGHTLESS:
+        raise ValueError(
+            f"method is {method!r}, whose projections would have to be learned; "
+            f"expected one of {', '.join(WEIGHTLESS)}."
+        )
+    if isinstance(model, nn.MultiheadAttention) or _is_timm(model):
+        raise ValueError(
+            f"model is itself {type(model).__name__}, which cannot be replaced in place: pass the model that holds it, "
+            "or make a NystromAttention."
+        )
+    options = DEFAULTS.get(method, {}) | dict(options or {})
+    made: dict[nn.Module, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            _check_multihead(name, module)
+            made[module] = MultiheadReplacement(module, method, options)
+        elif _is_timm(module):
+            _check_hooks(name, module)
+            made[module] = TimmReplacement(module, method, options)
+    if not made:
+        raise ValueError(
+            f"{type(model).__name__} holds no nn.MultiheadAttention and no Attention of timm, so nothing was replaced. "
+            'A model of transformers takes attn_implementation="nystrom" after `import nystrom.integrations`.'
+        )
+    for parent in list(model.modules()):
+        if isinstance(parent, nn.TransformerEncoder) and any(module in made for module in parent.modules()):
+            parent.use_nested_tensor = False
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in made:
+                setattr(parent, name, made[child].train(child.training))
+    return len(made)
+
+
+def _build(method: str, num_heads: int, head_dim: int, options: Mapping[str, Any], like: Tensor) -> nn.Module:
+    heads = build_attention(method, num_heads=num_heads, head_dim=head_dim, **options)
+    return heads.to(like.device)
+
+
+def _is_timm(module: nn.Module) -> bool:
+    return type(module).__name__ == "Attention" and type(module).__module__ in _TIMM
+
+
+def _check_multihead(name: str, module: nn.MultiheadAttention) -> None:
+    if type(module) is not nn.MultiheadAttention:
+        raise ValueError(
+            f"{name} is a {type(module).__name__}, a subclass of nn.MultiheadAttention whose own behaviour would be "
+            "lost: replace it by nn.MultiheadAttention first, or by a NystromAttention yourself."
+        )
+    for option, is_on in (("add_zero_attn", module.add_zero_attn), ("add_bias_kv", module.bias_k is not None)):
+        if is_on:
+            raise ValueError(
+                f"{name} was built with {option}=True, a key that no token has, which no method here can honour: "
+                f"leave it as it is, or build the model with {option}=False."
+            )
+    _check_hooks(name, module)
+
+
+def _check_hooks(name: str, module: nn.Module) -> None:
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        raise ValueError(f"{name} has hooks, which a replacement would lose: register them after replace_attention.")
+
+
+def _warn_of_dropout(method: str, dropout: float) -> None:
+    # Python shows a warning of one text and place once.
+    if dropout and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"{method} attention stores no weights, so a dropout of {dropout} on them has no effect in training: build "
+            "the model with 0 there, and drop outputs instead.",
+            UserWarning,
+            stacklevel=3,
+        )

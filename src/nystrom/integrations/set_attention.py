@@ -1,0 +1,134 @@
+"""A method for one part of a transformers model, and what runs in a model in truth.
+
+`set_attn_implementation` of transformers writes into a configuration that parts may share: in Whisper or BART the
+decoder would get the encoder's method, and refuse it. `set_attention` gives a part a configuration of its own first.
+
+A model may take the name of a method and never ask for it, or ask for it in layers that it leaves to exact attention.
+`check_attention` runs the model once and says what each layer did.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from nystrom.checks import check_names
+from nystrom.integrations.attention_interface import REGISTERED, attend, choose_route, option_names
+
+
+class AttentionUse(NamedTuple):
+    """What the layers of a model did.
+
+    Attributes:
+        method: Name of the method.
+        layers: Layers that ran it, by module name, each with the options that were set for it.
+        exact: Layers that asked for it and ran transformers' exact attention: local ones, those in `exact_layers`, and
+            those under a mask per pair of tokens.
+    """
+
+    method: str
+    layers: dict[str, dict[str, Any]]
+    exact: tuple[str, ...]
+
+
+def set_attention(part: nn.Module, method: str, options: Mapping[str, Any] | None = None) -> None:
+    """Let a part of a transformers model attend by a method, and the rest as before.
+
+    Args:
+        part: A model, or the part of one that makes its masks itself, such as `model.get_encoder()`. With "sdpa",
+            also a single layer.
+        method: A registered method, or "sdpa", transformers' exact attention.
+        options: Options of the method, such as {"num_landmarks": 32}; they replace `config.attention_options`.
+
+    Raises:
+        ValueError: An unknown method or option, or a part that cannot use it.
+    """
+    check_names("attention method", [method], (*REGISTERED, "sdpa"))
+    options = dict(options or {})
+    check_names(f"option of {method}", options, set() if method == "sdpa" else option_names(method))
+    if method != "sdpa":
+        if not isinstance(part, PreTrainedModel):
+            raise ValueError(
+                f"part is a {type(part).__name__}, which is no model of transformers and makes no masks: pass the "
+                "model, or its encoder (model.get_encoder()); nystrom.replace_attention serves other models."
+            )
+        _refuse_deaf(part)
+    # The memo of a deep copy says which object became which: parts of a configuration go along with their whole.
+    copies: dict[int, Any] = {}
+    holders = [module for module in part.modules() if getattr(module, "config", None) is not None]
+    for module in holders:
+        copy.deepcopy(module.config, copies)
+    for module in holders:
+        module.config = copies[id(module.config)]
+        module.config._attn_implementation = method
+        module.config.attention_options = options
+
+
+def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> AttentionUse:
+    """Run a model once, without gradients, and say which of its layers ran the method that it is set to.
+
+    Args:
+        model: A model of transformers.
+        inputs: What it is called with, by name.
+
+    Raises:
+        ValueError: The model is set to no method of this library, does not ask for the one it is set to, or runs
+            exact attention in all layers; and whatever its layers refuse.
+    """
+    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    methods = {name for part in parts if (name := part.config._attn_implementation) in REGISTERED}
+    if len(methods) != 1:
+        came = " and ".join(map(repr, sorted(methods))) or repr(model.config._attn_implementation)
+        raise ValueError(
+            f"{type(model).__name__} is set to {came}; expected one method of {', '.join(REGISTERED)}: call "
+            'model.set_attn_implementation("nystrom"), or nystrom.integrations.set_attention on a part of it.'
+        )
+    (method,) = methods
+    for part in parts:
+        if part.config._attn_implementation == method:
+            _refuse_deaf(part)
+    names = {module: name for name, module in model.named_modules()}
+    layers: dict[str, dict[str, Any]] = {}
+    exact: dict[str, None] = {}
+
+    def note(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **named: Any,
+    ) -> tuple[Tensor, None]:
+        route = choose_route(method, module, attention_mask, named)
+        if route.exact:
+            exact[names[module]] = None
+        else:
+            layers[names[module]] = route.options
+        return attend(method, module, query, key, value, attention_mask, scaling, dropout, **named)
+
+    registered = AttentionInterface()[method]
+    AttentionInterface.register(method, note)
+    try:
+        with torch.no_grad():
+            model(**inputs)
+    finally:
+        AttentionInterface.register(method, registered)
+    if not layers:
+        what = f"ran exact attention in {', '.join(exact)}" if exact else "never asked for it"
+        raise ValueError(f"{type(model).__name__} is set to {method!r} but {what}, so nothing is gained by the method.")
+    return AttentionUse(method, layers, tuple(exact))
+
+
+def _refuse_deaf(model: PreTrainedModel) -> None:
+    """Refuse a model whose code does not read the name of its attention."""
+    if not model._can_set_attn_implementation():
+        raise ValueError(
+            f"{type(model).__name__} has attention of its own and does not ask transformers' AttentionInterface, "
+            "whatever its attn_implementation says: use a model that does (BERT, RoBERTa, ModernBERT, ViT, ...), or "
+            "nystrom.replace_attention if its layers are nn.MultiheadAttention."
+        )

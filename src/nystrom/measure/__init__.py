@@ -1,0 +1,1 @@
+"""One measurement is one row; the clock and the memory that rows are measured by."""

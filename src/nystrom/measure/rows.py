@@ -1,0 +1,288 @@
+"""One measurement is one row; rows live in CSV files.
+
+A row says what was measured (study, quantity, method, value, unit, spread), at which sizes, on what (device, dtype),
+with what (torch version, commit) and how (command, seed, date). What was not measured has the value NaN and a note that
+says why. In a file None is an empty cell and NaN is `nan`; numbers are written in full, so that reading gives back what
+was written.
+
+A file has one header. Rows are appended a group at a time, in one write: what an interruption leaves behind is whole
+groups, or a last line without an end, which reading and appending refuse by file and line.
+
+Needs the standard library only, so that tables and plots of rows need no torch.
+"""
+
+import csv
+import datetime
+import functools
+import importlib.metadata
+import io
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        study: Name of the study, such as "efficiency".
+        quantity: What was measured, such as "forward time".
+        method: What it was measured of, such as "nystrom-64".
+        value: The number; NaN where it was not measured.
+        unit: Its unit, such as "ms"; "" for a pure number.
+        low: Lower end of the spread; None where there is none. The study says which spread it is.
+        high: Upper end of the spread.
+        repeats: Measurements behind the value.
+        n: Tokens; None where there are none.
+        m: Landmarks, features or another size that the method names; None where there is none.
+        sizes: The other sizes, such as "b=1 h=8 d=64".
+        dtype: Such as "float32".
+        seed: Of the random inputs; None where nothing was drawn.
+        device: Name of the processor or accelerator.
+        torch: Version of torch; "" where it is not installed.
+        commit: Short hash of the checkout that the package lies in, "+dirty" where tracked files were changed; ""
+            outside of git.
+        date: Day of the measurement, ISO 8601, UTC.
+        command: What measured it.
+        note: Why it was not measured; otherwise "".
+    """
+
+    study: str
+    quantity: str
+    method: str
+    value: float
+    unit: str
+    low: float | None
+    high: float | None
+    repeats: int
+    n: int | None
+    m: int | None
+    sizes: str
+    dtype: str
+    seed: int | None
+    device: str
+    torch: str
+    commit: str
+    date: str
+    command: str
+    note: str
+
+
+HEADER = tuple(field.name for field in fields(Row))
+_NUMBERS = {"value": float, "low": float, "high": float, "repeats": int, "n": int, "m": int, "seed": int}
+_OPTIONAL = ("low", "high", "n", "m", "seed")
+
+
+def new_row(
+    *,
+    study: str,
+    quantity: str,
+    method: str,
+    value: float,
+    unit: str,
+    device: str,
+    low: float | None = None,
+    high: float | None = None,
+    repeats: int = 1,
+    n: int | None = None,
+    m: int | None = None,
+    sizes: str = "",
+    dtype: str = "float32",
+    seed: int | None = None,
+    command: str | None = None,
+    note: str = "",
+) -> Row:
+    """Make a row, and fill in the version of torch, the commit and the date.
+
+    Args:
+        study: See `Row` for this and all that follow.
+        quantity: What was measured.
+        method: What it was measured of.
+        value: The number; NaN where it was not measured, with a note.
+        unit: Its unit.
+        device: Name of the processor or accelerator; `cpu_name()` for this machine's processor.
+        low: Lower end of the spread.
+        high: Upper end of the spread.
+        repeats: Measurements behind the value.
+        n: Tokens.
+        m: Landmarks or the like.
+        sizes: The other sizes.
+        dtype: Dtype of the inputs.
+        seed: Of the random inputs.
+        command: What measured it; None means the command that started this process, without the machine's folders.
+        note: Why it was not measured.
+
+    Raises:
+        ValueError: A value of NaN without a note.
+    """
+    if math.isnan(value) and not note:
+        raise ValueError(
+            f"value of {quantity} of {method} is NaN and note is empty: say in note why it was not measured."
+        )
+    return Row(
+        study=study,
+        quantity=quantity,
+        method=method,
+        value=float(value),
+        unit=unit,
+        low=low,
+        high=high,
+        repeats=repeats,
+        n=n,
+        m=m,
+        sizes=sizes,
+        dtype=dtype,
+        seed=seed,
+        device=device,
+        torch=_torch_version(),
+        commit=_commit(),
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        command=started_as() if command is None else command,
+        note=note,
+    )
+
+
+def append_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Append rows to a CSV file in one write; the file and its folder are made where they are missing.
+
+    Raises:
+        ValueError: The file has another header or ends in the middle of a line, or its folder cannot be written.
+    """
+    path = Path(path)
+    check_folder(path.parent)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if not path.exists() or path.stat().st_size == 0:
+        writer.writerow(HEADER)
+    else:
+        _check_ends(path)
+    writer.writerows([_cell(value) for value in astuple(row)] for row in rows)
+    with path.open("a", encoding="utf-8", newline="") as file:
+        file.write(text.getvalue())
+        file.flush()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a CSV file that `append_rows` wrote.
+
+    Raises:
+        ValueError: The file is missing, foreign or cut off; the message names the file and the line.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file; expected a CSV file of rows.")
+    _check_ends(path)
+    rows = []
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.reader(file)
+        next(reader)
+        for cells in reader:
+            rows.append(_row(cells, f"{path}, line {reader.line_num}"))
+    return rows
+
+
+def check_folder(folder: Path) -> None:
+    """Make a folder where it is missing, and see that a file can be written there.
+
+    Raises:
+        ValueError: It cannot; the message names the folder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written ({error.strerror}): choose another folder.") from error
+
+
+def started_as() -> str:
+    """The command that started this process: the program's name, and its arguments without the machine's folders."""
+    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    # `python -m nystrom` and `python -m nystrom.cli.main` are the same command.
+    program = "nystrom" if program in ("__main__.py", "cli.py") else program
+    words = []
+    for word in sys.argv[1:]:
+        name, equals, value = word.rpartition("=")
+        words.append(name + equals + (Path(value).name if os.path.isabs(value) else value))
+    return shlex.join([program, *words])
+
+
+def cpu_name() -> str:
+    """The processor's name and how many of its cores this process may use, such as "AMD EPYC, 2 cores"."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{_processor()}, {cores} {'core' if cores == 1 else 'cores'}"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return " ".join(value.split())
+    return platform.processor() or platform.machine() or "unknown processor"
+
+
+@functools.cache
+def _torch_version() -> str:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def _commit() -> str:
+    here = Path(__file__).resolve()
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(here.parent), *words], capture_output=True, text=True, timeout=30, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        # An installed copy may lie, ignored, inside somebody else's checkout, whose commit would say nothing of it.
+        git("ls-files", "--error-unmatch", here.name)
+        return git("describe", "--always", "--exclude=*", "--dirty=+dirty")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _check_ends(path: Path) -> None:
+    """Refuse a file with another header, and one whose last line has no end."""
+    content = path.read_bytes()
+    first = content.partition(b"\n")[0].decode("utf-8", errors="replace").rstrip("\r")
+    if next(csv.reader([first]), []) != list(HEADER):
+        raise ValueError(
+            f"{path}, line 1 is {first[:80]!r}; expected the header {','.join(HEADER)}: "
+            "it is no file of rows, or one of another version. Choose another file."
+        )
+    if not content.endswith(b"\n"):
+        lines = content.count(b"\n") + 1
+        raise ValueError(f"{path}, line {lines} has no end: writing it was interrupted. Delete that line and go on.")
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else repr(value) if isinstance(value, float) else str(value)
+
+
+def _row(cells: list[str], place: str) -> Row:
+    if len(cells) != len(HEADER):
+        raise ValueError(f"{place} has {len(cells)} cells; expected {len(HEADER)}: delete that line.")
+    values: dict[str, str | float | int | None] = {}
+    for name, cell in zip(HEADER, cells, strict=True):
+        try:
+            optional = cell == "" and name in _OPTIONAL
+            values[name] = None if optional else _NUMBERS[name](cell) if name in _NUMBERS else cell
+        except ValueError as error:
+            raise ValueError(f"{place} has {name} = {cell!r}; expected a number: delete that line.") from error
+    return Row(**values)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,268 @@
+"""What an encoder is made of, as a Hugging Face configuration.
+
+Fields that transformers' `NystromformerConfig` has keep its names; the others choose the attention by its name in
+`nystrom.attention.registry`, the place of the norms and the pooling. A value that contradicts another or that nothing
+would use is refused when the configuration is made, and once more when a model is made of it.
+
+Departs from `NystromformerConfig`: no token is padding and no convolution is there unless asked for, and
+`attention_probs_dropout_prob` must be 0. No method here stores weights that could be dropped; transformers' own model
+stores some but never drops them, so a published 0.1 stands for 0 and is loaded as 0.
+
+A folder has one of two formats. This library's own has `model_type` "nystrom"; AutoModel gives the classes of
+`nystrom.models` for it. The published one has "nystromformer" (see `nystrom.models.files.published`): the classes of
+`nystrom.models` load it as well, while AutoModel gives transformers' own class for it. A configuration is written in
+the published format where `segment_means_seq_len` is set, as loading such a folder does.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import field, fields
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.utils import CONFIG_NAME
+
+from nystrom.attention.registry import METHODS
+from nystrom.checks import check_at_least, check_choice, check_names
+from nystrom.models.files.folder import read_json
+from nystrom.models.files.published import PUBLISHED_TYPE, read_published, refuse_unpublishable, write_published
+
+Norm = Literal["post", "pre"]
+Pooling = Literal["mean", "first"]
+
+# Rows of the position table before that of the first token: where the published checkpoints start.
+POSITION_OFFSET = 2
+
+# What transformers itself writes into a configuration or hands to its constructor, beside the fields.
+_FROM_TRANSFORMERS = {
+    *("model_type", "num_labels", "name_or_path", "torch_dtype", "use_cache", "output_attentions"),
+    *("attn_implementation", "experts_implementation", "auto_map", "quantization_config"),
+}
+
+
+class EncoderConfig(PreTrainedConfig):
+    """Configuration of `EncoderModel` and the models built on it.
+
+    Args:
+        vocab_size: Tokens of the vocabulary.
+        hidden_size: Width of a token; a multiple of the heads.
+        num_hidden_layers: Layers.
+        num_attention_heads: Heads.
+        intermediate_size: Width inside the feed-forward block.
+        hidden_act: Activation, a name that transformers knows.
+        hidden_dropout_prob: Dropout on embeddings, on what each block adds, and in the classification head.
+        attention_probs_dropout_prob: 0; see the module.
+        max_position_embeddings: The longest input, padding included.
+        type_vocab_size: Kinds of segments that `token_type_ids` tell apart.
+        initializer_range: Standard deviation of the start weights.
+        layer_norm_eps: Added to the variance in a norm.
+        pad_token_id: The token whose embedding stays zero; None where every id is a real token.
+        conv_kernel_size: Size of the depthwise convolution of the values that is added to the attention; odd, or None
+            for none. Works with every attention, and belongs to Nyströmformer.
+        attention: Name of a method in `nystrom.attention.registry.METHODS`.
+        attention_options: Options of that method, by name; what is not given has the method's default.
+        norm: "post" (after each block, and on the embeddings) or "pre" (before each block, and after the last).
+        pooling: What a head reads that sees one vector per sequence: the "mean" over real tokens, or the "first" one.
+        task: The task of `nystrom.tasks` that the model was trained on, if any.
+        tie_word_embeddings: The masked LM head scores a token by its word embedding.
+        bos_token_id: Token that begins a text; kept for the published format, no model reads it.
+        eos_token_id: Token or tokens that end a text; kept likewise.
+        segment_means_seq_len: The only length that transformers' own model takes, exact attention apart. Where it is
+            set the configuration is written in the published format, so that transformers itself loads the folder;
+            None writes this library's own. The models here take any length either way.
+
+    Raises:
+        ValueError: A value out of range, an unknown word or name, a keyword that nothing would use, or one that the
+            published format cannot say where `segment_means_seq_len` asks for it.
+    """
+
+    model_type = "nystrom"
+
+    vocab_size: int = 30000
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu_new"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.0
+    max_position_embeddings: int = 510
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-5
+    pad_token_id: int | None = None
+    conv_kernel_size: int | None = None
+    attention: str = "nystrom"
+    attention_options: dict[str, Any] = field(default_factory=dict)
+    norm: Norm = "post"
+    pooling: Pooling = "mean"
+    task: str | None = None
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    segment_means_seq_len: int | None = None
+
+    def __post_init__(self, **kwargs: Any):
+        refuse_options(kwargs)
+        if self.id2label is not None and kwargs.get("num_labels", len(self.id2label)) != len(self.id2label):
+            raise ValueError(
+                f"num_labels is {kwargs['num_labels']} but id2label names {len(self.id2label)} labels; "
+                "expected the same number, or one of the two."
+            )
+        own = {entry.name for entry in fields(self)}
+        check_names("EncoderConfig", [name for name in kwargs if name[0] != "_"], own | _FROM_TRANSFORMERS)
+        self.check()
+        super().__post_init__(**kwargs)
+
+    def check(self) -> None:
+        """Refuse what contradicts itself; for values that were set after the configuration was made.
+
+        Raises:
+            ValueError: The first field that is wrong, what it holds and what was wanted.
+        """
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("max_position_embeddings", self.max_position_embeddings, 1)
+        check_at_least("type_vocab_size", self.type_vocab_size, 1)
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size is {self.hidden_size} but num_attention_heads is {self.num_attention_heads}; "
+                "expected a multiple of the heads."
+            )
+        check_choice("norm", self.norm, get_args(Norm))
+        check_choice("pooling", self.pooling, get_args(Pooling))
+        check_names("hidden_act", [self.hidden_act], ACT2FN)
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(
+                f"pad_token_id is {self.pad_token_id} but vocab_size is {self.vocab_size}; "
+                "expected a token of the vocabulary, or None where every token is real."
+            )
+        if self.chunk_size_feed_forward:
+            raise ValueError(
+                f"chunk_size_feed_forward is {self.chunk_size_feed_forward}; expected 0: the block runs in one piece."
+            )
+        self._check_numbers()
+        self._check_attention()
+        if self.segment_means_seq_len is not None:
+            refuse_unpublishable({name: getattr(self, name) for name in EncoderConfig.__annotations__})
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> tuple[dict, dict]:
+        """Read config.json of either format, in the words of this class; what is not used of `kwargs` comes back.
+
+        Raises:
+            ValueError: No config.json, one that is no JSON object, or one of another model.
+        """
+        folder = Path(pretrained_model_name_or_path) / (kwargs.get("subfolder") or "")
+        if folder.is_dir() and kwargs.get("gguf_file") is None:
+            _check_file(folder)
+        content, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        return _in_own_words(content, kwargs, f"model {pretrained_model_name_or_path}"), kwargs
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """Make a configuration of what `to_dict` gave, or of a published one, with some fields replaced.
+
+        `attention_options` in `kwargs` replaces options one by one where the method stays the same; `num_landmarks`
+        among them turns a published configuration with exact attention into one with Nyström attention.
+
+        Args:
+            config_dict: The fields.
+            **kwargs: Fields that replace those; as `from_pretrained` of a model passes them on.
+
+        Raises:
+            ValueError: As for the class.
+        """
+        refuse_options(kwargs)
+        content = _in_own_words(dict(config_dict), kwargs, "the configuration")
+        replaced = {name: kwargs.pop(name) for name in EncoderConfig.__annotations__ if name in kwargs}
+        options, before = replaced.get("attention_options"), content.get("attention", cls.attention)
+        if isinstance(options, dict) and replaced.get("attention", before) == before:
+            replaced["attention_options"] = content.get("attention_options", {}) | options
+        elif "attention" in replaced and replaced["attention"] != before:
+            replaced.setdefault("attention_options", {})
+        if "num_labels" in kwargs and "id2label" not in kwargs:
+            content = {name: value for name, value in content.items() if name not in ("id2label", "label2id")}
+        return super().from_dict(content | replaced, **kwargs)
+
+    def to_json_file(self, json_file_path: str | os.PathLike, use_diff: bool = True) -> None:
+        """Write config.json, in the published format where `segment_means_seq_len` is set.
+
+        Raises:
+            ValueError: The published format cannot say it, or a value is wrong.
+        """
+        self.check()
+        if self.segment_means_seq_len is None:
+            super().to_json_file(json_file_path, use_diff=use_diff)
+        else:
+            text = json.dumps(write_published(self.to_dict()), indent=2, sort_keys=True)
+            Path(json_file_path).write_text(f"{text}\n", encoding="utf-8")
+
+    def _check_numbers(self) -> None:
+        for name in ("initializer_range", "layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+                raise ValueError(f"{name} is {value!r}; expected a number in [0, 1).")
+        for name in ("initializer_range", "layer_norm_eps"):
+            if getattr(self, name) == 0:
+                raise ValueError(f"{name} is 0; expected a positive number.")
+        if self.attention_probs_dropout_prob != 0:
+            raise ValueError(
+                f"attention_probs_dropout_prob is {self.attention_probs_dropout_prob!r}; expected 0: no method stores "
+                "weights that could be dropped. Use hidden_dropout_prob; of a published Nyströmformer drop the value, "
+                "which transformers does not use either."
+            )
+
+    def _check_attention(self) -> None:
+        check_names("attention", [self.attention], METHODS)
+        if not isinstance(self.attention_options, dict):
+            raise ValueError(
+                f"attention_options is {self.attention_options!r}; expected a dictionary of options by name."
+            )
+        options = METHODS[self.attention].options
+        check_names(f"option of {self.attention}", self.attention_options, {entry.name for entry in fields(options)})
+        options(**self.attention_options)
+        if self.conv_kernel_size is not None:
+            check_at_least("conv_kernel_size", self.conv_kernel_size, 1)
+            if self.conv_kernel_size % 2 == 0:
+                raise ValueError(
+                    f"conv_kernel_size is {self.conv_kernel_size}; expected an odd number, so that it has a middle, "
+                    "or None for no convolution."
+                )
+
+
+def refuse_options(given: Mapping[str, Any]) -> None:
+    """Refuse an option of an attention method among the fields of a configuration, and say where it goes."""
+    for name in given:
+        if any(name in {option.name for option in fields(method.options)} for method in METHODS.values()):
+            raise ValueError(
+                f"{name} is an option of an attention method, not of EncoderConfig: "
+                f"pass attention_options={{{name!r}: {given[name]!r}}}."
+            )
+
+
+def _in_own_words(content: dict[str, Any], changes: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The fields of a configuration in either format; `changes` are those that will replace some."""
+    came = content.get("model_type", EncoderConfig.model_type)
+    if came == PUBLISHED_TYPE:
+        options = changes.get("attention_options")
+        landmarks = options.get("num_landmarks") if isinstance(options, dict) else None
+        content = read_published(content, num_landmarks=landmarks) | {"model_type": EncoderConfig.model_type}
+    elif came != EncoderConfig.model_type:
+        raise ValueError(
+            f"{what} is of type {came!r}; expected {EncoderConfig.model_type!r}, or {PUBLISHED_TYPE!r} for a published "
+            "Nyströmformer: name a model of this library."
+        )
+    return content
+
+
+def _check_file(folder: Path) -> None:
+    file = folder / CONFIG_NAME
+    if not file.is_file():
+        raise ValueError(f"model is {folder}, which holds no {CONFIG_NAME}: name a saved model, such as RUN/best.")
+    content = read_json(file)
+    if not isinstance(content.get("model_type"), str):
+        raise ValueError(f"{file} names no model_type; expected {EncoderConfig.model_type!r} or {PUBLISHED_TYPE!r}.")

@@ -1,0 +1,119 @@
+"""From what a model is given to the vectors that enter its first layer.
+
+A token's vector is the sum of its word, position and segment embeddings, then the norm with "post", then dropout.
+Positions count from the first real token, holes inside included, and the first has row 2 of the table as in the
+published checkpoints; so padding at either end changes nothing. Masked tokens enter as zeros: what they hold, NaN or
+not, goes no further. A mask is never guessed from the ids: an id that pads in one task is a black pixel in another.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
+
+
+class EncoderEmbeddings(nn.Module):
+    """Word, position and segment embeddings, and the checks of what comes in."""
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        width, self.positions = config.hidden_size, config.max_position_embeddings
+        self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
+        self.position_embeddings = nn.Embedding(self.positions + POSITION_OFFSET, width)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
+        self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.norm == "post" else None
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        words: Float[Tensor, "b n w"],
+        keep: Bool[Tensor, "b n"] | None,
+        token_type_ids: Int[Tensor, "b n"] | None,
+        position_ids: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n w"]:
+        """Add positions and segments to the words; see `EncoderModel.forward`."""
+        for name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
+            if ids is not None and (ids.ndim != 2 or ids.shape[1] != words.shape[1]):
+                raise ValueError(
+                    f"{name} has shape {tuple(ids.shape)}; expected (batch, tokens) = {tuple(words.shape[:2])}."
+                )
+        if token_type_ids is None:
+            segments = self.token_type_embeddings.weight[0]
+        else:
+            segments = self.token_type_embeddings(token_type_ids)
+        position_ids = count_positions(words, keep) if position_ids is None else position_ids
+        x = words + segments + self.position_embeddings(position_ids)
+        x = x if keep is None else torch.where(keep[..., None], x, 0.0)
+        return self.dropout(x if self.LayerNorm is None else self.LayerNorm(x))
+
+    def words(
+        self, input_ids: Int[Tensor, "b n"] | None, inputs_embeds: Float[Tensor, "b n w"] | None
+    ) -> Float[Tensor, "b n w"]:
+        """The word embeddings, from ids or as they came.
+
+        Raises:
+            ValueError: Both or none, another rank or width, or more tokens than there are positions.
+        """
+        if input_ids is not None and inputs_embeds is not None:
+            raise ValueError("input_ids and inputs_embeds both came; expected one of them.")
+        if input_ids is not None:
+            if input_ids.ndim != 2 or input_ids.is_floating_point():
+                raise ValueError(
+                    f"input_ids is {tuple(input_ids.shape)} of {input_ids.dtype}; expected token ids (batch, tokens): "
+                    "add a batch axis to a single sequence."
+                )
+            name, words = "input_ids", self.word_embeddings(input_ids)
+        elif inputs_embeds is None:
+            raise ValueError("neither input_ids nor inputs_embeds came; expected one of them.")
+        else:
+            name, words = "inputs_embeds", inputs_embeds
+            width = self.word_embeddings.embedding_dim
+            if words.ndim != 3 or words.shape[2] != width:
+                raise ValueError(f"{name} has shape {tuple(words.shape)}; expected (batch, tokens, {width}).")
+        if words.shape[1] > self.positions:
+            raise ValueError(
+                f"{name} holds {words.shape[1]} tokens, padding included, and the model has {self.positions} "
+                f"positions: truncate it, or make a model with max_position_embeddings={words.shape[1]} or more."
+            )
+        return words
+
+
+def count_positions(words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Int[Tensor, "#b n"]:
+    """The row of the position table for each token."""
+    place = torch.arange(words.shape[1], device=words.device)[None]
+    if keep is not None:
+        # The index of the largest is that of the first real token.
+        place = (place - keep.int().argmax(dim=-1, keepdim=True)).clamp(min=0)
+    return place + POSITION_OFFSET
+
+
+def check_mask(attention_mask: Tensor | None, words: Float[Tensor, "b n w"]) -> Bool[Tensor, "b n"] | None:
+    """Turn an attention mask as transformers has it into `keep`.
+
+    Args:
+        attention_mask: Real tokens, as 1 or True; None where all are.
+        words: The embeddings that it belongs to.
+
+    Raises:
+        ValueError: Another rank or size, or floating point numbers.
+    """
+    if attention_mask is None:
+        return None
+    came = tuple(attention_mask.shape)
+    if attention_mask.ndim != 2:
+        raise ValueError(
+            f"attention_mask has shape {came}; expected (batch, tokens). A causal mask or a bias per pair of tokens "
+            "cannot be honoured in linear memory: use a model of transformers for it."
+        )
+    if attention_mask.shape != words.shape[:2]:
+        raise ValueError(
+            f"attention_mask has shape {came} but the input holds {tuple(words.shape[:2])} tokens: "
+            "pass one 0 or 1 per token."
+        )
+    if attention_mask.is_floating_point():
+        raise ValueError(
+            f"attention_mask has dtype {attention_mask.dtype}; expected 0 and 1 as integers or booleans. In an "
+            "additive mask 0 means a real token: pass (mask == 0) for one, mask.bool() for zeros and ones."
+        )
+    return attention_mask.bool()

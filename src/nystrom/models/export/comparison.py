@@ -1,0 +1,107 @@
+"""An ONNX file against the model that it was made from, on other inputs than it was made with."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from nystrom.attention.registry import METHODS
+from nystrom.models.encoder import EncoderPreTrainedModel
+from nystrom.models.heads.tokens import EncoderForMultipleChoice
+
+# Rounding of float32 through the inverse and the layers, relative to the largest output; what ONNX means otherwise
+# than torch differs by far more.
+_TOLERANCE = 1e-3
+# Runs that compare: sequences, tokens, padding on the left and on the right; -1 is the longest input, cut to _LONG.
+_RUNS = ((1, 1, 0, 0), (1, 9, 0, 0), (3, 33, 4, 9), (2, -1, 0, 5), (4, 130, 20, 70))
+_LONG = 600
+
+
+def compare(
+    file: Path, model: EncoderPreTrainedModel, inputs: Sequence[str]
+) -> tuple[tuple[tuple[int, ...], ...], float]:
+    """Run the file and the model on the same inputs; gives the shapes, and the largest relative difference.
+
+    Raises:
+        ArithmeticError: They differ by more than rounding.
+    """
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    most, shapes, worst = longest(model), [], 0.0
+    for batch, length, left, right in _RUNS:
+        length = min(most, _LONG if length < 0 else length)
+        fed = example(model, batch, length, min(left, length - 1), right)[: len(inputs)]
+        shapes.append(tuple(fed[0].shape))
+        came = session.run(None, {name: x.cpu().numpy() for name, x in zip(inputs, fed, strict=True)})
+        with torch.no_grad(), evaluating(model):
+            wanted = Entries(model)(*fed)
+        for ours, theirs in zip(wanted, came, strict=True):
+            ours = ours.cpu()
+            off = (torch.from_numpy(theirs) - ours).abs().max() / ours.abs().max().clamp(min=1e-12)
+            # A number that is none is larger than any tolerance, too.
+            worst = max(worst, float(off.nan_to_num(torch.inf)))
+            if worst > _TOLERANCE:
+                raise ArithmeticError(
+                    f"the ONNX file differs from the model by {worst:.1e} of the largest output at {shapes[-1]}, and "
+                    f"was not kept. With check=False (--no-check) it is; attention 'softmax' or 'nystrom' in place of "
+                    f"{model.config.attention!r} may serve."
+                )
+    return tuple(shapes), worst
+
+
+class Entries(nn.Module):
+    """The tensors of a model's output, as a tuple."""
+
+    def __init__(self, model: EncoderPreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Run the model without a loss."""
+        output = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            output_hidden_states=False,
+            return_dict=True,
+        )
+        return tuple(output.values())
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A while without dropout and draws."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def longest(model: EncoderPreTrainedModel) -> int:
+    """The longest input: that of the positions, or of an attention with a length of its own (Linformer)."""
+    options = METHODS[model.config.attention].options(**model.config.attention_options)
+    return min(
+        model.config.max_position_embeddings, getattr(options, "max_length", model.config.max_position_embeddings)
+    )
+
+
+def example(
+    model: EncoderPreTrainedModel, batch: int, length: int, left: int, right: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, their mask with padding on both sides of the last sequence, and their segments."""
+    choices = (3,) if isinstance(model, EncoderForMultipleChoice) else ()
+    generator = torch.Generator().manual_seed(batch * length)
+    shape = (batch, *choices, length)
+    ids = torch.randint(0, model.config.vocab_size, shape, generator=generator)
+    segments = torch.randint(0, model.config.type_vocab_size, shape, generator=generator)
+    mask = torch.ones_like(ids)
+    mask[-1, ..., :left] = 0
+    mask[-1, ..., max(length - right, left + 1) :] = 0
+    return ids.to(model.device), mask.to(model.device), segments.to(model.device)

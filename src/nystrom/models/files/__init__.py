@@ -1,0 +1,1 @@
+"""Folders, checkpoints and tokenizers."""

@@ -1,0 +1,145 @@
+"""What must hold before and after the weights of a folder go into a model.
+
+Before: there are safetensors, whole, and no other kind is opened. A pickle (pytorch_model.bin and its kind) can run any
+code when it is loaded. After: the encoder's weights are all in the model and none is left over, and each head is whole
+or wholly new. A new head is how fine-tuning starts, and is reported by transformers; half a head is a broken file.
+"""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from nystrom.models.files.folder import read_json
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+# The modules of the heads, here and in transformers' Nyströmformer; all other weights belong to the encoder.
+_HEADS = ("cls", "sop", "classifier", "pre_classifier", "qa_outputs")
+_OF_DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "revision", "token")
+
+
+def find_folder(name: Any, given: dict[str, Any]) -> Path:
+    """The folder of a model, or the downloaded one of a model on the Hugging Face Hub.
+
+    Args:
+        name: A folder, or a name such as "uw-madison/nystromformer-512".
+        given: Keywords of `from_pretrained`; those about downloads are used.
+
+    Raises:
+        ValueError: A file, or nothing that is a folder or could be a name.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise ValueError(f"model is the file {path}; expected the folder that holds it, with its config.json.")
+    if path.is_absolute() or len(path.parts) != 2 or path.parts[0] in (".", ".."):
+        raise ValueError(
+            f"model is {str(name)!r}; expected a folder, or OWNER/NAME of a model on the Hugging Face Hub."
+        )
+    stem = "model" if given.get("variant") is None else f"model.{given['variant']}"
+    wanted = [f"{stem}.safetensors", f"{stem}-*.safetensors", "model.safetensors.index*.json", "*config.json"]
+    inside = given.get("subfolder") or ""
+    options: dict[str, Any] = {key: given[key] for key in _OF_DOWNLOAD if given.get(key) is not None}
+    patterns = [f"{inside}/{pattern}" if inside else pattern for pattern in wanted]
+    return Path(snapshot_download(str(name), allow_patterns=patterns, **options))
+
+
+def check_weights(folder: Path, *, variant: str | None = None) -> None:
+    """See that a folder holds whole safetensors; of each file only the header is read.
+
+    Args:
+        folder: Where config.json is.
+        variant: The variant of `from_pretrained`.
+
+    Raises:
+        ValueError: Other weights only, none, or a file that is missing, cut off or elsewhere.
+    """
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(
+            f"model {folder} holds an adapter (adapter_config.json): load the model that it was made for, then the "
+            "adapter with peft.PeftModel.from_pretrained(model, folder)."
+        )
+    one, index = SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME
+    if variant is not None:
+        one, index = f"model.{variant}.safetensors", f"model.safetensors.index.{variant}.json"
+    if (folder / one).is_file():
+        names: Iterable[str] = [one]
+    elif (folder / index).is_file():
+        places = read_json(folder / index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+            raise ValueError(f"{folder / index} has no weight_map of file names: save the model again.")
+        names = sorted(set(places.values()))
+    else:
+        raise ValueError(f"model {folder} {_why_none(folder, one)}")
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ValueError(f"{folder / index} names {name!r}; expected safetensors files beside it.")
+        if not (folder / name).is_file():
+            raise ValueError(f"model {folder} lacks {name}, which {index} names: save or fetch the model again.")
+        try:
+            with safe_open(folder / name, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ValueError(
+                f"{folder / name} is no safetensors file, or is cut off ({error}): save or fetch the model again."
+            ) from error
+
+
+def check_fit(model: nn.Module, report: dict[str, Any], folder: Path, *, new_heads: bool = True) -> None:
+    """Refuse a model whose encoder or head is not wholly what its folder holds.
+
+    Args:
+        model: The loaded model.
+        report: What transformers tells with `output_loading_info`.
+        folder: Where it came from.
+        new_heads: A head may be wholly new, and one that the model does not have may be left behind.
+
+    Raises:
+        ValueError: The first weight that is missing or left over.
+    """
+    missing, extra = set(report["missing_keys"]), set(report["unexpected_keys"])
+    own = {name for name in model.state_dict() if name not in getattr(model, "all_tied_weights_keys", ())}
+    whole = {head for head in _HEADS if not _within(head, own) - missing} if new_heads else ()
+    misfit = [name for name in sorted(missing | extra) if _top(name) not in whole]
+    if misfit:
+        kind = type(model).__name__
+        problem = f"which {kind} has and it lacks" if misfit[0] in missing else f"for which {kind} has no place"
+        raise ValueError(
+            f"model {folder} does not fit its config.json, for example in {misfit[0]}, {problem}: save it again, or "
+            "load it with the class that saved it."
+        )
+
+
+def check_tied(model: nn.Module, tied: dict[str, str] | None, folder: Path) -> None:
+    """Refuse two tensors that are one by the configuration, and that the folder holds with different values."""
+    for name, source in (tied or {}).items():
+        if model.get_parameter(name) is not model.get_parameter(source):
+            raise ValueError(
+                f"model {folder} holds different values for {name} and {source}, which tie_word_embeddings=True makes "
+                "one: pass tie_word_embeddings=False to keep both."
+            )
+
+
+def _top(name: str) -> str:
+    first, _, rest = name.partition(".")
+    return rest.partition(".")[0] if first == "nystromformer" else first
+
+
+def _within(head: str, names: Collection[str]) -> set[str]:
+    return {name for name in names if _top(name) == head}
+
+
+def _why_none(folder: Path, wanted: str) -> str:
+    for pattern in _PICKLES:
+        for pickle in sorted(folder.glob(pattern)):
+            return (
+                f"holds no {wanted}: only that format is read, since it runs no code, and {pickle.name} can run any. "
+                "Where you trust it, convert it in a place where it can do no harm, with transformers alone: "
+                "AutoModelForMaskedLM.from_pretrained(FOLDER).save_pretrained(OTHER), or the class of its head."
+            )
+    return f"holds no {wanted}: only that format is read, since it runs no code."

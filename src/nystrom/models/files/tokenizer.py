@@ -1,0 +1,51 @@
+"""The tokenizer beside a model.
+
+It is what AutoTokenizer makes of the folder. The published checkpoints have ALBERT's, of which some folders hold only
+`spiece.model`: AutoTokenizer does not know what to do with that file alone, so AlbertTokenizer reads it. Code that a
+folder brings along is never run.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from transformers import AlbertTokenizer, AutoTokenizer, PreTrainedTokenizerBase
+
+from nystrom.models.files.folder import read_json
+
+_SENTENCEPIECE = "spiece.model"
+_VOCABULARIES = ("tokenizer.json", _SENTENCEPIECE, "vocab.txt", "vocab.json", "sentencepiece.bpe.model")
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder, or of a model on the Hugging Face Hub.
+
+    Args:
+        folder: The folder, or OWNER/NAME.
+
+    Raises:
+        ValueError: There is none, it is broken, or a package is missing that reads it.
+    """
+    path = Path(folder)
+    kind: type = AutoTokenizer
+    if path.is_dir():
+        there = [name for name in _VOCABULARIES if (path / name).is_file()]
+        if not there:
+            raise ValueError(
+                f"model {folder} holds no tokenizer ({', '.join(_VOCABULARIES)}): copy the files of the tokenizer that "
+                "it was trained with into the folder, or pass tokenizer=."
+            )
+        settings = path / "tokenizer_config.json"
+        named = read_json(settings).get("tokenizer_class") if settings.is_file() else None
+        if "tokenizer.json" in there:
+            read_json(path / "tokenizer.json")
+        elif _SENTENCEPIECE in there:
+            if find_spec("sentencepiece") is None:
+                raise ValueError(
+                    f"the tokenizer of model {folder} is {_SENTENCEPIECE}, which the package sentencepiece reads: "
+                    "pip install sentencepiece."
+                )
+            kind = AlbertTokenizer if named is None else AutoTokenizer
+    try:
+        return kind.from_pretrained(str(folder), trust_remote_code=False)
+    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the tokenizer of model {folder} cannot be read ({error}): fetch it again.") from error

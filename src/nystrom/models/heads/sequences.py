@@ -1,0 +1,109 @@
+r"""Models with a head on the encoder.
+
+Sequence classification pools the tokens, $p = \frac{1}{c} \sum_{i \text{ real}} x_i$ over the c real tokens or the
+first real one, and reads p with two layers. State-dict names are those of transformers' Nyströmformer. A sequence
+without a real token has p = 0.
+
+Departs from transformers' model: pooling is the mean unless the configuration says "first", and "first" is the first
+real token, wherever the padding is.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.loss.loss_utils import ForSequenceClassificationLoss
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from nystrom.models.configuration import EncoderConfig
+from nystrom.models.embeddings import check_mask
+from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel
+from nystrom.precision import at_least_float32
+
+
+class ClassificationHead(nn.Module):
+    """Two layers on the pooled tokens."""
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        assert config.num_labels, "transformers gives every configuration its labels"
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(self, x: Float[Tensor, "b w"]) -> Float[Tensor, "b c"]:
+        """Classify."""
+        return self.out_proj(self.dropout(self.activation(self.dense(self.dropout(x)))))
+
+
+class EncoderForSequenceClassification(EncoderPreTrainedModel):
+    """The encoder with a classification head on the pooled tokens."""
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__(config)
+        self.nystromformer = EncoderModel(config)
+        self.classifier = ClassificationHead(config)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "b n"] | None = None,
+        attention_mask: Bool[Tensor, "b n"] | Int[Tensor, "b n"] | None = None,
+        token_type_ids: Int[Tensor, "b n"] | None = None,
+        position_ids: Int[Tensor, "b n"] | None = None,
+        inputs_embeds: Float[Tensor, "b n w"] | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
+        """Classify sequences; see `EncoderModel.forward` for what is not named here.
+
+        Args:
+            input_ids: Tokens.
+            attention_mask: Real tokens, as 1 or True; None where all are.
+            token_type_ids: Segment of each token.
+            position_ids: Rows of the position table.
+            inputs_embeds: Word embeddings in place of `input_ids`.
+            labels: Classes (b), or what `config.problem_type` wants; with them comes the mean loss.
+            output_attentions: Refused.
+            output_hidden_states: Also give what entered each layer.
+            return_dict: Give an output object rather than a tuple.
+
+        Raises:
+            ValueError: Inputs that do not fit, by name.
+        """
+        encoded = self.nystromformer(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        x = encoded.last_hidden_state
+        logits = self.classifier(pool(x, check_mask(attention_mask, x), first=self.config.pooling == "first"))
+        loss = None if labels is None else ForSequenceClassificationLoss(labels, logits, self.config)
+        output = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+
+
+def pool(x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, *, first: bool = False) -> Float[Tensor, "b w"]:
+    """One vector per sequence, from its real tokens; the mean is taken in float32 at least.
+
+    Args:
+        x: Tokens.
+        keep: Real tokens; None where all are.
+        first: Take the first real token rather than the mean.
+    """
+    if keep is None:
+        return x[:, 0] if first else at_least_float32(x).mean(dim=1).to(x.dtype)
+    x = torch.where(keep[..., None], x, 0.0)
+    if first:
+        place = keep.int().argmax(dim=-1)
+        return x.gather(1, place[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]
+    count = keep.sum(dim=-1, keepdim=True).clamp(min=1)
+    return (at_least_float32(x).sum(dim=1) / count).to(x.dtype)

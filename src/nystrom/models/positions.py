@@ -1,0 +1,54 @@
+r"""Another number of positions for a trained table of them.
+
+With P trained rows $p_0 \ldots p_{P-1}$ and P' wanted ones:
+
+- "repeat": $p'_i = p_{i \bmod P}$, the table block after block, as the authors of Nyströmformer took theirs from 512 to
+  longer inputs. The first P tokens see what they saw before; P tokens apart looks like the same place.
+- "interpolate": $p'_i = (1 - t)\, p_{\lfloor x \rfloor} + t\, p_{\lfloor x \rfloor + 1}$ at
+  $x = i\, (P - 1) / (P' - 1)$ with $t = x - \lfloor x \rfloor$: the table stretched, its ends in place. Order is kept
+  over the whole length, but neighbours come closer than they were in training.
+
+Either is a start for further training. Fewer positions are the first rows of the table ("repeat").
+"""
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.checks import check_at_least, check_choice
+from nystrom.precision import at_least_float32
+
+Lengthening = Literal["repeat", "interpolate"]
+
+
+def resize_positions(
+    table: Float[Tensor, "p w"], length: int, *, how: Lengthening = "repeat"
+) -> Float[Tensor, "length w"]:
+    """A table of `length` positions from a trained one.
+
+    Args:
+        table: Trained rows, the first token's first.
+        length: Positions wanted.
+        how: "repeat" or "interpolate".
+
+    Raises:
+        ValueError: No position is wanted, another word, or fewer positions are to be interpolated.
+    """
+    check_at_least("max_position_embeddings", length, 1)
+    check_choice("positions", how, get_args(Lengthening))
+    trained = table.shape[0]
+    if length == trained:
+        return table.clone()
+    if how == "repeat":
+        return table[torch.arange(length) % trained]
+    if length < trained:
+        raise ValueError(
+            f"max_position_embeddings is {length} but the source has {trained} positions, and positions is "
+            "'interpolate': squeezed rows are no places that the source has seen. Use 'repeat', which keeps the first "
+            "rows, or more positions."
+        )
+    stretched = F.interpolate(at_least_float32(table).mT[None], size=length, mode="linear", align_corners=True)
+    return stretched[0].mT.contiguous().to(table.dtype)

@@ -1,0 +1,126 @@
+"""Runs of the Long Range Arena as their rows tell them, and their accuracies over seeds.
+
+A run is the rows of one study, method, preset and seed. Runs that differ in the seed alone make a cell; a mean over
+different settings would say nothing, so it is refused.
+"""
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nystrom.measure.rows import Row
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a line of the table is of.
+
+    Attributes:
+        method: Name in the registry.
+        preset: Name of the preset; "" where the rows do not say.
+    """
+
+    method: str
+    preset: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Accuracy of one method on one task, in percent.
+
+    Attributes:
+        mean: Over the seeds.
+        deviation: Standard deviation over the seeds; None for a single one.
+        seeds: How many.
+        error: Binomial standard error of a single run: how far another draw of as many test samples moves it.
+        samples: Test samples.
+        steps: Of training; None where the rows do not say.
+        positions: Of the model; None where the rows do not say.
+        method: As the rows name it, with its sizes.
+    """
+
+    mean: float
+    deviation: float | None
+    seeds: int
+    error: float
+    samples: int
+    steps: int | None
+    positions: int | None
+    method: str
+
+
+def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Cell]]:
+    """Cells of the table by line and task, in the order of the rows.
+
+    Args:
+        rows: Of `nystrom lra run` or `nystrom train`; others than accuracy on the test split and steps are passed over.
+
+    Raises:
+        ValueError: No accuracy on a test split, two different runs of one seed, or seeds with different settings.
+    """
+    runs: dict[tuple[str, Line], dict[int | None, _Run]] = {}
+    for row in rows:
+        if not row.study.startswith("train ") or row.quantity not in ("test accuracy", "steps"):
+            continue
+        task, line = row.study.removeprefix("train "), Line(_base(row.method), _preset(row))
+        run = runs.setdefault((task, line), {}).setdefault(row.seed, {})
+        before = run.setdefault(row.quantity, row)
+        if (before.value, before.method, before.n) != (row.value, row.method, row.n):
+            raise ValueError(
+                f"rows hold two runs of {line.method} ({line.preset}) on {task} with seed {row.seed}, one with "
+                f"{row.quantity} {before.value:g} and one with {row.value:g}: tabulate them apart."
+            )
+    cells: dict[Line, dict[str, Cell]] = {}
+    for (task, line), seeds in runs.items():
+        tested = [run for run in seeds.values() if "test accuracy" in run]
+        if tested:
+            cells.setdefault(line, {})[task] = _cell(task, line, tested)
+    if not cells:
+        raise ValueError(
+            "rows hold no accuracy on a test split; expected rows of `nystrom lra run` or `nystrom train`."
+        )
+    return cells
+
+
+_Run = dict[str, Row]
+
+
+def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Cell:
+    first = runs[0]["test accuracy"]
+    steps = [int(run["steps"].value) if "steps" in run else None for run in runs]
+    for what, values in (
+        ("steps", steps),
+        ("positions", [run["test accuracy"].n for run in runs]),
+        ("method", [run["test accuracy"].method for run in runs]),
+        ("test samples", [run["test accuracy"].repeats for run in runs]),
+        ("dtype", [run["test accuracy"].dtype for run in runs]),
+    ):
+        if len(different := dict.fromkeys(values)) > 1:
+            raise ValueError(
+                f"runs of {line.method} ({line.preset}) on {task} differ in {what}: {', '.join(map(str, different))}; "
+                "a mean over seeds wants the same settings: tabulate them apart."
+            )
+    shares = [run["test accuracy"].value for run in runs]
+    mean = statistics.fmean(shares)
+    return Cell(
+        mean=100 * mean,
+        deviation=100 * statistics.stdev(shares) if len(shares) > 1 else None,
+        seeds=len(shares),
+        error=100 * math.sqrt(mean * (1 - mean) / first.repeats),
+        samples=first.repeats,
+        steps=steps[0],
+        positions=first.n,
+        method=first.method,
+    )
+
+
+def _base(method: str) -> str:
+    """The registry's name of a method that rows name with its landmarks and its skip, such as "nystrom-128+skip"."""
+    return re.split(r"[-+]", method, maxsplit=1)[0]
+
+
+def _preset(row: Row) -> str:
+    parts = dict(part.split("=", 1) for part in row.sizes.split() if "=" in part)
+    return parts.get("preset", "")

@@ -1,0 +1,124 @@
+"""The table of the Long Range Arena: measured accuracies beside those that the two papers printed.
+
+A line per method and preset, below it what the papers say of that method. "37.4 ± 0.5 (3; 1.1)" is the mean and the
+standard deviation over seeds in percent, the number of seeds, and the binomial standard error of one run. A dash is
+what was not run, or not printed.
+"""
+
+import re
+import statistics
+from collections.abc import Sequence
+
+from nystrom.measure.rows import Row
+from nystrom.report.lra.runs import Cell, Line, lra_cells
+from nystrom.report.printed.accuracies import LRA_TASKS, PAPERS, SKYFORMER_TABLE_1
+
+_DASH = "–"
+_TITLE = "accuracy in %"
+_CAPTION = (
+    "mean ± standard deviation over seeds (number of seeds; binomial standard error of one run on the test samples)"
+)
+
+
+def lra_lines(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
+    """The lines of the table: what each is of, and a cell per task and one for the mean over all five.
+
+    Args:
+        rows: As `nystrom.report.lra.runs.lra_cells` takes them.
+
+    Raises:
+        ValueError: As `lra_cells`, or a task that is not of the Long Range Arena.
+    """
+    cells = _known(lra_cells(rows))
+    lines = []
+    order = [*SKYFORMER_TABLE_1, *(line.method for line in cells)]
+    for method in sorted({line.method for line in cells}, key=order.index):
+        for line in (line for line in cells if line.method == method):
+            row = [cells[line].get(task) for task in LRA_TASKS]
+            found = [cell.mean for cell in row if cell is not None]
+            mean = f"{statistics.fmean(found):.1f}" if len(found) == len(LRA_TASKS) else _DASH
+            name = f"{method}, {line.preset}" if line.preset else method
+            lines.append((name, [*(_text(cell) for cell in row), mean]))
+        for paper, table in PAPERS.items():
+            if method in table:
+                printed = [f"{value:.2f}" for value in table[method]]
+                lines.append((f"  {paper}", [*printed, f"{statistics.fmean(table[method]):.2f}"]))
+    return lines
+
+
+def print_lra(rows: Sequence[Row]) -> None:
+    """Print the table.
+
+    Raises:
+        ValueError: As `lra_lines`.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    notes = escape("\n".join([_CAPTION, *_notes(rows)]))
+    table = Table(box=box.SIMPLE_HEAD, title=_TITLE, caption=notes, caption_justify="left", padding=(0, 1, 0, 0))
+    table.pad_edge = table.show_edge = False
+    for column in ("", *LRA_TASKS, "mean"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
+    for name, cells in lra_lines(rows):
+        # What the papers say stands below what was measured, indented.
+        table.add_row(f"[dim]{escape(name)}[/dim]" if name.startswith(" ") else escape(name), *cells)
+    Console().print(table)
+
+
+def lra_markdown(rows: Sequence[Row]) -> str:
+    """The table as Markdown, with the commands that measured it.
+
+    Raises:
+        ValueError: As `lra_lines`.
+    """
+    text = [
+        f"| {_TITLE} | " + " | ".join([*LRA_TASKS, "mean"]) + " |",
+        "|---|" + "---:|" * (len(LRA_TASKS) + 1),
+    ]
+    for name, cells in lra_lines(rows):
+        shown = f"*{name.strip()}*" if name.startswith(" ") else f"**{name}**"
+        text.append(f"| {shown} | " + " | ".join(cells) + " |")
+    tested = [row for row in rows if row.quantity == "test accuracy"]
+    text += ["", f"{_CAPTION[0].upper()}{_CAPTION[1:]}.", "", *(f"- {note}" for note in _notes(rows)), ""]
+    text += ["Measured by", "", *(f"    {command}" for command in dict.fromkeys(_any_seed(row) for row in tested))]
+    return "\n".join(text) + "\n"
+
+
+def _any_seed(row: Row) -> str:
+    """The command of a run, the same for all its seeds; where it wrote does not matter."""
+    command = re.sub(r" --to \S+", "", row.command)
+    return re.sub(r"--seed \d+", "--seed SEED", command)
+
+
+def _text(cell: Cell | None) -> str:
+    if cell is None:
+        return _DASH
+    deviation = "" if cell.deviation is None else f" ± {cell.deviation:.1f}"
+    return f"{cell.mean:.1f}{deviation} ({cell.seeds}; {cell.error:.1f})"
+
+
+def _known(cells: dict[Line, dict[str, Cell]]) -> dict[Line, dict[str, Cell]]:
+    if strange := sorted({task for row in cells.values() for task in row} - set(LRA_TASKS)):
+        raise ValueError(f"rows are of {', '.join(strange)}; expected tasks among {', '.join(LRA_TASKS)}.")
+    return cells
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """Steps, test samples, positions, landmarks and where it ran; a line each for what several methods share."""
+    shared: dict[tuple[str, str], list[str]] = {}
+    for line, row in lra_cells(rows).items():
+        for task, cell in row.items():
+            steps = "unknown" if cell.steps is None else f"{cell.steps:,}"
+            positions = "" if cell.positions is None else f", {cell.positions:,} positions"
+            what = f"{steps} steps, {cell.samples:,} test samples{positions}"
+            preset = f" ({line.preset})" if line.preset else ""
+            shared.setdefault((f"{task}{preset}", what), []).append(cell.method)
+    notes = [f"{task}: {what}; {', '.join(dict.fromkeys(methods))}." for (task, what), methods in shared.items()]
+    tested = [row for row in rows if row.quantity == "test accuracy"]
+    places = dict.fromkeys(
+        f"{row.device}, {row.dtype}, torch {row.torch}, commit {row.commit or 'unknown'}, {row.date}." for row in tested
+    )
+    return [*notes, *places]

@@ -1,0 +1,71 @@
+"""What all studies ask of a command line: a device, and the command that stands beside every row."""
+
+import inspect
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from nystrom.measure.rows import Row, cpu_name
+
+
+def find_device(name: str) -> torch.device:
+    """The device of a name, with its number.
+
+    Raises:
+        ValueError: No device that torch knows, has, and can weigh memory on.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device is {name!r}; expected 'cpu', 'cuda' or 'cuda:1'.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {name!r}, whose memory cannot be measured; expected 'cpu' or 'cuda'.")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"device is {name!r}, but torch finds {count} CUDA devices here: pass 'cpu'.")
+        # Synchronising and memory statistics want the number.
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """The device as rows name it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def command_line(words: Sequence[str], function: Callable[..., Any], asked: Mapping[str, Any], last: str) -> str:
+    """The command that calls a function with these arguments, its folder left out.
+
+    Args:
+        words: Of the command.
+        function: What it calls.
+        asked: Its arguments.
+        last: The one that ends the command whatever it is, so that runs that differ in it alone can be told.
+    """
+    command = [*words]
+    for name, parameter in inspect.signature(function).parameters.items():
+        value = asked[name]
+        if name not in (last, "to") and value != parameter.default:
+            values = value if isinstance(value, tuple) else (value,)
+            command += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return shlex.join([*command, f"--{last}", *map(str, asked[last])])
+
+
+def differing_setting(row: Row, new: Row, last: str) -> tuple[str, object, object] | None:
+    """What tells a row of another run from a new one: the field, what it holds and what was wanted; None for nothing.
+
+    Args:
+        row: Of an earlier run.
+        new: One that this run would write.
+        last: The argument that ends the command and may differ.
+    """
+    for name in ("study", "command", "dtype", "seed", "device", "torch"):
+        came, wanted = getattr(row, name), getattr(new, name)
+        if name == "command":
+            came, wanted = (command.partition(f" --{last} ")[0] for command in (came, wanted))
+        if came != wanted:
+            return name, came, wanted
+    return None

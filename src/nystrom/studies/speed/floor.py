@@ -1,0 +1,69 @@
+"""The memory floor: the time that it takes to move the bytes which landmark attention must move.
+
+Forward six passes over n x d: queries and keys are read twice, as no score with a landmark is known before all tokens
+that make it were seen; values are read once and the output is written once.
+
+Backward eleven: queries, keys, values and the gradient of the output are read twice, as the gradients of a token depend
+on those of the landmarks, which are sums over all tokens; three gradients are written. Forward+backward is the sum, 17.
+Masks, landmarks, the skip's second look at values and gradients, and what else is small beside n x d are left out.
+Where landmarks are drawn tokens, as Skyformer's are, nothing is read twice: four forward, seven backward.
+
+The bandwidth is measured: a copy from device memory to device memory, bytes read and bytes written over the median
+time. A method that moves more than it computes can be no faster than the floor, but for what it finds in caches.
+"""
+
+import dataclasses
+import statistics
+
+import torch
+
+from nystrom.measure.clock import free_bytes, seconds
+from nystrom.measure.rows import Row
+from nystrom.studies.speed.interleaved import Plan, plain_row
+
+FLOOR = "floor"
+# Forward and backward.
+OF_MEANS, OF_DRAWN = (6, 11), (4, 7)
+PASSES: dict[str, int] = {"forward": OF_MEANS[0], "forward+backward": sum(OF_MEANS)}
+BANDWIDTH = "copy bandwidth"
+# Large beside any cache.
+_COPY_BYTES = 2**32
+_COPIES = 9
+
+
+def copy_bandwidth(device: torch.device, size: int = _COPY_BYTES) -> tuple[float, float, float]:
+    """Bytes per second that copies of `size` bytes read and write together: the median, and both quartiles."""
+    size = min(size, free_bytes(device) // 8)
+    source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+    # Zeros may move faster than numbers do.
+    source.random_()
+    seconds(lambda: target.copy_(source), device)
+    times = [seconds(lambda: target.copy_(source), device) for _ in range(_COPIES)]
+    low, middle, high = (2 * size / time for time in reversed(statistics.quantiles(times, n=4, method="inclusive")))
+    return middle, low, high
+
+
+def floor_quantities(plan: Plan) -> set[tuple[str, str]]:
+    """Methods and quantities of the rows that `floor_rows` gives."""
+    timed = dict.fromkeys(cell.timed for cell in plan.cells)
+    return {(FLOOR, BANDWIDTH), *((FLOOR, f"{name} time") for name in timed)}
+
+
+def floor_rows(n: int, plan: Plan) -> list[Row]:
+    """Measure the bandwidth, and say what it means at n tokens."""
+    sizes = plan.sizes
+    middle, low, high = copy_bandwidth(sizes.device)
+    size = sizes.batch * sizes.heads * n * sizes.width * sizes.dtype.itemsize
+
+    def row(quantity: str, unit: str, *values: float) -> Row:
+        value, least, most = values
+        return dataclasses.replace(
+            plain_row(plan),
+            **{"quantity": quantity, "method": FLOOR, "unit": unit, "n": n, "m": None, "repeats": _COPIES},
+            **{"value": value, "low": least, "high": most},
+        )
+
+    rows = [row(BANDWIDTH, "GB/s", middle / 1e9, low / 1e9, high / 1e9)]
+    for name in dict.fromkeys(cell.timed for cell in plan.cells):
+        rows.append(row(f"{name} time", "ms", *(1e3 * PASSES[name] * size / x for x in (middle, high, low))))
+    return rows

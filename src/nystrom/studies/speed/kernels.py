@@ -1,0 +1,200 @@
+"""What the Triton kernels of a forward and a backward pass take, compiled for a GPU that need not be there.
+
+Nothing is timed. Each kernel is compiled as its launch would compile it; sizes are counted from shapes, and
+`nystrom.gpu.paper` says what counts. A row is one number of one kernel in one pass, its quantity being
+"forward left_forward registers" and the like:
+
+- launches, and the programs of a launch;
+- registers and stack of a thread (where registers spill), and shared memory of a program;
+- bytes: what a launch must read and write; passes: what of it are tokens, in tensors of n x d.
+
+In place of a kernel stands "torch" for the operators of torch between them, and "all" for the whole pass: its launches,
+where an operator counts as one; its bytes; and its extra memory, the most that tensors hold beyond q, k, v, the output
+and, backward, the gradient of the output and the three that are asked for.
+
+Beside them stand, as other methods, the launches of the torch path, which are operators counted in the same way in a
+run on the CPU (there, as on a GPU, fused attention is one operator; the skip convolution is taken as `conv2d`), and the
+floor, the bytes that any form of it must move: see `nystrom.studies.speed.floor`.
+"""
+
+import dataclasses
+import importlib.metadata
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+
+from nystrom.attention.backend import check_backend
+from nystrom.attention.methods.nystrom import nystrom_attention
+from nystrom.attention.methods.skyformer import skyformer_attention
+from nystrom.checks import check_at_least, check_choice
+from nystrom.measure.rows import Row, append_rows, check_folder, new_row, read_rows
+from nystrom.studies.speed.asked import command_line
+from nystrom.studies.speed.floor import FLOOR, OF_DRAWN, OF_MEANS
+
+if TYPE_CHECKING:
+    from nystrom.gpu.resources import Passage, Shape
+
+Method = Literal["nystrom", "skyformer"]
+Dtype = Literal["bfloat16", "float16", "float32"]
+Masks = Literal["without", "with"]
+_UNITS = {"stack": "bytes", "shared memory": "bytes", "bytes": "bytes", "memory": "bytes"}
+
+
+def run_kernels(
+    *,
+    method: Method = "nystrom",
+    landmarks: int = 64,
+    width: int = 64,
+    tokens: int = 16384,
+    batch: int = 4,
+    heads: int = 16,
+    dtype: Dtype = "bfloat16",
+    kernel_size: int | None = None,
+    masks: Masks = "without",
+    capability: str = "9.0",
+    multiprocessors: int = 132,
+    to: Path = Path("runs/kernels"),
+) -> list[Row]:
+    """Compile the Triton kernels of both passes for a GPU, and count what they launch, take, read and write.
+
+    Needs no GPU, and measures no time. Rows go to kernels.csv in the folder; the same command writes them anew.
+
+    Args:
+        method: nystrom or skyformer.
+        landmarks: Landmarks m.
+        width: Width d of one head.
+        tokens: Tokens n, more than two a landmark.
+        batch: Sequences b.
+        heads: Heads h.
+        dtype: Of queries, keys and values.
+        kernel_size: Odd size of the skip convolution, 0 for none; None means 33 for nystrom, and none for skyformer.
+        masks: Whether there is a padding mask (all tokens are real nevertheless).
+        capability: Compute capability of the GPU: 8.0, 8.6, 8.9, 9.0 (H100, H200), 10.0 or 12.0.
+        multiprocessors: How many it has, 132 in an H200: sums over tokens are split by it.
+        to: Folder of the results.
+
+    Raises:
+        ValueError: Something asked for is unknown or out of range, kernels are interpreted, or the folder holds rows
+            of another command.
+    """
+    asked = dict(locals())
+    check_choice("method", method, get_args(Method))
+    check_choice("dtype", dtype, get_args(Dtype))
+    check_choice("masks", masks, get_args(Masks))
+    for name in ("landmarks", "width", "tokens", "batch", "heads", "multiprocessors"):
+        check_at_least(name, asked[name], 1)
+    check_backend("triton", {})
+    from nystrom.gpu.resources import SHARED_MEMORY, Shape, analyse
+
+    gaussian = method == "skyformer"
+    taps = (0 if gaussian else 33) if kernel_size is None else kernel_size
+    shape = Shape(
+        batch, heads, tokens, width, landmarks, getattr(torch, dtype), masks == "with", taps=taps, gaussian=gaussian
+    )
+    path = to / "kernels.csv"
+    command = command_line(("nystrom", "bench", "kernels"), run_kernels, asked | {"tokens": (tokens,)}, "tokens")
+    _check_folder(path, command)
+    passages: dict[str, Passage] = dict(
+        zip(
+            ("forward", "backward"), analyse(shape, capability=capability, multiprocessors=multiprocessors), strict=True
+        )
+    )
+    plain = new_row(
+        study="kernels",
+        quantity="",
+        method=f"{method}-triton-{landmarks}" + ("+skip" if taps else ""),
+        value=0.0,
+        unit="",
+        device=f"compiled for compute capability {capability} with {multiprocessors} multiprocessors, not run",
+        n=tokens,
+        m=landmarks,
+        sizes=f"b={batch} h={heads} d={width} kernel={taps} masks={masks} layout=tokens "
+        f"shared_memory_at_most={SHARED_MEMORY[capability]} triton={importlib.metadata.version('triton')}",
+        dtype=dtype,
+        command=command,
+    )
+    rows = list(_rows(plain, shape, passages))
+    path.unlink(missing_ok=True)
+    append_rows(path, rows)
+    return rows
+
+
+def _check_folder(path: Path, command: str) -> None:
+    check_folder(path.parent)
+    if not path.exists():
+        return
+    for row in read_rows(path):
+        if row.command != command:
+            raise ValueError(
+                f"{path} holds rows of another command, {row.command}: name another folder in to, or delete that file."
+            )
+
+
+def _rows(plain: Row, shape: "Shape", passages: Mapping[str, "Passage"]) -> Iterator[Row]:
+    """All rows of both passes."""
+
+    def row(name: str, what: str, value: float, method: str = plain.method) -> Row:
+        unit = _UNITS.get(what, "")
+        return dataclasses.replace(plain, method=method, quantity=f"{name} {what}", value=float(value), unit=unit)
+
+    kept = 0
+    reference = plain.method.replace("-triton", "")
+    torch_path = dict(zip(passages, _torch_operators(shape), strict=True))
+    floors = dict(zip(passages, OF_DRAWN if shape.gaussian else OF_MEANS, strict=True))
+    for name, passage in passages.items():
+        for kernel, numbers in _by_kernel(passage, shape).items():
+            yield from (row(f"{name} {kernel}", what, value) for what, value in numbers.items())
+        if passage.operators:
+            yield row(f"{name} torch", "launches", passage.operators)
+            yield row(f"{name} torch", "bytes", passage.operator_bytes)
+        yield row(f"{name} all", "launches", len(passage.launches) + passage.operators)
+        yield row(f"{name} all", "bytes", sum(x.bytes for x in passage.launches) + passage.operator_bytes)
+        # The output, and backward the three gradients beside it.
+        kept += shape.token_bytes * (1 if name == "forward" else 3)
+        yield row(f"{name} all", "memory", passage.memory - kept)
+        yield row(f"{name} all", "launches", torch_path[name], reference)
+        yield row(f"{name} all", "bytes", floors[name] * shape.token_bytes, FLOOR)
+
+
+def _by_kernel(passage: "Passage", shape: "Shape") -> dict[str, dict[str, float]]:
+    """Numbers of each kernel, in the order of launches."""
+    together = defaultdict(list)
+    for launch in passage.launches:
+        together[launch.kernel].append(launch)
+    return {
+        kernel: {
+            "launches": len(launches),
+            "programs": max(launch.programs for launch in launches),
+            "registers": max(launch.registers for launch in launches),
+            "stack": max(launch.stack for launch in launches),
+            "shared memory": max(launch.shared for launch in launches),
+            "bytes": sum(launch.bytes for launch in launches),
+            "passes": sum(launch.token_bytes for launch in launches) / shape.token_bytes,
+        }
+        for kernel, launches in together.items()
+    }
+
+
+def _torch_operators(shape: "Shape") -> tuple[int, int]:
+    """Operators of the torch path, forward and backward; their number does not depend on the number of tokens."""
+    from nystrom.gpu.resources import Operators
+
+    n, width = 2 * shape.landmarks + 1, shape.width
+    q, k, v, grad = (torch.zeros(1, n, 2, width, dtype=shape.dtype).transpose(1, 2) for _ in range(4))
+    weight = torch.zeros(2, 1, shape.taps, 1, dtype=shape.dtype, requires_grad=True)
+    keep = torch.ones(1, n, dtype=torch.bool) if shape.masked else None
+    options: dict[str, Any] = {"num_landmarks": shape.landmarks, "keep": keep, "backend": "torch"}
+    for x in (q, k, v):
+        x.requires_grad_()
+    with Operators() as operators:
+        out = (skyformer_attention if shape.gaussian else nystrom_attention)(q, k, v, **options)
+        if shape.taps:
+            values = v if keep is None else torch.where(keep[:, None, :, None], v, 0.0)
+            out = out + F.conv2d(values, weight, padding=(shape.taps // 2, 0), groups=2)
+        forward = operators.count
+        out.backward(grad)
+    return forward, operators.count - forward

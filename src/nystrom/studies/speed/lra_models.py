@@ -1,0 +1,102 @@
+"""The model and the inputs of a training step in each task of the Long Range Arena, at the papers' shapes.
+
+Two layers of width 64 with two heads, hidden width 128, mean pooling, dropout 0.1, norms before the blocks. Texts are
+padded to the task's length: their real lengths are drawn evenly from a quarter of it to all of it. Pictures have none
+that is not real. Tokens and classes are drawn at random: a step costs the same whatever they are.
+
+Source: Xiong et al. (2021), arXiv:2102.03902, and Chen et al. (2021), arXiv:2111.00035, section 5; the batches are
+those of the latter.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nystrom.models import EncoderConfig, EncoderForSequenceClassification
+from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom.studies.speed.contenders import Ours, find_contender
+
+
+@dataclass(frozen=True)
+class LraTask:
+    """The shape of a task.
+
+    Attributes:
+        n: Tokens of a sequence.
+        vocab_size: Tokens of the vocabulary.
+        num_labels: Classes.
+        batch: Samples of a step, in Skyformer's experiments.
+        padded: Whether sequences are padded to n.
+        documents: Sequences of a sample.
+    """
+
+    n: int
+    vocab_size: int
+    num_labels: int
+    batch: int
+    padded: bool
+    documents: int = 1
+
+
+LRA_TASKS: dict[str, LraTask] = {
+    "listops": LraTask(n=2000, vocab_size=17, num_labels=10, batch=32, padded=True),
+    "text": LraTask(n=4000, vocab_size=257, num_labels=2, batch=16, padded=True),
+    "retrieval": LraTask(n=4000, vocab_size=257, num_labels=2, batch=16, padded=True, documents=2),
+    "image": LraTask(n=1024, vocab_size=256, num_labels=10, batch=256, padded=False),
+    "pathfinder": LraTask(n=1024, vocab_size=256, num_labels=2, batch=128, padded=False),
+}
+
+LAYERS, WIDTH, HEADS, HIDDEN = 2, 64, 2, 128
+
+Batch = dict[str, Tensor]
+
+
+def find_method(name: str) -> tuple[Ours, int]:
+    """The method of this library that a name such as "nystrom-128" stands for, and its number.
+
+    Raises:
+        ValueError: A name that is unknown, or of another package's method: a model is built of this library's.
+    """
+    contender, number = find_contender(name)
+    if not isinstance(contender.build, Ours):
+        raise ValueError(f"method {name!r} is no method of this library: a training step is measured of its own alone.")
+    return contender.build, number
+
+
+def build_model(name: str, task: LraTask, seed: int) -> EncoderForSequenceClassification | EncoderForPairClassification:
+    """The model of a task with the attention of a name such as "nystrom-128", with random weights.
+
+    Raises:
+        ValueError: As `find_method`.
+    """
+    method, number = find_method(name)
+    config = EncoderConfig(
+        vocab_size=task.vocab_size,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=HIDDEN,
+        max_position_embeddings=task.n,
+        attention=method.method,
+        attention_options=method.options(number, task.n),
+        norm="pre",
+        pooling="mean",
+        num_labels=task.num_labels,  # pyright: ignore[reportCallIssue] (transformers takes it beside the fields)
+    )
+    torch.manual_seed(seed)
+    return (EncoderForPairClassification if task.documents == 2 else EncoderForSequenceClassification)(config)
+
+
+def random_batch(task: LraTask, batch: int, seed: int, device: torch.device) -> Batch:
+    """A batch, the same again for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (batch, task.n) if task.documents == 1 else (batch, task.documents, task.n)
+    inputs = {
+        "input_ids": torch.randint(1, task.vocab_size, shape, generator=generator),
+        "labels": torch.randint(task.num_labels, (batch,), generator=generator),
+    }
+    if task.padded:
+        lengths = torch.randint(task.n // 4, task.n + 1, (*shape[:-1], 1), generator=generator)
+        inputs["attention_mask"] = torch.arange(task.n) < lengths
+    return {name: x.to(device) for name, x in inputs.items()}

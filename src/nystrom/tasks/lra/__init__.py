@@ -1,0 +1,1 @@
+"""The five tasks of the Long Range Arena."""

@@ -1,0 +1,1 @@
+"""ListOps: drawn here, or read as it was published."""

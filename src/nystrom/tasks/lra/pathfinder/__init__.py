@@ -1,0 +1,1 @@
+"""Pathfinder: drawn here, or read as it was published."""

@@ -1,0 +1,1 @@
+"""Text and Retrieval, and a user's own labelled texts in their place."""

@@ -1,0 +1,1 @@
+"""Readers of what users hold: published archives, and files of rows."""

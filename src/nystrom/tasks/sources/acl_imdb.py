@@ -1,0 +1,117 @@
+"""The IMDB reviews of Maas et al. (2011) as they are published: the folder aclImdb, or its archive.
+
+A review is a file such as train/pos/0_9.txt: its number and its stars, in one of train/neg, train/pos, test/neg and
+test/pos, 12,500 in each. Reviews come in the order of class and number, from the folder and from the archive alike.
+train/unsup, which has no classes, is passed over. The archive is read as a stream and nothing is unpacked to disk.
+
+Source: https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz
+"""
+
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+from tqdm import tqdm
+
+from nystrom.tasks.lra.texts.labelled_texts import Source
+from nystrom.tasks.sources.row_files import BROKEN, cut_short, open_bytes
+from nystrom.tasks.store.checksums import sha256, sha256_of_files
+from nystrom.tasks.store.gathered_texts import Row
+
+PUBLISHED = {"train": 25_000, "test": 25_000}
+PARTS = tuple(f"{split}/{label}" for split in PUBLISHED for label in ("neg", "pos"))
+REVIEW = re.compile(r"(\d{1,9})_\d+\.txt")
+ARCHIVES = (".tar.gz", ".tgz", ".tar")
+
+
+def is_acl_imdb(folder: Path) -> bool:
+    """Tell whether a folder is aclImdb, or a part of it."""
+    return any((folder / part).is_dir() for part in PARTS)
+
+
+def folder_source(folder: Path, *, progress: bool = False) -> Source:
+    """Make a source of the folder aclImdb, with a bar for a checksum that takes long.
+
+    Raises:
+        ValueError: A part is missing, or holds a file that is no review.
+    """
+    if missing := [part for part in PARTS if not (folder / part).is_dir()]:
+        raise ValueError(f"{folder} lacks {', '.join(missing)}: unpack aclImdb_v1.tar.gz again, or name the archive.")
+    paths = [path for part in PARTS for path in _reviews(folder / part)]
+
+    def rows(progress: bool) -> Iterator[Row]:
+        for path in tqdm(paths, desc=folder.name, unit=" files", disable=not progress):
+            yield _row(str(path), path.parent.parent.name, path.parent.name, path.name, path.read_bytes())
+
+    return _source("aclImdb, folder", sha256_of_files(folder, paths, progress=progress), rows)
+
+
+def archive_source(archive: Path, *, progress: bool = False) -> Source:
+    """Make a source of the archive aclImdb_v1.tar.gz, with a bar for a checksum that takes long."""
+
+    def rows(progress: bool) -> Iterator[Row]:
+        try:
+            with open_bytes(archive, progress=progress) as file, tarfile.open(fileobj=file, mode="r|") as members:
+                yield from _members(archive, members)
+                # To the very end, where the checksum of the compression is.
+                while file.read(1 << 20):
+                    pass
+        except (*BROKEN, tarfile.TarError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise cut_short(archive, error) from error
+
+    return _source("aclImdb, archive", sha256(archive, progress=progress), rows)
+
+
+def _source(kind: str, digest: str, rows: Callable[[bool], Iterator[Row]]) -> Source:
+    return Source(
+        kind=kind,
+        settings={"source_sha256": digest},
+        splits=("train", "test"),
+        rows=rows,
+        published=PUBLISHED,
+        equal_classes=True,
+        val_is_test=True,
+    )
+
+
+def _reviews(folder: Path) -> list[Path]:
+    names = [name for name in os.listdir(folder) if not name.startswith(".")]
+    for name in names:
+        _number(str(folder / name), name)
+    return [folder / name for name in sorted(names)]
+
+
+def _number(place: str, name: str) -> int:
+    if not (match := REVIEW.fullmatch(name)):
+        raise ValueError(f"{place} is no review: their names are NUMBER_STARS.txt; move it away.")
+    return int(match[1])
+
+
+def _row(place: str, split: str, label: str, name: str, text: bytes) -> Row:
+    # All of neg before all of pos, each by number.
+    rank = _number(place, name) + (10**9 if label == "pos" else 0)
+    return Row(place, split, label.encode(), (text,), rank)
+
+
+def _members(archive: Path, members: tarfile.TarFile) -> Iterator[Row]:
+    seen: set[str] = set()
+    for member in members:
+        path = PurePosixPath(member.name)
+        place = f"{archive}, {member.name}"
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{place} lies outside of the archive's folder: this is not the published archive.")
+        *_, split, label, name = ("", "", *path.parts)
+        if f"{split}/{label}" not in PARTS or member.isdir() or name.startswith("."):
+            continue
+        if not member.isfile():
+            raise ValueError(f"{place} is a link: this is not the published archive.")
+        if f"{split}/{label}/{name}" in seen:
+            raise ValueError(f"{place} is in the archive twice: this is not the published archive.")
+        seen.add(f"{split}/{label}/{name}")
+        content = members.extractfile(member)
+        assert content is not None, "a plain file has content"
+        yield _row(place, split, label, name, content.read())

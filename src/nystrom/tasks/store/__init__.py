@@ -1,0 +1,1 @@
+"""Prepared data sets on disk, read through memory maps."""

@@ -1,0 +1,91 @@
+"""Validation and test texts out of the training texts, for sources that have none of their own.
+
+A missing split takes a tenth of the training texts, or the share that is asked for. Samples are ranked by a hash of the
+seed and their bytes; the first make test, the next val. The order of a file plays no part, and equal samples fall into
+one split.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nystrom.tasks.store.token_files import SPLITS
+
+SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How missing splits are made.
+
+    Args:
+        val_share: Share of the training texts that becomes val; a tenth if not given.
+        test_share: Share of the training texts that becomes test; a tenth if not given.
+        seed: Decides which.
+
+    Raises:
+        ValueError: A share is impossible.
+    """
+
+    val_share: float | None
+    test_share: float | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}.")
+        for name, share in (("val_share", self.val_share), ("test_share", self.test_share)):
+            if share is not None and not 0 < share < 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {share}: leave it out for a tenth.")
+        if (self.val_share or 0.0) + (self.test_share or 0.0) >= 1:
+            raise ValueError(
+                f"val_share={self.val_share} and test_share={self.test_share} leave nothing to train on: take less."
+            )
+
+    def shares(self, there: Collection[str]) -> dict[str, float]:
+        """Give the share of the training texts that each missing split takes.
+
+        Args:
+            there: The splits that the source has.
+
+        Raises:
+            ValueError: It has no train, or a split for which a share was given.
+        """
+        if "train" not in there:
+            raise ValueError(f"there are texts for {' and '.join(there)} and none for train: add the training texts.")
+        shares = {}
+        for split, share in (("test", self.test_share), ("val", self.val_share)):
+            if split not in there:
+                shares[split] = SHARE if share is None else share
+            elif share is not None:
+                raise ValueError(
+                    f"{split}_share is {share}, but the source has a {split} split of its own: leave {split}_share out."
+                )
+        return shares
+
+    def draw(
+        self, splits: NDArray[np.uint8], hashes: NDArray[np.uint64], there: Collection[str]
+    ) -> Mapping[str, NDArray[np.int64]]:
+        """Give the numbers of the samples of each split, in rising order.
+
+        Args:
+            splits: For each sample its split in the source, as a place in `SPLITS`.
+            hashes: For each sample a number that is random, and equal where samples are.
+            there: The splits that the source has.
+        """
+        splits = splits.copy()
+        train = np.flatnonzero(splits == SPLITS.index("train"))
+        ranked = train[np.argsort(hashes[train], kind="stable")]
+        sorted_hashes = hashes[ranked]
+        start, end = 0, 0.0
+        for split, share in self.shares(there).items():
+            end += share * ranked.size
+            stop = max(round(end), start)
+            # Equal samples stay together.
+            while 0 < stop < ranked.size and sorted_hashes[stop] == sorted_hashes[stop - 1]:
+                stop += 1
+            splits[ranked[start:stop]] = SPLITS.index(split)
+            start = stop
+        return {split: np.flatnonzero(splits == place) for place, split in enumerate(SPLITS)}

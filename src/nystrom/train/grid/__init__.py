@@ -1,0 +1,1 @@
+"""Many runs: tasks, methods and seeds."""

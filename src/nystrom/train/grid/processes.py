@@ -1,0 +1,179 @@
+"""The processes of `nystrom lra run`: a few at a time, and none left behind.
+
+Each run is a process of `nystrom.train.grid.child`, which ends with this one, even if this one is killed. A process
+that was killed itself, or had no memory left, is given another try when no other run is left beside it. A run that
+fails otherwise is done with, and the others go on.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nystrom.measure.clock import free_bytes
+from nystrom.measure.rows import append_rows, read_rows
+from nystrom.train.grid.child import OUT_OF_MEMORY
+from nystrom.train.run_folder import RunFolder
+
+TABLE = "lra.csv"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the grid.
+
+    Attributes:
+        name: Of its folder.
+        arguments: Of `nystrom.train.engine.train`, as JSON has them.
+    """
+
+    name: str
+    arguments: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that did not finish.
+
+    Attributes:
+        name: Of its folder.
+        reason: How its process ended, and the last line that it wrote.
+        log: All that it wrote.
+    """
+
+    name: str
+    reason: str
+    log: Path
+
+
+class Grid:
+    """The processes of a grid.
+
+    Args:
+        to: Folder of the runs.
+        jobs: Processes at a time.
+        on_cpu: Whether they share the memory of the system.
+    """
+
+    def __init__(self, to: Path, *, jobs: int, on_cpu: bool):
+        self.to, self.jobs, self.on_cpu = to, jobs, on_cpu
+        self.running: dict[subprocess.Popen[bytes], Run] = {}
+        self.failures: list[Failure] = []
+        self.peak, self.done, self.total = 0.0, 0, 0
+
+    def train(self, runs: Sequence[Run]) -> list[Failure]:
+        """Train what is not finished, and say of each run what came of it."""
+        waiting = deque(run for run in runs if not RunFolder(self.to / run.name).is_finished)
+        self.total, self.done = len(runs), len(runs) - len(waiting)
+        for run in runs:
+            if run not in waiting:
+                print(f"{run.name}: was finished before: {self._reached(run)}", flush=True)
+        self._write_table()
+        again: deque[Run] = deque()
+        tried: set[str] = set()
+        try:
+            while waiting or again or self.running:
+                while waiting and len(self.running) < self.jobs and self._is_room():
+                    self._start(waiting.popleft())
+                if again and not waiting and not self.running:
+                    self._start(again.popleft())
+                for run, code in self._ended():
+                    if code == 0:
+                        self._finished(run)
+                    elif (code < 0 or code == OUT_OF_MEMORY) and run.name not in tried:
+                        tried.add(run.name)
+                        again.append(run)
+                        print(f"{run.name}: {_ending(code)}; goes on later, by itself", flush=True)
+                    else:
+                        self._failed(run, code)
+                time.sleep(0.05)
+        finally:
+            self._stop()
+        return self.failures
+
+    def _is_room(self) -> bool:
+        """Whether the memory that is free holds another run as large as those so far."""
+        return not self.running or not self.on_cpu or free_bytes(torch.device("cpu")) > 1e6 * self.peak
+
+    def _start(self, run: Run) -> None:
+        step = RunFolder(self.to / run.name).last_step() if (self.to / run.name).is_dir() else None
+        print(f"{run.name}: {'starts' if step is None else f'goes on after step {step}'}", flush=True)
+        # A bar would fill the log.
+        environment = os.environ | {"TQDM_MININTERVAL": "30", "PYTHONUNBUFFERED": "1"}
+        with self._log(run).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "nystrom.train.grid.child", json.dumps(run.arguments)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                # Ctrl-C is for this process, which ends the others.
+                start_new_session=True,
+            )
+        self.running[process] = run
+
+    def _ended(self) -> list[tuple[Run, int]]:
+        """Runs whose process has ended since, with the exit codes."""
+        ended = [(process, code) for process in self.running if (code := process.poll()) is not None]
+        for process, _ in ended:
+            assert process.stdin is not None
+            process.stdin.close()
+        return [(self.running.pop(process), code) for process, code in ended]
+
+    def _finished(self, run: Run) -> None:
+        self.done += 1
+        self._write_table()
+        print(f"{run.name}: {self._reached(run)} ({self.done} of {self.total})", flush=True)
+
+    def _failed(self, run: Run, code: int) -> None:
+        lines = self._log(run).read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        self.failures.append(Failure(run.name, f"{_ending(code)}: {last}" if last else _ending(code), self._log(run)))
+        print(f"{run.name}: failed, {self.failures[-1].reason}", flush=True)
+
+    def _reached(self, run: Run) -> str:
+        rows = {row.quantity: row.value for row in read_rows(RunFolder(self.to / run.name).rows)}
+        peak = rows.get("peak memory", math.nan)
+        self.peak = max(self.peak, 0.0 if math.isnan(peak) else peak)
+        memory = "" if math.isnan(peak) else f", {peak:.0f} MB"
+        return (
+            f"test {rows['test accuracy']:.1%}, validation {rows['validation accuracy']:.1%}, "
+            f"{rows['steps']:.0f} steps, {rows['training time']:.0f} s{memory}"
+        )
+
+    def _write_table(self) -> None:
+        """Make the table of all finished runs in the folder anew, in one piece."""
+        folders = sorted(path for path in self.to.iterdir() if RunFolder(path).is_finished)
+        partial = self.to / f".{TABLE}.partial"
+        partial.unlink(missing_ok=True)
+        append_rows(partial, [row for folder in folders for row in read_rows(RunFolder(folder).rows)])
+        partial.replace(self.to / TABLE)
+
+    def _log(self, run: Run) -> Path:
+        return self.to / f"{run.name}.log"
+
+    def _stop(self) -> None:
+        """End what still runs: its input closes."""
+        for process in self.running:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.running:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _ending(code: int) -> str:
+    if code == OUT_OF_MEMORY:
+        return "no memory was left"
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,1 @@
+"""Published settings as Python values, one file a paper."""

@@ -1,0 +1,70 @@
+import pytest
+import torch
+
+from nystrom import kernelized_attention, skyformer_attention
+from nystrom.attention.methods.skyformer import SkyformerOptions, ridged_inverse
+from nystrom.kernels import gaussian_kernel
+from nystrom.landmarks import random_draws, uniform
+
+
+def draw(seed, n, s=None, *, size=1.0, d=6):
+    g = torch.Generator().manual_seed(seed)
+    s = n if s is None else s
+    return [size * torch.randn(2, 3, t, d, generator=g, dtype=torch.float64) for t in (n, s, s)]
+
+
+@pytest.mark.parametrize(("n", "s", "m"), [(24, 24, 8), (30, 17, 7)])
+def test_it_is_the_formula_of_the_paper(n, s, m):
+    q, k, v = draw(0, n, s)
+    draws = random_draws(m, torch.Generator().manual_seed(5), q.device)
+    marks = torch.cat([uniform(q, m // 2, draws=draws[: m // 2]), uniform(k, m - m // 2, draws=draws[m // 2 :])], dim=2)
+    scale = 6**-0.5
+    ridged = gaussian_kernel(marks, marks, scale=scale) + 0.1 * torch.eye(m, dtype=torch.float64)
+    middle = torch.linalg.inv(ridged)
+    expected = gaussian_kernel(q, marks, scale=scale) @ middle @ gaussian_kernel(marks, k, scale=scale) @ v
+    out = skyformer_attention(q, k, v, num_landmarks=m, pinv="exact", generator=torch.Generator().manual_seed(5))
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
+    iterated = skyformer_attention(q, k, v, num_landmarks=m, pinv_steps=20, generator=torch.Generator().manual_seed(5))
+    torch.testing.assert_close(iterated, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_the_scaling_of_lemma_3_bounds_the_spectrum():
+    q, _, _ = draw(1, 12)
+    kernel = gaussian_kernel(q, q, scale=0.2)
+    ridged = kernel + 0.1 * torch.eye(12, dtype=torch.float64)
+    root = ridged.sum(-1).rsqrt()
+    values = torch.linalg.svdvals(root[..., :, None] * ridged * root[..., None, :])
+    assert values.min() > 0
+    # The lemma says below 1; the vector D^(1/2) 1 has the eigenvalue 1.
+    torch.testing.assert_close(values.amax(-1), torch.ones(2, 3, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+def test_the_scaling_does_not_change_the_inverse():
+    q, _, _ = draw(2, 9)
+    kernel = gaussian_kernel(q, q, scale=0.4)
+    expected = torch.linalg.inv(kernel + 0.1 * torch.eye(9, dtype=torch.float64))
+    torch.testing.assert_close(ridged_inverse(kernel, SkyformerOptions(pinv="exact")), expected, rtol=1e-8, atol=1e-9)
+
+
+def test_more_landmarks_come_nearer_to_kernelized():
+    q, k, v = (torch.cumsum(x, dim=2) / 16 for x in draw(3, 256, size=0.5))
+    exact = kernelized_attention(q, k, v)
+    options = {"gamma": 1e-3, "pinv": "exact"}
+    errors = [
+        (skyformer_attention(q, k, v, num_landmarks=m, **options) - exact).norm() / exact.norm() for m in (4, 16, 64)
+    ]
+    assert errors[0] > 2 * errors[1] > 4 * errors[2]
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_landmarks": 1}, "num_landmarks is 1; expected a whole number of at least 2"),
+        ({"gamma": 0.0}, r"gamma is 0\.0; expected a positive number"),
+        ({"pinv": "lu"}, "pinv is 'lu'"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        skyformer_attention(*draw(0, 8), **options)

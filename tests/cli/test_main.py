@@ -1,0 +1,99 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nystrom.cli.main import COMMANDS, main
+
+
+def run(*words, cwd=None):
+    return subprocess.run([sys.executable, "-m", "nystrom", *words], capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_the_overview_names_every_command(words, capsys):
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)
+
+
+def test_the_overview_needs_no_torch():
+    code = "import sys; from nystrom.cli.main import main; main([]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    from nystrom import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"nystrom {__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*name.split(), "--help"])
+    assert stop.value.code == 0
+    assert f"usage: nystrom {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data"], ""),
+        (["trian"], "there is no command 'trian'. Perhaps you meant 'nystrom train'"),
+        (["bench", "eficiency"], "Perhaps you meant 'nystrom bench efficiency'"),
+        (["train", "listops", "--attention", "nystorm"], "attention method 'nystorm' is unknown"),
+        (["bench", "efficiency", "--methods", "magic"], "method 'magic' is unknown"),
+        (["bench", "efficiency", "--lengths", "0"], "an entry of lengths is 0"),
+        (["data", "prepare", "listops", "--to", "x", "--train", "-1"], "train must be at least 0"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_and_code_2(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_belong_to_the_method_that_is_named(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--attention", "skyformer", "--help"])
+    skyformer = capsys.readouterr().out
+    assert "--options.gamma" in skyformer
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "--options.gamma" not in capsys.readouterr().out
+
+
+def test_methods_lists_the_registry(capsys):
+    from nystrom.attention.registry import METHODS
+
+    for words in (["methods"], ["methods", "--markdown"]):
+        assert main(words) == 0
+        printed = capsys.readouterr().out
+        assert all(name in printed for name in METHODS)
+
+
+def test_data_is_prepared_and_read_back_from_its_tsv(tmp_path):
+    sizes = ["--train", "20", "--val", "5", "--test", "5", "--min-length", "5", "--max-length", "40"]
+    made = run("data", "prepare", "listops", "--to", "made", *sizes, "--tsv", "--no-progress", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert Path(made.stdout.strip()) == (tmp_path / "made").resolve()
+    read = run("data", "prepare", "listops", "--from", "made", "--to", "read", "--no-progress", cwd=tmp_path)
+    assert read.returncode == 0, read.stderr
+    assert "basic_train.tsv" in {path.name for path in (tmp_path / "made").iterdir()}
+
+
+def test_a_small_bench_leaves_rows_and_a_plot(tmp_path):
+    done = run(
+        *("bench", "efficiency", "--lengths", "128", "256", "--methods", "softmax", "nystrom-16", "--repeats", "1"),
+        *("--heads", "1", "--width", "8", "--to", str(tmp_path / "run")),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nystrom-16" in done.stdout
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {"efficiency.csv", "efficiency.png"}
+    again = run("report", "efficiency", str(tmp_path / "run" / "efficiency.csv"), "--markdown")
+    assert again.returncode == 0, again.stderr
+    assert "| nystrom-16 |" in again.stdout

@@ -1,0 +1,264 @@
+"""What transformers' encoders do under the name of a method; test_families.py walks them all."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertForSequenceClassification,
+    CLIPConfig,
+    CLIPModel,
+    EsmcConfig,
+    ModernBertConfig,
+    ViTConfig,
+)
+
+from nystrom.integrations import set_attention
+from nystrom.integrations.attention_interface import REGISTERED, attend, option_names
+from nystrom.models import EncoderConfig
+
+SMALL = {
+    "nystrom": {"num_landmarks": 4},
+    "skyformer": {"num_landmarks": 4},
+    "skyformer_softmax": {"num_landmarks": 4},
+    "performer": {"num_features": 6},
+    "informer": {"num_queries": 5, "num_samples": 7},
+    "reformer": {"num_hashes": 2, "chunk_size": 4, "num_buckets": 4},
+    "longformer": {"window": 5},
+    "bigbird": {"block_size": 2, "num_random_blocks": 1},
+}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+# float32 through two layers.
+CLOSE = {"rtol": 0, "atol": 1e-4}
+
+
+def make(config=None, implementation="nystrom", kind=AutoModel.from_config, **options):
+    config = BertConfig(**SIZES, vocab_size=64, pad_token_id=0) if config is None else config
+    config.attention_options = options
+    config._attn_implementation = implementation
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                # Scores far from zero: else every token is the mean of all, whatever the method.
+                parameter.normal_(std=0.15)
+    return model
+
+
+def text(padded=True):
+    ids = torch.randint(3, 60, (2, 21), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[1, 14:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def run(model, **inputs):
+    with torch.no_grad():
+        return model(**inputs)[0]
+
+
+def test_a_model_that_was_saved_keeps_its_options_and_takes_the_name_when_loaded(tmp_path):
+    model = make(num_landmarks=4)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path, attn_implementation="nystrom")
+    assert loaded.config.attention_options == {"num_landmarks": 4}
+    assert_close(run(loaded, **text()), run(model, **text()), rtol=0, atol=0)
+    exact = AutoModel.from_pretrained(tmp_path)
+    assert (run(exact, **text()) - run(model, **text()))[0].abs().max() > 0.01
+
+
+@pytest.mark.parametrize("method", REGISTERED)
+def test_padding_and_neighbours_change_nothing_with_any_method(method):
+    model, inputs = make(implementation=method, **SMALL.get(method, {})), text()
+    together = run(model, **inputs)
+    for row, length in ((0, 21), (1, 14)):
+        alone = run(model, input_ids=inputs["input_ids"][row : row + 1, :length])
+        assert_close(together[row : row + 1, :length], alone, **CLOSE)
+    exact = run(make(implementation="sdpa"), **inputs)
+    assert (together - exact)[0].abs().max() > 0.01
+    assert_close(run(make(implementation=method, **SMALL.get(method, {})), **inputs), together, rtol=0, atol=0)
+
+
+def test_padding_at_the_left_changes_nothing():
+    model, ids = make(num_landmarks=4), text()["input_ids"]
+    positions = torch.arange(21)
+    alone = run(model, input_ids=ids, position_ids=positions[None])
+    padded, mask = (torch.nn.functional.pad(x, (5, 0)) for x in (ids, torch.ones_like(ids)))
+    positions = torch.nn.functional.pad(positions, (5, 0))[None]
+    assert_close(run(model, input_ids=padded, attention_mask=mask, position_ids=positions)[:, 5:], alone, **CLOSE)
+
+
+def test_options_of_a_call_win_over_those_of_the_configuration():
+    few, many = make(num_landmarks=4), make(num_landmarks=1000)
+    assert_close(run(few, **text(), num_landmarks=1000), run(many, **text()), rtol=0, atol=0)
+    assert (run(few, **text()) - run(many, **text()))[0].abs().max() > 0.01
+    ridge = run(few, **text(), pinv="ridge")
+    assert (ridge - run(few, **text()))[0].abs().max() > 1e-3
+    assert_close(run(make(num_landmarks=4, pinv="ridge"), **text()), ridge, rtol=0, atol=0)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("method", "stored", "called", "message"),
+    [
+        ("nystrom", {"landmark": 3}, {}, "option of nystrom 'landmark' is unknown.*Perhaps you meant 'landmarks'"),
+        ("nystrom", {"scale": 1.0}, {}, "option of nystrom 'scale' is unknown"),
+        ("nystrom", {"num_landmarks": 0}, {}, "num_landmarks is 0"),
+        ("nystrom", {}, {"num_landmark": 3}, "BertSelfAttention hands num_landmark to attention.*num_landmarks"),
+        ("linear", {}, {"num_landmarks": 3}, "hands num_landmarks to attention, which linear attention cannot honour"),
+        ("performer", {"redraw_steps": 5}, {}, "option of performer 'redraw_steps' is unknown"),
+        ("nystrom", {}, {"output_attentions": True}, "output_attentions is True, but nystrom attention stores no"),
+        ("nystrom", {}, {"is_causal": True}, "BertSelfAttention is causal"),
+    ],
+)
+def test_an_option_that_the_method_does_not_have_is_refused_by_name(method, stored, called, message):
+    with pytest.raises(ValueError, match=message):
+        run(make(implementation=method, **stored), **text(), **called)
+
+
+@pytest.mark.refuses
+def test_methods_with_weights_of_their_own_are_not_registered():
+    for name in ("linformer", "softmax"):
+        assert name not in REGISTERED
+        with pytest.raises(ValueError, match=f'attn_implementation="{name}"` is not supported'):
+            make(implementation=name)
+    assert option_names("performer") == {"num_features", "exact_layers"}
+
+
+def test_layers_that_are_named_run_exact_attention():
+    exact, few = run(make(implementation="sdpa"), **text())[0], run(make(num_landmarks=4), **text())[0]
+    assert_close(run(make(num_landmarks=4, exact_layers=[0, 1]), **text())[0], exact, **CLOSE)
+    half = run(make(num_landmarks=4), **text(), exact_layers=(1,))[0]
+    assert min((half - exact).abs().max(), (half - few).abs().max()) > 1e-3
+
+
+def test_exact_layers_keep_their_padding():
+    together = run(make(num_landmarks=4, exact_layers=[0, 1]), **text())
+    alone = run(make(implementation="sdpa"), input_ids=text()["input_ids"][1:, :14])
+    assert_close(together[1:, :14], alone, **CLOSE)
+
+
+def vit(**options):
+    return make(ViTConfig(**SIZES, image_size=32, patch_size=4), **options)
+
+
+@pytest.mark.refuses
+def test_layers_without_a_number_are_refused_and_can_be_set_themselves():
+    pixels = {"pixel_values": torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))}
+    with pytest.raises(ValueError, match=r"exact_layers is \[0\], but ViTAttention does not know its number"):
+        run(vit(exact_layers=[0]), **pixels)
+    model, exact = vit(num_landmarks=4), run(vit(implementation="sdpa"), **pixels)
+    few = run(model, **pixels)
+    for layer in model.layers[:1]:
+        set_attention(layer, "sdpa")
+    half = run(model, **pixels)
+    assert min((half - exact).abs().max(), (half - few).abs().max()) > 1e-3
+    set_attention(model.layers[1], "sdpa")
+    assert_close(run(model, **pixels), exact, **CLOSE)
+
+
+def modernbert(**options):
+    config = ModernBertConfig(
+        **SIZES, vocab_size=64, pad_token_id=0, local_attention=6, global_attn_every_n_layers=2, cls_token_id=1,
+        sep_token_id=2, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return make(config, **options)
+
+
+def test_local_layers_stay_local_and_exact():
+    """The second layer sees three tokens on either side: what is further away reaches a token by the first alone."""
+    model, inputs = modernbert(num_landmarks=1000), text()
+    assert_close(run(model, **inputs)[0], run(modernbert(implementation="sdpa"), **inputs)[0], **CLOSE)
+    few = run(modernbert(num_landmarks=4), **inputs)
+    assert_close(few[1:, :14], run(modernbert(num_landmarks=4), input_ids=inputs["input_ids"][1:, :14]), **CLOSE)
+
+
+def test_a_boolean_mask_per_pair_of_tokens_gives_exact_attention_with_that_mask():
+    pairs = torch.rand(2, 1, 21, 21, generator=torch.Generator().manual_seed(2)) < 0.5
+    pairs |= torch.eye(21, dtype=torch.bool)
+    inputs = {"input_ids": text()["input_ids"], "attention_mask": pairs}
+    exact = run(make(implementation="sdpa"), **inputs)
+    assert_close(run(make(num_landmarks=4), **inputs), exact, rtol=0, atol=0)
+
+
+@pytest.mark.refuses
+def test_other_masks_are_refused_by_name():
+    model, ids = make(num_landmarks=4), text()["input_ids"]
+    with pytest.raises(ValueError, match=r"a mask of shape \(2, 1, 21, 21\) and torch.float32; nystrom"):
+        run(model, input_ids=ids, attention_mask=torch.zeros(2, 1, 21, 21))
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 21, 21\); expected \(batch, tokens\)"):
+        run(model, input_ids=ids, attention_mask=torch.ones(2, 21, 21))
+
+
+@pytest.mark.refuses
+def test_packed_sequences_are_refused_by_name():
+    config = EsmcConfig(**SIZES, vocab_size=64, pad_token_id=0)
+    ids = text()["input_ids"]
+    packed = (torch.arange(21) > 9).long().expand(2, -1)
+    with pytest.raises(ValueError, match="asks for a mask of a pattern of its own"):
+        run(make(config, num_landmarks=4), input_ids=ids, sequence_id=packed)
+
+
+def test_dropout_of_weights_is_told_of_in_training_and_other_dropout_works():
+    config = BertConfig(**SIZES, vocab_size=64, pad_token_id=0, hidden_dropout_prob=0.5)
+    model = make(config, kind=BertForSequenceClassification, num_landmarks=4)
+    run(model, **text())
+    with pytest.warns(UserWarning, match=r"BertSelfAttention's dropout of 0\.1 on them has no effect"):
+        loss = model.train()(**text(), labels=torch.tensor([0, 1])).loss
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    config.attention_probs_dropout_prob = 0.0
+    quiet = make(config, kind=BertForSequenceClassification, num_landmarks=4).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, second = (quiet(**text()).logits for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+class SomeCrossAttention(nn.Module):
+    is_causal = False
+    config = None
+
+
+def test_cross_attention_of_equal_lengths_keeps_all_queries():
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 9, 8, generator=g) for _ in range(3))
+    keep = torch.arange(9) < torch.tensor([[9], [5]])
+    out, _ = attend("nystrom", SomeCrossAttention(), q, k, v, keep[:, None, None], num_landmarks=20)
+    exact = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep[:, None, None])
+    assert_close(out.transpose(1, 2), exact, **CLOSE)
+
+
+def test_a_model_of_two_towers_takes_a_method_in_one():
+    sizes = {**SIZES, "image_size": 32, "patch_size": 4}
+    config = CLIPConfig(vision_config=sizes, text_config={**SIZES, "vocab_size": 64, "eos_token_id": 2})
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    outputs = []
+    for chosen in ("sdpa", {"vision_config": "nystrom", "text_config": "sdpa"}):
+        torch.manual_seed(0)
+        model = CLIPModel._from_config(config, attn_implementation=chosen).eval()
+        model.config.vision_config.attention_options = {"num_landmarks": 1000}
+        with torch.no_grad():
+            outputs.append(model(input_ids=text()["input_ids"], pixel_values=pixels).logits_per_image)
+    assert_close(*outputs, **CLOSE)
+
+
+@pytest.mark.parametrize("method", ["nystrom", "skyformer", "linear"])
+def test_compile_makes_one_graph(method):
+    torch._dynamo.reset()
+    model, inputs = make(implementation=method, **SMALL.get(method, {})), text()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert_close(run(compiled, **inputs), run(model, **inputs), **CLOSE)
+
+
+@pytest.mark.refuses
+def test_this_librarys_own_encoder_refuses_a_second_word_on_its_attention():
+    config = EncoderConfig(**SIZES, vocab_size=64)
+    with pytest.raises(ValueError, match=r"attn_implementation is 'skyformer'.*attention='skyformer'"):
+        AutoModel.from_config(config, attn_implementation="skyformer")

@@ -1,0 +1,271 @@
+"""A model whose attention was replaced keeps its parameters, runs the method, and equals itself at the exact limit."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from nystrom import NystromAttention, replace_attention
+from nystrom.integrations.modules import WEIGHTLESS
+
+# The padded path of torch makes nested tensors, whose warning is not ours; float32 rounding of two layers.
+nested = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+CLOSE = {"rtol": 0, "atol": 1e-5}
+
+
+def padding(n=20):
+    ignore = torch.zeros(2, n, dtype=torch.bool)
+    ignore[1, 13:] = True
+    return ignore
+
+
+def encoder(*, batch_first=True, norm_first=False, dropout=0.0):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=dropout, batch_first=batch_first, norm_first=norm_first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=batch_first and not norm_first).eval()
+    for name, parameter in model.named_parameters():
+        if "in_proj_weight" in name:
+            # Scores far from zero: else every token is the mean of all, whatever the method.
+            nn.init.normal_(parameter, std=0.6)
+    return model
+
+
+def tokens(batch_first=True, n=20):
+    x = torch.randn(2, n, 16, generator=torch.Generator().manual_seed(1))
+    return x if batch_first else x.transpose(0, 1)
+
+
+def replaced(model, num_landmarks, method="nystrom"):
+    model = copy.deepcopy(model)
+    replace_attention(model, method, {"num_landmarks": num_landmarks})
+    return model
+
+
+@nested
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_with_a_landmark_per_token_a_transformer_encoder_equals_its_source(batch_first, norm_first, training):
+    source, x = encoder(batch_first=batch_first, norm_first=norm_first).train(training), tokens(batch_first)
+    ours = replaced(source, 20)
+    assert ours.training == training
+    with torch.no_grad():
+        results = [model(x, src_key_padding_mask=padding()) for model in (ours, source)]
+    ours_out, theirs = (out if batch_first else out.transpose(0, 1) for out in results)
+    assert_close(ours_out[~padding()], theirs[~padding()], **CLOSE)
+
+
+@nested
+@pytest.mark.parametrize("masked", [True, False])
+def test_evaluation_runs_the_method_and_not_the_fused_path_of_torch(masked):
+    source, x = encoder(), tokens()
+    ours, real = replaced(source, 4), ~padding()
+    ran = []
+    for layer in ours.layers:
+        layer.self_attn.heads.register_forward_hook(lambda *_: ran.append(1))
+    ignore = padding() if masked else None
+    with torch.no_grad():
+        evaluated, exact = ours(x, src_key_padding_mask=ignore), source(x, src_key_padding_mask=ignore)
+        assert len(ran) == 2
+        trained = ours.train()(x, src_key_padding_mask=ignore)
+    assert_close(evaluated[real], trained[real], **CLOSE)
+    assert (evaluated[real] - exact[real]).abs().max() > 0.01
+
+
+@nested
+def test_without_the_hooks_evaluation_runs_the_method_too():
+    """A hook on a module turns torch's fused path off, so the method must show without one."""
+    source, x = encoder(), tokens()
+    ours = replaced(source, 4)
+    with torch.no_grad():
+        assert_close(ours(x, src_key_padding_mask=padding())[0], ours.train()(x)[0], **CLOSE)
+        assert (ours.eval()(x) - source(x)).abs().max() > 0.01
+
+
+def test_padding_and_neighbours_change_nothing_at_real_tokens():
+    ours, x = replaced(encoder(), 4), tokens()
+    with torch.no_grad():
+        together = ours(x, src_key_padding_mask=padding())
+        assert_close(together[1:, :13], ours(x[1:, :13]), **CLOSE)
+        assert_close(together[:1], ours(x[:1]), **CLOSE)
+
+
+def test_parameters_are_the_same_objects_under_the_same_names():
+    source = encoder()
+    before = dict(source.named_parameters())
+    assert replace_attention(source) == 2
+    after = dict(source.named_parameters())
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+    encoder().load_state_dict(source.state_dict())
+
+
+@pytest.mark.parametrize("method", WEIGHTLESS)
+def test_every_method_without_weights_can_stand_there_and_learns(method):
+    torch.manual_seed(0)
+    model = encoder()
+    assert replace_attention(model, method) == 2
+    model(tokens(), src_key_padding_mask=padding())[~padding()].square().sum().backward()
+    grads = [p.grad for p in model.parameters()]
+    assert all(g is not None and g.isfinite().all() for g in grads)
+
+
+def test_keys_that_were_trained_are_used_by_the_reformer():
+    model = encoder()
+    replace_attention(model, "reformer")
+    assert not model.layers[0].self_attn.heads.options.shared_qk
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_cross_attention_with_other_widths_equals_its_source(batch_first, bias):
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {"x": nn.MultiheadAttention(16, 4, kdim=5, vdim=7, bias=bias, batch_first=batch_first)}
+    ).eval()
+    q, k, v = (torch.randn(2, 20, width) for width in (16, 5, 7))
+    q, k, v = (x if batch_first else x.transpose(0, 1) for x in (q, k, v))
+    expected = model["x"](q, k, v, key_padding_mask=padding())[0]
+    replace_attention(model, options={"num_landmarks": 20})
+    # Queries of as many tokens as the keys are real all the same, where the keys' padding is.
+    assert_close(model["x"](q, k, v, key_padding_mask=padding())[0], expected, **CLOSE)
+
+
+def test_one_sequence_without_a_batch_and_one_module_in_two_places():
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(16, 4)
+    model = nn.ModuleDict({"a": attention, "b": nn.ModuleDict({"again": attention})}).eval()
+    x, k = torch.randn(9, 16), torch.randn(9, 16)
+    ignore = torch.arange(9) > 6
+    expected = model["a"](x, k, k, key_padding_mask=ignore)[0]
+    assert replace_attention(model) == 1
+    assert model["a"] is model["b"]["again"]
+    assert_close(model["a"](x, k, k, key_padding_mask=ignore)[0], expected, **CLOSE)
+
+
+class StandIn(nn.Module):
+    """The structure of timm's Attention, with attention in its plain form."""
+
+    def __init__(self, dim, num_heads, norm=nn.Identity, gated=False):
+        super().__init__()
+        self.num_heads, self.head_dim, self.fused_attn = num_heads, dim // num_heads, True
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.q_norm, self.k_norm, self.norm = norm(self.head_dim), norm(self.head_dim), norm(dim)
+        self.attn_drop, self.proj_drop = nn.Dropout(0.0), nn.Dropout(0.0)
+        self.gate = nn.Linear(dim, dim) if gated else None
+
+    def forward(self, x, attn_mask=None, is_causal=False):
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        scores = self.q_norm(q) @ self.k_norm(k).mT / self.head_dim**0.5
+        out = self.norm((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, c))
+        return self.proj_drop(self.proj(out if self.gate is None else out * self.gate(x).sigmoid()))
+
+
+StandIn.__name__, StandIn.__module__ = "Attention", "timm.layers.attention"
+
+
+def attention_of_timm(**options):
+    attention = pytest.importorskip("timm.layers", exc_type=ImportError).Attention
+    norm = options.pop("norm", None)
+    return attention(16, 4, qk_norm=norm is not None, scale_norm=norm is not None, norm_layer=norm, **options)
+
+
+@pytest.mark.parametrize("make", [lambda **options: StandIn(16, 4, **options), attention_of_timm])
+@pytest.mark.parametrize("options", [{}, {"norm": nn.LayerNorm}, {"gated": True}])
+def test_attention_of_timm_equals_its_source_at_a_landmark_per_token(make, options):
+    torch.manual_seed(0)
+    source, x = nn.Sequential(make(**options)).eval(), tokens()
+    nn.init.normal_(source[0].qkv.weight, std=0.6)
+    exact, few = copy.deepcopy(source), copy.deepcopy(source)
+    assert replace_attention(exact, options={"num_landmarks": 20}) == 1
+    replace_attention(few, options={"num_landmarks": 4})
+    assert list(exact.state_dict()) == list(source.state_dict())
+    assert_close(exact(x), source(x), **CLOSE)
+    assert (few(x) - source(x)).abs().max() > 0.01
+
+
+def test_a_module_of_that_name_that_is_not_timms_stays():
+    class Attention(StandIn):
+        pass
+
+    Attention.__module__ = "elsewhere"
+    with pytest.raises(ValueError, match=r"Sequential holds no .* and no Attention of timm"):
+        replace_attention(nn.Sequential(Attention(16, 4)))
+
+
+def test_dropout_of_weights_is_told_of_in_training_and_not_in_evaluation():
+    model = encoder(dropout=0.1)
+    replace_attention(model)
+    model.eval()(tokens())
+    with pytest.warns(UserWarning, match=r"a dropout of 0\.1 on them has no effect"):
+        model.train()(tokens())
+
+
+@pytest.mark.refuses
+def test_masks_per_pair_of_tokens_are_refused_by_the_replaced_model():
+    model = encoder()
+    replace_attention(model)
+    with pytest.raises(ValueError, match="attn_mask cannot be honoured"):
+        model(tokens(), mask=nn.Transformer.generate_square_subsequent_mask(20))
+    timm = nn.Sequential(StandIn(16, 4))
+    replace_attention(timm)
+    with pytest.raises(ValueError, match="is_causal cannot be honoured"):
+        timm[0](tokens(), is_causal=True)
+    with pytest.raises(ValueError, match="attn_mask cannot be honoured"):
+        timm[0](tokens(), attn_mask=torch.ones(20, 20, dtype=torch.bool))
+
+
+@pytest.mark.refuses
+@nested
+def test_nested_tensors_and_rows_that_do_not_exist_are_refused():
+    model = encoder()
+    replace_attention(model, "linear")
+    attention, x = model.layers[0].self_attn, tokens()
+    with pytest.raises(ValueError, match="weight_queries is given, but linear attention has no rows"):
+        attention(x, x, x, need_weights=True, weight_queries=torch.tensor([0]))
+    x = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)])
+    with pytest.raises(ValueError, match="an input is a nested tensor"):
+        attention(x, x, x)
+
+
+class Quantizable(nn.MultiheadAttention):
+    pass
+
+
+def hooked():
+    attention = nn.MultiheadAttention(16, 4)
+    attention.register_forward_hook(lambda *_: None)
+    return attention
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (lambda: encoder(), {"method": "linformer"}, "method is 'linformer', whose projections"),
+        (lambda: encoder(), {"method": "nystorm"}, "'nystorm' is unknown.*Perhaps you meant 'nystrom'"),
+        (lambda: encoder(), {"options": {"landmark": 3}}, "option of nystrom 'landmark' is unknown"),
+        (lambda: encoder(), {"options": {"num_landmarks": 0}}, "num_landmarks is 0"),
+        (lambda: nn.MultiheadAttention(16, 4), {}, "model is itself MultiheadAttention"),
+        (lambda: nn.Sequential(nn.Linear(2, 2)), {}, "Sequential holds no nn.MultiheadAttention"),
+        (lambda: nn.Sequential(NystromAttention(16, 4)), {}, "holds no nn.MultiheadAttention"),
+        (lambda: nn.Sequential(Quantizable(16, 4)), {}, "0 is a Quantizable, a subclass"),
+        (lambda: nn.Sequential(nn.MultiheadAttention(16, 4, add_bias_kv=True)), {}, "0 was built with add_bias_kv"),
+        (lambda: nn.Sequential(nn.MultiheadAttention(16, 4, add_zero_attn=True)), {}, "built with add_zero_attn"),
+        (lambda: nn.Sequential(hooked()), {}, "0 has hooks"),
+    ],
+)
+def test_what_cannot_be_replaced_is_refused(make, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        replace_attention(make(), **arguments)
+
+
+@pytest.mark.refuses
+def test_a_refusal_leaves_the_model_as_it_was():
+    model = nn.Sequential(nn.MultiheadAttention(16, 4), nn.MultiheadAttention(16, 4, add_zero_attn=True))
+    with pytest.raises(ValueError, match="add_zero_attn"):
+        replace_attention(model)
+    assert all(type(child) is nn.MultiheadAttention for child in model)

@@ -1,0 +1,133 @@
+"""One part of a model attends by a method, and a check says what ran."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+from transformers import (
+    CONFIG_MAPPING,
+    AttentionInterface,
+    AutoModel,
+    BertConfig,
+    DebertaConfig,
+    FNetConfig,
+    MPNetConfig,
+    WhisperConfig,
+)
+
+from nystrom.integrations import check_attention, set_attention
+
+# DeBERTa's code, under some versions of torch.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
+IDS = {"input_ids": torch.randint(3, 60, (2, 21), generator=torch.Generator().manual_seed(1))}
+# float32 through four layers.
+CLOSE = {"rtol": 0, "atol": 1e-4}
+
+
+def bert():
+    torch.manual_seed(0)
+    return AutoModel.from_config(BertConfig(**SIZES)).eval()
+
+
+def whisper():
+    config = WhisperConfig(
+        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=64, num_mel_bins=8, max_source_positions=24,
+        max_target_positions=24, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=0.15)
+    sound = torch.randn(2, 8, 48, generator=torch.Generator().manual_seed(1))
+    return model, {"input_features": sound, "decoder_input_ids": IDS["input_ids"][:, :5]}
+
+
+def run(model, inputs):
+    with torch.no_grad():
+        return model(**inputs)[0]
+
+
+def test_the_encoder_of_whisper_takes_a_method_and_its_decoder_does_not():
+    model, inputs = whisper()
+    exact = run(model, inputs)
+    set_attention(model.get_encoder(), "nystrom", {"num_landmarks": 1000})
+    assert_close(run(model, inputs), exact, **CLOSE)
+    set_attention(model.get_encoder(), "nystrom", {"num_landmarks": 3})
+    assert (run(model, inputs) - exact).abs().max() > 1e-3
+    use = check_attention(model, inputs)
+    assert use.method == "nystrom"
+    assert use.layers == {f"encoder.layers.{i}.self_attn": {"num_landmarks": 3} for i in range(2)}
+    assert use.exact == ()
+    assert model.config._attn_implementation == "sdpa"
+    assert not hasattr(model.config, "attention_options")
+
+
+def test_a_whole_model_goes_back_and_forth():
+    model = bert()
+    exact = run(model, IDS)
+    set_attention(model, "linear")
+    assert model.config._attn_implementation == "linear"
+    assert list(check_attention(model, IDS).layers) == [f"encoder.layer.{i}.attention.self" for i in range(2)]
+    set_attention(model, "sdpa")
+    assert_close(run(model, IDS), exact, rtol=0, atol=0)
+
+
+def test_the_check_tells_exact_layers_from_others_and_leaves_the_interface_as_it_was():
+    model = bert()
+    set_attention(model, "nystrom", {"exact_layers": [1]})
+    registered = AttentionInterface()["nystrom"]
+    use = check_attention(model, IDS)
+    assert (list(use.layers), use.exact) == (["encoder.layer.0.attention.self"], ("encoder.layer.1.attention.self",))
+    assert AttentionInterface()["nystrom"] is registered
+    with pytest.raises(ValueError, match="num_landmarks is 0"):
+        check_attention(model, {**IDS, "num_landmarks": 0})
+    assert AttentionInterface()["nystrom"] is registered
+
+
+@pytest.mark.refuses
+def test_a_model_that_takes_the_name_and_ignores_it_is_found_out():
+    """DeBERTa runs, exactly; MPNet fails somewhere in its own code."""
+    for config in (DebertaConfig(**SIZES), MPNetConfig(**SIZES)):
+        model = AutoModel.from_config(config, attn_implementation="nystrom").eval()
+        with pytest.raises(ValueError, match=f"{type(model).__name__} has attention of its own"):
+            check_attention(model, IDS)
+        with pytest.raises(ValueError, match=f"{type(model).__name__} has attention of its own"):
+            set_attention(model, "nystrom")
+
+
+@pytest.mark.refuses
+def test_a_model_without_attention_is_found_out():
+    model = AutoModel.from_config(FNetConfig(**SIZES), attn_implementation="nystrom").eval()
+    with pytest.raises(ValueError, match="FNetModel is set to 'nystrom' but never asked for it"):
+        check_attention(model, IDS)
+
+
+@pytest.mark.refuses
+def test_a_model_that_gains_nothing_is_found_out():
+    if "ultrabert" not in CONFIG_MAPPING:
+        pytest.skip("not in this version of transformers")
+    config = CONFIG_MAPPING["ultrabert"](
+        **SIZES, layer_types=["sliding_attention"] * 2, pad_token_id=0, bos_token_id=1, eos_token_id=2
+    )
+    model = AutoModel.from_config(config, attn_implementation="nystrom").eval()
+    with pytest.raises(ValueError, match=r"ran exact attention in layers\.0\.\w+, layers\.1\.\w+, so nothing"):
+        check_attention(model, IDS)
+
+
+@pytest.mark.refuses
+def test_what_cannot_be_set_or_checked_is_refused():
+    with pytest.raises(ValueError, match="BertModel is set to 'sdpa'; expected one method of"):
+        check_attention(bert(), IDS)
+    with pytest.raises(ValueError, match="attention method 'linformer' is unknown"):
+        set_attention(bert(), "linformer")
+    with pytest.raises(ValueError, match="option of linear 'num_landmarks' is unknown"):
+        set_attention(bert(), "linear", {"num_landmarks": 3})
+    with pytest.raises(ValueError, match=r"part is a TransformerEncoderLayer.*replace_attention"):
+        set_attention(nn.TransformerEncoderLayer(8, 2), "nystrom")
+    with pytest.raises(ValueError, match="part is a BertLayer, which is no model"):
+        set_attention(bert().encoder.layer[0], "nystrom")

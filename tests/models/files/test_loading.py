@@ -1,0 +1,308 @@
+"""A broken or malicious folder ends with one clear error, and no pickle is ever opened."""
+
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForMaskedLM, NystromformerForMaskedLM
+
+import nystrom.models.files.loading
+from nystrom.cli.main import main
+from nystrom.models import (
+    EncoderConfig,
+    EncoderForMaskedLM,
+    EncoderForMultipleChoice,
+    EncoderForPreTraining,
+    EncoderForSequenceClassification,
+    EncoderForTokenClassification,
+    EncoderModel,
+)
+
+SIZES = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A masked LM in this library's format."""
+    EncoderForMaskedLM(EncoderConfig(**SIZES, num_labels=3)).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+class Bomb:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.mark),))
+
+
+def plant(file, mark):
+    file.write_bytes(pickle.dumps({"weight": Bomb(mark)}))
+
+
+def change_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def change_config(folder, **changes):
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | changes))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.ckpt"])
+@pytest.mark.parametrize("kind", [EncoderForMaskedLM, AutoModelForMaskedLM])
+def test_a_pickle_is_never_opened(folder, tmp_path, name, kind):
+    (folder / "model.safetensors").unlink()
+    plant(folder / name, tmp_path / "mark")
+    with pytest.raises(ValueError, match=f"{name} can run any.*convert it .*save_pretrained"):
+        kind.from_pretrained(folder)
+    with pytest.raises(ValueError, match="use_safetensors is False; expected True"):
+        kind.from_pretrained(folder, use_safetensors=False)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_the_mark_would_have_been_left(tmp_path):
+    plant(tmp_path / "weights.bin", tmp_path / "mark")
+    pickle.loads((tmp_path / "weights.bin").read_bytes())
+    assert (tmp_path / "mark").exists()
+
+
+def test_an_index_cannot_lead_to_a_pickle_or_out_of_the_folder(folder, tmp_path):
+    EncoderForMaskedLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="20KB")
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    index = folder / "model.safetensors.index.json"
+    whole = json.loads(index.read_text())
+    plant(folder / "pytorch_model.bin", tmp_path / "mark")
+    for name in ("pytorch_model.bin", "../model.safetensors", "/tmp/model.safetensors"):
+        index.write_text(json.dumps({"weight_map": whole["weight_map"] | {"cls.predictions.bias": name}}))
+        with pytest.raises(ValueError, match="expected safetensors files beside it"):
+            EncoderForMaskedLM.from_pretrained(folder)
+    index.write_text(json.dumps({"weight_map": ["x"]}))
+    with pytest.raises(ValueError, match="no weight_map"):
+        EncoderForMaskedLM.from_pretrained(folder)
+    index.write_text(json.dumps({"weight_map": whole["weight_map"] | {"x": "model-00009.safetensors"}}))
+    with pytest.raises(ValueError, match=r"lacks model-00009.safetensors, which model.safetensors.index.json names"):
+        EncoderForMaskedLM.from_pretrained(folder)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_file_of_weights_is_no_folder(folder, tmp_path):
+    plant(folder / "pytorch_model.bin", tmp_path / "mark")
+    with pytest.raises(ValueError, match=r"pytorch_model.bin; expected the folder that holds it"):
+        EncoderForMaskedLM.from_pretrained(folder / "pytorch_model.bin", config=EncoderConfig(**SIZES))
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("kept", [0, 4, 1000, -1])
+def test_a_file_that_is_cut_off_is_refused(folder, kept):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"model.safetensors is no safetensors file, or is cut off"):
+        EncoderForMaskedLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("lost", "kind"),
+    [
+        ("nystromformer.encoder.layer.1.attention.self.key.weight", EncoderForMaskedLM),
+        ("nystromformer.encoder.layer.1.attention.self.key.weight", EncoderModel),
+        ("nystromformer.embeddings.word_embeddings.weight", EncoderModel),
+        ("cls.predictions.transform.dense.bias", EncoderForMaskedLM),
+        ("cls.predictions.bias", EncoderForPreTraining),
+    ],
+)
+def test_a_missing_weight_is_refused_by_name(folder, lost, kind):
+    change_weights(folder, lambda weights: weights.pop(lost))
+    with pytest.raises(ValueError, match=f"does not fit its config.json, for example in .*{lost.split('.')[-2]}"):
+        kind.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", [EncoderForMaskedLM, EncoderModel])
+@pytest.mark.parametrize("extra", ["nystromformer.encoder.layer.2.output.dense.bias", "backdoor.weight"])
+def test_a_weight_without_a_place_is_refused_by_name(folder, extra, kind):
+    change_weights(folder, lambda weights: weights.update({extra: torch.zeros(32)}))
+    with pytest.raises(ValueError, match=r"for which Encoder.* has no place"):
+        kind.from_pretrained(folder)
+
+
+def test_a_head_with_a_weight_too_many_is_refused(folder):
+    change_weights(folder, lambda weights: weights.update({"cls.predictions.gate": torch.zeros(32)}))
+    with pytest.raises(ValueError, match=r"cls.predictions.gate, for which EncoderForMaskedLM has no place"):
+        EncoderForMaskedLM.from_pretrained(folder)
+
+
+def test_a_new_head_starts_anew(folder, tmp_path):
+    torch.manual_seed(0)
+    model, report = EncoderForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    assert {name.split(".")[0] for name in report["missing_keys"]} == {"classifier"}
+    assert {name.split(".")[0] for name in report["unexpected_keys"]} == {"cls"}
+    stored = load_file(folder / "model.safetensors")
+    for name, weight in model.nystromformer.state_dict().items():
+        assert torch.equal(weight, stored[f"nystromformer.{name}"])
+    assert model.classifier.dense.weight.std().item() == pytest.approx(0.02, rel=0.2)
+    model.save_pretrained(tmp_path / "sequences")
+    # A head of the same name that is another one.
+    other = EncoderForTokenClassification.from_pretrained(tmp_path / "sequences")
+    assert other.classifier.weight.shape == (3, 32)
+
+
+def test_a_masked_lm_on_a_bare_encoder_starts_with_words_of_the_encoder(folder, tmp_path):
+    EncoderModel.from_pretrained(folder).save_pretrained(tmp_path / "bare")
+    model = EncoderForMaskedLM.from_pretrained(tmp_path / "bare")
+    predictions = model.cls.predictions
+    assert predictions.decoder.weight is model.get_input_embeddings().weight
+    assert predictions.decoder.bias is predictions.bias
+    assert not predictions.bias.any()
+
+
+def test_weights_of_another_size_are_refused(folder, tmp_path):
+    change_config(folder, intermediate_size=56)
+    with pytest.raises(ValueError, match=r"weights of other sizes than its config.json says"):
+        EncoderForMaskedLM.from_pretrained(folder)
+    change_config(folder, intermediate_size=48)
+    EncoderForTokenClassification.from_pretrained(folder).save_pretrained(tmp_path / "tokens")
+    with pytest.raises(ValueError, match="ignore_mismatched_sizes=True for a new head"):
+        EncoderForTokenClassification.from_pretrained(tmp_path / "tokens", num_labels=7)
+    model = EncoderForTokenClassification.from_pretrained(
+        tmp_path / "tokens", num_labels=7, ignore_mismatched_sizes=True
+    )
+    assert (model.config.num_labels, model.classifier.weight.shape) == (7, (7, 32))
+    assert EncoderForMultipleChoice.from_pretrained(
+        tmp_path / "tokens", ignore_mismatched_sizes=True
+    ).classifier.weight.shape == (1, 32)
+
+
+def test_two_values_for_one_weight_are_refused(folder):
+    change_weights(folder, lambda weights: weights.update({"cls.predictions.decoder.weight": torch.ones(40, 32)}))
+    with pytest.raises(ValueError, match=r"different values for cls.predictions.decoder.weight and .*word_embeddings"):
+        EncoderForMaskedLM.from_pretrained(folder)
+    change_weights(folder, lambda weights: weights.update({"cls.predictions.decoder.bias": torch.ones(40)}))
+    model = EncoderForMaskedLM.from_pretrained(folder, tie_word_embeddings=False)
+    assert (model.cls.predictions.decoder.weight == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "config.json is no JSON"),
+        ("\x00\x01", "config.json is no JSON"),
+        ("[]", "config.json holds a list; expected a JSON object"),
+        ('{"hidden_size": 8}', "names no model_type; expected 'nystrom' or 'nystromformer'"),
+        ('{"model_type": "bert"}', "is of type 'bert'; expected 'nystrom', or 'nystromformer' for a published"),
+        ('{"model_type": "nystrom", "attention": "nystorm"}', "attention 'nystorm' is unknown.*'nystrom'"),
+        ('{"model_type": "nystrom", "attention_options": {"landmark": 1}}', "option of nystrom 'landmark' is unknown"),
+        ('{"model_type": "nystrom", "hidden_size": "8"}', "hidden_size is '8'"),
+        ('{"model_type": "nystrom", "transformers_weights": "x.bin"}', "'transformers_weights' is unknown"),
+        ('{"model_type": "nystrom", "hidden_size": 10}', "hidden_size is 10 but num_attention_heads is 12"),
+        ('{"model_type": "nystrom", "num_landmarks": 10}', r"pass attention_options=\{'num_landmarks': 10\}"),
+        ('{"model_type": "nystrom", "num_labels": 3, "id2label": {"0": "a"}}', "num_labels is 3 but id2label names 1"),
+    ],
+)
+def test_a_configuration_that_is_none_is_refused(folder, text, says, capsys):
+    (folder / "config.json").write_text(text)
+    for kind in (EncoderForMaskedLM, EncoderModel, EncoderConfig):
+        with pytest.raises(ValueError, match=says):
+            kind.from_pretrained(folder)
+
+
+def test_an_option_among_the_fields_is_sent_to_its_place(folder):
+    with pytest.raises(ValueError, match=r"pass attention_options=\{'num_landmarks': 8\}"):
+        EncoderForMaskedLM.from_pretrained(folder, num_landmarks=8)
+    model = EncoderForMaskedLM.from_pretrained(folder, attention_options={"num_landmarks": 8})
+    assert model.nystromformer.encoder.layer[0].attention.self.method.options.num_landmarks == 8
+
+
+def test_options_that_are_not_named_stay_as_they_were(folder):
+    change_config(folder, attention_options={"num_landmarks": 8, "pinv": "ridge"})
+    config = EncoderConfig.from_pretrained(folder, attention_options={"num_landmarks": 16})
+    assert config.attention_options == {"num_landmarks": 16, "pinv": "ridge"}
+    other = EncoderConfig.from_pretrained(folder, attention="linear")
+    assert (other.attention, other.attention_options) == ("linear", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere", "model is 'nowhere'; expected a folder, or OWNER/NAME"),
+        ("/nowhere/model", "expected a folder"),
+        ("./nowhere", "expected a folder"),
+        ("a/b/c", "expected a folder"),
+    ],
+)
+def test_what_can_be_no_name_is_not_looked_for_elsewhere(name, says):
+    with pytest.raises(ValueError, match=says):
+        EncoderForMaskedLM.from_pretrained(name)
+
+
+def test_a_model_of_the_hub_passes_the_same_checks(folder, tmp_path, monkeypatch):
+    asked = []
+
+    def download(name, **options):
+        asked.append((name, options))
+        return str(folder)
+
+    monkeypatch.setattr(nystrom.models.files.loading, "snapshot_download", download)
+    model = EncoderForMaskedLM.from_pretrained("someone/model", revision="v1", local_files_only=True)
+    assert model.config.name_or_path == "someone/model"
+    (name, options), *_ = asked
+    assert (name, options["revision"], options["local_files_only"]) == ("someone/model", "v1", True)
+    assert not any(pattern.endswith((".bin", "*")) for pattern in options["allow_patterns"])
+    (folder / "model.safetensors").unlink()
+    plant(folder / "pytorch_model.bin", tmp_path / "mark")
+    with pytest.raises(ValueError, match=r"pytorch_model.bin can run any"):
+        EncoderForMaskedLM.from_pretrained("someone/model")
+
+
+def test_an_adapter_is_sent_to_peft(folder):
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/else"}')
+    with pytest.raises(ValueError, match=r"holds an adapter .*PeftModel.from_pretrained"):
+        EncoderForMaskedLM.from_pretrained(folder)
+
+
+def test_a_subfolder_and_a_variant_are_found(folder, tmp_path):
+    EncoderForMaskedLM.from_pretrained(folder).save_pretrained(tmp_path / "outer" / "inner", variant="half")
+    model = EncoderForMaskedLM.from_pretrained(tmp_path / "outer", subfolder="inner", variant="half")
+    assert model.config.vocab_size == 40
+    with pytest.raises(ValueError, match=r"holds no model.safetensors"):
+        EncoderForMaskedLM.from_pretrained(tmp_path / "outer", subfolder="inner")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda folder: (folder / "config.json").write_text("{"), "is no JSON"),
+        (lambda folder: change_config(folder, model_type="bert"), "is of type 'bert'"),
+        (lambda folder: change_config(folder, attention="nystorm"), "attention 'nystorm' is unknown"),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "can run any"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 100), "no safetensors file"),
+        (lambda folder: change_weights(folder, lambda w: w.pop("cls.predictions.bias")), "does not fit"),
+        (lambda folder: shutil.rmtree(folder), "expected a folder"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer"),
+    ],
+)
+def test_the_command_ends_with_one_line(folder, change, says, tokenizer, capsys):
+    tokenizer.save_pretrained(folder)
+    change(folder)
+    assert main(["fill-mask", "a [MASK]", "--model", str(folder)]) == 2
+    printed = capsys.readouterr()
+    assert says in printed.err
+    assert printed.err.count("nystrom: ") == 1
+    assert not printed.out
+
+
+def test_what_transformers_converted_loads(folder, tmp_path, published):
+    # The way out that the error names: transformers alone, in a place where it can do no harm.
+    theirs, source = published()
+    torch.save(theirs.state_dict(), source / "pytorch_model.bin")
+    (source / "model.safetensors").unlink()
+    NystromformerForMaskedLM.from_pretrained(source).save_pretrained(tmp_path / "converted")
+    _, report = EncoderForMaskedLM.from_pretrained(tmp_path / "converted", output_loading_info=True)
+    assert not any(report.values())

@@ -1,0 +1,69 @@
+"""A configuration refuses what contradicts itself or would do nothing."""
+
+import json
+
+import pytest
+from transformers import NystromformerConfig
+
+from nystrom.models import EncoderConfig, EncoderModel
+
+
+def test_fields_that_transformers_has_keep_their_names():
+    shared = EncoderConfig().to_dict().keys() & NystromformerConfig().to_dict().keys()
+    assert shared >= {
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
+        *("hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size"),
+        *("initializer_range", "layer_norm_eps", "pad_token_id", "conv_kernel_size"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"attention": "nystorm"}, "attention 'nystorm' is unknown.*Perhaps you meant 'nystrom'"),
+        ({"attention_options": {"landmark": 3}}, "option of nystrom 'landmark' is unknown.*'landmarks'"),
+        ({"attention_options": {"num_landmarks": 0}}, "num_landmarks is 0"),
+        ({"attention": "softmax", "attention_options": {"num_landmarks": 8}}, "option of softmax 'num_landmarks'"),
+        ({"attention_options": [8]}, r"attention_options is \[8\]; expected a dictionary"),
+        ({"num_landmarks": 8}, r"pass attention_options=\{'num_landmarks': 8\}"),
+        ({"num_hidden_layer": 2}, "EncoderConfig 'num_hidden_layer' is unknown.*'num_hidden_layers'"),
+        ({"hidden_size": 30}, "hidden_size is 30 but num_attention_heads is 12"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"conv_kernel_size": 4}, "conv_kernel_size is 4; expected an odd number"),
+        ({"conv_kernel_size": 0}, "conv_kernel_size is 0"),
+        ({"norm": "mid"}, "norm is 'mid'"),
+        ({"pooling": "last"}, "pooling is 'last'"),
+        ({"hidden_act": "gulu"}, "hidden_act 'gulu' is unknown"),
+        ({"hidden_dropout_prob": 1}, "hidden_dropout_prob is 1"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps is 0"),
+        ({"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob is 0.1; expected 0.*hidden_dropout_prob"),
+        ({"pad_token_id": 30000}, "pad_token_id is 30000 but vocab_size is 30000"),
+        ({"chunk_size_feed_forward": 8}, "chunk_size_feed_forward is 8; expected 0"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        EncoderConfig(**wrong)
+
+
+def test_a_value_that_was_set_later_is_refused_by_the_model():
+    config = EncoderConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
+    config.attention = "nystorm"
+    with pytest.raises(ValueError, match="'nystorm' is unknown"):
+        EncoderModel(config)
+
+
+def test_a_configuration_comes_back_from_its_file(tmp_path):
+    config = EncoderConfig(
+        attention="skyformer", attention_options={"num_landmarks": 8, "gamma": 0.2}, conv_kernel_size=5, norm="pre",
+        pooling="first", task="listops", num_labels=10,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "nystrom"
+    assert EncoderConfig.from_pretrained(tmp_path).to_diff_dict() == config.to_diff_dict()
+
+
+def test_options_are_not_shared_between_configurations():
+    EncoderConfig().attention_options["num_landmarks"] = 8
+    assert EncoderConfig().attention_options == {}

@@ -1,0 +1,341 @@
+import functools
+import inspect
+import math
+import shlex
+
+import pytest
+import torch
+import tyro
+from triton.runtime.errors import OutOfResources
+
+from nystrom.measure.rows import read_rows
+from nystrom.studies.speed import contenders, efficiency, floor, interleaved
+from nystrom.studies.speed.asked import command_line
+from nystrom.studies.speed.contenders import Contender
+from nystrom.studies.speed.efficiency import run_efficiency
+from nystrom.studies.speed.inputs import Call
+
+SMALL = {"lengths": (16, 32), "methods": ("softmax", "nystrom-8"), "batch": 1, "heads": 2, "width": 8, "repeats": 3}
+SMALL |= {"kernel_size": 3}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Lengths that were measured, in order."""
+    lengths, measure = [], efficiency.measure
+
+    def note(n, plan, past):
+        lengths.append(n)
+        return measure(n, plan, past)
+
+    monkeypatch.setattr(efficiency, "measure", note)
+    return lengths
+
+
+def test_rows_hold_each_method_pass_quantity_and_length(tmp_path):
+    rows = run_efficiency(**SMALL, seed=3, to=tmp_path)
+    expected = [
+        (n, method, f"{timed} {what}")
+        for n in (16, 32)
+        for method in ("softmax", "nystrom-8", "nystrom-8+skip")
+        for timed in ("forward", "forward+backward")
+        for what in ("time", "memory")
+    ]
+    assert [(row.n, row.method, row.quantity) for row in rows] == expected
+    assert read_rows(tmp_path / "efficiency.csv") == rows
+    for row in rows:
+        timed = row.quantity.endswith("time")
+        assert (row.study, row.unit, row.repeats) == ("efficiency", "ms" if timed else "MB", 3 if timed else 1)
+        assert (row.dtype, row.seed, row.note) == ("float32", 3, "")
+        assert row.m == (None if row.method == "softmax" else 8)
+        assert row.value > 0
+        assert row.low <= row.value <= row.high if timed else row.low is row.high is None
+        assert row.sizes == f"b=1 h=2 d=8 kernel=3 layout=tokens threads={torch.get_num_threads()}"
+
+
+def test_the_skip_can_be_left_or_asked_for(tmp_path):
+    for skip, methods in (("without", ["softmax", "nystrom-8"]), ("with", ["softmax", "nystrom-8+skip"])):
+        rows = run_efficiency(**SMALL, skip=skip, passes=("forward",), to=tmp_path / skip)
+        assert list(dict.fromkeys(row.method for row in rows)) == methods
+        assert {row.quantity for row in rows} == {"forward time", "forward memory"}
+
+
+def test_memory_is_that_of_the_matrices(tmp_path):
+    asked = SMALL | {"lengths": (256,), "methods": ("softmax-materialised", "softmax"), "repeats": 1}
+    rows = {(row.method, row.quantity): row.value for row in run_efficiency(**asked, to=tmp_path)}
+    squares = 2 * 2 * 256 * 256 * 4 / 1e6
+    assert squares <= rows["softmax-materialised", "forward memory"] < 1.2 * squares
+    assert rows["softmax", "forward memory"] < squares / 5
+    assert rows["softmax-materialised", "forward+backward memory"] > rows["softmax-materialised", "forward memory"]
+
+
+def test_methods_take_turns_after_one_warm_up(tmp_path, monkeypatch):
+    turns = []
+
+    def contender(name):
+        def build(inputs, number, skip):
+            def forward():
+                turns.append(name)
+                # A gradient left from the call before would be added to.
+                assert all(leaf.grad is None for leaf in inputs.leaves)
+                return sum(inputs.leaves)
+
+            return Call(forward, inputs.leaves)
+
+        return Contender(name, None, build)
+
+    for name in ("one", "two"):
+        monkeypatch.setitem(contenders.CONTENDERS, name, contender(name))
+    run_efficiency(lengths=(4,), methods=("one", "two"), passes=("forward+backward",), repeats=3, to=tmp_path)
+    assert turns == ["one", "two"] * 5
+
+
+def test_a_run_goes_on_where_it_was_interrupted(tmp_path, monkeypatch, capsys):
+    measure = efficiency.measure
+
+    def interrupted(n, plan, past):
+        if n == 32:
+            raise KeyboardInterrupt
+        return measure(n, plan, past)
+
+    monkeypatch.setattr(efficiency, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_efficiency(**SMALL, to=tmp_path)
+    assert "efficiency.csv keeps the lengths that are done" in capsys.readouterr().err
+    kept = read_rows(tmp_path / "efficiency.csv")
+    assert {row.n for row in kept} == {16}
+    monkeypatch.setattr(efficiency, "measure", measure)
+    rows = run_efficiency(**SMALL, to=tmp_path)
+    assert rows[: len(kept)] == kept
+    assert {row.n for row in rows} == {16, 32}
+
+
+def test_lengths_that_are_done_are_not_measured_again(tmp_path, measured):
+    first = run_efficiency(**SMALL, to=tmp_path)
+    assert run_efficiency(**SMALL, to=tmp_path) == first
+    more = run_efficiency(**SMALL | {"lengths": (64, 32, 8, 8)}, to=tmp_path)
+    assert measured == [16, 32, 8, 64]
+    assert list(dict.fromkeys(row.n for row in more)) == [8, 32, 64]
+
+
+@pytest.mark.parametrize("change", [{"heads": 4}, {"methods": ("softmax",)}, {"seed": 1}, {"dtype": "float64"}])
+def test_another_setting_in_the_same_folder_is_refused(tmp_path, change, measured):
+    run_efficiency(**SMALL, to=tmp_path)
+    before = (tmp_path / "efficiency.csv").read_bytes()
+    with pytest.raises(ValueError, match=r"efficiency\.csv holds rows of another setting: .*Name another folder in to"):
+        run_efficiency(**SMALL | change, to=tmp_path)
+    assert (tmp_path / "efficiency.csv").read_bytes() == before
+    assert measured == [16, 32]
+
+
+def test_methods_that_came_or_went_are_another_setting(tmp_path, monkeypatch):
+    monkeypatch.setattr(contenders, "DEFAULT", ("softmax", "authors-8"))
+    asked = SMALL | {"methods": ()}
+    run_efficiency(**asked, to=tmp_path)
+    monkeypatch.setattr(contenders, "DEFAULT", ("softmax",))
+    with pytest.raises(ValueError, match=r"another setting: methods at n=16"):
+        run_efficiency(**asked, to=tmp_path)
+
+
+def test_the_command_of_a_row_is_the_same_setting(tmp_path, measured):
+    rows = run_efficiency(**SMALL, passes=("forward",), limit_seconds=12.5, dtype="float64", threads=1, to=tmp_path)
+    words = shlex.split(rows[0].command)
+    assert words[:3] == ["nystrom", "bench", "efficiency"]
+    assert str(tmp_path) not in rows[0].command
+    assert tyro.cli(run_efficiency, args=[*words[3:], "--to", str(tmp_path)]) == rows
+    assert measured == [16, 32]
+
+
+def test_what_does_not_fit_in_memory_is_not_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(interleaved, "free_bytes", lambda device: 2_000_000)
+    asked = SMALL | {"lengths": (512,), "methods": ("softmax-materialised", "softmax")}
+    rows = run_efficiency(**asked, passes=("forward",), to=tmp_path)
+    left, run = rows[:2], rows[2:]
+    for row in left:
+        assert math.isnan(row.value)
+        assert (row.repeats, row.low, row.high) == (0, None, None)
+        assert row.note == "needs about 0.00436 GB, 50% of the free memory is 0.001 GB"
+    assert all(row.value > 0 and row.note == "" for row in run)
+    assert "n=512: softmax-materialised forward is not measured: needs about" in capsys.readouterr().err
+
+
+def test_memory_is_estimated_from_the_length_before(tmp_path, monkeypatch):
+    # Held by the contender, and known from its first length alone.
+    def build(inputs, number, skip):
+        return Call(lambda: torch.empty(inputs.n, 1000).sum() + inputs.leaves[0], inputs.leaves)
+
+    monkeypatch.setitem(contenders.CONTENDERS, "hungry", Contender("", None, build))
+    monkeypatch.setattr(interleaved, "free_bytes", lambda device: 2 * 1_000_000)
+    asked = SMALL | {"lengths": (128, 512), "methods": ("hungry",)}
+    rows = run_efficiency(**asked, passes=("forward",), to=tmp_path)
+    assert [math.isnan(row.value) for row in rows] == [False, False, True, True]
+
+
+def test_a_call_that_would_take_too_long_is_not_run(tmp_path):
+    rows = run_efficiency(**SMALL, passes=("forward",), skip="without", limit_seconds=1e-9, to=tmp_path)
+    assert [math.isnan(row.value) for row in rows] == [row.n == 32 for row in rows]
+    assert rows[-1].note.startswith("would take about 0 s a call, the limit is 1e-09 s")
+
+
+def test_a_long_first_length_is_estimated_from_a_short_call(tmp_path, monkeypatch, measured):
+    monkeypatch.setattr(efficiency, "_PROBE_TOKENS", 16)
+    rows = run_efficiency(**SMALL | {"lengths": (64,)}, skip="without", limit_seconds=1e-9, to=tmp_path)
+    assert measured == [16, 64]
+    # Linear methods are not probed, and have no estimate yet.
+    assert {row.method for row in rows if math.isnan(row.value)} == {"softmax"}
+    assert {row.n for row in read_rows(tmp_path / "efficiency.csv")} == {64}
+    # The rows of the first length serve the next.
+    run_efficiency(**SMALL | {"lengths": (64, 128)}, skip="without", limit_seconds=1e-9, to=tmp_path)
+    assert measured == [16, 64, 128]
+
+
+def test_a_method_that_cannot_run_says_why_and_the_others_go_on(tmp_path):
+    asked = SMALL | {"lengths": (36,), "methods": ("softmax", "authors-8")}
+    rows = run_efficiency(**asked, skip="without", to=tmp_path)
+    notes = {row.method: row.note for row in rows}
+    assert notes == {"softmax": "", "authors-8": "wants a length that is a multiple of 8 and longer"}
+
+
+def test_threads_are_set_for_the_run_alone(tmp_path, monkeypatch):
+    seen, measure = [], efficiency.measure
+
+    def note(n, plan, past):
+        seen.append(torch.get_num_threads())
+        return measure(n, plan, past)
+
+    monkeypatch.setattr(efficiency, "measure", note)
+    before = torch.get_num_threads()
+    other = 1 if before > 1 else 2
+    rows = run_efficiency(**SMALL, threads=other, to=tmp_path)
+    assert seen == [other] * 2
+    assert torch.get_num_threads() == before
+    assert rows[0].sizes.endswith(f"threads={other}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lengths": ()}, "lengths is empty"),
+        ({"lengths": (512, 0)}, "an entry of lengths is 0"),
+        ({"passes": ()}, "passes is empty"),
+        ({"methods": ("softmaxx",)}, "method 'softmaxx' is unknown"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"batch": 0}, "batch is 0"),
+        ({"heads": 0}, "heads is 0"),
+        ({"width": 0}, "width is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"threads": 0}, "threads is 0"),
+        ({"kernel_size": 4}, "kernel_size is 4; expected an odd number"),
+        ({"limit_seconds": 0.0}, "limit_seconds is 0.0"),
+        ({"device": "gpu"}, "device is 'gpu'; expected 'cpu', 'cuda'"),
+        ({"device": "meta"}, "device is 'meta', whose memory cannot be measured"),
+        ({"device": "cuda:99"}, "device is 'cuda:99', but torch finds .* CUDA devices here"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, change, message, measured):
+    with pytest.raises(ValueError, match=message):
+        run_efficiency(**SMALL | change, to=tmp_path / "new")
+    assert measured == []
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["passes", "skip", "dtype", "layout"])
+def test_words_that_are_no_choice_are_refused(tmp_path, name):
+    value = ("sideways",) if name == "passes" else "sideways"
+    # Unwrapped, so that it is the function's own check that speaks where types are checked in tests.
+    with pytest.raises(ValueError, match=f"{name} is 'sideways'; expected one of"):
+        inspect.unwrap(run_efficiency)(**SMALL | {name: value}, to=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path, measured):
+    (tmp_path / "taken").touch()
+    with pytest.raises(ValueError, match=r"taken.* cannot be written"):
+        run_efficiency(**SMALL, to=tmp_path / "taken")
+    assert measured == []
+
+
+def test_other_dtypes_run(tmp_path):
+    for dtype in ("float64", "bfloat16", "float16"):
+        rows = run_efficiency(**SMALL | {"lengths": (16,)}, dtype=dtype, layout="heads", to=tmp_path / dtype)
+        assert {(row.dtype, row.note) for row in rows} == {(dtype, "")}
+
+
+def test_each_length_has_a_floor_where_memory_bounds(tmp_path, monkeypatch, measured):
+    monkeypatch.setattr(efficiency, "_has_floor", lambda plan: True)
+    monkeypatch.setattr(floor, "copy_bandwidth", lambda device: (4e9, 2e9, 8e9))
+    rows = run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path)
+    floors = {(row.quantity, row.n): row for row in rows if row.method == "floor"}
+    assert len(floors) == 3 * 2
+    for n in (16, 32):
+        size = 1 * 2 * n * 8 * 2
+        for timed, passes in (("forward", 6), ("forward+backward", 17)):
+            row = floors[f"{timed} time", n]
+            expected = [1e3 * passes * size / bandwidth for bandwidth in (4e9, 8e9, 2e9)]
+            assert [row.value, row.low, row.high] == pytest.approx(expected)
+        assert floors["copy bandwidth", n].value == 4.0
+    # They belong to the setting: a run goes on, and one without them is another.
+    assert run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path) == rows
+    assert measured == [16, 32]
+    monkeypatch.setattr(efficiency, "_has_floor", lambda plan: False)
+    with pytest.raises(ValueError, match="another setting: methods at n=16"):
+        run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path)
+
+
+def test_rows_say_when_kernels_were_interpreted(tmp_path):
+    asked = SMALL | {"lengths": (16,), "methods": ("softmax", "nystrom-triton-8"), "repeats": 1}
+    rows = run_efficiency(**asked, skip="with", to=tmp_path)
+    assert {row.method for row in rows} == {"softmax", "nystrom-triton-8+skip"}
+    assert all(row.sizes.endswith(" triton=interpreted") and row.note == "" for row in rows)
+
+
+def test_compiled_methods_run_at_more_lengths_than_a_function_may_have_graphs(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    lengths = tuple(range(20, 20 + torch._dynamo.config.recompile_limit + 1))
+    asked = {"lengths": lengths, "methods": ("nystrom-compiled-4",), "skip": "without", "passes": ("forward",)}
+    assert all(row.note == "" for row in run_efficiency(**SMALL | asked | {"repeats": 1}, to=tmp_path))
+
+
+@pytest.mark.slow
+# torch's own, as it imports its compiler.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+def test_compiled_methods_run_by_the_compiler_itself(tmp_path):
+    rows = run_efficiency(**SMALL | {"methods": ("nystrom-compiled-4",), "repeats": 1}, to=tmp_path)
+    assert {row.note for row in rows} == {""}
+
+
+def test_an_error_of_triton_is_noted_and_any_other_is_raised(tmp_path, monkeypatch):
+    def contender(error):
+        def build(inputs, number, skip):
+            raise error
+
+        return Contender("", None, build)
+
+    monkeypatch.setitem(contenders.CONTENDERS, "large", contender(OutOfResources(2, 1, "shared memory")))
+    monkeypatch.setitem(contenders.CONTENDERS, "wrong", contender(KeyError("x")))
+    rows = run_efficiency(**SMALL | {"lengths": (16,), "methods": ("large", "softmax")}, to=tmp_path)
+    assert {row.method: row.note[:41] for row in rows} == {
+        "large": "out of resource: shared memory, Required:",
+        "softmax": "",
+    }
+    with pytest.raises(KeyError):
+        run_efficiency(**SMALL | {"methods": ("wrong",)}, to=tmp_path / "other")
+
+
+@pytest.mark.gpu
+def test_it_runs_on_a_gpu(tmp_path):
+    rows = run_efficiency(**SMALL | {"lengths": (1024,), "methods": ()}, device="cuda", to=tmp_path)
+    for name in ("nystrom-triton-64", "nystrom-triton-64+skip", "nystrom-compiled-64", "skyformer-triton-128", "floor"):
+        assert all(row.value > 0 for row in rows if row.method == name), name
+        assert any(row.method == name for row in rows), name
+    assert all(" triton=" in row.sizes for row in rows)
+    assert all(row.value > 0 for row in rows if row.method in ("softmax", "nystrom-64", "nystrom-64+skip"))
+    assert {row.device for row in rows} == {torch.cuda.get_device_name(0)}
+
+
+def test_every_option_reaches_the_command(tmp_path):
+    # A setting that neither shows is one that a folder could mix.
+    asked = set(inspect.signature(run_efficiency).parameters) - {"lengths", "to"}
+    given = dict.fromkeys(asked, "other") | {"lengths": (1, 2), "to": tmp_path}
+    command = command_line(("nystrom", "bench"), run_efficiency, given, "lengths")
+    assert all(f"--{name.replace('_', '-')} other" in command for name in asked)
+    assert command.endswith("--lengths 1 2")

@@ -1,0 +1,88 @@
+"""The oracle is Python's own unpickler, which may run here: the test wrote the file."""
+
+import importlib.util
+import os
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nystrom.tasks.sources.cifar_pickle import read_pickled_batch
+
+SPEC = importlib.util.spec_from_file_location("cifar_like", Path(__file__).parents[1] / "cifar_like.py")
+cifar_like = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(cifar_like)
+
+DATA, LABELS = cifar_like.make_batches(per_class=30)["data_batch_1"]
+
+
+@pytest.mark.parametrize("module", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
+def test_a_published_file_is_read_as_python_reads_it(module):
+    content = cifar_like.pickled(DATA, LABELS, module=module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = pickle.loads(content, encoding="bytes")
+    came = read_pickled_batch(content, "data_batch_1")
+    assert came.keys() == wanted.keys() == {b"batch_label", b"labels", b"data", b"filenames"}
+    assert np.array_equal(came.pop(b"data"), wanted.pop(b"data"))
+    assert came == wanted
+    assert len(came[b"filenames"]) == 300
+
+
+class Touch:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_nothing_runs_and_the_step_is_named(tmp_path, protocol):
+    content = pickle.dumps({"data": Touch(tmp_path / "ran")}, protocol=protocol)
+    with pytest.raises(ValueError, match=r"evil is not one of the published files .*(the step|asks for).*not loaded"):
+        read_pickled_batch(content, "evil")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x80\x02cos\nsystem\nU\x04true\x85R.", "asks for os system"),
+        (b"\x80\x02cnumpy\nndarray\nK\x00\x85R.", "it calls"),
+        (b"\x80\x02cnumpy\ndtype\nU\x01O\x85R.", "it calls"),
+        (b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\ndtype\nK\x00\x85U\x01b\x87R.", "it calls"),
+        (b"\x80\x02cnumpy.core.multiarray\nscalar\n.", "asks for numpy.core.multiarray scalar"),
+        (b"\x80\x02}}b.", "it builds a dict"),
+        (b"\x80\x02}K\x01a.", "it appends to a dict"),
+        (b"\x80\x02]K\x01K\x02s.", "it sets items of a list"),
+        (b"\x80\x02}]K\x01s.", "unhashable"),
+        (b"\x80\x02e.", "cut short"),
+        (b"\x80\x02h\x07.", "cut short"),
+        (b"\x80\x02}", "cut short"),
+        (b"\x80\x02}}.", "cut short"),
+        (b"", "cut short"),
+        (b"just text\n", "cut short"),
+        (b"\x80\x02].", "holds list, not the dict of a published file"),
+    ],
+)
+def test_what_the_published_files_do_not_do_is_refused(content, message):
+    with pytest.raises(ValueError, match=message):
+        read_pickled_batch(content, "file")
+
+
+def test_a_file_cut_short_anywhere_is_refused():
+    content = cifar_like.pickled(DATA[:3], LABELS[:3])
+    for end in range(0, len(content), 61):
+        with pytest.raises(ValueError, match="or is cut short"):
+            read_pickled_batch(content[:end], "file")
+
+
+def test_arrays_of_other_kinds_are_refused():
+    content = cifar_like.pickled(DATA[:2], LABELS[:2], dtype=b"O8")
+    with pytest.raises(ValueError, match="it calls"):
+        read_pickled_batch(content, "file")
+    with pytest.raises(ValueError, match="cannot reshape"):
+        read_pickled_batch(cifar_like.pickled(DATA[:2], LABELS).replace(b"K\x02M\x00\x0c", b"K\x03M\x00\x0c"), "file")

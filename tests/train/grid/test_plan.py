@@ -1,0 +1,213 @@
+"""The grid trains what is missing, loses nothing to a kill, and leaves no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from filelock import FileLock
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from nystrom.cli.main import main
+from nystrom.measure.rows import read_rows
+from nystrom.tasks.lra.listops.task import prepare_listops
+from nystrom.train.grid.child import train_words
+from nystrom.train.grid.plan import run_grid
+from nystrom.train.grid.processes import Grid
+
+SMALL = {"tasks": ["listops"], "methods": ["softmax"], "seeds": [0], "preset": "demo", "steps": 60, "threads": 1}
+NAME = "listops-softmax-demo-seed0"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """A folder of data sets, with the demo's ListOps in small."""
+    folder = tmp_path_factory.mktemp("data")
+    sizes = {"train": 64, "val": 20, "test": 30, "min_length": 5, "max_length": 41}
+    prepare_listops(folder / "listops-demo", **sizes, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def grid(root) -> Callable[..., list]:
+    def run(to: Path, **changes) -> list:
+        return run_grid(**(SMALL | {"to": to, "data": root, "evaluate_every": 5, "device": "cpu"} | changes))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, grid) -> Path:
+    """An unbroken grid of two runs at a time, where there are two cores."""
+    to = tmp_path_factory.mktemp("whole")
+    assert grid(to, methods=["softmax", "linear"], jobs=min(2, len(os.sched_getaffinity(0)))) == []
+    return to
+
+
+def assert_same(to: Path, whole: Path) -> None:
+    """The best model and all that was reached are those of the unbroken run."""
+    for name in ("best/model.safetensors", "checkpoint-60/model.safetensors"):
+        assert_close(load_file(to / NAME / name), load_file(whole / NAME / name), rtol=0, atol=0)
+    reached = [
+        {row.quantity: row.value for row in read_rows(of / NAME / "rows.csv") if row.unit == ""} for of in (to, whole)
+    ]
+    assert reached[0] == reached[1]
+
+
+def wait_for(path: Path, alive: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert alive()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
+    rows = read_rows(whole / "lra.csv")
+    assert {row.method for row in rows} == {"softmax", "linear"}
+    for method in ("softmax", "linear"):
+        of = {row.quantity: row for row in rows if row.method == method}
+        assert of.keys() >= {"test accuracy", "validation accuracy", "steps", "training time", "peak memory"}
+        test = of["test accuracy"]
+        assert (test.study, test.seed, test.repeats, of["steps"].value) == ("train listops", 0, 30, 60)
+        assert "preset=demo" in test.sizes
+        assert test.torch
+        assert 50 < of["peak memory"].value < 5000
+        assert test.command.startswith(f"nystrom train listops --attention {method} --preset demo --seed 0 --steps 60")
+
+
+def test_the_command_of_a_run_says_what_was_chosen():
+    arguments = {"task": "text", "steps": 5, "threads": None, "compile": True, "resume": False}
+    assert train_words(arguments) == ["train", "text", "--steps", "5", "--compile"]
+
+
+def test_a_grid_compiles_where_it_is_asked_to(grid, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("nystrom.train.grid.plan.check_compiler", asked.append)
+    monkeypatch.setattr(Grid, "train", lambda self, runs: asked.extend(run.arguments["compile"] for run in runs))
+    grid(tmp_path, compile=True)
+    assert asked == ["cpu", True]
+
+
+def test_what_is_finished_is_skipped(whole, grid, capsys, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    before = (whole / "lra.csv").read_bytes()
+    assert grid(whole, methods=["softmax", "linear"]) == []
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in printed] == [NAME, "listops-linear-demo-seed0"]
+    assert all("was finished before: test " in line for line in printed)
+    assert (whole / "lra.csv").read_bytes() == before
+
+
+def test_a_killed_grid_takes_its_runs_along_and_goes_on_to_the_same_result(whole, grid, root, tmp_path, capsys):
+    code = f"""
+from pathlib import Path
+from nystrom.train.grid.plan import run_grid
+run_grid(**{SMALL!r}, evaluate_every=5, device="cpu", to=Path({str(tmp_path)!r}), data=Path({str(root)!r}))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) as parent:
+        try:
+            wait_for(tmp_path / NAME / "checkpoint-5" / "complete.json", lambda: parent.poll() is None)
+            children = psutil.Process(parent.pid).children(recursive=True)
+            assert children
+        finally:
+            parent.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    assert not (tmp_path / NAME / "rows.csv").exists()
+    assert grid(tmp_path) == []
+    assert "goes on after step" in capsys.readouterr().out
+    assert_same(tmp_path, whole)
+
+
+def test_a_killed_run_is_taken_up_again_by_its_grid(whole, grid, tmp_path, capsys):
+    def kill() -> None:
+        wait_for(tmp_path / NAME / "checkpoint-5" / "complete.json", lambda: True)
+        for child in psutil.Process().children():
+            if "nystrom.train.grid.child" in child.cmdline():
+                child.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    assert grid(tmp_path) == []
+    killer.join()
+    printed = capsys.readouterr().out
+    assert f"{NAME}: killed by signal 9; goes on later, by itself" in printed
+    assert "goes on after step" in printed
+    assert_same(tmp_path, whole)
+
+
+def test_a_failed_run_is_named_with_its_log_and_the_others_finish(root, tmp_path, capsys):
+    # A folder with something else in it is left alone by the run.
+    (tmp_path / "listops-linear-demo-seed0").mkdir()
+    (tmp_path / "listops-linear-demo-seed0" / "thesis.tex").touch()
+    words = ["--tasks", "listops", "--methods", "linear", "softmax", "--seeds", "0", "--preset", "demo", "--steps", "2"]
+    words += ["--jobs", str(min(2, len(os.sched_getaffinity(0)))), "--device", "cpu"]
+    with pytest.raises(SystemExit) as stop:
+        main(["lra", "run", *words, "--to", str(tmp_path), "--data", str(root)])
+    assert stop.value.code == 1
+    printed = capsys.readouterr()
+    assert "listops-linear-demo-seed0 failed, exit code 2: nystrom:" in printed.err
+    assert "is not empty and holds no run" in printed.err
+    assert str(tmp_path / "listops-linear-demo-seed0.log") in printed.err
+    assert {row.method for row in read_rows(tmp_path / "lra.csv")} == {"softmax"}
+
+
+def test_a_shorter_run_has_a_shorter_warm_up(whole):
+    command = read_rows(whole / NAME / "rows.csv")[0].command
+    # 100 of 700 steps in the preset.
+    assert "--warmup-steps 8 " in command
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"tasks": ["listop"]}, "task 'listop' is unknown"),
+        ({"methods": ["softmax", "nystorm"]}, "attention 'nystorm' is unknown"),
+        ({"seeds": [0, 0]}, "seeds is 0 0; expected at least one, and each once"),
+        ({"methods": []}, "methods is empty"),
+        ({"jobs": 0}, "jobs is 0"),
+        ({"jobs": 10_000}, "jobs is 10000 but there are"),
+        ({"threads": 0}, "threads is 0"),
+        ({"steps": 0}, "steps is 0"),
+        ({"steps": 7}, f"{NAME} holds a run with other settings: .*steps is 7 but was 60"),
+        ({"tasks": ["listops", "text"]}, "prepare text --from FILES --to .*text-demo"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_any_training(whole, grid, monkeypatch, wrong, says):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    with pytest.raises(ValueError, match=says):
+        grid(whole, **wrong)
+
+
+@pytest.mark.parametrize("last", ["lisops", "text"])
+def test_nothing_is_drawn_for_a_grid_that_cannot_run(grid, tmp_path, monkeypatch, last):
+    monkeypatch.setattr("nystrom.train.data.prepare_listops", lambda *_, **__: pytest.fail("data were drawn"))
+    with pytest.raises(ValueError, match=r"'lisops' is unknown|prepare text --from FILES"):
+        grid(tmp_path / "runs", tasks=["listops", last], data=tmp_path / "none")
+
+
+def test_other_data_are_refused_before_any_training(whole, grid, tmp_path, monkeypatch):
+    sizes = {"train": 64, "val": 20, "test": 30, "min_length": 5, "max_length": 41}
+    prepare_listops(tmp_path / "listops-demo", **sizes, seed=1, progress=False)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    with pytest.raises(ValueError, match="whose data were others"):
+        grid(whole, data=tmp_path)
+
+
+def test_two_grids_do_not_share_a_folder(whole, grid):
+    with FileLock(whole / ".lock"), pytest.raises(ValueError, match="is in use by another `nystrom lra run`"):
+        grid(whole)
+
+
+def test_a_grid_refuses_torchrun(whole, grid, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="start it without torchrun"):
+        grid(whole)

@@ -1,0 +1,195 @@
+"""Presets hold the numbers of the papers' code."""
+
+import pytest
+
+from nystrom.attention.registry import METHODS
+from nystrom.gpu import launch
+from nystrom.train.engine import train
+from nystrom.train.presets.published import PRESETS, find_preset
+from nystrom.train.settings import settle
+
+TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
+
+
+def settled(preset, attention="nystrom", task="listops", **changes):
+    plain = {
+        "options": None,
+        "conv_kernel_size": None,
+        "device": "cpu",
+        "precision": "auto",
+        "accumulation": 1,
+        "seed": 0,
+    }
+    return settle(task, attention=attention, preset=preset, **(plain | {"changes": {}} | changes))
+
+
+@pytest.mark.parametrize("name", ["nystromformer", "skyformer", "demo"])
+@pytest.mark.parametrize("task", TASKS)
+def test_the_papers_share_one_model_and_optimiser(task, name):
+    preset = find_preset(task, name)
+    assert (preset.num_hidden_layers, preset.hidden_size, preset.intermediate_size, preset.num_attention_heads) == (
+        *(2, 64, 128, 2),
+    )
+    assert (preset.norm, preset.pooling, preset.hidden_dropout_prob) == ("pre", "mean", 0.1)
+    assert (preset.adam_betas, preset.adam_epsilon, preset.weight_decay) == ((0.9, 0.999), 1e-6, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        (
+            "nystromformer",
+            {
+                "listops": (32, 1e-4, 1_000, 5_000),
+                "text": (32, 1e-4, 8_000, 20_000),
+                "retrieval": (32, 1e-4, 800, 30_000),
+                "image": (256, 1e-4, 175, 35_000),
+                "pathfinder": (256, 1e-4, 312, 62_400),
+            },
+        ),
+        (
+            "skyformer",
+            {
+                "listops": (32, 1e-4, 1_000, 50_000),
+                "text": (16, 1e-4, 80, 50_000),
+                "retrieval": (16, 2e-4, 800, 50_000),
+                "image": (256, 1e-4, 175, 50_000),
+                "pathfinder": (128, 2e-4, 312, 50_000),
+            },
+        ),
+    ],
+)
+def test_batches_rates_warm_ups_and_steps_are_the_papers(name, table):
+    for task, wanted in table.items():
+        preset = find_preset(task, name)
+        assert (preset.batch_size, preset.learning_rate, preset.warmup_steps, preset.steps) == wanted, task
+        clip = (None, 0.0) if name == "nystromformer" else (1.0, 0.2)
+        assert (preset.clip_value, preset.best_after) == clip
+        assert preset.evaluate_every % preset.log_every == 0
+
+
+@pytest.mark.parametrize(("name", "features"), [("nystromformer", 256), ("skyformer", 128)])
+@pytest.mark.parametrize(
+    ("task", "positions"),
+    [("listops", 2_000), ("text", 4_000), ("retrieval", 4_000), ("image", 1_024), ("pathfinder", 1_024)],
+)
+def test_methods_have_the_sizes_of_the_papers_at_every_length(name, features, task, positions):
+    methods = find_preset(task, name).methods
+    assert methods["linformer"].options == {"num_features": features, "max_length": positions}
+    assert methods["performer"].options == {"num_features": features}
+    assert methods["reformer"].options == {"num_hashes": 2, "chunk_size": 64}
+    assert methods["nystrom"].conv_kernel_size == (35 if name == "nystromformer" else None)
+    assert settled(name, task=task).encoder_config().max_position_embeddings == positions
+
+
+def test_nystromformer_trains_as_its_code_does():
+    preset = find_preset("listops", "nystromformer")
+    assert (preset.batch_size, preset.learning_rate, preset.warmup_steps, preset.steps) == (32, 1e-4, 1000, 5000)
+    assert (preset.clip_value, preset.best_after, preset.evaluate_every) == (None, 0, 50)
+    config = settled("nystromformer").encoder_config()
+    assert (config.attention_options, config.conv_kernel_size) == ({"num_landmarks": 128, "pinv_steps": 6}, 35)
+
+
+def test_skyformer_trains_as_its_code_does():
+    preset = find_preset("listops", "skyformer")
+    assert (preset.batch_size, preset.learning_rate, preset.warmup_steps, preset.steps) == (32, 1e-4, 1000, 50_000)
+    assert (preset.clip_value, preset.best_after, preset.evaluate_every) == (1, 0.2, 500)
+    config = settled("skyformer", "skyformer").encoder_config()
+    assert (config.attention_options, config.conv_kernel_size) == (
+        {"num_landmarks": 128, "gamma": 0.1, "pinv_steps": 6},
+        None,
+    )
+    config = settled("skyformer", "nystrom").encoder_config()
+    assert (config.attention_options, config.conv_kernel_size) == ({"num_landmarks": 128, "pinv_steps": 6}, None)
+
+
+@pytest.mark.parametrize("name", ["nystromformer", "skyformer"])
+def test_listops_has_the_sizes_of_the_long_range_arena(name):
+    data = find_preset("listops", name).data
+    assert (data.train, data.val, data.test, data.min_length, data.max_length) == (96_000, 2_000, 2_000, 500, 2_000)
+    assert settled(name).encoder_config().max_position_embeddings == 2_000
+
+
+def test_a_preset_names_methods_that_there_are():
+    for (task, name), preset in PRESETS.items():
+        assert (preset.task, preset.name) == (task, name)
+        assert preset.methods.keys() <= METHODS.keys()
+
+
+def test_every_preset_makes_a_model_with_every_method():
+    for task, name in PRESETS:
+        for attention in METHODS:
+            assert settled(name, attention, task=task).encoder_config().task == task
+
+
+def test_a_method_without_an_entry_has_its_defaults_and_no_convolution():
+    config = settled("nystromformer", "skyformer").encoder_config()
+    assert (config.attention_options, config.conv_kernel_size) == ({}, None)
+
+
+def test_what_is_given_goes_over_the_preset():
+    settings = settled(
+        "nystromformer",
+        options={"num_landmarks": 32},
+        conv_kernel_size=0,
+        changes={"learning_rate": 1e-3, "steps": None},
+    )
+    assert settings.options == {"num_landmarks": 32, "pinv_steps": 6}
+    assert settings.conv_kernel_size is None
+    assert (settings.learning_rate, settings.steps) == (1e-3, 5000)
+
+
+def test_the_interval_of_the_curve_follows_that_of_the_evaluation():
+    assert settled("demo", changes={"evaluate_every": 50}).log_every == 50
+    assert settled("demo", changes={"evaluate_every": 200}).log_every == 20
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"preset": "demos"}, "preset 'demos' is unknown.*'demo'"),
+        ({"attention": "nystorm"}, "attention 'nystorm' is unknown"),
+        ({"options": {"landmark": 2}}, "option of nystrom 'landmark' is unknown"),
+        ({"conv_kernel_size": 4}, "conv_kernel_size is 4"),
+        ({"seed": -1}, "seed is -1"),
+        (
+            {"accumulation": 3},
+            "batch_size is 32 but 1 processes share it, each in accumulation = 3 parts.*multiple of 3",
+        ),
+        ({"changes": {"steps": 0}}, "steps is 0"),
+        ({"changes": {"steps": 500}}, "warmup_steps is 1000 but steps is 500"),
+        ({"changes": {"learning_rate": 0.0}}, "learning_rate is 0.0"),
+        ({"changes": {"dropout": 1.0}}, "hidden_dropout_prob is 1.0"),
+        ({"changes": {"evaluate_every": 50, "log_every": 20}}, "log_every is 20 but evaluate_every is 50"),
+        ({"precision": "float8"}, "precision is 'float8'"),
+        ({"precision": "float16"}, "precision is 'float16' but device is 'cpu'"),
+        ({"device": "tpu"}, "device is 'tpu'"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        settled(**({"preset": "nystromformer"} | wrong))
+
+
+def test_an_accelerator_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="device is 'cuda', but torch finds none here"):
+        settled("demo", device="cuda")
+
+
+def test_auto_means_bfloat16_on_an_accelerator_that_has_it(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Old")
+    for has, wanted in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation, has=has: has)
+        assert settled("demo", device="auto").precision == wanted
+    with pytest.raises(ValueError, match="precision is 'bfloat16', but Old does not compute in it"):
+        settled("demo", device="cuda", precision="bfloat16")
+
+
+@pytest.mark.refuses
+def test_kernels_without_a_gpu_are_refused_before_there_are_data(monkeypatch, tmp_path):
+    monkeypatch.setattr(launch, "INTERPRETED", type(launch.INTERPRETED)(False))
+    with pytest.raises(ValueError, match=r"backend 'triton' needs a CUDA device, not cpu.*backend='torch'"):
+        train("listops", preset="demo", options={"backend": "triton"}, device="cpu", to=tmp_path / "run")
+    assert not any(tmp_path.iterdir())
