@@ -102,13 +102,8 @@ COMMANDS: dict[str, Command] = {
         "time and memory of attention over the length (Table 1 of Nyströmformer)", studies.bench_efficiency
     ),
     "bench training": Command("time and memory of a training step (Table 2 of Skyformer)", studies.bench_training),
-    "bench kernels": Command(
-        "what the Triton kernels take of a GPU, compiled for one that need not be there", studies.bench_kernels
-    ),
-    "bench tune": Command("try tile sizes of the Triton kernels on a GPU", studies.bench_tune),
     "report efficiency": Command(
         "table and plot of rows that were measured before", studies.report_study("efficiency")
     ),
     "report training": Command("the same for rows of training steps", studies.report_study("training")),
-    "report kernels": Command("table of the kernels that were compiled before", studies.report_kernels),
 }

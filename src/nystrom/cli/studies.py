@@ -52,47 +52,6 @@ def bench_training(words: list[str]) -> None:
     show_study(rows, Path(arguments["to"]))
 
 
-def bench_kernels(words: list[str]) -> None:
-    """Compile the Triton kernels, and count what they take."""
-    from nystrom.report.kernels import print_kernels
-    from nystrom.studies.speed.kernels import run_kernels
-
-    arguments = arguments_of(run_kernels, words, "bench kernels")
-    print_kernels(run_kernels(**arguments))
-    print(f"Rows: {Path(arguments['to']) / 'kernels.csv'}")
-
-
-def bench_tune(words: list[str]) -> None:
-    """Time the Triton kernels with other tile sizes."""
-    from nystrom.studies.speed.tune import fastest, run_tune
-
-    arguments = arguments_of(run_tune, words, "bench tune")
-    for row in fastest(run_tune(**arguments)):
-        print(f"{row.quantity}: {row.value:.4f} ms with {row.sizes}")
-    print(f"Rows: {Path(arguments['to']) / 'tune.csv'}")
-
-
-def report_kernels(words: list[str]) -> None:
-    """Print what was counted again."""
-    from nystrom.measure.rows import read_rows
-    from nystrom.report.kernels import kernels_markdown, print_kernels
-
-    def report(file: Path, *, markdown: bool = False) -> None:
-        """Print the table of compiled kernels again.
-
-        Args:
-            file: Rows that `nystrom bench kernels` wrote.
-            markdown: Print the table as Markdown.
-        """
-        rows = read_rows(file)
-        if markdown:
-            print(kernels_markdown(rows))
-        else:
-            print_kernels(rows)
-
-    report(**arguments_of(report, words, "report kernels", file=positional(report, "file")))
-
-
 def report_study(study: str) -> Callable[[list[str]], None]:
     """The command that prints and draws rows of a study."""
 

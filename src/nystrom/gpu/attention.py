@@ -83,19 +83,23 @@ def _attention(
     z0: str,
     gamma: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The output, and what the backward pass wants; gamma below 0 means no Gaussian kernel."""
+    """The output and what the backward pass needs; a gamma below 0 means softmax."""
     tensors = {"q": q, "k": k, "v": v, "keep": keep, "query_keep": query_keep, "skip": skip}
     check_launch(m, {name: x for name, x in tensors.items() if x is not None})
     with launching_on(q.device):
-        x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
-        table, share = stages.landmarks(x)
-        # The right factor first: its splits and the landmarks' matrices are never there at one time.
-        right, logs = stages.right(x, table)
-        matrix, root = matrix_of(x, table, gamma)
-        inverse = inversion.inverse(matrix, divisors(matrix, z0), steps)
-        del matrix
-        out = stages.left(x, table[:, :, -m:], _middle(x, unscaled(inverse, root), right))
-        return out, table, share, inverse, right, logs
+        return forward_pass(inputs_of(q, k, v, skip, keep, query_keep, draws, m, scale, gamma), steps, z0, gamma)
+
+
+def forward_pass(x: Inputs, steps: int, z0: str, gamma: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Launch the forward pass; gives the output, and what the backward pass needs."""
+    table, share = stages.landmarks(x)
+    # The right factor comes first, so that its splits and the landmarks' matrices never exist at the same time.
+    right, logs = stages.right(x, table)
+    matrix, root = matrix_of(x, table, gamma)
+    inverse = inversion.inverse(matrix, divisors(matrix, z0), steps)
+    del matrix
+    out = stages.left(x, table[:, :, -x.m :], _middle(x, unscaled(inverse, root), right))
+    return out, table, share, inverse, right, logs
 
 
 @_attention.register_fake
@@ -130,11 +134,11 @@ def _attention_backward(
     """Gradients of q, k, v and of the skip's kernel (empty without one)."""
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     with launching_on(q.device):
-        x = _inputs(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
-        return _gradients(x, grad, table, share, inverse, right, logs, steps, z0, gamma)
+        x = inputs_of(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
+        return backward_pass(x, grad, table, share, inverse, right, logs, steps, z0, gamma)
 
 
-def _gradients(
+def backward_pass(
     x: Inputs,
     grad: Tensor,
     table: Tensor,
@@ -146,6 +150,7 @@ def _gradients(
     z0: str,
     gamma: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Launch the backward pass; gives the gradients of q, k, v and the skip's kernel (empty without one)."""
     m = x.m
     keys = table[:, :, -m:]
     matrix, root = matrix_of(x, table, gamma)
@@ -195,7 +200,7 @@ def _backward(ctx, grad, *_):
 _attention.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
-def _inputs(
+def inputs_of(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -207,6 +212,7 @@ def _inputs(
     scale: float,
     gamma: float,
 ) -> Inputs:
+    """What all stages share, with the plan of the landmarks where it depends on masks or draws."""
     masked, plan = keep is not None or query_keep is not None or min(q.shape[2], k.shape[2]) <= m, None
     gaussian = gamma >= 0
     if draws is not None:

@@ -1,7 +1,7 @@
 """How kernels are cut into programs, and what they can be given.
 
-Tile sizes, warps and stages are first choices, not tuned ones; `RANGES` are what a tuning run tries. None of it changes
-a result beyond the order of sums.
+Tile sizes, warps and stages are fixed first choices, which were not tuned on a GPU; `tools/tune_tiles.py` times others.
+They decide in which order sums are taken and nothing else, so a fixed choice gives the same bits each time.
 """
 
 import functools
@@ -27,7 +27,6 @@ LARGEST_WHOLE, LARGEST_WHOLE_BACKWARD = 64, 32
 LARGEST_START = 64
 # A float32 product is three tf32 products on the tensor cores, with the rounding of about one float32 product.
 FLOAT32_PRECISION = "tf32x3"
-RANGES = {"block_n": (32, 64, 128), "block_m": (16, 32, 64), "warps": (4, 8), "stages": (1, 2, 3)}
 # Bytes of a token's row at most, then tokens and landmarks of a block, warps, stages.
 _BY_ROW = ((128, 64, 64, 4, 2), (256, 64, 64, 8, 2), (512, 32, 32, 8, 2), (1024, 32, 16, 8, 1))
 # Programs per multiprocessor that a sum over tokens is split into.
@@ -104,7 +103,7 @@ def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.devic
         block_n: Tokens that a program takes at a time.
         device: Where they run.
     """
-    wanted = -(-_WAVES * _multiprocessors(device) // programs)
+    wanted = -(-_WAVES * multiprocessors(device) // programs)
     shortest = max(-(-tokens // wanted), _TOKENS_PER_ROW * m)
     span = -(-min(shortest, tokens) // block_n) * block_n
     return -(-tokens // span), span
@@ -173,7 +172,8 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 @functools.cache
-def _multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 1 for any other device."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,20 +1,20 @@
-"""What the Triton kernels of a forward and a backward pass take, compiled for a GPU that need not be there.
+"""What the Triton kernels of a forward and a backward pass take, compiled for a GPU that does not have to be present.
 
-Nothing is timed. Each kernel is compiled as its launch would compile it; sizes are counted from shapes, and
-`nystrom.gpu.paper` says what counts. A row is one number of one kernel in one pass, its quantity being
-"forward left_forward registers" and the like:
+Nothing is timed. Each kernel is compiled as its launch would compile it; sizes are counted from shapes, and `driver.py`
+says what counts. A row is one number of one kernel in one pass, with a quantity such as "forward left_forward
+registers":
 
-- launches, and the programs of a launch;
-- registers and stack of a thread (where registers spill), and shared memory of a program;
-- bytes: what a launch must read and write; passes: what of it are tokens, in tensors of n x d.
+- launches, and the programs per launch;
+- registers and stack per thread (a stack means that registers spill), and shared memory per program;
+- bytes: what a launch must read and write; passes: the part of it that is tokens, in tensors of n x d.
 
-In place of a kernel stands "torch" for the operators of torch between them, and "all" for the whole pass: its launches,
-where an operator counts as one; its bytes; and its extra memory, the most that tensors hold beyond q, k, v, the output
-and, backward, the gradient of the output and the three that are asked for.
+Instead of a kernel, "torch" stands for the operators of torch between them, and "all" for the whole pass: its launches,
+where an operator counts as one; its bytes; and its extra memory, the largest amount that tensors hold beyond q, k, v,
+the output and, backward, the gradient of the output and the three requested gradients.
 
-Beside them stand, as other methods, the launches of the torch path, which are operators counted in the same way in a
-run on the CPU (there, as on a GPU, fused attention is one operator; the skip convolution is taken as `conv2d`), and the
-floor, the bytes that any form of it must move: see `nystrom.studies.speed.floor`.
+For comparison there are rows of two other methods: the launches of the torch path, which are operators counted in the
+same way in a run on the CPU (where, as on a GPU, fused attention is one operator; the skip convolution is taken as
+`conv2d`), and the floor, the bytes that every implementation must move: see `nystrom.studies.speed.floor`.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ import importlib.metadata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -34,17 +34,17 @@ from nystrom.checks import check_at_least, check_choice
 from nystrom.measure.rows import Row, append_rows, check_folder, new_row, read_rows
 from nystrom.studies.speed.asked import command_line
 from nystrom.studies.speed.floor import FLOOR, OF_DRAWN, OF_MEANS
-
-if TYPE_CHECKING:
-    from nystrom.gpu.resources import Passage, Shape
+from tools.kernel_accounting.analysis import SHARED_MEMORY, Operators, Passage, analyse
+from tools.kernel_accounting.driver import Shape
 
 Method = Literal["nystrom", "skyformer"]
 Dtype = Literal["bfloat16", "float16", "float32"]
 Masks = Literal["without", "with"]
+COMMAND = ("python", "-m", "tools.kernel_accounting", "count")
 _UNITS = {"stack": "bytes", "shared memory": "bytes", "bytes": "bytes", "memory": "bytes"}
 
 
-def run_kernels(
+def count_kernels(
     *,
     method: Method = "nystrom",
     landmarks: int = 64,
@@ -59,27 +59,27 @@ def run_kernels(
     multiprocessors: int = 132,
     to: Path = Path("runs/kernels"),
 ) -> list[Row]:
-    """Compile the Triton kernels of both passes for a GPU, and count what they launch, take, read and write.
+    """Compile the Triton kernels of both passes for a GPU, and count what they launch, occupy, read and write.
 
-    Needs no GPU, and measures no time. Rows go to kernels.csv in the folder; the same command writes them anew.
+    Needs no GPU and measures no time. Rows go to kernels.csv in the folder; the same command replaces them.
 
     Args:
         method: nystrom or skyformer.
         landmarks: Landmarks m.
         width: Width d of one head.
-        tokens: Tokens n, more than two a landmark.
+        tokens: Tokens n, more than two per landmark.
         batch: Sequences b.
         heads: Heads h.
         dtype: Of queries, keys and values.
-        kernel_size: Odd size of the skip convolution, 0 for none; None means 33 for nystrom, and none for skyformer.
-        masks: Whether there is a padding mask (all tokens are real nevertheless).
+        kernel_size: Odd size of the skip convolution, 0 for none; by default 33 for nystrom and none for skyformer.
+        masks: Whether there is a padding mask (all tokens are real even so).
         capability: Compute capability of the GPU: 8.0, 8.6, 8.9, 9.0 (H100, H200), 10.0 or 12.0.
-        multiprocessors: How many it has, 132 in an H200: sums over tokens are split by it.
+        multiprocessors: Its number of multiprocessors, 132 in an H200; decides how sums over tokens are split.
         to: Folder of the results.
 
     Raises:
-        ValueError: Something asked for is unknown or out of range, kernels are interpreted, or the folder holds rows
-            of another command.
+        ValueError: An argument is unknown or out of range, kernels are interpreted, or the folder holds rows of
+            another command.
     """
     asked = dict(locals())
     check_choice("method", method, get_args(Method))
@@ -88,7 +88,6 @@ def run_kernels(
     for name in ("landmarks", "width", "tokens", "batch", "heads", "multiprocessors"):
         check_at_least(name, asked[name], 1)
     check_backend("triton", {})
-    from nystrom.gpu.resources import SHARED_MEMORY, Shape, analyse
 
     gaussian = method == "skyformer"
     taps = (0 if gaussian else 33) if kernel_size is None else kernel_size
@@ -96,7 +95,7 @@ def run_kernels(
         batch, heads, tokens, width, landmarks, getattr(torch, dtype), masks == "with", taps=taps, gaussian=gaussian
     )
     path = to / "kernels.csv"
-    command = command_line(("nystrom", "bench", "kernels"), run_kernels, asked | {"tokens": (tokens,)}, "tokens")
+    command = command_line(COMMAND, count_kernels, asked | {"tokens": (tokens,)}, "tokens")
     _check_folder(path, command)
     passages: dict[str, Passage] = dict(
         zip(
@@ -129,12 +128,10 @@ def _check_folder(path: Path, command: str) -> None:
         return
     for row in read_rows(path):
         if row.command != command:
-            raise ValueError(
-                f"{path} holds rows of another command, {row.command}: name another folder in to, or delete that file."
-            )
+            raise ValueError(f"{path} holds rows of another command, {row.command}: pass another folder as to.")
 
 
-def _rows(plain: Row, shape: "Shape", passages: Mapping[str, "Passage"]) -> Iterator[Row]:
+def _rows(plain: Row, shape: Shape, passages: Mapping[str, Passage]) -> Iterator[Row]:
     """All rows of both passes."""
 
     def row(name: str, what: str, value: float, method: str = plain.method) -> Row:
@@ -153,15 +150,15 @@ def _rows(plain: Row, shape: "Shape", passages: Mapping[str, "Passage"]) -> Iter
             yield row(f"{name} torch", "bytes", passage.operator_bytes)
         yield row(f"{name} all", "launches", len(passage.launches) + passage.operators)
         yield row(f"{name} all", "bytes", sum(x.bytes for x in passage.launches) + passage.operator_bytes)
-        # The output, and backward the three gradients beside it.
+        # The output, and in the backward pass the three gradients as well.
         kept += shape.token_bytes * (1 if name == "forward" else 3)
         yield row(f"{name} all", "memory", passage.memory - kept)
         yield row(f"{name} all", "launches", torch_path[name], reference)
         yield row(f"{name} all", "bytes", floors[name] * shape.token_bytes, FLOOR)
 
 
-def _by_kernel(passage: "Passage", shape: "Shape") -> dict[str, dict[str, float]]:
-    """Numbers of each kernel, in the order of launches."""
+def _by_kernel(passage: Passage, shape: Shape) -> dict[str, dict[str, float]]:
+    """The numbers of each kernel, in the order of launches."""
     together = defaultdict(list)
     for launch in passage.launches:
         together[launch.kernel].append(launch)
@@ -179,10 +176,8 @@ def _by_kernel(passage: "Passage", shape: "Shape") -> dict[str, dict[str, float]
     }
 
 
-def _torch_operators(shape: "Shape") -> tuple[int, int]:
+def _torch_operators(shape: Shape) -> tuple[int, int]:
     """Operators of the torch path, forward and backward; their number does not depend on the number of tokens."""
-    from nystrom.gpu.resources import Operators
-
     n, width = 2 * shape.landmarks + 1, shape.width
     q, k, v, grad = (torch.zeros(1, n, 2, width, dtype=shape.dtype).transpose(1, 2) for _ in range(4))
     weight = torch.zeros(2, 1, shape.taps, 1, dtype=shape.dtype, requires_grad=True)

@@ -1,6 +1,6 @@
-"""The table of the Triton kernels that `nystrom bench kernels` compiled: a part per pass, in it a line per kernel.
+"""The table of the counted kernels: one part per pass, one line per kernel.
 
-MB are 10^6 bytes. Below each part stand its launches, bytes and extra memory, each beside what it is compared with.
+MB are 10^6 bytes. Below each part are its launches, bytes and extra memory, each with what it is compared with.
 """
 
 import math
@@ -17,10 +17,10 @@ _INPUTS = 4
 
 
 def kernel_lines(rows: Sequence[Row], timed: str) -> list[tuple[str, list[str]]]:
-    """The lines of a pass, kernels in the order of their launches: a name, and a cell per column.
+    """The lines of a pass, in the order of launches: the name of the kernel and one cell per column.
 
     Raises:
-        ValueError: Rows of another study, or of several methods.
+        ValueError: The rows are of another study or of several methods.
     """
     method = _method(rows)
     found = {tuple(row.quantity.split(" ", 2)): row.value for row in rows if row.method == method}
@@ -34,7 +34,7 @@ def kernel_lines(rows: Sequence[Row], timed: str) -> list[tuple[str, list[str]]]
 
 
 def kernel_notes(rows: Sequence[Row], timed: str) -> str:
-    """What a pass takes as a whole, beside the torch path and the floor."""
+    """What a whole pass takes, compared with the torch path and the floor."""
     method, first = _method(rows), rows[0]
     others = list(dict.fromkeys(row.method for row in rows if row.method not in (method, "floor")))
     found = {(row.method, row.quantity): row.value for row in rows}
@@ -85,10 +85,13 @@ def print_kernels(rows: Sequence[Row]) -> None:
 
 
 def _method(rows: Sequence[Row]) -> str:
-    """The method whose kernels these are."""
+    """The method that the kernels compute."""
     if not rows or {row.study for row in rows} != {"kernels"}:
         came = ", ".join(sorted({repr(row.study) for row in rows})) or "none"
-        raise ValueError(f"rows are of {came}; expected rows of the study 'kernels': try nystrom bench kernels.")
+        raise ValueError(
+            f"rows are of {came}; expected rows of the study 'kernels', as python -m tools.kernel_accounting count "
+            "writes them."
+        )
     methods = list(dict.fromkeys(row.method for row in rows if row.quantity.endswith(" registers")))
     if len(methods) != 1 or len({row.command for row in rows}) != 1:
         raise ValueError(f"rows are of {', '.join(methods) or 'no method'}; expected those of one command.")

@@ -1,14 +1,14 @@
 import pytest
 
 from nystrom.measure.rows import new_row
-from nystrom.report.kernels import kernel_lines, kernel_notes, kernels_markdown, print_kernels
+from tools.kernel_accounting.table import kernel_lines, kernel_notes, kernels_markdown, print_kernels
 
 NUMBERS = {"launches": 1, "programs": 64, "registers": 255, "stack": 80, "shared memory": 66048, "bytes": 2.5e8}
 
 
 def row(quantity, value, method="nystrom-triton-8+skip", **words):
     plain = {"study": "kernels", "unit": "", "device": "compiled, not run", "n": 1000, "m": 8, "dtype": "bfloat16"}
-    plain |= {"sizes": "b=2 h=5 d=10 kernel=33", "command": "nystrom bench kernels"}
+    plain |= {"sizes": "b=2 h=5 d=10 kernel=33", "command": "python -m tools.kernel_accounting count"}
     return new_row(quantity=quantity, value=value, method=method, **plain | words)
 
 
@@ -42,7 +42,7 @@ def test_the_note_compares_with_the_torch_path_the_floor_and_the_inputs():
 def test_markdown_has_both_passes_and_the_command():
     text = kernels_markdown(rows())
     assert text.count("| means | 1 | 64 | 255 | 80 | 64.5 | 250.00 | 2.00 |") == 2
-    assert "    nystrom bench kernels\n" in text
+    assert "    python -m tools.kernel_accounting count\n" in text
     assert "compiled, not run" in text
 
 

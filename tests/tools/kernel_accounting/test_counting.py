@@ -1,20 +1,25 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+pytest.importorskip("triton")
+
 from nystrom.measure.rows import read_rows
-from nystrom.studies.speed.kernels import run_kernels
+from tools.kernel_accounting.counting import count_kernels
 
 SMALL = ["--landmarks", "16", "--width", "16", "--batch", "1", "--heads", "2", "--tokens", "1024"]
+ROOT = Path(__file__).resolve().parents[3]
 
 
-def bench(folder, *words):
+def count(folder, *words):
     """The command, in a process where kernels are compiled."""
     return subprocess.run(
-        [sys.executable, "-m", "nystrom", "bench", "kernels", *SMALL, *words, "--to", str(folder)],
+        [sys.executable, "-m", "tools.kernel_accounting", "count", *SMALL, *words, "--to", str(folder)],
         env={**os.environ, "TRITON_INTERPRET": "0"},
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )
@@ -23,7 +28,7 @@ def bench(folder, *words):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kernels")
-    done = bench(folder)
+    done = count(folder)
     assert done.returncode == 0, done.stderr
     assert "left_forward" in done.stdout
     assert "not run" in done.stdout
@@ -44,7 +49,10 @@ def test_rows_say_what_was_compiled_for_and_that_nothing_ran(rows):
         assert (row.study, row.n, row.m, row.dtype, row.seed, row.note) == ("kernels", 1024, 16, "bfloat16", None, "")
         assert row.device == "compiled for compute capability 9.0 with 132 multiprocessors, not run"
         assert row.sizes.startswith("b=1 h=2 d=16 kernel=33 masks=without layout=tokens shared_memory_at_most=232448 ")
-        assert row.command == "nystrom bench kernels --landmarks 16 --width 16 --batch 1 --heads 2 --tokens 1024"
+        assert (
+            row.command
+            == "python -m tools.kernel_accounting count --landmarks 16 --width 16 --batch 1 --heads 2 --tokens 1024"
+        )
 
 
 def test_a_pass_is_the_sum_of_its_kernels_and_of_the_operators_between(rows):
@@ -81,19 +89,21 @@ def test_the_torch_path_stands_beside_with_more_launches(rows):
     assert others["forward all launches"] > values(rows)["forward all launches"]
 
 
-def test_the_same_command_writes_anew_and_another_is_refused(folder):
+@pytest.mark.slow
+def test_the_same_command_writes_anew_and_another_raises(folder):
     before = read_rows(folder / "kernels.csv")
-    assert bench(folder).returncode == 0
+    assert count(folder).returncode == 0
     after = read_rows(folder / "kernels.csv")
     assert [(row.quantity, row.value) for row in after] == [(row.quantity, row.value) for row in before]
-    done = bench(folder, "--masks", "with")
+    done = count(folder, "--masks", "with")
     assert done.returncode == 2
     assert "kernels.csv holds rows of another command" in done.stderr
     assert read_rows(folder / "kernels.csv") == after
 
 
+@pytest.mark.slow
 def test_drawn_landmarks_have_a_lower_floor(tmp_path):
-    done = bench(tmp_path, "--method", "skyformer")
+    done = count(tmp_path, "--method", "skyformer")
     assert done.returncode == 0, done.stderr
     rows, one = read_rows(tmp_path / "kernels.csv"), 1024 * 2 * 16 * 2
     assert values(rows, "floor") == {"forward all bytes": 4 * one, "backward all bytes": 7 * one}
@@ -108,9 +118,9 @@ def test_drawn_landmarks_have_a_lower_floor(tmp_path):
         ({}, "TRITON_INTERPRET is set"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_and_leaves_no_rows(tmp_path, change, message):
+def test_what_cannot_be_compiled_raises_and_leaves_no_rows(tmp_path, change, message):
     if not change and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("kernels are compiled here")
     with pytest.raises(ValueError, match=message):
-        run_kernels(**change, to=tmp_path)
+        count_kernels(**change, to=tmp_path)
     assert not (tmp_path / "kernels.csv").exists()

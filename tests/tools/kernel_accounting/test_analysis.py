@@ -2,20 +2,22 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
 
-from nystrom.gpu import attention, launch, resources
-from nystrom.gpu.paper import Shape
-from nystrom.gpu.resources import SHARED_MEMORY, Operators, analyse
+pytest.importorskip("triton")
 
-# Kernels are interpreted in the process of the tests where there is no GPU: they are compiled in another.
+from nystrom.gpu.arithmetic import INTERPRETED
+from tools.kernel_accounting.analysis import SHARED_MEMORY, Operators, analyse
+from tools.kernel_accounting.driver import Shape
+
+# Where there is no GPU the tests' own process interprets kernels, so another process compiles them.
 CODE = """
 import dataclasses, json, sys
 import torch
-from nystrom.gpu.resources import Shape, analyse
+from tools.kernel_accounting.analysis import Shape, analyse
 
 for words in json.loads(sys.argv[1]):
     words["dtype"] = getattr(torch, words["dtype"])
@@ -24,6 +26,7 @@ for words in json.loads(sys.argv[1]):
 PLAIN = {"batch": 2, "heads": 4, "tokens": 4096, "width": 64, "landmarks": 64, "dtype": "bfloat16"}
 FORWARD = ["means", "inverse_whole", "right_forward", "combine", "left_forward"]
 BACKWARD = ["inverse_whole", "inverse_blocks_backward", "left_landmarks", "left_queries", "right_keys", "right_queries"]
+ROOT = Path(__file__).resolve().parents[3]
 # One tensor of tokens.
 TOKENS = 2 * 4 * 4096 * 64 * 2
 
@@ -33,6 +36,7 @@ def analysed(*shapes):
     done = subprocess.run(
         [sys.executable, "-c", CODE, json.dumps(shapes)],
         env={**os.environ, "TRITON_INTERPRET": "0"},
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )
@@ -51,12 +55,14 @@ def skipped():
     return analysed(PLAIN | {"taps": 33})[0]
 
 
+@pytest.mark.slow
 def test_every_kernel_of_both_passes_is_launched_once(skipped):
     forward, backward = skipped
     assert sorted(each["kernel"] for each in forward["launches"]) == sorted(FORWARD)
     assert sorted(each["kernel"] for each in backward["launches"]) == sorted([*BACKWARD, "skip_taps"])
 
 
+@pytest.mark.slow
 def test_all_kernels_fit_and_those_over_tokens_spill_nothing_forward(skipped):
     for passage in skipped:
         for each in passage["launches"]:
@@ -65,6 +71,7 @@ def test_all_kernels_fit_and_those_over_tokens_spill_nothing_forward(skipped):
     assert [skipped[0]["kernels"][name]["stack"] for name in ("means", "right_forward", "left_forward")] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_tokens_count_once_for_each_time_that_programs_go_over_them(skipped):
     forward, backward = skipped
     passes = {name: each["token_bytes"] / TOKENS for name, each in forward["kernels"].items()}
@@ -77,6 +84,7 @@ def test_tokens_count_once_for_each_time_that_programs_go_over_them(skipped):
     }
 
 
+@pytest.mark.slow
 def test_small_tensors_count_once(skipped):
     heads, m, width, taps = 2 * 4, 64, 64, 33
     matrix, rows, float32 = heads * m * m, heads * m, 4
@@ -93,6 +101,7 @@ def test_small_tensors_count_once(skipped):
     }
 
 
+@pytest.mark.slow
 def test_memory_beyond_the_results_does_not_grow_with_the_tokens():
     # Both lengths are cut into as many spans as the multiprocessors want.
     once, twice = analysed(*(PLAIN | {"taps": 33, "tokens": 64 * n} for n in (4096, 8192)))
@@ -104,6 +113,7 @@ def test_memory_beyond_the_results_does_not_grow_with_the_tokens():
         assert long["memory"] - results * 128 * TOKENS == extra
 
 
+@pytest.mark.slow
 def test_what_a_kernel_does_not_touch_is_not_counted():
     without, drawn, many = analysed(
         PLAIN, PLAIN | {"gaussian": True, "landmarks": 32}, PLAIN | {"landmarks": 200, "masked": True}
@@ -118,8 +128,8 @@ def test_what_a_kernel_does_not_touch_is_not_counted():
     assert "left_statistics" in many[1]["kernels"]
 
 
-def test_interpreted_kernels_are_refused_with_the_way_out():
-    if not resources.INTERPRETED.value:
+def test_interpreted_kernels_raise_with_the_way_out():
+    if not INTERPRETED.value:
         pytest.skip("kernels are compiled here")
     with pytest.raises(ValueError, match=r"TRITON_INTERPRET is set, .* unset it"):
         analyse(Shape(1, 1, 4096, 64, 64, torch.bfloat16))
@@ -131,13 +141,12 @@ def test_interpreted_kernels_are_refused_with_the_way_out():
         ({"capability": "9.5"}, "capability is '9.5'; expected one of '8.0'"),
         ({"landmarks": 257}, "landmarks is 257; the kernels take 1 to 256"),
         ({"width": 512}, "width is 512; the kernels take 1 to 256"),
-        ({"tokens": 128}, "tokens is 128 with 64 landmarks; expected more than two tokens a landmark: ask for 129"),
+        ({"tokens": 128}, "tokens is 128 with 64 landmarks; expected more than two tokens per landmark: ask for 129"),
         ({"taps": 4}, "taps is 4; expected an odd number"),
         ({"taps": 3, "gaussian": True}, "taps is 3; expected .* 0 for Skyformer"),
     ],
 )
-def test_what_kernels_do_not_take_is_refused(change, message, monkeypatch):
-    monkeypatch.setattr(resources, "INTERPRETED", SimpleNamespace(value=False))
+def test_what_kernels_do_not_take_raises(change, message):
     words = PLAIN | {"dtype": torch.bfloat16} | change
     with pytest.raises(ValueError, match=message):
         analyse(
@@ -167,26 +176,6 @@ def test_memory_is_that_of_the_tensors_which_live_together():
     assert operators.held == 4 * 200
     del _, z
     assert operators.held == 0
-
-
-def test_the_library_is_as_before_when_an_analysis_fails(monkeypatch):
-    checks, count = attention.check_launch, launch._multiprocessors
-    code = (
-        "import torch\n"
-        "from triton.runtime import driver\n"
-        "from nystrom.gpu import attention, launch, resources\n"
-        "before = driver._active, attention.check_launch, launch._multiprocessors\n"
-        "resources.attention.stages.landmarks = None\n"
-        "try:\n"
-        "    resources.analyse(resources.Shape(1, 1, 4096, 64, 64, torch.bfloat16))\n"
-        "except TypeError:\n"
-        "    print(before == (driver._active, attention.check_launch, launch._multiprocessors))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True
-    )
-    assert done.stdout == "True\n", done.stderr
-    assert (attention.check_launch, launch._multiprocessors) == (checks, count)
 
 
 @pytest.mark.slow

@@ -1,18 +1,21 @@
-"""Launches of the kernels on paper: a driver for Triton that compiles for a GPU which need not be there.
+"""A driver for Triton that compiles for a GPU which does not have to be present.
 
-While it is active, a launch compiles its kernel as it would on that GPU, and is written down instead of run. Registers
-and stack are read from the compiled program, shared memory is what Triton asks for.
+While it is active, a launch compiles its kernel as it would on that GPU, and is recorded instead of run. Registers and
+stack are read from the compiled program; shared memory is what Triton asks for. It uses private parts of Triton, and
+therefore belongs to the development tools and not to the library.
 
-**Bytes of a launch** are counted from shapes, of the tensors that the compiled kernel touches, reads and writes alike:
+**The bytes of a launch** are counted from shapes, over the tensors that the compiled kernel touches, reads and writes
+alike:
 
-- A tensor of tokens (queries, keys, values, their gradients, masks, numbers per token) counts whole, once for each time
-  that programs go over it: once in most kernels; once per block of landmarks where the programs of each block walk over
-  the tokens; in `skip_taps` once per block of a token's neighbours. Of drawn landmarks (Skyformer) the kernel of the
-  means reads the drawn tokens alone.
+- A tensor of tokens (queries, keys, values, their gradients, masks, numbers per token) counts in full, once for each
+  time that programs go over it: once in most kernels; once per block of landmarks where the programs of each block
+  walk over the tokens; in `skip_taps` once per block of a token's neighbours. Where landmarks are drawn tokens
+  (Skyformer), the kernel of the means reads only those.
 - Every other tensor counts once.
 
-Not counted, and left to the caches: the neighbours that tiles of tokens share in the skip convolution, what programs
-read again of small tensors, and the scratch memory of the inverse beyond its first use. All tokens are taken as real.
+Three things are left to the caches and not counted: the neighbours that tiles of tokens share in the skip convolution,
+repeated reads of small tensors, and the scratch memory of the inverse beyond its first use. All tokens are taken as
+real.
 """
 
 import functools
@@ -40,12 +43,12 @@ class Shape:
         batch: Sequences b.
         heads: Heads h.
         tokens: Queries, and keys.
-        width: Width of queries, keys and values, which lie (b, n, h, d) in memory.
+        width: Width of queries, keys and values, whose layout in memory is (b, n, h, d).
         landmarks: Landmarks m.
         dtype: Of queries, keys and values.
         masked: Whether there is a mask.
-        taps: Size of the skip convolution; 0 for none.
-        gaussian: Skyformer in place of Nyström attention.
+        taps: Size of the skip convolution; 0 means none.
+        gaussian: Skyformer instead of Nyström attention.
     """
 
     batch: int
@@ -60,7 +63,7 @@ class Shape:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the queries: of one pass over n x d."""
+        """Bytes of the queries, that is of one pass over n x d."""
         return self.batch * self.heads * self.tokens * self.width * self.dtype.itemsize
 
 
@@ -71,11 +74,11 @@ class Launch:
     Attributes:
         kernel: Its name.
         programs: Programs that it starts.
-        registers: Registers of a thread.
-        stack: Bytes of a thread that did not fit into registers.
-        shared: Bytes of shared memory of a program.
-        bytes: What it reads and writes, see the module.
-        token_bytes: What of it are tokens.
+        registers: Registers per thread.
+        stack: Bytes per thread that did not fit into registers.
+        shared: Bytes of shared memory per program.
+        bytes: Bytes that it reads and writes, see the module.
+        token_bytes: The part of those that are tokens.
     """
 
     kernel: str
@@ -87,12 +90,12 @@ class Launch:
     token_bytes: int
 
 
-class Paper(DriverBase):
-    """The driver of a GPU that is not there.
+class OfflineDriver(DriverBase):
+    """Stands in for the driver of a GPU that is not present.
 
     Attributes:
-        shape: What is launched for.
-        launches: What was launched.
+        shape: What the kernels are launched for.
+        launches: The launches so far.
     """
 
     def __init__(self, capability: str, shape: Shape):
@@ -104,73 +107,73 @@ class Paper(DriverBase):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Launch by this driver in this block, in the whole process."""
+        """Use this driver in a `with` block, for the whole process."""
         before = driver._active
         driver.set_active(self)
         try:
             yield
         finally:
-            driver.set_active(before)  # pyright: ignore[reportArgumentType] (None where no driver was asked for yet)
+            driver.set_active(before)  # pyright: ignore[reportArgumentType] (None where no driver was needed yet)
 
     @classmethod
     def is_active(cls) -> Any:
-        """Never of itself."""
+        """Never chosen by Triton itself."""
         return False
 
     def get_current_target(self) -> Any:
-        """What is compiled for."""
+        """The target of compilation."""
         return GPUTarget("cuda", int(self._capability.replace(".", "")), 32)
 
     def get_current_device(self) -> str:
-        """A name that is no number: Triton keeps kernels by device, and these are not those of a GPU that is there."""
-        return f"compute capability {self._capability} on paper"
+        """A name instead of a number: Triton caches kernels by device, and must not mix these with a real GPU's."""
+        return f"compute capability {self._capability}, offline"
 
     def get_current_stream(self, device: object) -> int:
-        """None that is used."""
+        """A stream that nothing uses."""
         return 0
 
     def get_active_torch_device(self) -> Any:
-        """Where tensors without numbers are."""
+        """The device of tensors without numbers."""
         return torch.device("meta")
 
     def get_device_properties(self, device: object) -> dict[str, int]:
-        """Room for everything: what does not fit is to be seen, not refused."""
+        """Room for everything, so that a kernel that does not fit is reported instead of rejected."""
         return {"max_shared_mem": 2**31}
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: object) -> tuple[str, str, int, int, int]:
-        """Nothing is loaded; a program may have all threads that there can be."""
+        """Load nothing; a program may have the largest number of threads."""
         return name, name, 0, 0, 1024
 
     def map_python_to_cpp_type(self, ty: str) -> str:
-        """Not asked for: no launcher is compiled."""
+        """Never called, as no launcher is compiled."""
         raise NotImplementedError
 
     def get_benchmarker(self) -> Any:
-        """Not asked for: nothing runs."""
+        """Never called, as nothing runs."""
         raise NotImplementedError
 
 
 class _Launcher:
-    """What stands for the launcher of a compiled kernel."""
+    """Stands in for the launcher of a compiled kernel."""
 
     def __init__(self, source: Any, metadata: Any):
         self.function, self.metadata = source.fn, metadata
 
     def __call__(self, x: int, y: int, z: int, *rest: Any) -> None:
-        # Not kept from the start: Triton keeps a launcher with its kernel, for the next driver of this name.
-        paper = driver.active
-        assert isinstance(paper, Paper)
-        compiled = self.function.device_caches[paper.get_current_device()][0].values()
+        # Looked up at each launch: Triton caches a launcher with its kernel, for the next driver of this name too.
+        offline = driver.active
+        assert isinstance(offline, OfflineDriver)
+        compiled = self.function.device_caches[offline.get_current_device()][0].values()
         kernel = next(kernel for kernel in compiled if kernel.metadata is self.metadata)
-        # Stream, function, two of metadata and two hooks stand before the arguments.
+        # Before the arguments come the stream, the function, two items of metadata and two hooks.
         bound = dict(zip(self.function.arg_names, rest[6:], strict=True))
         touched = _touched(kernel.asm["ttir"])
         tensors = {name: x for name, x in bound.items() if isinstance(x, Tensor) and name in touched}
-        tokens = {name: x for name, x in tensors.items() if _of_tokens(name, x, paper.shape)}
+        tokens = {name: x for name, x in tensors.items() if _of_tokens(name, x, offline.shape)}
         of_tokens = round(_times(self.function.__name__, bound) * sum(map(size_of, tokens.values())))
         others = sum(size_of(x) for name, x in tensors.items() if name not in tokens)
         registers, stack = _usage(kernel.asm["cubin"])
-        paper.launches.append(
+        offline.launches.append(
             Launch(
                 self.function.__name__,
                 x * y * z,
@@ -184,13 +187,13 @@ class _Launcher:
 
 
 def _of_tokens(name: str, x: Tensor, shape: Shape) -> bool:
-    """Whether a tensor has a row or a number per token: (b, h, n, d), (b, n), or flat numbers of queries."""
+    """Whether a tensor has a row or a number per token: (b, h, n, d), (b, n), or one flat number per query."""
     flat = name in ("logs", "deltas") and x.numel() == shape.batch * shape.heads * shape.tokens
     return flat or (x.ndim == 4 and x.shape[2] == shape.tokens) or (x.ndim == 2 and x.shape[1] == shape.tokens)
 
 
 def _times(kernel: str, bound: dict[str, Any]) -> float:
-    """How often programs go over the tokens."""
+    """How many times programs go over the tokens."""
     if kernel == "means" and bound["ROWS"] == bound["M"]:
         # Drawn tokens.
         return bound["ROWS"] / (bound["N"] + bound["S"])
@@ -202,19 +205,19 @@ def _times(kernel: str, bound: dict[str, Any]) -> float:
 
 
 def _touched(ttir: str) -> set[str]:
-    """Names of the pointers that a kernel uses, once all that does nothing is gone."""
+    """Names of the pointers that a kernel still uses after optimisation."""
     head, _, body = ttir[ttir.index("tt.func public") :].partition("{noinline")
     return {name for name in re.findall(r"%(\w+): !tt\.ptr", head) if re.search(rf"%{name}\b", body)}
 
 
 def size_of(x: Tensor) -> int:
-    """Bytes of a tensor, those of an expanded one once."""
+    """Bytes of a tensor; an expanded one counts once."""
     return min(x.numel() * x.itemsize, x.untyped_storage().nbytes())
 
 
 @functools.cache
 def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack of a thread."""
+    """Registers and bytes of stack per thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

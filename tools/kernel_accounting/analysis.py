@@ -1,31 +1,34 @@
 """What the kernels take of a GPU, found without one.
 
-Both passes of `nystrom.gpu.attention` run on meta tensors, which have shapes and no numbers, and their launches are
-compiled and written down: see `nystrom.gpu.paper`, which says how bytes are counted.
+Both passes of `nystrom.gpu.attention` run on meta tensors, which have shapes and no numbers; their launches are
+compiled and recorded by the driver in `driver.py`, which says how bytes are counted.
 
-**Operators of torch** between the kernels are those that compute; views and empty tensors are none. On a GPU each is
-one launch or more. Their bytes are those of their arguments and results, each once. **Memory** is the most that tensors
-hold at a time, beyond what was there before; a GPU's allocator rounds each tensor up to 512 bytes.
+**Operators of torch** between the kernels are those that compute; views and empty tensors are not counted. On a GPU
+each is one launch or more. Their bytes are those of their arguments and results, each once. **Memory** is the largest
+amount that tensors hold at one time, beyond what was allocated before; a GPU's allocator rounds each tensor up to 512
+bytes.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nystrom.gpu import attention, launch
+from nystrom.gpu import launch
 from nystrom.gpu.arithmetic import INTERPRETED
-from nystrom.gpu.paper import Launch, Paper, Shape, size_of
+from nystrom.gpu.attention import backward_pass, forward_pass, inputs_of
+from nystrom.gpu.inputs import Inputs
+from tools.kernel_accounting.driver import Launch, OfflineDriver, Shape, size_of
 
 # Largest shared memory of a program in bytes, by compute capability (CUDA C++ Programming Guide).
 SHARED_MEMORY = {"8.0": 166912, "8.6": 101376, "8.9": 101376, "9.0": 232448, "10.0": 232448, "12.0": 101376}
-# No views by their schema, but nothing to launch either.
+# Not views by their schema, but they launch nothing.
 _NO_LAUNCH = ("aten::_unsafe_view", "aten::empty", "aten::new_empty", "aten::lift_fresh")
 
 
@@ -34,10 +37,10 @@ class Passage:
     """One pass: its launches in order, and what torch does between them.
 
     Attributes:
-        launches: Of the kernels.
-        operators: Operators of torch that compute.
-        operator_bytes: What those read and write.
-        memory: The most bytes that tensors held at a time, made in this pass or kept from the one before.
+        launches: Launches of kernels.
+        operators: Number of operators of torch that compute.
+        operator_bytes: Bytes that those read and write.
+        memory: Largest number of bytes held at one time by tensors of this pass or kept from the one before.
     """
 
     launches: list[Launch] = field(default_factory=list)
@@ -47,44 +50,56 @@ class Passage:
 
 
 def analyse(shape: Shape, *, capability: str = "9.0", multiprocessors: int = 132) -> tuple[Passage, Passage]:
-    """The forward and the backward pass for a GPU that need not be there.
+    """Analyse the forward and the backward pass for a GPU that does not have to be present.
 
-    Triton's driver is replaced for the time of this call: nothing else should launch kernels meanwhile.
+    Triton's driver is replaced during this call, so nothing else may launch kernels at the same time.
 
     Args:
-        shape: What to launch for; more than two tokens a landmark.
+        shape: What to launch for, with more than two tokens per landmark.
         capability: Compute capability of the GPU, a key of `SHARED_MEMORY`.
-        multiprocessors: How many it has; sums over tokens are split by it.
+        multiprocessors: Its number of multiprocessors, which decides how sums over tokens are split.
 
     Raises:
-        ValueError: Interpreted kernels, an unknown capability, or sizes that the kernels do not take.
+        ValueError: Kernels are interpreted, the capability is unknown, or the kernels do not take these sizes.
     """
     _check(shape, capability)
     passages = Passage(), Passage()
-    paper = Paper(capability, shape)
+    driver = OfflineDriver(capability, shape)
     q, k, v, grad = (_tokens(shape) for _ in range(4))
     keep = torch.empty(shape.batch, shape.tokens, dtype=torch.bool, device="meta") if shape.masked else None
     taps = torch.empty(shape.heads, shape.taps, dtype=shape.dtype, device="meta") if shape.taps else None
     draws = torch.empty(shape.landmarks, device="meta") if shape.gaussian else None
-    tensors = (q, k, v, taps, keep, keep, draws)
-    numbers = (shape.landmarks, shape.width**-0.5, 6, "paper", 0.1 if shape.gaussian else -1.0)
-    # The operators' functions themselves: on meta tensors torch would call what stands for them in a graph.
-    forward, backward = attention._attention._init_fn, attention._attention_backward._init_fn
-    with paper.active(), _pretending(multiprocessors), Operators() as operators:
-        out, *small = _noted(passages[0], paper, operators, forward, *tensors, *numbers)
-        gradients = _noted(passages[1], paper, operators, backward, grad, *tensors, *small, *numbers)
+    gamma = 0.1 if shape.gaussian else -1.0
+
+    def inputs() -> Inputs:
+        return inputs_of(q, k, v, taps, keep, keep, draws, shape.landmarks, shape.width**-0.5, gamma)
+
+    def forward() -> Sequence[Tensor]:
+        return forward_pass(inputs(), steps=6, z0="paper", gamma=gamma)
+
+    def backward() -> Sequence[Tensor]:
+        return backward_pass(inputs(), grad, *small, steps=6, z0="paper", gamma=gamma)
+
+    # Sums over tokens are split by what the GPU has.
+    with (
+        driver.active(),
+        mock.patch.object(launch, "multiprocessors", return_value=multiprocessors),
+        Operators() as operators,
+    ):
+        out, *small = _recorded(passages[0], driver, operators, forward)
+        gradients = _recorded(passages[1], driver, operators, backward)
     del out, gradients
     return passages
 
 
 class Operators(TorchDispatchMode):
-    """Counts operators that compute, their bytes, and the memory of what they make.
+    """Counts operators that compute, their bytes, and the memory of their results.
 
     Attributes:
-        count: Operators.
-        bytes: What they read and write.
-        held: Bytes of the tensors that were made and still are.
-        most: The most that these were.
+        count: Number of operators.
+        bytes: Bytes that they read and write.
+        held: Bytes of the results that are still alive.
+        most: The largest value of `held` so far.
     """
 
     def __init__(self):
@@ -93,7 +108,7 @@ class Operators(TorchDispatchMode):
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Call an operator, and count it."""
+        """Call an operator and count it."""
         result = func(*args, **(kwargs or {}))
         given, made = ([x for x in tree_leaves(y) if isinstance(x, Tensor)] for y in ((args, kwargs), result))
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
@@ -119,8 +134,6 @@ class Operators(TorchDispatchMode):
 
 
 def _check(shape: Shape, capability: str) -> None:
-    if INTERPRETED.value:
-        raise ValueError("TRITON_INTERPRET is set, and interpreted kernels are not compiled: unset it.")
     if capability not in SHARED_MEMORY:
         raise ValueError(f"capability is {capability!r}; expected one of {', '.join(map(repr, SHARED_MEMORY))}.")
     for name, most in (("landmarks", launch.LARGEST_M), ("width", launch.LARGEST_WIDTH)):
@@ -129,37 +142,22 @@ def _check(shape: Shape, capability: str) -> None:
             raise ValueError(f"{name} is {size}; the kernels take 1 to {most}: ask for such a number.")
     if shape.tokens <= 2 * shape.landmarks:
         raise ValueError(
-            f"tokens is {shape.tokens} with {shape.landmarks} landmarks; expected more than two tokens a landmark: "
+            f"tokens is {shape.tokens} with {shape.landmarks} landmarks; expected more than two tokens per landmark: "
             f"ask for {2 * shape.landmarks + 1} or more."
         )
     if shape.taps and (shape.gaussian or shape.taps % 2 == 0):
         raise ValueError(f"taps is {shape.taps}; expected an odd number, and 0 for Skyformer, which has no skip.")
+    if INTERPRETED.value:
+        raise ValueError("TRITON_INTERPRET is set, and interpreted kernels are not compiled: unset it.")
 
 
-@contextmanager
-def _pretending(multiprocessors: int) -> Iterator[None]:
-    """Let tensors without a device pass, and sums be split for a GPU of so many multiprocessors."""
-    swaps = (
-        (attention, "check_launch", lambda *_: None),
-        (launch, "_multiprocessors", lambda _: multiprocessors),
-    )
-    before = [getattr(module, name) for module, name, _ in swaps]
-    try:
-        for module, name, stand_in in swaps:
-            setattr(module, name, stand_in)
-        yield
-    finally:
-        for (module, name, _), own in zip(swaps, before, strict=True):
-            setattr(module, name, own)
-
-
-def _noted(
-    passage: Passage, paper: Paper, operators: Operators, function: Callable[..., Any], *arguments: Any
+def _recorded(
+    passage: Passage, driver: OfflineDriver, operators: Operators, call: Callable[[], Sequence[Tensor]]
 ) -> Sequence[Tensor]:
-    """Call the function of one pass, and write down what it launches."""
+    """Run one pass, and record what it launches."""
     count, size, operators.most = operators.count, operators.bytes, operators.held
-    result = function(*arguments)
-    passage.launches, paper.launches = paper.launches, []
+    result = call()
+    passage.launches, driver.launches = driver.launches, []
     passage.operators, passage.operator_bytes = operators.count - count, operators.bytes - size
     passage.memory = operators.most
     return result

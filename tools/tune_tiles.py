@@ -1,0 +1,154 @@
+"""Time the Triton kernels with every combination of tile sizes, at one shape on one GPU: `python tools/tune_tiles.py`.
+
+All kernels of a pass get the same tiles; combinations that do not compile or do not fit are listed with the reason.
+Nothing is changed by itself: the fastest combination is what to write into `nystrom.gpu.launch`.
+
+Tiles are chosen this way, and not by `triton.autotune` when a kernel is first launched, because they decide in which
+order sums are taken: a choice by the clock could differ from one process to the next, and results with it.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from triton.errors import TritonError
+from triton.testing import do_bench
+
+from nystrom import nystrom_attention, skyformer_attention
+from nystrom.gpu.launch import Tiles, trying
+
+# Tokens and landmarks of a block, warps, and loads that are under way at a time.
+COMBINATIONS = [
+    Tiles(n, m, 16, 16, warps, stages)
+    for n, m, warps, stages in itertools.product((32, 64, 128), (16, 32, 64), (4, 8), (1, 2, 3))
+]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The times of one combination.
+
+    Attributes:
+        tiles: The combination; its widths are replaced by those of the inputs.
+        forward: Median time of a forward pass in ms, infinite where it failed.
+        both: The same of a forward and a backward pass.
+        reason: Why it failed, or "".
+    """
+
+    tiles: Tiles
+    forward: float
+    both: float
+    reason: str = ""
+
+    def __str__(self) -> str:
+        tiles = self.tiles
+        sizes = f"block_n={tiles.block_n} block_m={tiles.block_m} warps={tiles.warps} stages={tiles.stages}"
+        return f"{sizes}: " + (self.reason or f"forward {self.forward:.4f} ms, forward+backward {self.both:.4f} ms")
+
+
+def tune_tiles(
+    *,
+    method: Literal["nystrom", "skyformer"] = "nystrom",
+    landmarks: int = 64,
+    tokens: int = 16384,
+    width: int = 64,
+    batch: int = 4,
+    heads: int = 16,
+    kernel_size: int = 0,
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
+    device: str = "cuda",
+    seed: int = 0,
+) -> list[Timing]:
+    """Time the Triton kernels with every combination of tile sizes, at one shape.
+
+    Args:
+        method: nystrom or skyformer.
+        landmarks: Landmarks m.
+        tokens: Tokens n.
+        width: Width d of one head.
+        batch: Sequences b.
+        heads: Heads h.
+        kernel_size: Odd size of the skip convolution of nystrom; 0 for none.
+        dtype: Of the inputs.
+        device: cuda or cuda:1.
+        seed: Of the random inputs.
+
+    Raises:
+        ValueError: The kernels do not take these sizes or this device.
+    """
+    if kernel_size and (method == "skyformer" or kernel_size % 2 == 0):
+        raise ValueError(f"kernel_size is {kernel_size}; expected an odd number, and 0 for skyformer.")
+    generator = torch.Generator().manual_seed(seed)
+    options = {"num_landmarks": landmarks, "backend": "triton"}
+    # As projections leave them: the heads of a token lie together.
+    q, k, v, grad = (
+        torch.randn(batch, tokens, heads, width, generator=generator).to(device, getattr(torch, dtype)).transpose(1, 2)
+        for _ in range(4)
+    )
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    if kernel_size:
+        skip = torch.randn(heads, 1, kernel_size, 1, generator=generator).to(device, getattr(torch, dtype))
+        leaves.append(skip.requires_grad_())
+        options["skip"] = skip
+    attend = nystrom_attention if method == "nystrom" else skyformer_attention
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return attend(q, k, v, **options)
+
+    def both() -> None:
+        torch.autograd.grad(attend(q, k, v, **options), leaves, grad)
+
+    # What no combination can mend is raised here.
+    forward()
+    return time_combinations(COMBINATIONS, forward, both, clock=_median)
+
+
+def time_combinations(
+    combinations: Sequence[Tiles],
+    forward: Callable[[], object],
+    both: Callable[[], object],
+    clock: Callable[[Callable[[], object]], float],
+) -> list[Timing]:
+    """Time both passes with each combination, and print each as it is done.
+
+    Args:
+        combinations: What to try.
+        forward: Runs a forward pass.
+        both: Runs a forward and a backward pass.
+        clock: Measures the time of a call in ms.
+    """
+    timings = []
+    for place, tiles in enumerate(combinations, 1):
+        with trying(tiles):
+            try:
+                timing = Timing(tiles, clock(forward), clock(both))
+            except (RuntimeError, TritonError) as error:
+                # Too much shared memory, for one.
+                reason = str(error).partition("\n")[0] or type(error).__name__
+                timing = Timing(tiles, float("inf"), float("inf"), reason)
+        timings.append(timing)
+        print(f"{place} of {len(combinations)}: {timing}", file=sys.stderr)
+    return timings
+
+
+def _median(call: Callable[[], object]) -> float:
+    time = do_bench(call, return_mode="median")
+    assert isinstance(time, float)
+    return time
+
+
+def main() -> None:
+    """Print the fastest combination of each pass."""
+    import tyro
+
+    timings = tyro.cli(tune_tiles)
+    print(f"fastest forward: {min(timings, key=lambda timing: timing.forward)}")
+    print(f"fastest forward+backward: {min(timings, key=lambda timing: timing.both)}")
+
+
+if __name__ == "__main__":
+    main()
