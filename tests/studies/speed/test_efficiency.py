@@ -9,7 +9,7 @@ import tyro
 from triton.runtime.errors import OutOfResources
 
 from nystrom.measure.rows import read_rows
-from nystrom.studies.speed import contenders, efficiency, floor, interleaved
+from nystrom.studies.speed import contenders, floor, interleaved, sweep
 from nystrom.studies.speed.asked import command_line
 from nystrom.studies.speed.contenders import Contender
 from nystrom.studies.speed.efficiency import run_efficiency
@@ -22,13 +22,13 @@ SMALL |= {"kernel_size": 3}
 @pytest.fixture
 def measured(monkeypatch):
     """Lengths that were measured, in order."""
-    lengths, measure = [], efficiency.measure
+    lengths, measure = [], sweep.measure
 
     def note(n, plan, past):
         lengths.append(n)
         return measure(n, plan, past)
 
-    monkeypatch.setattr(efficiency, "measure", note)
+    monkeypatch.setattr(sweep, "measure", note)
     return lengths
 
 
@@ -91,20 +91,20 @@ def test_methods_take_turns_after_one_warm_up(tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path, monkeypatch, capsys):
-    measure = efficiency.measure
+    measure = sweep.measure
 
     def interrupted(n, plan, past):
         if n == 32:
             raise KeyboardInterrupt
         return measure(n, plan, past)
 
-    monkeypatch.setattr(efficiency, "measure", interrupted)
+    monkeypatch.setattr(sweep, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_efficiency(**SMALL, to=tmp_path)
     assert "efficiency.csv keeps the lengths that are done" in capsys.readouterr().err
     kept = read_rows(tmp_path / "efficiency.csv")
     assert {row.n for row in kept} == {16}
-    monkeypatch.setattr(efficiency, "measure", measure)
+    monkeypatch.setattr(sweep, "measure", measure)
     rows = run_efficiency(**SMALL, to=tmp_path)
     assert rows[: len(kept)] == kept
     assert {row.n for row in rows} == {16, 32}
@@ -178,7 +178,7 @@ def test_a_call_that_would_take_too_long_is_not_run(tmp_path):
 
 
 def test_a_long_first_length_is_estimated_from_a_short_call(tmp_path, monkeypatch, measured):
-    monkeypatch.setattr(efficiency, "_PROBE_TOKENS", 16)
+    monkeypatch.setattr(sweep, "_PROBE_TOKENS", 16)
     rows = run_efficiency(**SMALL | {"lengths": (64,)}, skip="without", limit_seconds=1e-9, to=tmp_path)
     assert measured == [16, 64]
     # Linear methods are not probed, and have no estimate yet.
@@ -197,13 +197,13 @@ def test_a_method_that_cannot_run_says_why_and_the_others_go_on(tmp_path):
 
 
 def test_threads_are_set_for_the_run_alone(tmp_path, monkeypatch):
-    seen, measure = [], efficiency.measure
+    seen, measure = [], sweep.measure
 
     def note(n, plan, past):
         seen.append(torch.get_num_threads())
         return measure(n, plan, past)
 
-    monkeypatch.setattr(efficiency, "measure", note)
+    monkeypatch.setattr(sweep, "measure", note)
     before = torch.get_num_threads()
     other = 1 if before > 1 else 2
     rows = run_efficiency(**SMALL, threads=other, to=tmp_path)
@@ -261,7 +261,7 @@ def test_other_dtypes_run(tmp_path):
 
 
 def test_each_length_has_a_floor_where_memory_bounds(tmp_path, monkeypatch, measured):
-    monkeypatch.setattr(efficiency, "_has_floor", lambda plan: True)
+    monkeypatch.setattr(sweep, "_has_floor", lambda plan: True)
     monkeypatch.setattr(floor, "copy_bandwidth", lambda device: (4e9, 2e9, 8e9))
     rows = run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path)
     floors = {(row.quantity, row.n): row for row in rows if row.method == "floor"}
@@ -276,7 +276,7 @@ def test_each_length_has_a_floor_where_memory_bounds(tmp_path, monkeypatch, meas
     # They belong to the setting: a run goes on, and one without them is another.
     assert run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path) == rows
     assert measured == [16, 32]
-    monkeypatch.setattr(efficiency, "_has_floor", lambda plan: False)
+    monkeypatch.setattr(sweep, "_has_floor", lambda plan: False)
     with pytest.raises(ValueError, match="another setting: methods at n=16"):
         run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path)
 

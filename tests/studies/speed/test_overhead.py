@@ -4,8 +4,8 @@ import pytest
 from torch.testing import assert_close
 
 from nystrom.measure.rows import read_rows
-from nystrom.studies.speed import overhead
-from nystrom.studies.speed.overhead import BareLoop, run_overhead
+from nystrom.studies.speed.overhead import run_overhead
+from nystrom.studies.speed.turns import BareLoop
 from nystrom.train.trainer import EncoderTrainer
 
 
@@ -45,9 +45,9 @@ def test_both_loops_train_the_same_model(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(BareLoop, "step", step)
     monkeypatch.setattr(EncoderTrainer, "__init__", remember)
-    settle = overhead.settle
+    settle = turns.settle
     monkeypatch.setattr(
-        overhead, "settle", lambda *a, changes, **named: settle(*a, changes=changes | {"dropout": 0.0}, **named)
+        turns, "settle", lambda *a, changes, **named: settle(*a, changes=changes | {"dropout": 0.0}, **named)
     )
     run_overhead("listops", preset="demo", data=data, steps=3, device="cpu", to=tmp_path)
     # The same operations in the same order.

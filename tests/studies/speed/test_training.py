@@ -5,9 +5,10 @@ import torch
 
 from nystrom.measure.rows import read_rows
 from nystrom.models.heads.pairs import EncoderForPairClassification
-from nystrom.studies.speed import lra_models, training
-from nystrom.studies.speed.lra_models import LRA_TASKS, LraTask, build_model, random_batch
-from nystrom.studies.speed.training import METHODS, run_training
+from nystrom.studies.speed import lra_models, steps
+from nystrom.studies.speed.lra_models import build_model, random_batch
+from nystrom.studies.speed.lra_shapes import SHAPES, TABLE_2_METHODS, TaskShape
+from nystrom.studies.speed.training import run_training
 
 CPU = torch.device("cpu")
 SMALL = {"tasks": ("text", "retrieval"), "methods": ("softmax", "nystrom-8"), "batch": 2, "repeats": 3}
@@ -16,14 +17,14 @@ SMALL = {"tasks": ("text", "retrieval"), "methods": ("softmax", "nystrom-8"), "b
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """The tasks with fewer tokens."""
-    for name, task in LRA_TASKS.items():
-        short = LraTask(24, task.vocab_size, task.num_labels, task.batch, task.padded, task.documents)
-        monkeypatch.setitem(LRA_TASKS, name, short)
+    for name, task in SHAPES.items():
+        short = TaskShape(24, task.vocab_size, task.num_labels, task.batch, task.padded, task.documents)
+        monkeypatch.setitem(SHAPES, name, short)
 
 
 def test_the_shapes_are_those_of_the_papers(monkeypatch):
     monkeypatch.undo()
-    shapes = {name: (task.n, task.vocab_size, task.num_labels, task.batch) for name, task in LRA_TASKS.items()}
+    shapes = {name: (task.n, task.vocab_size, task.num_labels, task.batch) for name, task in SHAPES.items()}
     assert shapes == {
         "listops": (2000, 17, 10, 32),
         "text": (4000, 257, 2, 16),
@@ -52,25 +53,25 @@ def test_rows_hold_each_task_method_and_quantity(tmp_path):
     assert "documents=2" in rows[-1].sizes
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("task", LRA_TASKS)
+@pytest.mark.parametrize("name", TABLE_2_METHODS)
+@pytest.mark.parametrize("task", SHAPES)
 def test_a_step_changes_every_weight_that_the_loss_depends_on(task, name):
-    plan = training._Plan((name,), 2, "float32", 1, 0, 1, 60.0, CPU, "")
-    step = training._Training(name, task, plan)
+    plan = steps.StepSetup((name,), 2, "float32", 1, 0, 1, 60.0, CPU, "")
+    step = steps._Training(name, task, plan)
     before = {key: weight.detach().clone() for key, weight in step.model.named_parameters()}
     # Twice: the first update by AdamW has the same size for every gradient but zero.
     for _ in range(2):
-        step.step(random_batch(LRA_TASKS[task], 2, 0, CPU))
+        step.step(random_batch(SHAPES[task], 2, 0, CPU))
     still = {key for key, weight in step.model.named_parameters() if torch.equal(weight, before[key])}
     # A key's bias adds the same to all scores of a query, and the Reformer's keys are its queries.
     assert all("self.key" in key for key in still)
 
 
 def test_a_step_of_the_model_is_one_of_a_bare_loop():
-    plan = training._Plan(("softmax",), 2, "float32", 1, 0, 1, 60.0, CPU, "")
-    step = training._Training("softmax", "text", plan)
-    other = build_model("softmax", LRA_TASKS["text"], 0).train()
-    batch = random_batch(LRA_TASKS["text"], 2, 0, CPU)
+    plan = steps.StepSetup(("softmax",), 2, "float32", 1, 0, 1, 60.0, CPU, "")
+    step = steps._Training("softmax", "text", plan)
+    other = build_model("softmax", SHAPES["text"], 0).train()
+    batch = random_batch(SHAPES["text"], 2, 0, CPU)
     optimizer = torch.optim.AdamW(other.parameters(), lr=1e-4)
     torch.manual_seed(1)
     step.step(batch)
@@ -81,7 +82,7 @@ def test_a_step_of_the_model_is_one_of_a_bare_loop():
 
 
 def test_memory_is_that_of_the_matrices(tmp_path, monkeypatch):
-    monkeypatch.setitem(LRA_TASKS, "image", LraTask(256, 256, 10, 2, False))
+    monkeypatch.setitem(SHAPES, "image", TaskShape(256, 256, 10, 2, False))
     asked = {"tasks": ("image",), "methods": ("softmax-materialised", "softmax"), "batch": 2, "repeats": 1}
     rows = {(row.method, row.quantity): row.value for row in run_training(**asked, to=tmp_path)}
     square = 2 * 2 * 256 * 256 * 4 / 1e6
@@ -91,7 +92,7 @@ def test_memory_is_that_of_the_matrices(tmp_path, monkeypatch):
 
 
 def test_texts_are_padded_and_pictures_are_not():
-    for name, task in LRA_TASKS.items():
+    for name, task in SHAPES.items():
         batch = random_batch(task, 64, 0, CPU)
         assert set(batch) == {"input_ids", "labels"} | ({"attention_mask"} if task.padded else set())
         assert batch["input_ids"].shape == ((64, 2, 24) if name == "retrieval" else (64, 24))
@@ -105,16 +106,16 @@ def test_texts_are_padded_and_pictures_are_not():
 
 
 def test_the_retrieval_model_sees_both_documents():
-    model = build_model("softmax", LRA_TASKS["retrieval"], 0).eval()
+    model = build_model("softmax", SHAPES["retrieval"], 0).eval()
     assert isinstance(model, EncoderForPairClassification)
-    batch = random_batch(LRA_TASKS["retrieval"], 2, 0, CPU)
+    batch = random_batch(SHAPES["retrieval"], 2, 0, CPU)
     logits = model(**batch).logits
     swapped = {key: x.flip(1) if x.ndim == 3 else x for key, x in batch.items()}
     assert not torch.allclose(model(**swapped).logits, logits)
 
 
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path, monkeypatch, capsys):
-    measure = training._measure
+    measure = steps._measure
     done = []
 
     def interrupted(task, plan):
@@ -123,7 +124,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return measure(task, plan)
 
-    monkeypatch.setattr(training, "_measure", interrupted)
+    monkeypatch.setattr(steps, "_measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_training(**SMALL, to=tmp_path)
     assert "training.csv keeps the tasks that are done" in capsys.readouterr().err
@@ -146,7 +147,7 @@ def test_another_setting_in_the_same_folder_is_refused(tmp_path, change):
 def test_what_would_take_too_long_or_too_much_is_not_run(tmp_path, monkeypatch, capsys):
     rows = run_training(**SMALL, limit_seconds=1e-9, to=tmp_path / "long")
     assert all(math.isnan(row.value) and "would take about" in row.note for row in rows)
-    monkeypatch.setattr(training, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(steps, "free_bytes", lambda device: 1000)
     rows = run_training(**SMALL, to=tmp_path / "large")
     assert all(math.isnan(row.value) and "needs about" in row.note for row in rows)
     assert "text: softmax is not measured: needs about" in capsys.readouterr().err
@@ -180,7 +181,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, change,
 
 
 def test_the_model_is_that_of_the_papers():
-    config = build_model("nystrom-8", LRA_TASKS["listops"], 0).config
+    config = build_model("nystrom-8", SHAPES["listops"], 0).config
     assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 64, 2)
     assert (config.intermediate_size, config.hidden_dropout_prob, config.norm, config.pooling) == (
         128,

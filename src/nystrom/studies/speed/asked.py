@@ -1,21 +1,24 @@
-"""What all studies ask of a command line: a device, and the command that stands beside every row."""
+"""What all speed measurements need to know: the device, and the command that every row names."""
 
 import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from nystrom.measure.rows import Row, cpu_name
 
+if TYPE_CHECKING:
+    import torch
 
-def find_device(name: str) -> torch.device:
+
+def find_device(name: str) -> "torch.device":
     """The device of a name, with its number.
 
     Raises:
-        ValueError: No device that torch knows, has, and can weigh memory on.
+        ValueError: A device that torch does not know or does not have, or whose memory cannot be measured.
     """
+    import torch
+
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -31,8 +34,10 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def device_name(device: torch.device) -> str:
+def device_name(device: "torch.device") -> str:
     """The device as rows name it."""
+    import torch
+
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 

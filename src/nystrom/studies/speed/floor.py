@@ -19,7 +19,7 @@ import torch
 
 from nystrom.measure.clock import free_bytes, seconds
 from nystrom.measure.rows import Row
-from nystrom.studies.speed.interleaved import Plan, plain_row
+from nystrom.studies.speed.interleaved import Setup, plain_row
 
 FLOOR = "floor"
 # Forward and backward.
@@ -43,27 +43,27 @@ def copy_bandwidth(device: torch.device, size: int = _COPY_BYTES) -> tuple[float
     return middle, low, high
 
 
-def floor_quantities(plan: Plan) -> set[tuple[str, str]]:
+def floor_quantities(setup: Setup) -> set[tuple[str, str]]:
     """Methods and quantities of the rows that `floor_rows` gives."""
-    timed = dict.fromkeys(cell.timed for cell in plan.cells)
+    timed = dict.fromkeys(cell.timed for cell in setup.cells)
     return {(FLOOR, BANDWIDTH), *((FLOOR, f"{name} time") for name in timed)}
 
 
-def floor_rows(n: int, plan: Plan) -> list[Row]:
+def floor_rows(n: int, setup: Setup) -> list[Row]:
     """Measure the bandwidth, and say what it means at n tokens."""
-    sizes = plan.sizes
+    sizes = setup.sizes
     middle, low, high = copy_bandwidth(sizes.device)
     size = sizes.batch * sizes.heads * n * sizes.width * sizes.dtype.itemsize
 
     def row(quantity: str, unit: str, *values: float) -> Row:
         value, least, most = values
         return dataclasses.replace(
-            plain_row(plan),
+            plain_row(setup),
             **{"quantity": quantity, "method": FLOOR, "unit": unit, "n": n, "m": None, "repeats": _COPIES},
             **{"value": value, "low": least, "high": most},
         )
 
     rows = [row(BANDWIDTH, "GB/s", middle / 1e9, low / 1e9, high / 1e9)]
-    for name in dict.fromkeys(cell.timed for cell in plan.cells):
+    for name in dict.fromkeys(cell.timed for cell in setup.cells):
         rows.append(row(f"{name} time", "ms", *(1e3 * PASSES[name] * size / x for x in (middle, high, low))))
     return rows

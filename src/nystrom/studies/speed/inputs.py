@@ -9,12 +9,11 @@ A contender stands where attention stands in a model, between the projections:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-Layout = Literal["tokens", "heads"]
+from nystrom.studies.speed.choices import Layout
 
 
 @dataclass(frozen=True)

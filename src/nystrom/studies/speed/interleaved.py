@@ -14,7 +14,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,10 +22,9 @@ from tqdm import tqdm
 from nystrom.attention.backend import kernel_errors
 from nystrom.measure.clock import free_bytes, peak_bytes, seconds
 from nystrom.measure.rows import Row, new_row
+from nystrom.studies.speed.choices import Pass
 from nystrom.studies.speed.contenders import Contender
 from nystrom.studies.speed.inputs import Call, Inputs, Sizes, make_inputs
-
-Pass = Literal["forward", "forward+backward"]
 
 MEMORY_SHARE = 0.5
 
@@ -51,7 +49,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Setup:
     """What is measured at each length, and what every row says of it.
 
     Attributes:
@@ -79,29 +77,29 @@ class Plan:
     versions: str = ""
 
 
-def measure(n: int, plan: Plan, past: Sequence[Row]) -> list[Row]:
+def measure(n: int, setup: Setup, past: Sequence[Row]) -> list[Row]:
     """Measure all cells at one length.
 
     Args:
         n: Tokens.
-        plan: What to measure.
+        setup: What to measure.
         past: Rows of shorter lengths, in rising order, to estimate from.
 
     Returns:
         Two rows per cell, its time and its peak memory; a value of NaN with a note where it was not run.
     """
-    notes = {cell: _too_much(n, cell, plan, past) for cell in plan.cells}
-    times: dict[Cell, list[float]] = {cell: [] for cell in plan.cells}
+    notes = {cell: _too_much(n, cell, setup, past) for cell in setup.cells}
+    times: dict[Cell, list[float]] = {cell: [] for cell in setup.cells}
     peaks: dict[Cell, int] = {}
-    able = [cell for cell in plan.cells if not notes[cell]]
+    able = [cell for cell in setup.cells if not notes[cell]]
     if any(getattr(cell.contender.build, "compiled", False) for cell in able):
         # What was compiled for other lengths counts towards a limit.
         torch.compiler.reset()
-    with tqdm(total=len(able) * (plan.repeats + 2), desc=f"n={n}", leave=False, disable=None) as bar:
+    with tqdm(total=len(able) * (setup.repeats + 2), desc=f"n={n}", leave=False, disable=None) as bar:
         if able:
-            inputs = make_inputs(n, plan.sizes, plan.seed)
+            inputs = make_inputs(n, setup.sizes, setup.seed)
             calls = _warmed(able, inputs, notes, bar)
-            for _ in range(plan.repeats):
+            for _ in range(setup.repeats):
                 for cell, call in calls.items():
                     times[cell].append(_time(call, cell, inputs))
                     bar.update()
@@ -111,13 +109,13 @@ def measure(n: int, plan: Plan, past: Sequence[Row]) -> list[Row]:
     for cell, note in notes.items():
         if note:
             print(f"n={n}: {cell.method} {cell.timed} is not measured: {note}.", file=sys.stderr)
-    return [row for cell in plan.cells for row in _rows(n, plan, cell, times[cell], peaks.get(cell), notes[cell])]
+    return [row for cell in setup.cells for row in _rows(n, setup, cell, times[cell], peaks.get(cell), notes[cell])]
 
 
-def plain_row(plan: Plan) -> Row:
-    """A row of this plan without a measurement: what all of them have in common."""
-    cell = plan.cells[0]
-    return _row(plan, 0, cell, f"{cell.timed} time", 0.0, "ms", None, 1, "")
+def plain_row(setup: Setup) -> Row:
+    """A row of this setup without a measurement: what all of them have in common."""
+    cell = setup.cells[0]
+    return _row(setup, 0, cell, f"{cell.timed} time", 0.0, "ms", None, 1, "")
 
 
 def _warmed(cells: Sequence[Cell], inputs: Inputs, notes: dict[Cell, str], bar: tqdm) -> dict[Cell, Call]:
@@ -162,9 +160,9 @@ def _clear(call: Call) -> None:
         leaf.grad = None
 
 
-def _too_much(n: int, cell: Cell, plan: Plan, past: Sequence[Row]) -> str:
+def _too_much(n: int, cell: Cell, setup: Setup, past: Sequence[Row]) -> str:
     """Why a cell should not be run at this length, or nothing."""
-    sizes, contender = plan.sizes, cell.contender
+    sizes, contender = setup.sizes, cell.contender
     last = {row.quantity: row for row in past if row.method == cell.method and not math.isnan(row.value)}
     heads = sizes.batch * sizes.heads * sizes.dtype.itemsize
     inputs = heads * 4 * n * sizes.width
@@ -180,12 +178,12 @@ def _too_much(n: int, cell: Cell, plan: Plan, past: Sequence[Row]) -> str:
     row = last.get(f"{cell.timed} time")
     if row is not None and row.n:
         wanted = row.value / 1e3 * (n / row.n) ** (2 if contender.quadratic else 1)
-        if wanted > plan.limit_seconds:
-            return f"would take about {wanted:.0f} s a call, the limit is {plan.limit_seconds:g} s"
+        if wanted > setup.limit_seconds:
+            return f"would take about {wanted:.0f} s a call, the limit is {setup.limit_seconds:g} s"
     return ""
 
 
-def _rows(n: int, plan: Plan, cell: Cell, times: Sequence[float], peak: int | None, note: str) -> list[Row]:
+def _rows(n: int, setup: Setup, cell: Cell, times: Sequence[float], peak: int | None, note: str) -> list[Row]:
     """Time with its quartiles, and memory."""
     time, memory, spread = math.nan, math.nan, None
     if peak is not None:
@@ -194,13 +192,13 @@ def _rows(n: int, plan: Plan, cell: Cell, times: Sequence[float], peak: int | No
         quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
         spread = (quartiles[0], quartiles[2])
     return [
-        _row(plan, n, cell, f"{cell.timed} time", time, "ms", spread, len(times), note),
-        _row(plan, n, cell, f"{cell.timed} memory", memory, "MB", None, int(peak is not None), note),
+        _row(setup, n, cell, f"{cell.timed} time", time, "ms", spread, len(times), note),
+        _row(setup, n, cell, f"{cell.timed} memory", memory, "MB", None, int(peak is not None), note),
     ]
 
 
 def _row(
-    plan: Plan,
+    setup: Setup,
     n: int,
     cell: Cell,
     quantity: str,
@@ -210,7 +208,7 @@ def _row(
     repeats: int,
     note: str,
 ) -> Row:
-    sizes = plan.sizes
+    sizes = setup.sizes
     return new_row(
         study="efficiency",
         quantity=quantity,
@@ -223,10 +221,10 @@ def _row(
         n=n,
         m=cell.number or None,
         sizes=f"b={sizes.batch} h={sizes.heads} d={sizes.width} kernel={sizes.kernel_size} "
-        f"layout={sizes.layout} threads={plan.threads}{plan.versions}",
-        dtype=plan.dtype,
-        seed=plan.seed,
-        device=plan.device,
-        command=plan.command,
+        f"layout={sizes.layout} threads={setup.threads}{setup.versions}",
+        dtype=setup.dtype,
+        seed=setup.seed,
+        device=setup.device,
+        command=setup.command,
         note=note,
     )

@@ -8,46 +8,13 @@ Source: Xiong et al. (2021), arXiv:2102.03902, and Chen et al. (2021), arXiv:211
 those of the latter.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.studies.speed.contenders import Ours, find_contender
-
-
-@dataclass(frozen=True)
-class LraTask:
-    """The shape of a task.
-
-    Attributes:
-        n: Tokens of a sequence.
-        vocab_size: Tokens of the vocabulary.
-        num_labels: Classes.
-        batch: Samples of a step, in Skyformer's experiments.
-        padded: Whether sequences are padded to n.
-        documents: Sequences of a sample.
-    """
-
-    n: int
-    vocab_size: int
-    num_labels: int
-    batch: int
-    padded: bool
-    documents: int = 1
-
-
-LRA_TASKS: dict[str, LraTask] = {
-    "listops": LraTask(n=2000, vocab_size=17, num_labels=10, batch=32, padded=True),
-    "text": LraTask(n=4000, vocab_size=257, num_labels=2, batch=16, padded=True),
-    "retrieval": LraTask(n=4000, vocab_size=257, num_labels=2, batch=16, padded=True, documents=2),
-    "image": LraTask(n=1024, vocab_size=256, num_labels=10, batch=256, padded=False),
-    "pathfinder": LraTask(n=1024, vocab_size=256, num_labels=2, batch=128, padded=False),
-}
-
-LAYERS, WIDTH, HEADS, HIDDEN = 2, 64, 2, 128
+from nystrom.studies.speed.lra_shapes import HEADS, HIDDEN, LAYERS, WIDTH, TaskShape
 
 Batch = dict[str, Tensor]
 
@@ -64,7 +31,9 @@ def find_method(name: str) -> tuple[Ours, int]:
     return contender.build, number
 
 
-def build_model(name: str, task: LraTask, seed: int) -> EncoderForSequenceClassification | EncoderForPairClassification:
+def build_model(
+    name: str, task: TaskShape, seed: int
+) -> EncoderForSequenceClassification | EncoderForPairClassification:
     """The model of a task with the attention of a name such as "nystrom-128", with random weights.
 
     Raises:
@@ -88,7 +57,7 @@ def build_model(name: str, task: LraTask, seed: int) -> EncoderForSequenceClassi
     return (EncoderForPairClassification if task.documents == 2 else EncoderForSequenceClassification)(config)
 
 
-def random_batch(task: LraTask, batch: int, seed: int, device: torch.device) -> Batch:
+def random_batch(task: TaskShape, batch: int, seed: int, device: torch.device) -> Batch:
     """A batch, the same again for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     shape = (batch, task.n) if task.documents == 1 else (batch, task.documents, task.n)

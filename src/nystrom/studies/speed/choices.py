@@ -1,0 +1,9 @@
+"""What the speed measurements let one choose, without torch: the command line asks for it before torch is needed."""
+
+from typing import Literal
+
+Pass = Literal["forward", "forward+backward"]
+Skip = Literal["without", "with", "both"]
+Layout = Literal["tokens", "heads"]
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+StepDtype = Literal["float32", "bfloat16"]
