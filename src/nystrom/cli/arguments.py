@@ -1,8 +1,23 @@
-"""From a function's signature and docstring to the options of a command."""
+"""From a function's signature and docstring to the options of a command.
+
+What tyro finds wrong with a command line ends in one line, as all other mistakes do: see `one_line`.
+"""
 
 import inspect
+import re
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
 from typing import Annotated, Any
+
+# Where tyro begins the name of an option in its box, and the help on it.
+_ITEM, _HELP = 5, 9
+
+
+class UsageError(ValueError):
+    """A command line that cannot be parsed."""
 
 
 def arguments_of(
@@ -11,10 +26,14 @@ def arguments_of(
     """Parse a command line by a function's signature and docstring, without calling the function.
 
     Args:
-        function: Whose arguments are wanted.
-        words: What stands behind the command's name.
+        function: The function whose arguments are wanted.
+        words: The words after the command's name.
         name: The command's name.
         **replaced: Parameters that the command line shows in another form.
+
+    Raises:
+        UsageError: An option or value that is missing, unknown or wrong.
+        SystemExit: Help was asked for, and printed.
     """
     import tyro
 
@@ -27,20 +46,71 @@ def arguments_of(
     collect.__signature__ = signature  # type: ignore[attr-defined]
     collect.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     collect.__doc__ = function.__doc__
-    return tyro.cli(collect, args=words, prog=f"nystrom {name}")
+    said = StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(collect, args=words, prog=f"nystrom {name}")
+    except SystemExit as stop:
+        if stop.code:
+            raise UsageError(one_line(said.getvalue(), name)) from None
+        raise
+    finally:
+        # Warnings, which are no errors, keep their form.
+        if not isinstance(sys.exception(), UsageError):
+            sys.stderr.write(said.getvalue())
 
 
 def positional(function: Callable[..., Any], name: str) -> inspect.Parameter:
-    """The parameter as one that stands on the command line without a flag."""
+    """The parameter as an argument without a flag, shown under its own name."""
     import tyro
 
     parameter = inspect.signature(function).parameters[name]
-    return parameter.replace(annotation=tyro.conf.Positional[parameter.annotation])
+    kind = parameter.annotation
+    if kind in (str, Path, str | None, Path | None):
+        kind = Annotated[kind, tyro.conf.arg(metavar=name.upper())]
+    return parameter.replace(annotation=tyro.conf.Positional[kind])
 
 
 def from_option(function: Callable[..., Any]) -> inspect.Parameter:
-    """The parameter `source` as the option --from, which no parameter of Python can be called."""
+    """The parameter `source` as the option --from, a name that no parameter in Python can have."""
     import tyro
 
     parameter = inspect.signature(function).parameters["source"]
     return parameter.replace(annotation=Annotated[parameter.annotation, tyro.conf.arg(name="from")])
+
+
+def one_line(boxed: str, name: str) -> str:
+    """The box that tyro draws around an error as one line: what is wrong, and of which options.
+
+    Args:
+        boxed: What tyro printed.
+        name: The command's name.
+    """
+    sections: list[tuple[list[str], list[list[str]]]] = [([], [])]
+    # The first line is the title; where the terminal has no lines to draw, the borders are blanks.
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", boxed).splitlines()[1:]:
+        inside = line[1:].strip("│")
+        text, indent = inside.strip("╰╯ "), len(inside) - len(inside.lstrip())
+        headings, items = sections[-1]
+        if not text:
+            continue
+        if set(text) <= {"─", "-"}:
+            sections.append(([], []))
+        elif indent < _ITEM:
+            headings.append(text)
+        elif indent < _HELP or not items:
+            items.append([text])
+        else:
+            items[-1].append(text)
+    said = [
+        f"{' '.join(headings)} {', '.join(_item(*item) for item in items)}".strip(" .")
+        for headings, items in sections
+        if headings and not headings[0].startswith(("For full helptext", "Argument helptext"))
+    ]
+    return f"{'; '.join(said)}. See nystrom {name} --help." if said else boxed.strip()
+
+
+def _item(name: str, *lines: str) -> str:
+    """An option with its help in brackets."""
+    text = " ".join(lines).removesuffix("(required)").strip(" .")
+    return f"{name} ({text})" if text else name

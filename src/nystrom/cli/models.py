@@ -1,50 +1,70 @@
-"""Commands on models in folders: fill in masks, convert, export."""
+"""Commands on models in folders: fill in masks, convert, export.
+
+The rooms of models import torch and transformers as a whole, so that importing them registers the models. What the
+command line asks for is therefore declared here, as functions that import those of the rooms when they are called; a
+test holds the signatures equal.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from nystrom.cli.arguments import arguments_of, positional
+
+if TYPE_CHECKING:
+    from nystrom.integrations.convert import Conversion
+    from nystrom.models.export.onnx_program import Exported
 
 
 def fill_masks(words: list[str]) -> None:
     """Fill in the masks of texts."""
-    from dataclasses import asdict
+    fill_mask(**arguments_of(fill_mask, words, "fill-mask", text=positional(fill_mask, "text")))
 
-    from nystrom.models.fill_mask import Device
 
-    def fill_mask(
-        text: str | None = None,
-        *,
-        model: str,
-        file: Path | None = None,
-        top_k: int = 5,
-        json: bool = False,
-        batch_size: int = 16,
-        device: Device = "auto",
-    ) -> None:
-        """Fill in the [MASK] of a text, or of each line of a file.
+def convert_model(words: list[str]) -> None:
+    """Convert a BERT or RoBERTa, or lengthen a model."""
+    print(convert(**arguments_of(convert, words, "convert", source=positional(convert, "source"))))
 
-        Args:
-            text: The text; may hold several masks.
-            model: Folder of a masked language model with its tokenizer, in this library's format or the published one.
-            file: A file with one text per line in place of `text`; - reads standard input.
-            top_k: Words per mask.
-            json: Print one JSON object per word rather than tables.
-            batch_size: Lines at a time; changes nothing but speed and memory.
-            device: Where to run.
-        """
 
-    given = arguments_of(fill_mask, words, "fill-mask", text=positional(fill_mask, "text"))
-    text, file, as_json = given.pop("text", None), given.pop("file", None), given.pop("json", False)
+def export_model(words: list[str]) -> None:
+    """Write a model as ONNX."""
+    print(export(**arguments_of(export, words, "export", folder=positional(export, "folder"))))
+
+
+def fill_mask(
+    text: str | None = None,
+    *,
+    model: str,
+    file: Path | None = None,
+    top_k: int = 5,
+    json: bool = False,
+    batch_size: int = 16,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> None:
+    """Fill in the [MASK] of a text, or of each line of a file.
+
+    Args:
+        text: The text; may hold several masks.
+        model: Folder of a masked language model with its tokenizer, in this library's format or the published one.
+        file: A file with one text per line in place of `text`; - reads standard input.
+        top_k: Words per mask.
+        json: Print one JSON object per word rather than tables.
+        batch_size: Lines at a time; changes nothing but speed and memory.
+        device: Where to run; "auto" takes a GPU if there is one.
+
+    Raises:
+        ValueError: Both a text and a file, or neither, or a file that is missing or no UTF-8 text.
+    """
     if (text is None) == (file is None):
         raise ValueError(
             "fill-mask takes either a text or --file: name a text, a file of texts, or --file - for stdin."
         )
     if file is not None and str(file) != "-" and not file.is_file():
-        raise ValueError(f"file is {file}, which is no file; - reads standard input.")
+        raise ValueError(f"file is {file}, which is not a file; - reads standard input.")
+    from dataclasses import asdict
 
     from transformers.utils import logging
 
@@ -52,14 +72,74 @@ def fill_masks(words: list[str]) -> None:
     from nystrom.report.fillings import print_fillings
 
     logging.disable_progress_bar()
-    filler = MaskFiller(given.pop("model"), **given)
+    filler = MaskFiller(model, top_k=top_k, batch_size=batch_size, device=device)
     with _lines(text, file, filler.check) as lines:
         fillings = (asdict(filling) for filling in filler.fill(lines))
-        if not as_json:
+        if not json:
             print_fillings(fillings)
             return
         for filling in fillings:
             print(dumps(filling, ensure_ascii=False))
+
+
+def convert(
+    source: Path,
+    to: Path,
+    *,
+    num_landmarks: int | Literal["auto"] = "auto",
+    conv_kernel_size: int | Literal["auto"] | None = "auto",
+    max_position_embeddings: int | None = None,
+    positions: Literal["repeat", "interpolate"] = "repeat",
+) -> "Conversion":
+    """Make a Nyströmformer of a BERT or RoBERTa, or give a Nyströmformer another number of positions.
+
+    Args:
+        source: Folder of a BERT, RoBERTa, XLM-RoBERTa, CamemBERT or Nyströmformer: config.json, safetensors and, if
+            there is one, its tokenizer.
+        to: Folder for the new model; made, or empty.
+        num_landmarks: Landmarks m of the attention; "auto" is 64, or what a Nyströmformer has.
+        conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33, or what a Nyströmformer has,
+            which cannot be changed.
+        max_position_embeddings: The longest input, padding included; None is what the source has.
+        positions: How more positions are made of the trained ones: "repeat" the table, or "interpolate" in it.
+
+    Returns:
+        What was mapped, left behind and started.
+
+    Raises:
+        ValueError: A source that cannot be read or represented, or options or a folder that do not fit.
+    """
+    from nystrom.integrations.convert import convert
+
+    return convert(
+        source,
+        to,
+        num_landmarks=num_landmarks,
+        conv_kernel_size=conv_kernel_size,
+        max_position_embeddings=max_position_embeddings,
+        positions=positions,
+    )
+
+
+def export(
+    folder: Path, to: Path, *, opset: int | None = None, token_type_ids: bool = False, check: bool = True
+) -> "Exported":
+    """Write the model of a folder as ONNX, for any batch and length.
+
+    Args:
+        folder: Where the model was saved, with config.json and model.safetensors.
+        to: The file, such as model.onnx, which must not be there yet.
+        opset: Version of ONNX, 18 to 22; None is what torch writes by default.
+        token_type_ids: Also take segments; otherwise all tokens belong to the first.
+        check: Run the file by onnxruntime, and compare it with the model.
+
+    Raises:
+        ValueError: A folder that cannot be read, or what `export_onnx` refuses.
+        ArithmeticError: The file differs from the model.
+    """
+    from nystrom.models.export.onnx_program import export
+
+    return export(folder, to, opset=opset, token_type_ids=token_type_ids, check=check)
 
 
 @contextmanager
@@ -79,17 +159,3 @@ def _lines(text: str | None, file: Path | None, check: Callable[[Iterable[str]],
                 raise ValueError(f"{file} is no UTF-8 text ({error}).") from error
             opened.seek(0)
             yield tqdm(opened, unit=" lines", total=total, disable=sys.stdout.isatty() or None)
-
-
-def convert_model(words: list[str]) -> None:
-    """Convert a BERT or RoBERTa, or lengthen a model."""
-    from nystrom.integrations.convert import convert
-
-    print(convert(**arguments_of(convert, words, "convert", source=positional(convert, "source"))))
-
-
-def export_model(words: list[str]) -> None:
-    """Write a model as ONNX."""
-    from nystrom.models.export.onnx_program import export
-
-    print(export(**arguments_of(export, words, "export", folder=positional(export, "folder"))))

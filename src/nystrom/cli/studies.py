@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from shutil import get_terminal_size
 
 from nystrom.cli.arguments import arguments_of, positional
 
@@ -10,7 +11,7 @@ from nystrom.cli.arguments import arguments_of, positional
 def list_methods(words: list[str]) -> None:
     """List the attention methods."""
     from nystrom.attention.registry import METHODS
-    from nystrom.report.methods import MethodLine, methods_markdown, print_methods
+    from nystrom.report.methods import MethodLine, methods_markdown, methods_text
 
     def methods(markdown: bool = False) -> None:
         """Print the attention methods: what each is, its time, its exact limit, its source and its options.
@@ -25,9 +26,9 @@ def list_methods(words: list[str]) -> None:
                 MethodLine(name, method.summary, method.cost, method.exact_limit, method.source, options or "none")
             )
         if markdown:
-            print(methods_markdown(lines))
+            print(methods_markdown(lines), end="")
         else:
-            print_methods(lines)
+            print(methods_text(lines, width=get_terminal_size().columns))
 
     methods(**arguments_of(methods, words, "methods"))
 
@@ -77,9 +78,9 @@ def report_study(study: str) -> Callable[[list[str]], None]:
                     f"try nystrom report {rows[0].study}."
                 )
             if paper:
-                print(paper_markdown(rows))
+                print(paper_markdown(rows), end="")
             elif markdown:
-                print(study_markdown(rows))
+                print(study_markdown(rows), end="")
             else:
                 print_study(rows)
             if png is not None:

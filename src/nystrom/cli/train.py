@@ -3,6 +3,7 @@
 import inspect
 import sys
 from dataclasses import field, fields, make_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def lra_overhead(words: list[str]) -> None:
 
 
 def _word_after(flag: str, words: list[str], default: str) -> str:
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         if word == flag and following:
             return following
         if word.startswith(f"{flag}="):

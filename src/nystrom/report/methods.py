@@ -1,12 +1,15 @@
-"""The table of attention methods, for the terminal and as Markdown."""
+"""The attention methods, for the terminal and as a Markdown table."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from nystrom.report.markdown import markdown_table
 
 
 @dataclass(frozen=True)
 class MethodLine:
-    """What the table says of one method.
+    """What is said of one method.
 
     Attributes:
         name: Its name in the registry.
@@ -25,24 +28,34 @@ class MethodLine:
     options: str
 
 
-def print_methods(lines: Sequence[MethodLine]) -> None:
-    """Print the methods, the options of each below it."""
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("method", "what it is; its options", "time", "exact limit", "source"):
-        table.add_column(title, no_wrap=title in ("method", "time"))
+def methods_text(lines: Sequence[MethodLine], width: int) -> str:
+    """The methods as text, a block each, no line wider than `width` where words allow it."""
+    blocks = []
     for line in lines:
-        described = f"{escape(line.summary)}\n[dim]{escape(line.options)}[/dim]"
-        table.add_row(line.name, described, escape(line.cost), escape(line.exact_limit), escape(line.source))
-    Console().print(table)
+        facts = {
+            "what it is": line.summary,
+            "options": line.options,
+            "time": line.cost,
+            "exact limit": line.exact_limit,
+            "source": line.source,
+        }
+        blocks.append("\n".join([line.name, *(_fact(name, text, width) for name, text in facts.items())]))
+    return "\n\n".join(blocks)
+
+
+def _fact(name: str, text: str, width: int) -> str:
+    return textwrap.fill(
+        text,
+        width=width,
+        initial_indent=f"  {name:11}  ",
+        subsequent_indent=" " * 15,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def methods_markdown(lines: Sequence[MethodLine]) -> str:
     """The methods as a Markdown table, without their options."""
-    text = ["| name | what it is | time | exact limit | source |", "|---|---|---|---|---|"]
-    text += [f"| `{x.name}` | {x.summary} | {x.cost} | {x.exact_limit} | {x.source} |" for x in lines]
-    return "\n".join(text)
+    heads = ("name", "what it is", "time", "exact limit", "source")
+    cells = ((f"`{line.name}`", line.summary, line.cost, line.exact_limit, line.source) for line in lines)
+    return markdown_table(heads, cells, left=len(heads))

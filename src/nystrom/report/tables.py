@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nystrom.measure.rows import Row
 from nystrom.report.floor import FLOOR, UNITS, bandwidths, with_derived
+from nystrom.report.markdown import markdown_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,15 +75,10 @@ def study_markdown(rows: Sequence[Row]) -> str:
     Raises:
         ValueError: No rows, or rows of another study.
     """
-    columns = _columns(rows)
-    text = []
-    for quantity, unit, lines in _parts(rows):
-        text += [
-            "| " + " | ".join([f"{quantity} ({unit})", *columns]) + " |",
-            "|---|" + "---:|" * len(columns),
-            *("| " + " | ".join([method, *cells]) + " |" for method, cells in lines),
-            "",
-        ]
+    text = [
+        markdown_table((f"{quantity} ({unit})", *_columns(rows)), ([method, *cells] for method, cells in lines))
+        for quantity, unit, lines in _parts(rows)
+    ]
     commands = dict.fromkeys(row.command for row in rows)
     text += ["Measured by", "", *(f"    {command}" for command in commands), "", f"on {_title(rows)}.", ""]
     text += [f"- {note}" for note in _footnotes(rows)]

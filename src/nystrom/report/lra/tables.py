@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from nystrom.measure.rows import Row
 from nystrom.report.lra.runs import Cell, Line, lra_cells
+from nystrom.report.markdown import markdown_table
 from nystrom.report.printed.accuracies import LRA_TASKS, PAPERS, SKYFORMER_TABLE_1
 
 _DASH = "–"
@@ -74,15 +75,12 @@ def lra_markdown(rows: Sequence[Row]) -> str:
     Raises:
         ValueError: As `lra_lines`.
     """
-    text = [
-        f"| {_TITLE} | " + " | ".join([*LRA_TASKS, "mean"]) + " |",
-        "|---|" + "---:|" * (len(LRA_TASKS) + 1),
-    ]
-    for name, cells in lra_lines(rows):
-        shown = f"*{name.strip()}*" if name.startswith(" ") else f"**{name}**"
-        text.append(f"| {shown} | " + " | ".join(cells) + " |")
+    lines = (
+        [f"*{name.strip()}*" if name.startswith(" ") else f"**{name}**", *cells] for name, cells in lra_lines(rows)
+    )
     tested = [row for row in rows if row.quantity == "test accuracy"]
-    text += ["", f"{_CAPTION[0].upper()}{_CAPTION[1:]}.", "", *(f"- {note}" for note in _notes(rows)), ""]
+    text = [markdown_table((_TITLE, *LRA_TASKS, "mean"), lines)]
+    text += [f"{_CAPTION[0].upper()}{_CAPTION[1:]}.", "", *(f"- {note}" for note in _notes(rows)), ""]
     text += ["Measured by", "", *(f"    {command}" for command in dict.fromkeys(_any_seed(row) for row in tested))]
     return "\n".join(text) + "\n"
 

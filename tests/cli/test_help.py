@@ -1,0 +1,84 @@
+"""What names, signatures and docstrings alone can answer is answered without loading what is slow to load."""
+
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
+
+import pytest
+
+from nystrom.cli.main import COMMANDS, main
+
+SLOW = ("torch", "transformers", "accelerate", "matplotlib", "scipy")
+# Their functions still load torch.
+_NOT_YET = ("train", "evaluate", "lra run", "lra overhead", "bench kernels", "bench tune", "methods")
+# One process asks everything, and says after each question what was loaded.
+CODE = f"""
+import contextlib, io, json, sys
+from nystrom.cli.main import main
+answers = {{}}
+for question in json.loads(sys.argv[1]):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            code = main(question.split())
+        except SystemExit as stop:
+            code = stop.code
+    answers[question] = code, printed.getvalue(), [name for name in {SLOW} if name in sys.modules]
+print(json.dumps(answers))
+"""
+
+
+def test_help_and_lists_need_no_slow_import():
+    commands = [name for name in COMMANDS if name not in _NOT_YET]
+    questions = ["", "--help", "--version", *(f"{name} --help" for name in commands)]
+    done = subprocess.run([sys.executable, "-c", CODE, json.dumps(questions)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    assert {question: (code, slow) for question, (code, _, slow) in answers.items()} == dict.fromkeys(
+        questions, (0, [])
+    )
+    assert all(f"usage: nystrom {name}" in answers[f"{name} --help"][1] for name in commands)
+
+
+def said(*words):
+    """The exit code of a command, and what it writes to both streams."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(words)
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("train", 'nystrom: Missing from nystrom train: TASK (Task, such as "listops"). See nystrom train --help.'),
+        ("data show", "nystrom: Missing from nystrom data show: TASK"),
+        ("convert bert", "nystrom: Missing from nystrom convert: --to PATH"),
+        ("report training x.csv --png", "nystrom: Missing value for argument '--png'"),
+        ("data prepare image --from x --to y --size two", "nystrom: Unrecognized options: --size, two"),
+        ("bench training --repeats two", "nystrom: Error parsing --repeats: invalid literal for int()"),
+        ("methods --markdwon", "nystrom: Unrecognized options: --markdwon"),
+    ],
+)
+def test_a_wrong_command_line_ends_in_one_line(words, says):
+    code, _, err = said(*words.split())
+    (line,) = err.splitlines()
+    assert line.startswith(says)
+    assert line.endswith("--help.")
+    assert code == 2
+
+
+def test_methods_shows_every_column_in_eighty_characters_when_piped(monkeypatch):
+    from nystrom.attention.registry import METHODS
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _, printed, _ = said("methods")
+    assert max(map(len, printed.splitlines())) <= 80
+    words = " ".join(printed.split())
+    for name, method in METHODS.items():
+        shown = (name, method.summary, method.cost, method.exact_limit, method.source)
+        assert all(" ".join(text.split()) in words for text in shown), name
+        assert all(f"{option.name}={option.default!r}" in words for option in fields(method.options)), name
