@@ -4,6 +4,7 @@ import pytest
 from torch.testing import assert_close
 
 from nystrom.measure.rows import read_rows
+from nystrom.studies.speed import turns
 from nystrom.studies.speed.overhead import run_overhead
 from nystrom.studies.speed.turns import BareLoop
 from nystrom.train.trainer import EncoderTrainer
