@@ -60,12 +60,12 @@ def test_bytes_that_are_no_text_are_shown_by_number(tmp_path):
 
 def test_what_cannot_be_shown_is_refused(texts, tmp_path):
     for arguments, options, message in (
-        (("texts", texts), {}, "task 'texts' is unknown; expected one of listops, text, retrieval"),
-        (("text", texts), {"count": 0}, "count must be at least 1, got 0"),
+        (("texts", texts), {}, "task 'texts' is unknown; .* Perhaps you meant 'text'"),
+        (("text", texts), {"count": 0}, "--count is 0; expected at least 1"),
         (("text", texts), {"to": tmp_path / "a.png"}, "text is printed and makes no picture"),
-        (("text", texts), {"split": "dev"}, "split must be one of train, val, test, got 'dev'"),
-        (("retrieval", texts), {}, "holds the data of text, and retrieval was asked for"),
-        (("text", tmp_path / "gone"), {}, "dataset.json is missing"),
+        (("text", texts), {"split": "dev"}, "split is 'dev'; expected one of train, val, test"),
+        (("retrieval", texts), {}, "holds the data of text, not of retrieval"),
+        (("text", tmp_path / "gone"), {}, "gone is not a folder: prepare the data with"),
     ):
         with pytest.raises(ValueError, match=message):
             list(show(*arguments, **options))

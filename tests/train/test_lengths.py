@@ -13,7 +13,7 @@ from nystrom.models import EncoderForSequenceClassification
 from nystrom.tasks.lra.pathfinder import task as lra_pathfinder
 from nystrom.tasks.lra.pathfinder.task import Pathfinder, prepare_pathfinder
 from nystrom.tasks.store.picture_files import Pictures, write_pictures
-from nystrom.tasks.store.token_files import new_folder
+from nystrom.tasks.store.prepared_folder import new_folder
 from nystrom.train.engine import evaluate
 from nystrom.train.grid.plan import run_grid
 from nystrom.train.lengths import data_positions

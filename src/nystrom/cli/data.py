@@ -1,4 +1,6 @@
-"""Commands on data: prepare, show."""
+"""Commands on data: prepare, show, verify."""
+
+from pathlib import Path
 
 from nystrom.cli.arguments import arguments_of, from_option, positional
 
@@ -44,3 +46,18 @@ def show_data(words: list[str]) -> None:
 
     for shown in show(**arguments_of(show, words, "data show", task=positional(show, "task"))):
         print(shown)
+
+
+def verify_data(words: list[str]) -> None:
+    """Compare the files of a prepared folder with their checksums."""
+    from nystrom.tasks.store.prepared_folder import verify
+
+    def verify_folder(folder: Path) -> None:
+        """Compare size and SHA-256 of every file of a prepared folder with those that were written.
+
+        Args:
+            folder: A folder that `nystrom data prepare` made.
+        """
+        verify(folder, report=lambda name, problem: print(f"{name:18}  {problem or 'ok'}"))
+
+    verify_folder(**arguments_of(verify_folder, words, "data verify", folder=positional(verify_folder, "folder")))

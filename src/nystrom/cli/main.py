@@ -88,6 +88,7 @@ COMMANDS: dict[str, Command] = {
         "draw Pathfinder's pictures, or read the published ones", data.prepare_pathfinder_data
     ),
     "data show": Command("look at samples of a prepared task", data.show_data),
+    "data verify": Command("compare the files of a prepared folder with their checksums", data.verify_data),
     "lra run": Command("train methods on the tasks of the Long Range Arena, several runs at a time", train.lra_run),
     "lra table": Command("their accuracies over seeds, beside those of the two papers", train.lra_table),
     "lra curves": Command("their accuracies over the time of training (Fig. 2 of Skyformer)", train.lra_curves),

@@ -20,11 +20,12 @@ from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.tasks.lra.image import Image
 from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
 from nystrom.tasks.lra.pathfinder.task import Pathfinder, prepare_pathfinder
+from nystrom.tasks.lra.texts.own_texts import prepare_own
 from nystrom.tasks.lra.texts.retrieval import Retrieval
-from nystrom.tasks.lra.texts.reviews import Text, prepare_texts_of
+from nystrom.tasks.lra.texts.reviews import Text
 from nystrom.tasks.store.byte_split import ByteSplit
+from nystrom.tasks.store.header import HEADER
 from nystrom.tasks.store.picture_files import PictureSplit
-from nystrom.tasks.store.token_files import HEADER
 from nystrom.train.batches import Collate, collate, collate_pairs, collate_whole
 from nystrom.train.presets.preset import DataSizes
 
@@ -120,7 +121,7 @@ def _prepare_pathfinder(folder: Path, sizes: DataSizes) -> None:
 
 
 def _prepare_own_texts(files: Path, max_length: int) -> Path:
-    return prepare_texts_of(files, max_length=max_length, progress=False)
+    return prepare_own("text", files, max_length=max_length, progress=False)
 
 
 TASKS: dict[str, Task] = {

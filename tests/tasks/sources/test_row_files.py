@@ -143,11 +143,11 @@ def test_values_of_json_are_written_plainly(tmp_path):
         ("a.tsv", b"label\ttext\n1\ta\n0 b\n", "a.tsv, line 3: 1 fields where 2 are wanted"),
         ("a.tsv", b"label\ttext\n1\ta\tb\n", "a.tsv, line 2: 3 fields where 2 are wanted"),
         ("a.csv", b"label;text\n1;a\n", "line 1: the first line must name the columns, and there is no 'label' or"),
-        ("a.csv", b"label,words\n", r"no 'text' or 'Source' among the fields 'label', 'words': name .* text_field"),
+        ("a.csv", b"label,words\n", r"no 'text' or 'Source' among the fields 'label', 'words': name .* --text-field"),
         (
             "a.csv",
             b"label,text,Source\n",
-            "there is both 'text' and 'Source' among .*: name the right one in text_field",
+            "there is both 'text' and 'Source' among .*: name the right one with --text-field",
         ),
         ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b", "la', "a.jsonl, line 2: no JSON .* cut short"),
         ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', "line 2: the field 'label' is missing"),
@@ -178,13 +178,13 @@ def test_a_compressed_file_that_is_cut_short_is_named(tmp_path, ending, pack):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"a.csv is not there or is no file"):
+    with pytest.raises(ValueError, match=r"a.csv is not there or is not a file"):
         read(tmp_path / "a.csv")
 
 
 def test_a_field_cannot_be_taken_twice(tmp_path):
     wanted = {"first_field": ("text",), "second_field": ("text",)}
-    with pytest.raises(ValueError, match=r"first_field, second_field name one field twice \(text, text\)"):
+    with pytest.raises(ValueError, match=r"--first-field, --second-field name one field twice \(text, text\)"):
         read(write(tmp_path / "a.csv", CSV), wanted)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from nystrom.tasks.lra.texts.reviews import Text, prepare_text
 from nystrom.tasks.sources.split_files import files_of_folder, saved_source, split_of
-from nystrom.tasks.store.token_files import SPLITS
+from nystrom.tasks.store.header import SPLITS
 
 WANTED = {"label_field": ("label",), "text_field": ("text",)}
 
@@ -39,10 +39,10 @@ def test_files_are_found_by_their_names(tmp_path):
 def test_a_file_of_no_split_and_two_of_one_are_named(tmp_path):
     (tmp_path / "train.csv").touch()
     (tmp_path / "more.csv").touch()
-    with pytest.raises(ValueError, match=r"more.csv tells no split: its name must end in train, val or test"):
+    with pytest.raises(ValueError, match=r"more.csv names no split: its name must end in train, val or test"):
         files_of_folder(tmp_path)
     (tmp_path / "more.csv").rename(tmp_path / "train.tsv")
-    with pytest.raises(ValueError, match=r"train.csv and .*train.tsv are both train: leave one"):
+    with pytest.raises(ValueError, match=r"train.csv and .*train.tsv are both train: name a folder that has one"):
         files_of_folder(tmp_path)
 
 

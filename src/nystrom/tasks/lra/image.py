@@ -1,8 +1,9 @@
 """Image of the Long Range Arena: CIFAR-10 in gray, pixel after pixel.
 
 A sample is 32 x 32 pixels, row after row; a token is a gray level, 0 to 255, black included; a class is one of ten.
-`cifar_files` says what is read, and how colours become gray. 45,000 / 5,000 / 10,000: the test split is the published
-one, and 5,000 of the training pictures, drawn by a seed, are for validation. What is left stays in its order.
+`cifar_files` says what is read, and how colours become gray. Splits have 45,000 / 5,000 / 10,000 pictures: the test
+split is the published one, and 5,000 of the training pictures, drawn by a seed, are for validation. The rest keep their
+order.
 
 Source: Tay et al. (2021), arXiv:2011.04006; Krizhevsky (2009).
 Departs from the authors' code: it takes the last tenth in the order of `tensorflow_datasets` for validation, an order
@@ -18,22 +19,31 @@ import numpy as np
 from nystrom.tasks.sources.cifar_files import CLASSES, SIDE, find_cifar
 from nystrom.tasks.sources.cifar_pickle import PUBLISHED
 from nystrom.tasks.store.picture_files import Pictures, PictureSplit, write_pictures
-from nystrom.tasks.store.token_files import holds, new_folder
+from nystrom.tasks.store.prepared_folder import holds, new_folder
 
 TASK = "image"
 TRAIN, TEST = 50_000, 10_000
 
 
-def prepare_image(source: Path, to: Path, *, val: int = 5_000, seed: int = 0, check_counts: bool = True) -> Path:
+def prepare_image(
+    source: Path,
+    to: Path,
+    *,
+    val: int = 5_000,
+    seed: int = 0,
+    check_counts: bool = True,
+    max_unpacked: float | None = None,
+) -> Path:
     """Prepare CIFAR-10 as gray pixels.
 
     Args:
-        source: The folder cifar-10-batches-py or cifar-10-batches-bin, or the archive of one, or a .npz file with
-            x_train, y_train, x_test and y_test.
+        source: The folder cifar-10-batches-py or cifar-10-batches-bin, or the archive of one, or a .npz file, also as
+            .npz.xz, with x_train, y_train, x_test and y_test; or the folder that holds one of these.
         to: Folder to make. If it already holds this data set it is used as it is.
         val: Training pictures that become the validation split.
         seed: Decides which.
-        check_counts: Refuse pictures that are not complete rather than warn.
+        check_counts: An incomplete CIFAR-10 is an error; otherwise it is a warning.
+        max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
 
     Returns:
         The folder, ready for `Image`.
@@ -44,8 +54,8 @@ def prepare_image(source: Path, to: Path, *, val: int = 5_000, seed: int = 0, ch
     source, to = Path(source).expanduser(), Path(to).expanduser().resolve()
     for name, value in (("val", val), ("seed", seed)):
         if value < 0:
-            raise ValueError(f"{name} must be at least 0, got {value}.")
-    found = find_cifar(source)
+            raise ValueError(f"--{name} is {value}; expected at least 0.")
+    found = find_cifar(source, max_unpacked=max_unpacked)
     settings = {"origin": found.name, "sha256": found.digest, "val": val, "seed": seed}
     if holds(to, task=TASK, settings=settings):
         print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
@@ -54,7 +64,7 @@ def prepare_image(source: Path, to: Path, *, val: int = 5_000, seed: int = 0, ch
         train, test = found.read()
         _check_counts(source, train, test, strict=check_counts)
         if val >= len(train.labels):
-            raise ValueError(f"val is {val} but {source} holds {len(train.labels)} training pictures: take fewer.")
+            raise ValueError(f"--val is {val} but {source} holds {len(train.labels)} training pictures: take fewer.")
         held_out = np.zeros(len(train.labels), dtype=bool)
         held_out[np.random.default_rng(seed).permutation(len(held_out))[:val]] = True
         splits = {
@@ -68,15 +78,7 @@ def prepare_image(source: Path, to: Path, *, val: int = 5_000, seed: int = 0, ch
 
 
 class Image(PictureSplit):
-    """One split of prepared pictures.
-
-    Args:
-        folder: What `prepare_image` made.
-        split: One of train, val and test.
-
-    Raises:
-        ValueError: The folder holds no complete Image data set, or `split` is unknown.
-    """
+    """One split of prepared pictures."""
 
     task = TASK
     num_labels = CLASSES
@@ -92,5 +94,5 @@ def _check_counts(source: Path, train: Pictures, test: Pictures, *, strict: bool
                 f" {wanted}, {wanted // CLASSES} of each"
             )
             if strict:
-                raise ValueError(f"{message}. {PUBLISHED} For other pictures turn check_counts off.")
+                raise ValueError(f"{message}. {PUBLISHED} Take what is there with --no-check-counts.")
             warnings.warn(message + ".", stacklevel=3)

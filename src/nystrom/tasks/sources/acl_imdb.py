@@ -1,7 +1,7 @@
 """The IMDB reviews of Maas et al. (2011) as they are published: the folder aclImdb, or its archive.
 
-A review is a file such as train/pos/0_9.txt: its number and its stars, in one of train/neg, train/pos, test/neg and
-test/pos, 12,500 in each. Reviews come in the order of class and number, from the folder and from the archive alike.
+A review is a file such as train/pos/0_9.txt, named by its number and its stars. There are 12,500 in each of train/neg,
+train/pos, test/neg and test/pos. Reviews come in the order of class and number, from the folder and from the archive.
 train/unsup, which has no classes, is passed over. The archive is read as a stream and nothing is unpacked to disk.
 
 Source: https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz
@@ -15,10 +15,9 @@ from pathlib import Path, PurePosixPath
 
 from tqdm import tqdm
 
-from nystrom.tasks.lra.texts.labelled_texts import Source
-from nystrom.tasks.sources.row_files import BROKEN, cut_short, open_bytes
+from nystrom.tasks.sources.source import Row, Source
+from nystrom.tasks.sources.unpacking import BROKEN, open_unpacked, unreadable
 from nystrom.tasks.store.checksums import sha256, sha256_of_files
-from nystrom.tasks.store.gathered_texts import Row
 
 PUBLISHED = {"train": 25_000, "test": 25_000}
 PARTS = tuple(f"{split}/{label}" for split in PUBLISHED for label in ("neg", "pos"))
@@ -35,7 +34,7 @@ def folder_source(folder: Path, *, progress: bool = False) -> Source:
     """Make a source of the folder aclImdb, with a bar for a checksum that takes long.
 
     Raises:
-        ValueError: A part is missing, or holds a file that is no review.
+        ValueError: A part is missing, or holds a file that is not a review.
     """
     if missing := [part for part in PARTS if not (folder / part).is_dir()]:
         raise ValueError(f"{folder} lacks {', '.join(missing)}: unpack aclImdb_v1.tar.gz again, or name the archive.")
@@ -48,22 +47,23 @@ def folder_source(folder: Path, *, progress: bool = False) -> Source:
     return _source("aclImdb, folder", sha256_of_files(folder, paths, progress=progress), rows)
 
 
-def archive_source(archive: Path, *, progress: bool = False) -> Source:
-    """Make a source of the archive aclImdb_v1.tar.gz, with a bar for a checksum that takes long."""
+def archive_source(archive: Path, *, max_unpacked: float | None = None) -> Source:
+    """Make a source of the archive aclImdb_v1.tar.gz, which may unpack to so many gigabytes."""
 
     def rows(progress: bool) -> Iterator[Row]:
         try:
-            with open_bytes(archive, progress=progress) as file, tarfile.open(fileobj=file, mode="r|") as members:
+            with (
+                open_unpacked(archive, max_unpacked=max_unpacked, progress=progress) as file,
+                tarfile.open(fileobj=file, mode="r|") as members,
+            ):
                 yield from _members(archive, members)
                 # To the very end, where the checksum of the compression is.
                 while file.read(1 << 20):
                     pass
-        except (*BROKEN, tarfile.TarError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise cut_short(archive, error) from error
+        except BROKEN as error:
+            raise unreadable(archive, error) from error
 
-    return _source("aclImdb, archive", sha256(archive, progress=progress), rows)
+    return _source("aclImdb, archive", sha256(archive), rows)
 
 
 def _source(kind: str, digest: str, rows: Callable[[bool], Iterator[Row]]) -> Source:
@@ -87,7 +87,9 @@ def _reviews(folder: Path) -> list[Path]:
 
 def _number(place: str, name: str) -> int:
     if not (match := REVIEW.fullmatch(name)):
-        raise ValueError(f"{place} is no review: their names are NUMBER_STARS.txt; move it away.")
+        raise ValueError(
+            f"{place} is not a review: their names are NUMBER_STARS.txt. Name a folder without it, or the archive."
+        )
     return int(match[1])
 
 

@@ -4,7 +4,7 @@ r"""CIFAR-10 as users hold it: the published folders and archives, and numpy arc
     cifar-10-batches-bin    data_batch_1.bin ... data_batch_5.bin, test_batch.bin   3,073 bytes a picture, label first
     .npz, .npz.xz           x_train, y_train, x_test, y_test: pictures x 32 x 32, gray, or x 3, in colour
 
-The first two also as cifar-10-python.tar.gz and cifar-10-binary.tar.gz, which are not unpacked.
+The first two also as cifar-10-python.tar.gz and cifar-10-binary.tar.gz, which are not unpacked to disk.
 
 Colours become gray as tf.image.rgb_to_grayscale makes them, in single precision:
 $\lfloor 255.5\,(0.2989 R + 0.587 G + 0.114 B) / 255 \rfloor$.
@@ -13,10 +13,8 @@ Source: Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html.
 """
 
 import hashlib
-import lzma
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.tasks.sources.cifar_pickle import PUBLISHED, read_pickled_batch
+from nystrom.tasks.sources.unpacking import BROKEN, Limit, open_unpacked
 from nystrom.tasks.store.checksums import sha256
 from nystrom.tasks.store.picture_files import Pictures
 
@@ -35,6 +34,7 @@ SIDE, COLOURS, CLASSES = 32, 3, 10
 PYTHON, BINARY = "cifar-10-batches-py", "cifar-10-batches-bin"
 ARCHIVES = {"cifar-10-python.tar.gz": PYTHON, "cifar-10-binary.tar.gz": BINARY}
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+ARRAY_FILES, ARCHIVE_FILES = (".npz", ".npz.xz"), (".tar.gz", ".tgz", ".tar")
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 WEIGHTS = np.array([0.2989, 0.587, 0.114], dtype=np.float32)
 
@@ -54,26 +54,31 @@ class CifarSource:
     read: Callable[[], tuple[Pictures, Pictures]]
 
 
-def find_cifar(source: Path) -> CifarSource:
+def find_cifar(source: Path, *, max_unpacked: float | None = None) -> CifarSource:
     """Tell what a path holds.
+
+    Args:
+        source: File or folder.
+        max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
 
     Raises:
         ValueError: Nothing of the kind, or files are missing.
     """
-    if source.is_file():
-        if source.name.endswith((".npz", ".npz.xz")):
-            return CifarSource("arrays", sha256(source), lambda: _read_arrays(source))
-        if source.name.endswith((".tar.gz", ".tgz", ".tar")):
-            return CifarSource("archive", sha256(source), lambda: _read_archive(source))
-    for folder, kind in (
-        (folder, kind) for folder in (source, source / PYTHON, source / BINARY) for kind in ("", ".bin")
-    ):
-        if any((folder / f"{name}{kind}").is_file() for name in BATCHES):
-            return _folder_source(folder, [f"{name}{kind}" for name in BATCHES])
-    for name in ARCHIVES:
-        if (archive := source / name).is_file():
-            return CifarSource("archive", sha256(archive), lambda: _read_archive(archive))
-    came = "is not there" if not source.exists() else "holds no pictures of CIFAR-10 that can be read"
+    for folder in (source, source / PYTHON, source / BINARY):
+        for kind in ("", ".bin"):
+            if any((folder / f"{name}{kind}").is_file() for name in BATCHES):
+                return _folder_source(folder, [f"{name}{kind}" for name in BATCHES])
+    if source.is_dir():
+        inside = [source / name for name in ARCHIVES if (source / name).is_file()]
+        inside = inside or sorted(path for path in source.iterdir() if path.name.endswith(ARRAY_FILES))
+        if len(inside) > 1:
+            raise ValueError(f"{source} holds {inside[0].name} and {inside[1].name}: name one of the files.")
+        source = inside[0] if inside else source
+    if source.is_file() and source.name.endswith(ARRAY_FILES):
+        return CifarSource("arrays", sha256(source), lambda: _read_arrays(source, max_unpacked))
+    if source.is_file() and source.name.endswith(ARCHIVE_FILES):
+        return CifarSource("archive", sha256(source), lambda: _read_archive(source, max_unpacked))
+    came = "holds no pictures of CIFAR-10 that can be read" if source.exists() else "is not there"
     raise ValueError(
         f"{source} {came}: name one of these folders or archives, the folder that holds it, or a .npz file with"
         f" {', '.join(ARRAYS)}. {PUBLISHED}"
@@ -129,7 +134,7 @@ def _read_binary(content: bytes, place: str) -> Pictures:
     row = 1 + COLOURS * SIDE * SIDE
     if not content or len(content) % row:
         raise ValueError(
-            f"{place} has {len(content)} bytes, which are no whole pictures of {row} bytes: it is cut short or of"
+            f"{place} has {len(content)} bytes, not a whole number of pictures of {row} bytes: it is cut short or of"
             f" another kind. {PUBLISHED}"
         )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, row)
@@ -150,36 +155,41 @@ def _checked(labels: NDArray[Any], place: str) -> NDArray[np.uint8]:
     return labels.astype(np.uint8)
 
 
-def _read_archive(path: Path) -> tuple[Pictures, Pictures]:
-    with _named(path), tarfile.open(path) as archive:
-        found = {}
-        for member in archive.getmembers():
+def _read_archive(path: Path, max_unpacked: float | None) -> tuple[Pictures, Pictures]:
+    found: dict[str, bytes] = {}
+    with (
+        _named(path),
+        open_unpacked(path, max_unpacked=max_unpacked) as file,
+        tarfile.open(fileobj=file, mode="r|") as archive,
+    ):
+        for member in archive:
             name = PurePosixPath(member.name)
             if member.isfile() and name.parent.name in (PYTHON, BINARY) and name.name.removesuffix(".bin") in BATCHES:
-                found[name.name] = member
-        kind = ".bin" if any(name.endswith(".bin") for name in found) else ""
-        names = [f"{name}{kind}" for name in BATCHES]
-        if missing := [name for name in names if name not in found]:
-            raise ValueError(f"{path} lacks {', '.join(missing)}. {PUBLISHED}")
+                content = archive.extractfile(member)
+                assert content is not None, "a plain file has content"
+                found[name.name] = content.read()
+        # To the very end, where the checksum of the compression is.
+        while file.read(1 << 20):
+            pass
+    kind = ".bin" if any(name.endswith(".bin") for name in found) else ""
+    names = [f"{name}{kind}" for name in BATCHES]
+    if missing := [name for name in names if name not in found]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}. {PUBLISHED}")
+    return _read_batches(path, names, found.__getitem__)
 
-        def content(name: str) -> bytes:
-            file = archive.extractfile(found[name])
-            assert file is not None
-            return file.read()
 
-        return _read_batches(path, names, content)
-
-
-def _read_arrays(path: Path) -> tuple[Pictures, Pictures]:
-    with _named(path):
-        content = path.read_bytes()
-        content = lzma.decompress(content) if path.suffix == ".xz" else content
+def _read_arrays(path: Path, max_unpacked: float | None) -> tuple[Pictures, Pictures]:
+    limit = Limit(path, max_unpacked)
+    with _named(path), open_unpacked(path, max_unpacked=max_unpacked) as file:
+        content = BytesIO(file.read())
+        with zipfile.ZipFile(content) as members:
+            limit.check(sum(member.file_size for member in members.infolist()))
         try:
-            with np.load(BytesIO(content), allow_pickle=False) as file:
-                arrays = {name: file[name] for name in ARRAYS if name in file.files}
-        except (ValueError, AttributeError) as error:
+            with np.load(content, allow_pickle=False) as arrays_of:
+                arrays = {name: arrays_of[name] for name in ARRAYS if name in arrays_of.files}
+        except (ValueError, AttributeError, MemoryError) as error:
             raise ValueError(
-                f"{path} is no archive of plain arrays ({error}); pickled ones are never loaded."
+                f"{path} is not an archive of plain arrays ({error}); pickled ones are never loaded."
             ) from error
     if missing := [name for name in ARRAYS if name not in arrays]:
         raise ValueError(f"{path} lacks {', '.join(missing)}: it must hold {', '.join(ARRAYS)}.")
@@ -205,5 +215,5 @@ def _named(path: Path) -> Iterator[None]:
     """Say which file is broken."""
     try:
         yield
-    except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+    except BROKEN as error:
         raise ValueError(f"{path} cannot be read ({error}): it is cut short or of another kind. {PUBLISHED}") from error

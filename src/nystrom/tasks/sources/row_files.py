@@ -6,29 +6,25 @@ r"""Rows of CSV, tsv and JSON lines files, plain or compressed, one at a time an
 
 each as it is, or with .gz, .xz or .bz2 behind. Blank lines hold no row and are passed over.
 
-What is read of a text is its bytes. In CSV and tsv they are taken as they stand, valid UTF-8 or not; a byte order mark
-at the start of a file is dropped. JSON is UTF-8 by its definition, so a line of JSON lines that is not is refused.
+What is read of a text is its bytes. In CSV and tsv they are taken as they are, valid UTF-8 or not; a byte order mark
+at the start of a file is dropped. JSON is UTF-8 by its definition, so other bytes in JSON lines are an error.
 
 A row that cannot be read ends the reading with an error that names the file and the line: a row is never skipped.
 """
 
-import bz2
 import csv
-import gzip
 import io
 import json
-import lzma
 import sys
-import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import BinaryIO
 
-from tqdm import tqdm
+from nystrom.tasks.sources.unpacking import BROKEN, open_unpacked, unreadable
 
 PLAIN, COMPRESSED = (".csv", ".tsv", ".jsonl", ".ndjson", ".json"), (".gz", ".xz", ".bz2")
-READ_AHEAD = 1 << 20
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 BOM = "\ufeff".encode()
 
 # The fields that are wanted, in order: the option that names one, and the names that are looked for.
@@ -47,14 +43,22 @@ def is_row_file(path: Path) -> bool:
     return plain_name(path).lower().endswith(PLAIN)
 
 
-def read_rows(path: Path, wanted: Wanted, *, columns: Sequence[str] | None = None, progress: bool = False) -> Numbered:
+def read_rows(
+    path: Path,
+    wanted: Wanted,
+    *,
+    columns: Sequence[str] | None = None,
+    max_unpacked: float | None = None,
+    progress: bool = False,
+) -> Numbered:
     """Read the wanted fields of each row.
 
     Args:
         path: File; its name tells the format.
         wanted: The fields, each under the name of the option that chooses it; of the names given there exactly one must
-            be in the file.
+            be in the file, in capitals or not.
         columns: Names of the columns of a CSV or tsv file that has no header.
+        max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
         progress: Show a progress bar.
 
     Yields:
@@ -63,16 +67,12 @@ def read_rows(path: Path, wanted: Wanted, *, columns: Sequence[str] | None = Non
     Raises:
         ValueError: A row or the file is broken, or lacks a field; the line is named.
     """
-    name = plain_name(path).lower()
-    if not name.endswith(PLAIN):
-        raise ValueError(
-            f"{path} is of no kind that is read: its name must end in {', '.join(PLAIN)}, or with .gz etc."
-        )
-    line = 0
+    line, kind = 0, _kind(path)
     try:
-        with open_bytes(path, progress=progress) as file:
-            if name.endswith((".csv", ".tsv")):
-                cells = _csv_rows(file) if name.endswith(".csv") else _tsv_rows(file)
+        with open_unpacked(path, max_unpacked=max_unpacked, progress=progress) as file:
+            _pass_byte_order_mark(path, file)
+            if kind in (".csv", ".tsv"):
+                cells = _csv_rows(file) if kind == ".csv" else _tsv_rows(file)
                 rows = _chosen_cells(path, cells, wanted, columns)
             else:
                 rows = _chosen_values(file, wanted)
@@ -82,58 +82,39 @@ def read_rows(path: Path, wanted: Wanted, *, columns: Sequence[str] | None = Non
     except _RowError as error:
         raise ValueError(f"{path}, line {error.line}: {error}") from error
     except BROKEN as error:
-        # Errors of the disk have a number, and are not ours to explain.
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise cut_short(path, error, f" after line {line}") from error
+        raise unreadable(path, error, f" after line {line}") from error
 
 
-BROKEN = (EOFError, lzma.LZMAError, zlib.error, OSError)
+def lacks_field(path: Path, names: Sequence[str], *, max_unpacked: float | None = None) -> bool:
+    """Tell whether the first row of a file can be read and has no field of these names."""
+    try:
+        with open_unpacked(path, max_unpacked=max_unpacked) as file:
+            _pass_byte_order_mark(path, file)
+            if (kind := _kind(path)) in (".csv", ".tsv"):
+                fields = _header(path, _csv_rows(file) if kind == ".csv" else _tsv_rows(file))[1]
+            else:
+                fields = list(json.loads(next(line for line in file if not line.isspace())))
+    except (_RowError, ValueError, StopIteration, TypeError, *BROKEN):
+        # What is wrong with the file is for `read_rows` to say.
+        return False
+    return not _alike(fields, names)
 
 
-def cut_short(path: Path, error: Exception, place: str = "") -> ValueError:
-    """Say that a compressed file ends too early or is damaged."""
-    return ValueError(f"{path} cannot be unpacked{place} ({error}): it is cut short or damaged, fetch it again.")
+def _kind(path: Path) -> str:
+    name = plain_name(path).lower()
+    if not name.endswith(PLAIN):
+        raise ValueError(
+            f"{path} is of no kind that is read: its name must end in {', '.join(PLAIN)}, or with .gz etc."
+        )
+    return Path(name).suffix
 
 
-@contextmanager
-def open_bytes(path: Path, *, progress: bool = False) -> Iterator[BinaryIO]:
-    """Open a file and unpack it on the way, with a bar for what was read of it.
-
-    Raises:
-        ValueError: It is not there, or is UTF-16.
-    """
-    if not path.is_file():
-        raise ValueError(f"{path} is not there or is no file: name the file to read.")
-    size = path.stat().st_size
-    with (
-        path.open("rb", buffering=0) as raw,
-        tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=not progress) as bar,
-    ):
-        counted = io.BufferedReader(cast(io.RawIOBase, _Counted(raw, bar)), READ_AHEAD)
-        unpack = {".gz": gzip.open, ".tgz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(path.suffix.lower())
-        # A second buffer, since lines are taken one by one.
-        file: Any = counted if unpack is None else io.BufferedReader(cast(Any, unpack(counted, "rb")), READ_AHEAD)
-        if file.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise ValueError(f"{path} is UTF-16: save it as UTF-8.")
-        if file.peek(3)[:3] == BOM:
-            file.read(3)
-        yield file
-
-
-class _Counted(io.RawIOBase):
-    """A file that moves a bar."""
-
-    def __init__(self, raw: IO[bytes], bar: "tqdm[Any]"):
-        self._raw, self._bar = raw, bar
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        count: int = self._raw.readinto(buffer)  # type: ignore[attr-defined]
-        self._bar.update(count)
-        return count
+def _pass_byte_order_mark(path: Path, file: BinaryIO) -> None:
+    start = file.peek(3)[:3]  # type: ignore[attr-defined]
+    if start[:2] in UTF_16:
+        raise ValueError(f"{path} is UTF-16: save it as UTF-8.")
+    if start == BOM:
+        file.read(3)
 
 
 class _RowError(Exception):
@@ -230,19 +211,28 @@ def find_names(columns: Sequence[str], wanted: Wanted) -> list[str]:
     """
     found = []
     for option, names in wanted.items():
-        there = [name for name in names if name in columns]
+        flag, there = f"--{option.replace('_', '-')}", _alike(columns, names)
         if len(there) != 1:
             came = f"both {there[0]!r} and {there[1]!r}" if there else f"no {' or '.join(map(repr, names))}"
             shown = ", ".join(repr(column[:40]) for column in columns[:12])
-            raise ValueError(f"there is {came} among the fields {shown}: name the right one in {option}.")
+            raise ValueError(f"there is {came} among the fields {shown}: name the right one with {flag}.")
         found += there
     if len({*found}) < len(found):
-        raise ValueError(f"{', '.join(wanted)} name one field twice ({', '.join(found)}): name one for each.")
+        flags = ", ".join(f"--{option.replace('_', '-')}" for option in wanted)
+        raise ValueError(f"{flags} name one field twice ({', '.join(found)}): name one for each.")
     return found
 
 
+def _alike(columns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Find the columns of these names, in capitals or not; a single name that is there letter by letter comes first."""
+    if len(names) == 1 and names[0] in columns:
+        return [*names]
+    folded = {name.casefold() for name in names}
+    return [column for column in columns if column.casefold() in folded]
+
+
 def as_bytes(value: object, name: str) -> bytes:
-    """Write a value of JSON as it would stand in a tsv file; the numbers 1 and 1.0 are both 1.
+    """Write a value of JSON as it would be written in a tsv file; the numbers 1 and 1.0 are both 1.
 
     Raises:
         ValueError: It is neither a text nor a number.

@@ -3,17 +3,19 @@
 A file of rows by itself holds training texts. In a folder of them the name says the split: it is, or ends in, train;
 val, valid, validation, dev or eval; test. `row_files` reads them. A folder that `Dataset.save_to_disk` or
 `DatasetDict.save_to_disk` wrote is read by the package datasets, where that is installed.
+
+A test split without labels, such as those of GLUE, is left out; then the validation split is the test, if there is
+one, and validation texts are drawn from the training texts.
 """
 
 import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from nystrom.tasks.lra.texts.labelled_texts import Source
 from nystrom.tasks.sources.row_files import (
     COMPRESSED,
     PLAIN,
@@ -21,12 +23,15 @@ from nystrom.tasks.sources.row_files import (
     as_bytes,
     find_names,
     is_row_file,
+    lacks_field,
     plain_name,
     read_rows,
 )
+from nystrom.tasks.sources.source import Row, Source
 from nystrom.tasks.store.checksums import sha256_of_files, sha256_of_splits
-from nystrom.tasks.store.gathered_texts import Row
-from nystrom.tasks.store.token_files import SPLITS
+from nystrom.tasks.store.header import SPLITS
+
+Part = TypeVar("Part")
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "eval": "val"}
 SPLIT_NAMES |= {"test": "test"}
@@ -35,7 +40,7 @@ AT_ONCE = 1000
 
 
 def split_of(name: str) -> str | None:
-    """Give the split that a name tells, as in train, basic_val or reviews.test."""
+    """Give the split that a name says, as in train, basic_val or reviews.test."""
     return SPLIT_NAMES.get(re.split(r"[._-]", name.lower())[-1])
 
 
@@ -45,6 +50,7 @@ def row_source(
     *,
     kind: str = "files of rows",
     columns: Sequence[str] | None = None,
+    max_unpacked: float | None = None,
     progress: bool = False,
 ) -> Source:
     """Make a source of one file for each split.
@@ -54,17 +60,25 @@ def row_source(
         wanted: The fields: the label, then the texts; see `read_rows`.
         kind: What the files are, in words.
         columns: Names of the columns where the files have no header.
+        max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
         progress: Show a bar for checksums that take long.
 
     Raises:
         ValueError: Two files are the same.
     """
+    remarks: tuple[str, ...] = ()
+    if columns is None and len(files) > 1 and "test" in files:
+        label = next(iter(wanted.values()))
+        if lacks_field(files["test"], label, max_unpacked=max_unpacked):
+            files, remarks = _without_test(files)
     digests = sha256_of_splits(files, progress=progress)
 
     def rows(progress: bool) -> Iterator[Row]:
         for split, path in files.items():
             empty = True
-            for line, (label, *texts) in read_rows(path, wanted, columns=columns, progress=progress):
+            for line, (label, *texts) in read_rows(
+                path, wanted, columns=columns, max_unpacked=max_unpacked, progress=progress
+            ):
                 empty = False
                 yield Row(f"{path}, line {line}", split, label, tuple(texts))
             if empty:
@@ -72,14 +86,24 @@ def row_source(
 
     settings = {f"{split}_sha256": digest for split, digest in digests.items()}
     settings |= {option: " or ".join(names) for option, names in wanted.items()}
-    return Source(kind=kind, settings=settings, splits=tuple(files), rows=rows)
+    return Source(kind=kind, settings=settings, splits=tuple(files), rows=rows, remarks=remarks)
+
+
+def _without_test(parts: Mapping[str, Part]) -> tuple[dict[str, Part], tuple[str, ...]]:
+    """Leave a test split without labels out, and take the validation split in its place."""
+    kept = dict(parts)
+    remarks = [f"{kept.pop('test')} has no labels and is left out"]
+    if "val" in kept:
+        kept["test"] = kept.pop("val")
+        remarks.append(f"{kept['test']} is the test split, and validation texts are drawn from the training texts")
+    return kept, tuple(remarks)
 
 
 def files_of_folder(folder: Path) -> dict[str, Path]:
     """Find the file of each split in a folder; none where it holds no files of rows.
 
     Raises:
-        ValueError: A file's name tells no split, or two files tell the same.
+        ValueError: A file's name says no split, or two files are of the same.
     """
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
@@ -88,11 +112,11 @@ def files_of_folder(folder: Path) -> dict[str, Path]:
         split = split_of(Path(plain_name(path)).stem)
         if split is None:
             raise ValueError(
-                f"{path} tells no split: its name must end in train, val or test (as in train{path.suffix}); move it"
-                " away if it is none, or name the file itself if it holds all texts."
+                f"{path} names no split: its name must end in train, val or test (as in train{path.suffix}); name the"
+                " file itself if it holds all texts, or a folder without it."
             )
         if split in files:
-            raise ValueError(f"{files[split]} and {path} are both {split}: leave one of them.")
+            raise ValueError(f"{files[split]} and {path} are both {split}: name a folder that has one of them.")
         files[split] = path
     return {split: files[split] for split in SPLITS if split in files}
 
@@ -124,10 +148,14 @@ def saved_source(folder: Path, wanted: Wanted, *, progress: bool = False) -> Sou
     for name in parts:
         if (split := SPLIT_NAMES.get(name)) is not None:
             if split in known:
-                raise ValueError(f"{folder} has {known[split]} and {name}, which are both {split}: leave one of them.")
+                raise ValueError(f"{folder} has {known[split]} and {name}, which are both {split}: save one of them.")
             known[split] = name
-    splits = tuple(split for split in SPLITS if split in known)
     left_out = sorted({*parts} - {*known.values()})
+    remarks = (f"splits left out: {', '.join(left_out)}",) if left_out else ()
+    if "test" in known and len(known) > 1 and _is_unlabelled(parts[known["test"]], wanted):
+        known, more = _without_test(known)
+        remarks += more
+    splits = tuple(split for split in SPLITS if split in known)
 
     def rows(progress: bool) -> Iterator[Row]:
         for split in splits:
@@ -151,8 +179,18 @@ def saved_source(folder: Path, wanted: Wanted, *, progress: bool = False) -> Sou
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("cache-"))
     settings = {"source_sha256": sha256_of_files(folder, paths, progress=progress)}
     settings |= {option: " or ".join(names) for option, names in wanted.items()}
-    remarks = (f"splits left out: {', '.join(left_out)}",) if left_out else ()
     return Source(kind="Hugging Face datasets", settings=settings, splits=splits, rows=rows, remarks=remarks)
+
+
+def _is_unlabelled(part: Any, wanted: Wanted) -> bool:
+    """Tell whether a saved split has no labels: none at all, or -1, which no class has, in its first row."""
+    option, names = next(iter(wanted.items()))
+    try:
+        (field,) = find_names(part.column_names, {option: names})
+    except ValueError:
+        return True
+    first = next(iter(part.iter(batch_size=1)), {field: [0]})
+    return hasattr(part.features[field], "names") and first[field] == [-1]
 
 
 def _saved_row(

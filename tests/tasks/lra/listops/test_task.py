@@ -10,7 +10,7 @@ import pytest
 from nystrom.tasks.lra.listops import task as lra_listops
 from nystrom.tasks.lra.listops.expressions import VOCABULARY
 from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
-from nystrom.tasks.store.token_files import SPLITS
+from nystrom.tasks.store.header import SPLITS
 
 SMALL = {"train": 300, "val": 40, "test": 50, "min_length": 10, "max_length": 60, "max_depth": 5, "max_args": 6}
 PYTHON = {"[MIN": "min((", "[MAX": "max((", "[MED": "median((", "[SM": "total((", "X": ")),"} | {
@@ -177,7 +177,7 @@ def test_a_damaged_folder_is_not_used_again(tmp_path):
     to = prepare(tmp_path / "data")
     with (to / "test_tokens.npy").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(ValueError, match=r"test_tokens.npy has \d+ bytes, dataset.json says \d+ bytes: delete"):
+    with pytest.raises(ValueError, match=r"test_tokens.npy has \d+ bytes instead of \d+: .* are damaged"):
         prepare(to)
     with pytest.raises(ValueError, match=r"test_tokens.npy has \d+ bytes"):
         ListOps(to, "test")
@@ -186,7 +186,7 @@ def test_a_damaged_folder_is_not_used_again(tmp_path):
 
 
 def test_a_missing_data_set_says_how_to_make_it(tmp_path):
-    with pytest.raises(ValueError, match=r"dataset.json is missing.*`nystrom data prepare listops --to .*/none`"):
+    with pytest.raises(ValueError, match=r"none is not a folder: .*`nystrom data prepare listops --to .*/none`"):
         ListOps(tmp_path / "none", "train")
 
 

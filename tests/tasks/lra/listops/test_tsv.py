@@ -10,7 +10,8 @@ from nystrom.tasks.lra.listops import tsv as lra_listops_tsv
 from nystrom.tasks.lra.listops.expressions import VOCABULARY
 from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
 from nystrom.tasks.lra.listops.tsv import import_tsv, read_tsv, to_official, write_tsv
-from nystrom.tasks.store.token_files import SPLITS, gather
+from nystrom.tasks.store.header import SPLITS
+from nystrom.tasks.store.token_files import gather
 
 EXAMPLE = b"Source\tTarget\r\n( ( ( [MAX 3 ) 4 ) ] )\t4\r\n( ( ( [SM 9 ) ( ( ( [MED 5 ) 8 ) ] ) ) ] )\t5\r\n7\t7\r\n"
 NUMBER = {word: number for number, word in enumerate(VOCABULARY)}
@@ -187,7 +188,7 @@ def drawn(tmp_path):
 
 def test_files_of_this_library_are_counted_by_the_header_beside_them(drawn, tmp_path):
     cut(drawn / "basic_test.tsv")
-    with pytest.raises(ValueError, match=r"drawn: test has 4 samples where 5 stand in dataset\.json: a file is cut"):
+    with pytest.raises(ValueError, match=r"drawn: test has 4 samples where 5 are in dataset\.json: a file is cut"):
         prepare_listops(tmp_path / "to", source=drawn, progress=False)
     assert len(ListOps(prepare_listops(tmp_path / "to", source=drawn, check_counts=False, progress=False), "test")) == 4
 
@@ -206,11 +207,11 @@ def test_a_header_that_tells_no_counts_is_not_passed_over(drawn, tmp_path, conte
     del header["splits"]["val"]["samples"]
     (drawn / "dataset.json").write_text(json.dumps(header) if content is None else content)
     with pytest.raises(
-        ValueError, match=r"dataset.json should tell the counts of the files beside it, and is no header"
+        ValueError, match=r"dataset.json should count the samples of the files beside it, and is not a header"
     ):
         prepare_listops(tmp_path / "to", source=drawn, progress=False)
     prepare_listops(tmp_path / "to", source=drawn, check_counts=False, progress=False)
-    assert "dataset.json should tell the counts" in capsys.readouterr().err
+    assert "dataset.json should count the samples" in capsys.readouterr().err
 
 
 def test_what_was_missing_once_is_missing_in_files_that_are_written_of_it(official, tmp_path):
@@ -223,7 +224,7 @@ def test_what_was_missing_once_is_missing_in_files_that_are_written_of_it(offici
 
 
 def test_counts_are_of_files(tmp_path):
-    with pytest.raises(ValueError, match="check_counts is off, and without --from there are no files to count"):
+    with pytest.raises(ValueError, match="--no-check-counts is given, and without --from there are no files to count"):
         prepare_listops(tmp_path / "to", check_counts=False, progress=False)
     assert not list(tmp_path.iterdir())
 

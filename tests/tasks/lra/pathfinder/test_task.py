@@ -13,7 +13,7 @@ from nystrom.tasks.lra.pathfinder.curves import draw_pictures
 from nystrom.tasks.lra.pathfinder.dashes import GEOMETRIES
 from nystrom.tasks.lra.pathfinder.release import read_picture
 from nystrom.tasks.lra.pathfinder.task import Pathfinder, prepare_pathfinder
-from nystrom.tasks.store.token_files import SPLITS
+from nystrom.tasks.store.header import SPLITS
 
 SMALL = {"train": 160, "val": 40, "test": 50}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nystrom.tasks.lra.texts import retrieval as lra_retrieval
 from nystrom.tasks.lra.texts.retrieval import Retrieval, prepare_retrieval
-from nystrom.tasks.store.token_files import SPLITS
+from nystrom.tasks.store.header import SPLITS
 
 PAIRS = {
     "train": [(b"1.0", b"one", b"two \"quoted'"), (b"0.0", b"two \"quoted'", b"b'three\\n'"), (b"1", b"one", b"one")],
@@ -144,7 +144,7 @@ def test_own_fields_are_named(tmp_path):
     rows = [{"a": f"x{i}", "b": f"y{i}", "gold": i % 3} for i in range(60)]
     path = tmp_path / "a.jsonl.xz"
     path.write_bytes(lzma.compress("\n".join(map(json.dumps, rows)).encode()))
-    to = prepare_retrieval(path, tmp_path / "to", first_field="b", second_field="a", label_field="gold", progress=False)
+    to = prepare_retrieval(path, tmp_path / "to", text_field="b", pair_field="a", label_field="gold", progress=False)
     assert all(first[1:] == second[1:] and first[:1] == b"y" for first, second in texts(Retrieval(to, "train")))
     assert Retrieval(to, "val").num_labels == 3
 
@@ -184,7 +184,7 @@ def test_an_official_file_that_is_missing_empty_or_there_twice_is_named(tmp_path
     val.write_bytes(whole)
     with pytest.raises(ValueError, match=r"is one of three official files: name their folder"):
         prepare_retrieval(test, tmp_path / "to", progress=False)
-    with pytest.raises(ValueError, match=r"val_share is 0.1, but the source has a val split"):
+    with pytest.raises(ValueError, match=r"--val-share is 0.1, but the source has a val split"):
         prepare_retrieval(source, tmp_path / "to", val_share=0.1, progress=False)
 
 

@@ -1,5 +1,4 @@
 import csv
-import errno
 import gzip
 import hashlib
 import io
@@ -14,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nystrom.tasks.lra.texts import reviews
-from nystrom.tasks.lra.texts.reviews import Text, prepare_text, prepare_texts_of
+from nystrom.tasks.lra.texts.own_texts import prepare_own
+from nystrom.tasks.lra.texts.reviews import Text, prepare_text
 from nystrom.tasks.sources import acl_imdb
-from nystrom.tasks.store.token_files import SPLITS
+from nystrom.tasks.store.header import SPLITS
 
 REVIEWS = {
     "train": {"neg": [b"bad", b"gr\xc3\xbcn \xff\x00"], "pos": [b"good", b"fine<br />"]},
@@ -128,7 +128,7 @@ def test_imdb_in_files_of_rows_is_taken_as_imdb_when_told_so(tmp_path):
     to = prepare_text(source, tmp_path / "to", imdb=True, progress=False)
     assert texts(Text(to, "val")) == texts(Text(to, "test"))
     (source / "test.jsonl.xz").unlink()
-    with pytest.raises(ValueError, match="imdb is set, and the source has train: IMDB has train and test"):
+    with pytest.raises(ValueError, match="--imdb is set, and the source has train: IMDB has train and test"):
         prepare_text(source, tmp_path / "other", imdb=True, progress=False)
 
 
@@ -154,7 +154,7 @@ def test_wrong_counts_of_imdb_are_refused_or_told(tmp_path, capsys):
 def test_a_missing_part_and_a_foreign_file_of_imdb_are_named(tmp_path):
     folder = acl(tmp_path / "aclImdb")
     (folder / "test" / "pos" / "copy of 9_7.txt").write_text("x")
-    with pytest.raises(ValueError, match=r"test/pos/copy of 9_7.txt is no review: their names are NUMBER_STARS.txt"):
+    with pytest.raises(ValueError, match=r"test/pos/copy of 9_7.txt is not a review: their names are NUMBER_STARS.txt"):
         prepare_text(folder, tmp_path / "to", progress=False)
     for path in (folder / "test" / "pos").iterdir():
         path.unlink()
@@ -201,7 +201,7 @@ def test_hidden_files_of_an_archive_are_passed_over(tmp_path):
         (member("/train/pos/0_1.txt"), "lies outside of the archive's folder"),
         (member("aclImdb/train/pos/0_1.txt", b"", tarfile.SYMTYPE), "0_1.txt is a link"),
         (member("aclImdb/train/neg/9_7.txt"), r"train/neg/9_7.txt is in the archive twice"),
-        (member("aclImdb/train/neg/nine.txt"), r"nine.txt is no review"),
+        (member("aclImdb/train/neg/nine.txt"), r"nine.txt is not a review"),
         (member("aclImdb/train/neg/77_1.txt", b""), r"77_1.txt: a text is empty"),
     ],
 )
@@ -253,7 +253,7 @@ def test_splits_of_ones_own_are_kept(tmp_path):
     assert texts(Text(to, "val")) == [b"abc"]
     assert texts(Text(to, "test")) == [b"xyz"]
     assert header(to)["facts"]["val"] == "of the source"
-    with pytest.raises(ValueError, match=r"test_share is 0.2, but the source has a test split of its own"):
+    with pytest.raises(ValueError, match=r"--test-share is 0.2, but the source has a test split of its own"):
         prepare_text(source, tmp_path / "to", test_share=0.2, progress=False)
 
 
@@ -332,9 +332,9 @@ def test_a_split_is_read_as_its_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([("a", "x"), ("", "y")], r"a.csv, line 3: a text is empty: mend it, or leave such rows out with skip_empty"),
+        ([("a", "x"), ("", "y")], r"a.csv, line 3: a text is empty: mend it, or leave such rows out with --skip-empty"),
         ([("a", "x"), ("b", " ")], r"a.csv, line 3: the label is empty"),
-        ([("a", "x"), ("b", "x")], "every text has the label 'x': texts of two classes"),
+        ([("a", "x"), ("b", "x")], "every text has the label 'x': expected texts of two classes"),
         ([], r"a.csv holds no rows"),
         ([("a", "x"), ("b", "y")], "gets none of the 2 samples: add other texts"),
         ([(i, f"l{i}") for i in range(300)], r"line 258: the label 'l256' makes more than 256 classes"),
@@ -367,21 +367,21 @@ def test_empty_texts_are_left_out_and_counted_when_told_so(tmp_path):
 
 def test_a_label_that_is_no_text_is_named(tmp_path):
     (tmp_path / "a.tsv").write_bytes(b"text\tlabel\na\t1\nb\t\xff\n")
-    with pytest.raises(ValueError, match=r"a.tsv, line 3: the label b'\\xff' is no UTF-8 text"):
+    with pytest.raises(ValueError, match=r"a.tsv, line 3: the label b'\\xff' is not UTF-8"):
         prepare_text(tmp_path / "a.tsv", tmp_path / "to", progress=False)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_length": 0}, "max_length must be at least 1 byte, got 0"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"val_share": 0.0}, "val_share must lie between 0 and 1, got 0.0"),
-        ({"test_share": 1.5}, "test_share must lie between 0 and 1, got 1.5"),
+        ({"max_length": 0}, "--max-length is 0; expected at least 1 byte"),
+        ({"seed": -1}, "--seed is -1; expected at least 0"),
+        ({"val_share": 0.0}, "--val-share is 0.0; expected a number between 0 and 1"),
+        ({"test_share": 1.5}, "--test-share is 1.5; expected"),
         ({"val_share": 0.5, "test_share": 0.5}, "leave nothing to train on"),
         (
             {"text_field": "words"},
-            "there is no 'words' among the fields 'text', 'label': name the right one in text_field",
+            "there is no 'words' among the fields 'text', 'label': name the right one with --text-field",
         ),
     ],
 )
@@ -426,22 +426,12 @@ def test_a_data_set_is_made_once_and_an_earlier_one_is_kept(tmp_path, capsys):
 
 def test_own_texts_are_prepared_once_under_a_name_of_their_content(tmp_path):
     source = many(tmp_path / "my.csv")
-    to = prepare_texts_of(source, under=tmp_path / "data", progress=False)
+    to = prepare_own("text", source, under=tmp_path / "data", progress=False)
     assert to.parent == tmp_path / "data"
     assert to.name.startswith("text-my-")
-    assert prepare_texts_of(source, under=tmp_path / "data", progress=False) == to
-    shorter = prepare_texts_of(source, under=tmp_path / "data", max_length=7, progress=False)
+    assert prepare_own("text", source, under=tmp_path / "data", progress=False) == to
+    shorter = prepare_own("text", source, under=tmp_path / "data", max_length=7, progress=False)
     assert Text(shorter, "train").lengths.max() == 7
     many(source, count=210)
-    assert prepare_texts_of(source, under=tmp_path / "data", progress=False) != to
+    assert prepare_own("text", source, under=tmp_path / "data", progress=False) != to
     assert len([*(tmp_path / "data").iterdir()]) == 3
-
-
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
-    def fail(self, text, digest):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("nystrom.tasks.store.gathered_texts.Gathered._store", fail)
-    with pytest.raises(OSError, match=r"to cannot be made \(.*No space left on device\): free space"):
-        prepare_text(many(tmp_path / "a.csv"), tmp_path / "to", progress=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]

@@ -1,8 +1,7 @@
 """ListOps of the Long Range Arena: draw the data set or read the published one, and open it.
 
 A sample is a nested expression of 500 to 2,000 tokens over MIN, MAX, MED and SM, its class the digit it evaluates to.
-What is drawn is said in `lra_listops_expressions`, what lies on disk in `token_files`, and `lra_listops_tsv` reads and
-writes the official tsv files.
+`expressions` draws them, `store.token_files` keeps them on disk, and `tsv` reads and writes the official tsv files.
 
 The draw depends on the seed alone. Attempts come in chunks of a size that only `max_length` decides, chunk i from the
 i-th child of `numpy.random.SeedSequence(seed)`; chunks are joined in order, and repeated expressions are dropped over
@@ -17,7 +16,7 @@ import hashlib
 import os
 import sys
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import fields
@@ -30,7 +29,10 @@ from tqdm import tqdm
 from nystrom.tasks.lra.listops.expressions import VOCABULARY, Limits, draw
 from nystrom.tasks.lra.listops.tsv import PUBLISHED as COUNTS
 from nystrom.tasks.lra.listops.tsv import TASK, export_tsv, import_tsv
-from nystrom.tasks.store.token_files import Samples, gather, holds, new_folder, open_split, verify, write_split
+from nystrom.tasks.store.header import damaged
+from nystrom.tasks.store.prepared_folder import holds, new_folder
+from nystrom.tasks.store.split import Split
+from nystrom.tasks.store.token_files import Samples, gather, write_split
 
 PUBLISHED = {split: COUNTS[split] for split in ("test", "val", "train")} | {"seed": 0}
 PUBLISHED |= {"min_length": 500, "max_length": 2_000, "max_depth": 10, "max_args": 10}
@@ -68,8 +70,8 @@ def prepare_listops(
         max_depth: Nesting depth at which only digits are left; a lone digit has depth 1. 10 if not given.
         max_args: The most arguments an operator takes, 10 if not given; the fewest are 2.
         tsv: Also write basic_train.tsv, basic_val.tsv and basic_test.tsv, the official form, into the folder.
-        check_counts: Refuse files that are not complete rather than warn: published ones, or those of `tsv`, whose
-            number stands in dataset.json beside them.
+        check_counts: Incomplete files are an error, otherwise a warning: published ones, or those of `tsv`, whose
+            number of samples is in dataset.json beside them.
         workers: Threads to draw with; all cores if not given. They do not change the result.
         progress: Show a progress bar.
 
@@ -77,9 +79,9 @@ def prepare_listops(
         The folder, ready for `ListOps`.
 
     Raises:
-        ValueError: A setting is impossible, the folder is taken or cannot be written (all said before the work), there
-            are fewer different expressions than samples asked for, or the source is missing or broken (file and line
-            are named).
+        ValueError: A setting is impossible, the folder is taken or cannot be written (all checked before the work),
+            there are fewer different expressions than samples asked for, or the source is missing or broken (file and
+            line are named).
     """
     to = Path(to).expanduser().resolve()
     asked = {"test": test, "val": val, "train": train, "seed": seed}
@@ -88,13 +90,13 @@ def prepare_listops(
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}: leave it out to use all cores.")
     if source is None and not check_counts:
-        raise ValueError("check_counts is off, and without --from there are no files to count: leave it out.")
+        raise ValueError("--no-check-counts is given, and without --from there are no files to count: leave it out.")
     if source is None:
         _generate(to, PUBLISHED | given, workers or _cores(), progress)
     elif given:
         raise ValueError(
-            f"{', '.join(given)} cannot be chosen for published files, which hold what they hold: leave it out, or"
-            " leave --from out to have expressions drawn."
+            f"{', '.join(given)} cannot be chosen for published files: leave it out, or leave --from out to have"
+            " expressions drawn."
         )
     else:
         import_tsv(Path(source), to, check_counts=check_counts, progress=progress)
@@ -103,66 +105,19 @@ def prepare_listops(
     return to
 
 
-class ListOps:
-    """One split of a prepared data set, read from disk as it is asked for.
+class ListOps(Split):
+    """One split of prepared expressions: `input_ids` (numbers of `VOCABULARY`, 0 pads) and `labels` (the value)."""
 
-    Items are what a collator pads: `input_ids` (numbers of `VOCABULARY`, 0 pads) and `labels` (the value, 0 to 9). A
-    copy for another process opens the files anew.
-
-    Args:
-        folder: What `prepare_listops` made.
-        split: One of train, val and test.
-
-    Raises:
-        ValueError: The folder holds no complete ListOps data set, or `split` is unknown.
-    """
-
+    task = TASK
     vocab_size = len(VOCABULARY)
     num_labels = 10
+    classes = tuple("0123456789")
 
     def __init__(self, folder: Path, split: str):
-        self.folder, self.split = Path(folder), split
-        self._samples = open_split(self.folder, split, task=TASK)
-
-    def __len__(self) -> int:
-        return self._samples.labels.size
-
-    def __getitem__(self, index: int) -> dict[str, NDArray[np.uint8] | int]:
-        tokens, offsets, labels = self._samples
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is out of range for the {len(self)} samples of {self.split}.")
-        index %= len(self)
-        # A copy: views of a read-only map cannot become tensors without a warning.
-        return {"input_ids": tokens[offsets[index] : offsets[index + 1]].copy(), "labels": int(labels[index])}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, NDArray[np.uint8] | int]]:
-        return [self[index] for index in indices]
-
-    def __reduce__(self) -> tuple[type["ListOps"], tuple[Path, str]]:
-        return ListOps, (self.folder, self.split)
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """The number of tokens of each sample."""
-        return np.diff(self._samples.offsets)
-
-    @property
-    def labels(self) -> NDArray[np.uint8]:
-        """The class of each sample."""
-        return self._samples.labels
-
-    @property
-    def majority_share(self) -> float:
-        """The share of the largest class: what a model that ignores its input can reach."""
-        return float(np.bincount(self.labels, minlength=1).max() / max(len(self), 1))
-
-    def verify(self) -> None:
-        """Read all files of the data set, of every split, and compare their checksums.
-
-        Raises:
-            ValueError: A file differs from what was written; it is named.
-        """
-        verify(self.folder, task=TASK)
+        super().__init__(folder, split)
+        if (largest := self._samples.tokens.max(initial=0)) >= self.vocab_size:
+            path = self.folder / f"{split}_tokens.npy"
+            raise damaged(path, f"holds the token {largest}, and there are {self.vocab_size}", TASK)
 
 
 def _generate(to: Path, settings: Mapping[str, int], workers: int, progress: bool) -> None:

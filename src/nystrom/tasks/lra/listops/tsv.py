@@ -2,9 +2,9 @@
 
 Source is the expression as a binary tree in parentheses: `[MAX 3 4 ]` is written `( ( ( [MAX 3 ) 4 ) ] )`, where each
 argument and the closing bracket are joined to all before them. Target is its value. The reader drops the parentheses,
-maps `]` to the token X, splits on white space, and then holds the file to its word: the brackets pair, and each target
-is the value of its source. A file that was cut at the end of a line is found by its count: 96,000 / 2,000 / 2,000 were
-published, and how many `export_tsv` wrote stands in the header of the data set beside the files.
+maps `]` to the token X, splits on white space, and then checks the file: brackets must pair, and each target must be
+the value of its source. A file that was cut at the end of a line is found by its count: 96,000 / 2,000 / 2,000 were
+published, and how many `export_tsv` wrote is in the header of the data set beside the files.
 
 Source: https://github.com/google-research/long-range-arena, `data/listops.py` and `listops/input_pipeline.py`.
 """
@@ -21,22 +21,13 @@ from tqdm import tqdm
 
 from nystrom.tasks.lra.listops.expressions import CLOSE, DEEPEST, MIN, VOCABULARY, ZERO, evaluate, is_expression
 from nystrom.tasks.store.checksums import sha256_of_splits
-from nystrom.tasks.store.token_files import (
-    HEADER,
-    SPLITS,
-    Samples,
-    gather,
-    holds,
-    new_folder,
-    open_split,
-    read_counts,
-    read_facts,
-    write_split,
-)
+from nystrom.tasks.store.header import HEADER, SPLITS, read_counts, read_facts
+from nystrom.tasks.store.prepared_folder import holds, new_folder
+from nystrom.tasks.store.token_files import Samples, gather, open_split, write_split
 
 TASK = "listops"
 PUBLISHED = {"train": 96_000, "val": 2_000, "test": 2_000}
-# Where the official files lie inside of the release.
+# Where the official files are inside the release.
 INSIDE = ("", "listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000")
 COLUMNS = b"Source\tTarget"
 WORDS = {b"]" if token == CLOSE else VOCABULARY[token].encode(): token for token in range(ZERO, CLOSE + 1)}
@@ -57,7 +48,7 @@ def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: b
     Args:
         source: Folder of basic_train.tsv, basic_val.tsv and basic_test.tsv, or the release around it.
         to: Folder to make. If it already holds the data of these very files it is used as it is.
-        check_counts: Refuse files that are not complete rather than warn.
+        check_counts: Incomplete files are an error; otherwise they are a warning.
         progress: Show a progress bar.
 
     Raises:
@@ -93,8 +84,10 @@ def _differences(folder: Path, counts: Mapping[str, int]) -> list[str]:
         try:
             wanted, known = read_counts(folder, task=TASK), read_facts(folder, task=TASK).get("differences", [])
         except ValueError:
-            return [f"{folder / HEADER} should tell the counts of the files beside it, and is no header of ListOps"]
-        whose = f"stand in {HEADER}"
+            return [
+                f"{folder / HEADER} should count the samples of the files beside it, and is not a header of ListOps"
+            ]
+        whose = f"are in {HEADER}"
     return [
         *(
             f"{split} has {counts[split]} samples where {wanted[split]} {whose}"
@@ -110,7 +103,7 @@ def _refuse(folder: Path, differences: Sequence[str]) -> None:
     if differences:
         raise ValueError(
             f"{folder}: {'; '.join(differences)}: a file is cut short or another one, fetch or make it again (or take"
-            " what is there with check_counts off, --no-check-counts)."
+            " what is there with --no-check-counts)."
         )
 
 

@@ -4,10 +4,10 @@
         imgs/0/sample_0.png ...     gray pictures
         metadata/0.npy ...          text or an array of strings: a row names folder, file, number and label, and more
 
-The rows, by the number of their file and then as they stand, are put in the random order of a seed, and split 80 / 10 /
-10. The published order of `tensorflow_datasets` cannot be had without that package.
+The rows, in the order of their files' numbers, are put in the random order of a seed, and split 80 / 10 / 10. The
+published order of `tensorflow_datasets` cannot be had without that package.
 
-Nothing is unpickled: metadata that hold pickled objects are refused.
+Nothing is unpickled: metadata that hold pickled objects are an error.
 
 Source: https://github.com/google-research/long-range-arena, `lra_benchmarks/data/pathfinder.py`.
 """
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from nystrom.tasks.store.picture_files import Pictures, write_pictures
-from nystrom.tasks.store.token_files import holds, new_folder
+from nystrom.tasks.store.prepared_folder import holds, new_folder
 
 TASK = "pathfinder"
 FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
@@ -43,7 +43,7 @@ class Row(NamedTuple):
     """One row of metadata.
 
     Attributes:
-        place: Where it stands.
+        place: Where it is.
         file: The picture, inside the folder of its difficulty.
         label: Its class.
     """

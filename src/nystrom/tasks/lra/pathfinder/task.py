@@ -1,7 +1,7 @@
 """Pathfinder of the Long Range Arena: draw the data set or read the published one, and open it.
 
-A picture shows dashed snakes and two discs; its class is 1 where the discs are on one snake. `pathfinder_curves` says
-what is drawn; "hard" is long snakes of 14 dashes, "intermediate" of 9, "easy" of 6. Both papers train on hard pictures
+A picture shows dashed snakes and two discs; its class is 1 where the discs are on one snake. `curves` says what is
+drawn; "hard" is long snakes of 14 dashes, "intermediate" of 9, "easy" of 6. Both papers train on hard pictures
 of 32 x 32, 160,000 / 20,000 / 20,000.
 
 The draw depends on the seed alone. Pictures come in chunks of a size that only `size` decides, chunk i from the i-th
@@ -33,7 +33,7 @@ from nystrom.tasks.lra.pathfinder.curves import draw_pictures
 from nystrom.tasks.lra.pathfinder.dashes import GEOMETRIES, Geometry
 from nystrom.tasks.lra.pathfinder.release import import_release
 from nystrom.tasks.store.picture_files import Pictures, PictureSplit, write_pictures
-from nystrom.tasks.store.token_files import holds, new_folder
+from nystrom.tasks.store.prepared_folder import holds, new_folder
 
 TASK = "pathfinder"
 CONTOURS = {"easy": 6, "intermediate": 9, "hard": 14}
@@ -108,15 +108,7 @@ def prepare_pathfinder(
 
 
 class Pathfinder(PictureSplit):
-    """One split of prepared pictures; class 1 is two discs on one snake.
-
-    Args:
-        folder: What `prepare_pathfinder` made.
-        split: One of train, val and test.
-
-    Raises:
-        ValueError: The folder holds no complete Pathfinder data set, or `split` is unknown.
-    """
+    """One split of prepared pictures; class 1 is two discs on one snake."""
 
     task = TASK
     num_labels = 2

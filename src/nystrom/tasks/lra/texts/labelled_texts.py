@@ -1,54 +1,29 @@
 """From labelled texts to a prepared folder: classes, splits and files, for one text a sample or several.
 
 `gathered_texts` cuts each text to its first `max_length` bytes and stores bytes, and makes classes of the labels of all
-splits: 2 to 256, each with training texts. The header tells their names, how many texts were cut or left out, and where
-each split is from.
+splits: 2 to 256, each with training texts. The header has their names, how many texts were cut, left out, or are in
+train as well, and where each split is from; a summary of it is printed.
 
 What a source has of train, val and test is used; `held_out` makes what it lacks, unless its own rule is that val is the
 test split once more.
 """
 
-import errno
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.tasks.store.gathered_texts import Gathered, Row
-from nystrom.tasks.store.held_out import HeldOut
-from nystrom.tasks.store.token_files import SPLITS, holds, new_folder, read_facts
+from nystrom.tasks.lra.texts.gathered_texts import Gathered
+from nystrom.tasks.lra.texts.held_out import HeldOut
+from nystrom.tasks.sources.source import Row, Source
+from nystrom.tasks.store.header import SPLITS, read_facts
+from nystrom.tasks.store.prepared_folder import holds, new_folder
 
 ENCODING = "bytes of the text; a token is byte + 1, and 0 pads"
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a user holds.
-
-    Attributes:
-        kind: What it is, in words.
-        settings: What decides its samples: the SHA-256 of its files, and the fields that are read.
-        splits: The splits it has of its own.
-        rows: Reads it, with a bar if told so.
-        published: Samples of each split where the data set is a published one.
-        equal_classes: Each class has the same number of samples in each split, as published.
-        val_is_test: By its own rule, val is test.
-        remarks: What else the header should tell.
-    """
-
-    kind: str
-    settings: Mapping[str, str]
-    splits: tuple[str, ...]
-    rows: Callable[[bool], Iterator[Row]]
-    published: Mapping[str, int] | None = None
-    equal_classes: bool = False
-    val_is_test: bool = False
-    remarks: tuple[str, ...] = ()
 
 
 def prepare_texts(
@@ -72,8 +47,8 @@ def prepare_texts(
         texts: Texts per sample.
         max_length: Bytes that are kept of a text.
         held_out: How missing splits are made.
-        skip_empty: Leave out samples with an empty text rather than refuse them.
-        check_counts: Refuse a published data set that is incomplete rather than warn.
+        skip_empty: Leave out samples with an empty text; otherwise they are an error.
+        check_counts: An incomplete published data set is an error; otherwise it is a warning.
         progress: Show a progress bar.
 
     Raises:
@@ -81,8 +56,8 @@ def prepare_texts(
     """
     to = Path(to).expanduser().resolve()
     if max_length < 1:
-        raise ValueError(f"max_length must be at least 1 byte, got {max_length}.")
-    # Where val is test by rule, a share for val goes against the rule on purpose.
+        raise ValueError(f"--max-length is {max_length}; expected at least 1 byte.")
+    # Where val is test by rule, a share for val breaks the rule on purpose.
     val_is_test = source.val_is_test and held_out.val_share is None
     there = (*source.splits, "val") if val_is_test else source.splits
     settings = {"origin": source.kind, "max_length": max_length, "seed": held_out.seed, "skip_empty": skip_empty}
@@ -99,7 +74,7 @@ def prepare_texts(
         tempfile.TemporaryFile(dir=partial) as scratch,
     ):
         gathered = Gathered(scratch, texts=texts, max_length=max_length, seed=held_out.seed)
-        skipped = _gather(gathered, source.rows(progress), to, skip_empty)
+        skipped = _gather(gathered, source.rows(progress), skip_empty)
         names, labels = gathered.classes()
         splits = dict(held_out.draw(gathered.splits(), gathered.hashes(), there))
         if val_is_test:
@@ -114,24 +89,36 @@ def prepare_texts(
         facts |= {"classes": names, "encoding": ENCODING, "truncated": truncated, "skipped": skipped}
         facts |= {"val": _origin("val", val_is_test, shares), "test": _origin("test", False, shares)}
         facts |= {"differences": differences, "remarks": list(source.remarks)}
-    for difference in differences:
-        print(f"warning: {difference}.", file=sys.stderr)
+        own = ["test"] if val_is_test else ["val", "test"]
+        facts["also_in_train"] = {split: gathered.also_among(splits[split], splits["train"]) for split in own}
+    _summarize({split: numbers.size for split, numbers in splits.items()}, facts, max_length)
     return to
 
 
-def _gather(gathered: Gathered, rows: Iterator[Row], to: Path, skip_empty: bool) -> int:
+def _summarize(samples: Mapping[str, int], facts: Mapping[str, Any], max_length: int) -> None:
+    """Print what a user should know of the data before training on them."""
+    counted = ", ".join(f"{split} {samples[split]:,}" for split in SPLITS)
+    names = ", ".join(repr(name[:20]) for name in facts["classes"][:8]) + (", ..." if facts["classes"][8:] else "")
+    print(f"{counted}; {len(facts['classes'])} classes: {names}.", file=sys.stderr)
+    if cut := sum(facts["truncated"].values()):
+        print(f"{cut:,} texts were cut to their first {max_length:,} bytes.", file=sys.stderr)
+    for remark in facts["remarks"]:
+        print(f"notice: {remark}.", file=sys.stderr)
+    for split, count in facts["also_in_train"].items():
+        if count:
+            print(f"warning: {count:,} of {samples[split]:,} samples of {split} are in train too.", file=sys.stderr)
+    for difference in facts["differences"]:
+        print(f"warning: {difference}.", file=sys.stderr)
+
+
+def _gather(gathered: Gathered, rows: Iterator[Row], skip_empty: bool) -> int:
     """Take all samples, and count those that are left out."""
     skipped = 0
-    try:
-        for row in rows:
-            if skip_empty and not all(row.texts):
-                skipped += 1
-            else:
-                gathered.add(row)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise OSError(f"{to} cannot be made ({error}): free space, or name a folder on another disk.") from error
-        raise
+    for row in rows:
+        if skip_empty and not all(row.texts):
+            skipped += 1
+        else:
+            gathered.add(row)
     return skipped
 
 
@@ -146,7 +133,7 @@ def _origin(split: str, val_is_test: bool, shares: Mapping[str, float]) -> str:
 def _check_classes(names: list[str], labels: NDArray[np.uint8], splits: Mapping[str, NDArray[np.int64]]) -> None:
     if len(names) < 2:
         came = f"every text has the label {names[0]!r}" if names else "there are no texts"
-        raise ValueError(f"{came}: texts of two classes are wanted at least.")
+        raise ValueError(f"{came}: expected texts of two classes at least.")
     for split, numbers in splits.items():
         if not numbers.size:
             raise ValueError(
@@ -187,5 +174,5 @@ def _refuse_differences(what: str, differences: list[str]) -> None:
     if differences:
         raise ValueError(
             f"{what}: {'; '.join(differences)}: a file is cut short or another one, fetch it again"
-            " (or take what is there with check_counts off, --no-check-counts)."
+            " (or take what is there with --no-check-counts)."
         )

@@ -1,12 +1,12 @@
 """Retrieval of the Long Range Arena: does one paper cite the other? Or pairs of a user's own texts.
 
-A sample is two documents, each its first `max_length` bytes, token = byte + 1 and 0 for padding. A document that stands
-in many pairs of a split is stored once.
+A sample is two documents, each its first `max_length` bytes, token = byte + 1 and 0 for padding. A document that is in
+many pairs of a split is stored once.
 
 The official files are new_aan_pairs.train.tsv, .eval.tsv and .test.tsv: a pair a line, without a header, the fields
 label, id1, id2, text1 and text2 between tabs, quotes being letters; 147,086 / 18,090 / 17,437 pairs. Labels are 0 and
-1, also written 0.0 and 1.0. Texts are taken byte for byte, as the official pipeline does, also where they stand as
-Python literals, as in b'...'.
+1, also written 0.0 and 1.0. Texts are taken byte for byte, as the official pipeline does, also where they are written
+as Python literals, as in b'...'.
 
 Source: Tay et al. (2021), arXiv:2011.04006; the files are in
 https://storage.googleapis.com/long-range-arena/lra_release.gz, folder tsv_data.
@@ -20,12 +20,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.tasks.lra.texts.labelled_texts import Source, prepare_texts
+from nystrom.tasks.lra.texts.held_out import HeldOut
+from nystrom.tasks.lra.texts.labelled_texts import prepare_texts
 from nystrom.tasks.sources.row_files import COMPRESSED, Wanted, is_row_file
+from nystrom.tasks.sources.source import Row, Source
 from nystrom.tasks.sources.split_files import endings, files_of_folder, is_saved_dataset, row_source, saved_source
 from nystrom.tasks.store.byte_split import ByteSplit
-from nystrom.tasks.store.gathered_texts import Row
-from nystrom.tasks.store.held_out import HeldOut
+from nystrom.tasks.store.token_files import open_members
 
 TASK = "retrieval"
 OFFICIAL = {
@@ -33,12 +34,13 @@ OFFICIAL = {
 }
 PUBLISHED = {"train": 147_086, "val": 18_090, "test": 17_437}
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
-# Where the official files lie inside of the release.
+# Where the official files are inside the release.
 INSIDE = ("", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")
+# Names that are looked for where none is given: those of the Long Range Arena and of GLUE among them.
 FIELDS = {
-    "label_field": ("label", "Target"),
-    "first_field": ("text1", "Source1", "sentence1"),
-    "second_field": ("text2", "Source2", "sentence2"),
+    "label_field": ("label", "Target", "gold_label", "is_duplicate", "Quality"),
+    "text_field": ("text1", "Source1", "sentence1", "question1", "premise", "question", "#1 String"),
+    "pair_field": ("text2", "Source2", "sentence2", "question2", "hypothesis", "sentence", "#2 String"),
 }
 LABELS = {b"0": b"0", b"1": b"1", b"0.0": b"0", b"1.0": b"1"}
 
@@ -48,14 +50,15 @@ def prepare_retrieval(
     to: Path,
     *,
     max_length: int = 4000,
-    first_field: str | None = None,
-    second_field: str | None = None,
+    text_field: str | None = None,
+    pair_field: str | None = None,
     label_field: str | None = None,
     val_share: float | None = None,
     test_share: float | None = None,
     seed: int = 0,
     skip_empty: bool = False,
     check_counts: bool = True,
+    max_unpacked: float | None = None,
     progress: bool = True,
 ) -> Path:
     """Prepare labelled pairs of texts: the papers of the Long Range Arena, or your own.
@@ -66,14 +69,17 @@ def prepare_retrieval(
             saved by Hugging Face datasets.
         to: Folder to make. If it already holds this data set it is used as it is.
         max_length: Bytes that are kept of a text.
-        first_field: Column or field of the first texts; if not given, one of text1, Source1 and sentence1.
-        second_field: Column or field of the second texts; if not given, one of text2, Source2 and sentence2.
-        label_field: Column or field of the labels; if not given, one of label and Target.
+        text_field: Column or field of the first texts; if not given, text1, Source1, sentence1, question1, premise,
+            question or "#1 String", in capitals or not.
+        pair_field: Column or field of the second texts; if not given, text2, Source2, sentence2, question2, hypothesis,
+            sentence or "#2 String".
+        label_field: Column or field of the labels; if not given, label, Target, gold_label, is_duplicate or Quality.
         val_share: Share of the training pairs that becomes val where the source has none; a tenth if not given.
         test_share: The same for test.
         seed: Decides which pairs those are.
-        skip_empty: Leave out pairs with an empty text, and count them, rather than refuse them.
-        check_counts: Refuse official files that are not complete rather than warn.
+        skip_empty: Leave out pairs with an empty text, and count them, ; otherwise they are an error.
+        check_counts: Incomplete official files are an error; otherwise they are a warning.
+        max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
         progress: Show a progress bar.
 
     Returns:
@@ -84,10 +90,9 @@ def prepare_retrieval(
             or cannot be written.
     """
     held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
-    given = {"label_field": label_field, "first_field": first_field, "second_field": second_field}
-    wanted = {option: FIELDS[option] if name is None else (name,) for option, name in given.items()}
+    wanted = wanted_fields(label_field=label_field, text_field=text_field, pair_field=pair_field)
     return prepare_texts(
-        find_pairs(Path(source).expanduser(), wanted, progress=progress),
+        find_pairs(Path(source).expanduser(), wanted, max_unpacked=max_unpacked, progress=progress),
         to,
         task=TASK,
         texts=2,
@@ -99,7 +104,13 @@ def prepare_retrieval(
     )
 
 
-def find_pairs(source: Path, wanted: Wanted, *, progress: bool = False) -> Source:
+def wanted_fields(*, label_field: str | None, text_field: str | None, pair_field: str | None) -> Wanted:
+    """Give the names of each field: the one that was chosen, or those that are looked for."""
+    chosen = {"label_field": label_field, "text_field": text_field, "pair_field": pair_field}
+    return {option: FIELDS[option] if name is None else (name,) for option, name in chosen.items()}
+
+
+def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False) -> Source:
     """Tell what a file or folder is, with a bar for checksums that take long.
 
     Raises:
@@ -108,14 +119,15 @@ def find_pairs(source: Path, wanted: Wanted, *, progress: bool = False) -> Sourc
     if source.is_file() and is_row_file(source):
         if source.name in OFFICIAL.values():
             raise ValueError(f"{source} is one of three official files: name their folder, {source.parent}.")
-        return row_source({"train": source}, wanted, kind="a file of rows", progress=progress)
+        files = {"train": source}
+        return row_source(files, wanted, kind="a file of rows", max_unpacked=max_unpacked, progress=progress)
     if source.is_dir():
         if official := _official_files(source):
-            return _official_source(official, progress)
+            return _official_source(official, max_unpacked, progress)
         if is_saved_dataset(source):
             return saved_source(source, wanted, progress=progress)
         if files := files_of_folder(source):
-            return row_source(files, wanted, progress=progress)
+            return row_source(files, wanted, max_unpacked=max_unpacked, progress=progress)
     came = "holds no pairs that are read" if source.is_dir() else "is of no kind that is read"
     raise ValueError(
         f"{source} {came if source.exists() else 'is not there'}: name the folder of {', '.join(OFFICIAL.values())} (in"
@@ -141,12 +153,13 @@ def _official_files(source: Path) -> dict[str, Path]:
     return {}
 
 
-def _official_source(files: dict[str, Path], progress: bool) -> Source:
+def _official_source(files: dict[str, Path], max_unpacked: float | None, progress: bool) -> Source:
     plain = row_source(
         files,
-        {"label_field": ("label",), "first_field": ("text1",), "second_field": ("text2",)},
+        {"label_field": ("label",), "text_field": ("text1",), "pair_field": ("text2",)},
         kind="official files",
         columns=COLUMNS,
+        max_unpacked=max_unpacked,
         progress=progress,
     )
 
@@ -169,17 +182,15 @@ class Retrieval(ByteSplit):
 
     task: ClassVar[str] = TASK
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        index = self._checked(index)
-        first, second = self._pairs[index].tolist()
-        return {"input_ids": (self._tokens(first), self._tokens(second)), "labels": int(self.labels[index])}
+    def __init__(self, folder: Path, split: str):
+        super().__init__(folder, split)
+        self._pairs = open_members(self.folder, split, task=self.task)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The number of tokens of each sample's longer document."""
+        """Tokens of each sample's longer document."""
         return np.diff(self._samples.offsets)[self._pairs].max(axis=1, initial=0)
 
-    @property
-    def _pairs(self) -> NDArray[np.int64]:
-        assert self._members is not None, "pairs are always written with members"
-        return self._members
+    def _input_ids(self, index: int) -> Any:
+        first, second = self._pairs[index].tolist()
+        return self._tokens(first), self._tokens(second)

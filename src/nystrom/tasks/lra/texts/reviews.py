@@ -12,23 +12,23 @@ Source: Tay et al. (2021), arXiv:2011.04006; Maas et al. (2011), https://ai.stan
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from nystrom.tasks.lra.texts.labelled_texts import Source, prepare_texts
+from nystrom.tasks.lra.texts.held_out import HeldOut
+from nystrom.tasks.lra.texts.labelled_texts import prepare_texts
 from nystrom.tasks.sources.acl_imdb import ARCHIVES, PUBLISHED, archive_source, folder_source, is_acl_imdb
 from nystrom.tasks.sources.row_files import Wanted, is_row_file
+from nystrom.tasks.sources.source import Source
 from nystrom.tasks.sources.split_files import endings, files_of_folder, is_saved_dataset, row_source, saved_source
 from nystrom.tasks.store.byte_split import ByteSplit
-from nystrom.tasks.store.held_out import HeldOut
 
 TASK = "text"
 ARCHIVE, FOLDER = "aclImdb_v1.tar.gz", "aclImdb"
 # Names that are looked for where none is given: those of tsv files in the style of the Long Range Arena among them.
-TEXT_FIELDS = ("text", "Source", "sentence", "review")
-LABEL_FIELDS = ("label", "Target", "sentiment", "class")
+FIELDS = {
+    "label_field": ("label", "Target", "sentiment", "class"),
+    "text_field": ("text", "Source", "sentence", "review"),
+}
 
 
 def prepare_text(
@@ -44,6 +44,7 @@ def prepare_text(
     seed: int = 0,
     skip_empty: bool = False,
     check_counts: bool = True,
+    max_unpacked: float | None = None,
     progress: bool = True,
 ) -> Path:
     """Prepare labelled texts: the IMDB reviews of the Long Range Arena, or your own.
@@ -53,15 +54,16 @@ def prepare_text(
             folder with such files named train, val and test; or a folder saved by Hugging Face datasets.
         to: Folder to make. If it already holds this data set it is used as it is.
         max_length: Bytes that are kept of a text.
-        text_field: Column or field of the texts; if not given, one of text, Source, sentence and review.
-        label_field: Column or field of the labels; if not given, one of label, Target, sentiment and class.
+        text_field: Column or field of the texts; if not given, text, Source, sentence or review, in capitals or not.
+        label_field: Column or field of the labels; if not given, label, Target, sentiment or class.
         imdb: The files hold the IMDB reviews, so val is the test split and the counts are checked; the folder aclImdb
             and its archive always do.
         val_share: Share of the training texts that becomes val where the source has none; a tenth if not given.
         test_share: The same for test.
         seed: Decides which texts those are.
-        skip_empty: Leave out empty texts, and count them, rather than refuse them.
-        check_counts: Refuse IMDB reviews that are not complete rather than warn.
+        skip_empty: Leave out empty texts, and count them, ; otherwise they are an error.
+        check_counts: Incomplete IMDB reviews are an error; otherwise they are a warning.
+        max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
         progress: Show a progress bar.
 
     Returns:
@@ -72,14 +74,11 @@ def prepare_text(
             or cannot be written.
     """
     held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
-    wanted = {
-        "label_field": LABEL_FIELDS if label_field is None else (label_field,),
-        "text_field": TEXT_FIELDS if text_field is None else (text_field,),
-    }
-    found = find_texts(Path(source).expanduser(), wanted, progress=progress)
+    wanted = wanted_fields(label_field=label_field, text_field=text_field)
+    found = find_texts(Path(source).expanduser(), wanted, max_unpacked=max_unpacked, progress=progress)
     if imdb and not found.published:
         if {*found.splits} - {"val"} != {"train", "test"}:
-            raise ValueError(f"imdb is set, and the source has {', '.join(found.splits)}: IMDB has train and test.")
+            raise ValueError(f"--imdb is set, and the source has {', '.join(found.splits)}: IMDB has train and test.")
         found = replace(found, published=PUBLISHED, equal_classes=True, val_is_test="val" not in found.splits)
     return prepare_texts(
         found,
@@ -94,29 +93,13 @@ def prepare_text(
     )
 
 
-def prepare_texts_of(file: Path, *, under: Path = Path("data"), max_length: int = 4000, progress: bool = True) -> Path:
-    """Prepare a user's own texts with all defaults, in a folder named after the file and its content.
-
-    Args:
-        file: What `prepare_text` reads.
-        under: Where the folder is made.
-        max_length: Bytes that are kept of a text.
-        progress: Show a progress bar.
-
-    Returns:
-        The folder; the same for the same content, so that it is made once.
-
-    Raises:
-        ValueError: See `prepare_text`.
-    """
-    file = Path(file).expanduser()
-    found = find_texts(file, {"label_field": LABEL_FIELDS, "text_field": TEXT_FIELDS}, progress=progress)
-    digest = "-".join(value[:8] for name, value in found.settings.items() if name.endswith("sha256"))
-    to = Path(under) / f"text-{file.name.split('.')[0]}-{digest}-{max_length}"
-    return prepare_text(file, to, max_length=max_length, progress=progress)
+def wanted_fields(*, label_field: str | None, text_field: str | None) -> Wanted:
+    """Give the names of each field: the one that was chosen, or those that are looked for."""
+    chosen = {"label_field": label_field, "text_field": text_field}
+    return {option: FIELDS[option] if name is None else (name,) for option, name in chosen.items()}
 
 
-def find_texts(source: Path, wanted: Wanted, *, progress: bool = False) -> Source:
+def find_texts(source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False) -> Source:
     """Tell what a file or folder is, with a bar for checksums that take long.
 
     Raises:
@@ -124,9 +107,10 @@ def find_texts(source: Path, wanted: Wanted, *, progress: bool = False) -> Sourc
     """
     if source.is_file():
         if source.name.lower().endswith(ARCHIVES):
-            return archive_source(source, progress=progress)
+            return archive_source(source, max_unpacked=max_unpacked)
         if is_row_file(source):
-            return row_source({"train": source}, wanted, kind="a file of rows", progress=progress)
+            files = {"train": source}
+            return row_source(files, wanted, kind="a file of rows", max_unpacked=max_unpacked, progress=progress)
     elif source.is_dir():
         for folder in (source, source / FOLDER):
             if is_acl_imdb(folder):
@@ -134,9 +118,9 @@ def find_texts(source: Path, wanted: Wanted, *, progress: bool = False) -> Sourc
         if is_saved_dataset(source):
             return saved_source(source, wanted, progress=progress)
         if files := files_of_folder(source):
-            return row_source(files, wanted, progress=progress)
+            return row_source(files, wanted, max_unpacked=max_unpacked, progress=progress)
         if (source / ARCHIVE).is_file():
-            return archive_source(source / ARCHIVE, progress=progress)
+            return archive_source(source / ARCHIVE, max_unpacked=max_unpacked)
     came = "holds no texts that are read" if source.is_dir() else "is of no kind that is read"
     raise ValueError(
         f"{source} {came if source.exists() else 'is not there'}: name the folder {FOLDER} or the archive {ARCHIVE}"
@@ -149,12 +133,3 @@ class Text(ByteSplit):
     """One split of prepared texts: `input_ids` (byte + 1) and `labels` (the class)."""
 
     task: ClassVar[str] = TASK
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        index = self._checked(index)
-        return {"input_ids": self._tokens(index), "labels": int(self.labels[index])}
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """The number of tokens of each sample."""
-        return np.diff(self._samples.offsets)

@@ -1,8 +1,8 @@
 """Validation and test texts out of the training texts, for sources that have none of their own.
 
 A missing split takes a tenth of the training texts, or the share that is asked for. Samples are ranked by a hash of the
-seed and their bytes; the first make test, the next val. The order of a file plays no part, and equal samples fall into
-one split.
+seed and their bytes; the first are test, the next val. The order of a file plays no part, and equal samples are in one
+split.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.tasks.store.token_files import SPLITS
+from nystrom.tasks.store.header import SPLITS
 
 SHARE = 0.1
 
@@ -35,13 +35,13 @@ class HeldOut:
 
     def __post_init__(self) -> None:
         if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}.")
-        for name, share in (("val_share", self.val_share), ("test_share", self.test_share)):
+            raise ValueError(f"--seed is {self.seed}; expected at least 0.")
+        for flag, share in (("--val-share", self.val_share), ("--test-share", self.test_share)):
             if share is not None and not 0 < share < 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {share}: leave it out for a tenth.")
+                raise ValueError(f"{flag} is {share}; expected a number between 0 and 1, or none for a tenth.")
         if (self.val_share or 0.0) + (self.test_share or 0.0) >= 1:
             raise ValueError(
-                f"val_share={self.val_share} and test_share={self.test_share} leave nothing to train on: take less."
+                f"--val-share {self.val_share} and --test-share {self.test_share} leave nothing to train on: take less."
             )
 
     def shares(self, there: Collection[str]) -> dict[str, float]:
@@ -54,14 +54,14 @@ class HeldOut:
             ValueError: It has no train, or a split for which a share was given.
         """
         if "train" not in there:
-            raise ValueError(f"there are texts for {' and '.join(there)} and none for train: add the training texts.")
+            raise ValueError(f"there are texts for {' and '.join(there)} and none for training: add those.")
         shares = {}
         for split, share in (("test", self.test_share), ("val", self.val_share)):
             if split not in there:
                 shares[split] = SHARE if share is None else share
             elif share is not None:
                 raise ValueError(
-                    f"{split}_share is {share}, but the source has a {split} split of its own: leave {split}_share out."
+                    f"--{split}-share is {share}, but the source has a {split} split of its own: leave it out."
                 )
         return shares
 

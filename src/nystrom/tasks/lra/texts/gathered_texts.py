@@ -1,40 +1,25 @@
 """Samples on their way to disk: texts in a scratch file, some numbers for each in memory.
 
-A text is cut to its first `max_length` bytes. A label is a word or a number, blanks around it left out; the classes are
-the different labels, in the order of numbers if all are numbers and of letters otherwise.
+A text is cut to its first `max_length` bytes. A label is a word or a number, without the blanks around it. If all are
+numbers, those of one value, such as 1 and 1.0, are one class, and the classes are in the order of numbers; otherwise
+each label is a class, and the classes are in the order of letters.
 """
 
 import hashlib
-import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Collection
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.tasks.store.token_files import MEMBERS, SPLITS, write_part
+from nystrom.tasks.sources.source import Row
+from nystrom.tasks.store.header import SPLITS
+from nystrom.tasks.store.token_files import write_pieces
 
 MOST_CLASSES = 256
-
-
-class Row(NamedTuple):
-    """One sample of a source.
-
-    Attributes:
-        place: Where it stands, such as "my.csv, line 7".
-        split: The split of the source that it belongs to.
-        label: Its label.
-        texts: Its text, or texts.
-        rank: Samples are written in the order of ranks, and in that of their coming where those are equal.
-    """
-
-    place: str
-    split: str
-    label: bytes
-    texts: tuple[bytes, ...]
-    rank: int = 0
 
 
 class Gathered:
@@ -58,7 +43,7 @@ class Gathered:
     def add(self, row: Row) -> None:
         """Take a sample."""
         if not all(row.texts):
-            raise ValueError(f"{row.place}: a text is empty: mend it, or leave such rows out with skip_empty.")
+            raise ValueError(f"{row.place}: a text is empty: mend it, or leave such rows out with --skip-empty.")
         self._labels.append(self._code(row))
         digests = []
         for text in row.texts:
@@ -75,14 +60,14 @@ class Gathered:
         try:
             label = row.label.decode("utf-8").strip()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{row.place}: the label {row.label[:40]!r} is no UTF-8 text.") from error
+            raise ValueError(f"{row.place}: the label {row.label[:40]!r} is not UTF-8.") from error
         if not label:
             raise ValueError(f"{row.place}: the label is empty: give every text a label.")
         code = self._codes.setdefault(label, len(self._codes))
         if code >= MOST_CLASSES:
             raise ValueError(
-                f"{row.place}: the label {label[:40]!r} makes more than {MOST_CLASSES} classes:"
-                " is the field of the labels the right one?"
+                f"{row.place}: the label {label[:40]!r} makes more than {MOST_CLASSES} classes: name the field of the"
+                " labels with --label-field."
             )
         return code
 
@@ -99,9 +84,9 @@ class Gathered:
 
     def classes(self) -> tuple[list[str], NDArray[np.uint8]]:
         """Give the names of the classes, and the class of each sample."""
-        names = sorted(self._codes, key=_order(self._codes))
-        place = np.zeros(len(names), dtype=np.uint8)
-        place[[self._codes[name] for name in names]] = range(len(names))
+        named = _class_of_each(self._codes)
+        names = [*dict.fromkeys(named.values())]
+        place = np.array([names.index(named[label]) for label in self._codes], dtype=np.uint8)
         return names, place[np.array(self._labels, dtype=np.int64)]
 
     def splits(self) -> NDArray[np.uint8]:
@@ -116,43 +101,50 @@ class Gathered:
         """How many texts of these samples were cut."""
         return int(np.array(self._cut).reshape(-1, self._texts)[numbers].sum())
 
+    def also_among(self, numbers: NDArray[np.int64], others: NDArray[np.int64]) -> int:
+        """How many of some samples have the bytes of one of the others."""
+        hashes = self.hashes()
+        return int(np.isin(hashes[numbers], hashes[others]).sum())
+
     def write(self, folder: Path, split: str, numbers: NDArray[np.int64], labels: NDArray[np.uint8]) -> None:
         """Write the samples of these numbers as a split."""
         numbers = numbers[np.argsort(np.array(self._ranks, dtype=np.int64)[numbers], kind="stable")]
         which = np.array(self._sequences, dtype=np.int64).reshape(-1, self._texts)[numbers]
+        members = None
         if self._texts > 1:
             shape = which.shape
             which, members = np.unique(which, return_inverse=True)
-            write_part(folder / f"{split}_{MEMBERS}.npy", members.reshape(shape).astype(np.int64))
+            members = members.reshape(shape)
         ends = np.array(self._ends, dtype=np.int64)
         starts, stops = ends[which.ravel()], ends[which.ravel() + 1]
         offsets = np.concatenate([np.zeros(1, dtype=np.int64), (stops - starts).cumsum()])
         self._scratch.flush()
         written = np.memmap(self._scratch, dtype=np.uint8, mode="r")
         pieces = (written[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True))
-        _write_bytes(folder / f"{split}_tokens.npy", pieces, int(offsets[-1]))
-        write_part(folder / f"{split}_offsets.npy", offsets)
-        write_part(folder / f"{split}_labels.npy", labels[numbers])
+        write_pieces(folder, split, pieces, offsets, labels[numbers], members)
 
 
-def _order(names: Iterable[str]) -> Callable[[str], tuple[float, str]]:
-    """Give the key that sorts labels: by value if all are numbers, by letters otherwise."""
+def _class_of_each(labels: Collection[str]) -> dict[str, str]:
+    """Give the class of each label, in the order of the classes."""
+    values = {label: _number(label) for label in labels}
+    of_value: dict[Decimal, list[str]] = {}
+    for label, value in values.items():
+        if value is not None:
+            of_value.setdefault(value, []).append(label)
+    if None not in values.values():
+        # A class is named the shortest way that its number is written.
+        shortest = {value: min(same, key=lambda name: (len(name), name)) for value, same in of_value.items()}
+        return {label: shortest[value] for value in sorted(of_value) for label in of_value[value]}
+    if twice := next((same for same in of_value.values() if len(same) > 1), None):
+        raise ValueError(
+            f"the labels {twice[0]!r} and {twice[1]!r} are one number, among others that are words: write them alike."
+        )
+    return {label: label for label in sorted(labels)}
+
+
+def _number(label: str) -> Decimal | None:
     try:
-        values = {name: float(name) for name in names}
-    except ValueError:
-        values = {}
-    if not all(map(math.isfinite, values.values())):
-        values = {}
-    return lambda name: (values.get(name, 0.0), name)
-
-
-def _write_bytes(path: Path, pieces: Iterable[NDArray[np.uint8]], total: int) -> None:
-    """Write a file in numpy's format piece by piece."""
-    try:
-        with path.open("wb") as file:
-            header = {"descr": "|u1", "fortran_order": False, "shape": (total,)}
-            np.lib.format.write_array_header_1_0(file, header)
-            for piece in pieces:
-                file.write(piece)  # type: ignore[arg-type]
-    except OSError as error:
-        raise OSError(f"{path} needs {total} bytes and could not be written ({error}): free space.") from error
+        value = Decimal(label)
+    except InvalidOperation:
+        return None
+    return value if value.is_finite() else None

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystrom.tasks.store.held_out import HeldOut
+from nystrom.tasks.lra.texts.held_out import HeldOut
 
 
 def draw(hashes, *, val=None, test=None, there=("train",), splits=None):
@@ -51,5 +51,5 @@ def test_the_lowest_hashes_make_the_test_and_the_next_val():
 
 
 def test_a_share_of_a_split_that_is_there_is_refused():
-    with pytest.raises(ValueError, match=r"val_share is 0.3, but the source has a val split of its own"):
+    with pytest.raises(ValueError, match=r"--val-share is 0.3, but the source has a val split of its own"):
         HeldOut(val_share=0.3, test_share=None, seed=0).shares(("train", "val"))

@@ -1,0 +1,48 @@
+"""What a user holds, as the samples that a preparation takes of it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """One sample of a source.
+
+    Attributes:
+        place: Where it is, such as "my.csv, line 7".
+        split: The split of the source that it belongs to.
+        label: Its label.
+        texts: Its text, or texts.
+        rank: Samples are written in the order of ranks, and of equal rank in the order in which they come.
+    """
+
+    place: str
+    split: str
+    label: bytes
+    texts: tuple[bytes, ...]
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Labelled texts of any kind.
+
+    Attributes:
+        kind: What it is, in words.
+        settings: What decides its samples: the SHA-256 of its files, and the fields that are read.
+        splits: The splits it has of its own.
+        rows: Reads it, with a progress bar if the argument is true.
+        published: Samples of each split where the data set is a published one.
+        equal_classes: Each class has the same number of samples in each split, as published.
+        val_is_test: By its own rule, val is test.
+        remarks: What a user should know of how it is read; a clause each.
+    """
+
+    kind: str
+    settings: Mapping[str, str]
+    splits: tuple[str, ...]
+    rows: Callable[[bool], Iterator[Row]]
+    published: Mapping[str, int] | None = None
+    equal_classes: bool = False
+    val_is_test: bool = False
+    remarks: tuple[str, ...] = ()

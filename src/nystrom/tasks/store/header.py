@@ -1,0 +1,121 @@
+"""The header of a prepared folder: `dataset.json`, written last, so that a folder which has it is complete.
+
+format version numpy        of the files
+task settings facts         what was prepared, what decides its samples, and what was found on the way
+splits                      of each split: samples, tokens, how many samples of each class
+files                       size and SHA-256 of each file
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT, VERSION = "nystrom-tokens", 1
+HEADER = "dataset.json"
+SPLITS = ("train", "val", "test")
+# Their data can be drawn; all others are prepared from files.
+DRAWN = ("listops", "pathfinder")
+
+Settings = Mapping[str, int | float | str]
+
+
+def prepare_command(task: str, *, source: Path | str = "FILES", to: Path | str) -> str:
+    """Give the command that prepares the data of a task."""
+    files = "" if task in DRAWN and source == "FILES" else f" --from {source}"
+    return f"`nystrom data prepare {task}{files} --to {to}`"
+
+
+def damaged(path: Path, came: str, task: str) -> ValueError:
+    """Make the error for a prepared folder of which a file is not what was written."""
+    return ValueError(
+        f"{path} {came}: the prepared data are damaged. Prepare them again, into a folder that does not exist yet, with"
+        f" {prepare_command(task, to='NEW_FOLDER')}."
+    )
+
+
+def write_header(folder: Path, header: Mapping[str, Any]) -> None:
+    """Write the header; the format, its version and that of numpy are added."""
+    marked = {"format": FORMAT, "version": VERSION, "numpy": np.__version__, **header}
+    (folder / HEADER).write_text(json.dumps(marked, indent=1) + "\n", encoding="utf-8")
+
+
+def read_header(folder: Path, task: str | None = None) -> dict[str, Any]:
+    """Read and check the header of a prepared folder.
+
+    Args:
+        folder: The folder.
+        task: The task that it must be of; None for any.
+
+    Raises:
+        ValueError: The folder is missing or not prepared, the header is damaged, or the data are of another task.
+    """
+    path, named = folder / HEADER, task or "TASK"
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder: prepare the data with {prepare_command(named, to=folder)}.")
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} is not prepared ({HEADER} is missing): name a folder that `nystrom data prepare` made, or"
+            f" prepare what is in this one with {prepare_command(named, source=folder, to=f'data/{named.lower()}')}."
+        )
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"is not JSON ({error})", named) from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise damaged(path, f"is not the header of a data set in the format {FORMAT}", named)
+    if header.get("version") != VERSION:
+        raise damaged(path, f"has version {header.get('version')} of the format instead of {VERSION}", named)
+    if wrong := _wrong_field(header):
+        raise damaged(path, f"has no proper field {wrong}", named)
+    if task not in (None, header["task"]):
+        raise ValueError(f"{folder} holds the data of {header['task']}, not of {task}: name the folder of {task}.")
+    return header
+
+
+def read_facts(folder: Path, *, task: str) -> dict[str, Any]:
+    """Read what was found when the data were prepared; empty where nothing was noted.
+
+    Raises:
+        ValueError: The folder holds no complete data set of the task.
+    """
+    return read_header(folder, task).get("facts", {})
+
+
+def read_counts(folder: Path, *, task: str) -> dict[str, int]:
+    """Read from the header how many samples each split has.
+
+    Raises:
+        ValueError: The folder holds no complete data set of the task.
+    """
+    return {split: counts["samples"] for split, counts in read_header(folder, task)["splits"].items()}
+
+
+def _wrong_field(header: Mapping[str, Any]) -> str | None:
+    """Name the first field that is missing or of another type."""
+    kinds = {"task": str, "settings": dict, "splits": dict, "files": dict}
+    for name, kind in kinds.items():
+        if not isinstance(header.get(name), kind):
+            return name
+    if not isinstance(header.get("facts", {}), dict):
+        return "facts"
+    for split in SPLITS:
+        counts = header["splits"].get(split)
+        whole = ["samples", "tokens"]
+        if isinstance(counts, dict) and "sequences" in counts:
+            whole += ["sequences", "sequences_per_sample"]
+        if not isinstance(counts, dict) or not all(_is_count(counts.get(name)) for name in whole):
+            return f"splits.{split}"
+        if not isinstance(classes := counts.get("class_counts"), list) or not all(map(_is_count, classes)):
+            return f"splits.{split}.class_counts"
+    for name, file in header["files"].items():
+        known = isinstance(file, dict) and _is_count(file.get("bytes")) and isinstance(file.get("sha256"), str)
+        if not known or Path(name).name != name:
+            return f"files.{name}"
+    return None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**62

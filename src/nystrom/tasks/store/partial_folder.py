@@ -1,0 +1,52 @@
+"""Folders that are being made, and what killed processes left of them.
+
+A folder `data` is made as `.data.XXXXXXXX.partial` beside its place, X being random hexadecimal digits. The file of the
+same name with `.lock` behind it is locked while the work goes on, and the lock ends with the process however that ends.
+A folder whose lock file is there and not locked is therefore left over, and may be removed.
+"""
+
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+
+@contextmanager
+def partial_folder(to: Path) -> Iterator[Path]:
+    """Lend an empty folder beside `to`, which is removed at the end unless it was renamed.
+
+    Raises:
+        OSError: The folder cannot be made.
+    """
+    folder = to.parent / f".{to.name}.{secrets.token_hex(4)}.partial"
+    mark = folder.with_name(f"{folder.name}.lock")
+    folder.mkdir()
+    try:
+        with FileLock(mark):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        mark.unlink(missing_ok=True)
+
+
+def remove_leftovers(to: Path) -> None:
+    """Remove what killed processes left of making `to`; folders that another process is making stay.
+
+    Raises:
+        OSError: The folder around `to` cannot be read.
+    """
+    marked = re.compile(rf"\.{re.escape(to.name)}\.[0-9a-f]{{8}}\.partial\.lock")
+    for mark in [path for path in to.parent.iterdir() if marked.fullmatch(path.name) and path.is_file()]:
+        try:
+            with FileLock(mark, blocking=False):
+                folder = mark.with_suffix("")
+                if folder.is_dir() and not folder.is_symlink():
+                    shutil.rmtree(folder, ignore_errors=True)
+                mark.unlink(missing_ok=True)
+        except (Timeout, OSError):
+            # The process that made it is at work, or it is another user's.
+            continue
