@@ -64,6 +64,8 @@ class EncoderConfig(PreTrainedConfig):
             for none. Works with every attention, and belongs to Nyströmformer.
         attention: Name of a method in `nystrom.attention.registry.METHODS`.
         attention_options: Options of that method, by name; what is not given has the method's default.
+        share_attention_weights: All layers use one Module of the method, and so its weights, such as Linformer's
+            projections; for methods with learned weights only.
         norm: "post" (after each block, and on the embeddings) or "pre" (before each block, and after the last).
         pooling: What a head reads that sees one vector per sequence: the "mean" over real tokens, or the "first" one.
         task: The task of `nystrom.tasks` that the model was trained on, if any.
@@ -97,6 +99,7 @@ class EncoderConfig(PreTrainedConfig):
     conv_kernel_size: int | None = None
     attention: str = "nystrom"
     attention_options: dict[str, Any] = field(default_factory=dict)
+    share_attention_weights: bool = False
     norm: Norm = "post"
     pooling: Pooling = "mean"
     task: str | None = None

@@ -48,6 +48,11 @@ class EncoderSelfAttention(nn.Module):
         size = config.conv_kernel_size
         self.conv = None if size is None else DepthwiseSkip(config.num_attention_heads, size)
 
+    def borrow_method(self, lender: "EncoderSelfAttention") -> None:
+        """Use the method of another layer, which keeps it: its weights have one name, and are saved once."""
+        del self.method
+        object.__setattr__(self, "method", lender.method)
+
     def forward(self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
         """Attend within each sequence."""
         q, k, v = (
@@ -128,10 +133,21 @@ class EncoderStack(nn.Module):
     def __init__(self, config: EncoderConfig):
         super().__init__()
         self.layer = nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
+        if config.share_attention_weights:
+            self._share_methods(config.attention)
         if config.norm == "pre":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         else:
             self.LayerNorm = None
+
+    def _share_methods(self, attention: str) -> None:
+        first, *others = (layer.attention.self for layer in self.layer)
+        if not list(first.method.parameters()):
+            raise ValueError(
+                f"share_attention_weights is True, but {attention} has no learned weights to share: leave it out."
+            )
+        for other in others:
+            other.borrow_method(first)
 
     def forward(
         self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None
