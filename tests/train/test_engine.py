@@ -75,7 +75,7 @@ def test_data_that_are_missing_are_made_once(tmp_path, monkeypatch, capsys):
     for seed in (0, 1):
         train("listops", preset="demo", seed=seed, steps=2, warmup_steps=0, batch_size=8, device="cpu")
     assert (
-        capsys.readouterr().out.count("data/listops-demo is not there: preparing 24 + 6 + 6 samples of listops.") == 1
+        capsys.readouterr().out.count("data/listops-demo does not exist: preparing 24 + 6 + 6 samples of listops.") == 1
     )
     assert (tmp_path / "runs" / "listops-nystrom-demo-seed1" / "best" / "model.safetensors").is_file()
 

@@ -22,7 +22,7 @@ def paired(tmp_path_factory, small_run, pairs):
 
 def test_pairs_are_trained_and_scored_each_counted_once(paired, pairs):
     task, split = find_task("retrieval"), Retrieval(pairs, "test")
-    model = load_model(paired / "best", "retrieval", task, classes=["0", "1"])
+    model = load_model(paired / "best", "retrieval", classes=["0", "1"])
     assert isinstance(model, EncoderForPairClassification)
     with torch.no_grad():
         right = 0

@@ -42,7 +42,10 @@ def test_a_checkpoint_counts_once_it_is_complete(run):
     "harm",
     [
         lambda folder: (folder / "weights").write_bytes(b"1234"),
+        lambda folder: (folder / "weights").write_bytes(b"12345679"),
         lambda folder: (folder / "weights").unlink(),
+        lambda folder: (folder / "complete.json").unlink(),
+        lambda folder: (folder / "complete.json").write_text("[1]"),
         lambda folder: (folder / "complete.json").write_text("{"),
         lambda folder: (folder / "complete.json").write_text("{}"),
     ],
@@ -54,6 +57,22 @@ def test_a_checkpoint_that_was_harmed_is_passed_over_and_removed(run, harm):
     assert run.last_step() == 3
     run.remove_after(3)
     assert [path.name for path in run.path.iterdir()] == ["checkpoint-3"]
+
+
+def test_a_checkpoint_whose_best_is_lost_is_passed_over(run):
+    for step, best in ((3, 3), (6, 3), (9, 9)):
+        save(run, step, complete=False)
+        (run.checkpoint(step) / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
+        run.mark_complete(step)
+    (run.checkpoint(9) / "weights").write_bytes(b"12345679")
+    assert run.last_step() == 6
+    (run.checkpoint(3) / "weights").unlink()
+    assert run.last_step() is None
+    assert [(path.name, what) for path, what in run.damage()] == [
+        ("checkpoint-3", "weights is missing"),
+        ("checkpoint-6", f"the best checkpoint before it is lost ({run.checkpoint(3)}: weights is missing)"),
+        ("checkpoint-9", "weights is damaged"),
+    ]
 
 
 def test_nothing_is_left_of_checkpoints_when_none_is_whole(run):
@@ -76,25 +95,30 @@ def test_curves_are_replaced_as_a_whole(run):
     assert [path.name for path in run.path.iterdir()] == ["curves.csv"]
 
 
+def hold(run, settings, *, resume):
+    with run.held(settings, resume=resume, main=True):
+        pass
+
+
 def start(run, settings):
-    run.check(settings, resume=False, main=True)
+    hold(run, settings, resume=False)
     run.start(settings, {"folder": "data", "fingerprint": "00000000"}, {})
 
 
 def test_a_folder_that_holds_a_run_is_only_resumed(run, settings):
     start(run, settings)
-    run.check(settings, resume=True, main=True)
+    hold(run, settings, resume=True)
     with pytest.raises(ValueError, match="holds a run: go on with it by --resume, or take another folder with --to"):
-        run.check(settings, resume=False, main=True)
+        hold(run, settings, resume=False)
 
 
 def test_a_run_is_resumed_with_its_own_settings_only(run, settings):
     start(run, settings)
     other = dataclasses.replace(settings, seed=1, learning_rate=0.5)
     with pytest.raises(ValueError, match=r"learning_rate is 0\.5 but was 0\.\d+; seed is 1 but was 0"):
-        run.check(other, resume=True, main=True)
+        hold(run, other, resume=True)
     with pytest.raises(ValueError, match="attention is 'softmax' but was 'nystrom'"):
-        run.check(dataclasses.replace(settings, attention="softmax"), resume=True, main=True)
+        hold(run, dataclasses.replace(settings, attention="softmax"), resume=True)
 
 
 def test_a_run_that_began_before_there_was_a_setting_had_its_default(run, settings):
@@ -102,11 +126,11 @@ def test_a_run_that_began_before_there_was_a_setting_had_its_default(run, settin
     content = json.loads((run.path / "run.json").read_text())
     del content["settings"]["compile"], content["settings"]["positions"]
     (run.path / "run.json").write_text(json.dumps(content))
-    run.check(settings, resume=True, main=True)
+    hold(run, settings, resume=True)
     other = dataclasses.replace(settings, compile=True, positions=4096)
     says = r"compile is True but was False; positions is 4096 \(the data's\) but was 512 \(the preset's\)"
     with pytest.raises(ValueError, match=says):
-        run.check(other, resume=True, main=True)
+        hold(run, other, resume=True)
 
 
 def test_a_run_is_resumed_with_its_own_data_only(run, settings):
@@ -118,28 +142,28 @@ def test_a_run_is_resumed_with_its_own_data_only(run, settings):
 
 def test_there_must_be_a_run_to_resume(run, settings):
     with pytest.raises(ValueError, match="holds no run to resume"):
-        run.check(settings, resume=True, main=True)
+        hold(run, settings, resume=True)
 
 
 def test_a_folder_with_something_else_is_left_alone(run, settings):
     (run.path / "thesis.tex").touch()
     with pytest.raises(ValueError, match="is not empty and holds no run"):
-        run.check(settings, resume=False, main=True)
+        hold(run, settings, resume=False)
 
 
 def test_a_folder_that_a_killed_run_had_only_begun_is_free(run, settings):
     (run.path / ".run.json.partial").write_text("{")
-    run.check(settings, resume=False, main=True)
+    hold(run, settings, resume=False)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", json.dumps({"settings": {}})])
 def test_a_run_json_that_is_none_is_refused(run, settings, content):
     (run.path / "run.json").write_text(content)
-    with pytest.raises(ValueError, match=r"run.json is no"):
-        run.check(settings, resume=True, main=True)
+    with pytest.raises(ValueError, match=r"run.json (is not JSON|does not describe a run)"):
+        hold(run, settings, resume=True)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, settings):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="cannot be written"):
-        RunFolder(tmp_path / "file" / "run").check(settings, resume=False, main=True)
+        hold(RunFolder(tmp_path / "file" / "run"), settings, resume=False)

@@ -12,7 +12,7 @@ from nystrom.train.scoring import accuracy, load_model
 
 def test_the_score_counts_every_sample_whatever_the_batch(whole, data):
     task, split = find_task("listops"), ListOps(data, "test")
-    model = load_model(whole / "best", "listops", task, classes=class_names(split))
+    model = load_model(whole / "best", "listops", classes=class_names(split))
     with torch.no_grad():
         right = [
             int(model(torch.as_tensor(split[i]["input_ids"]).long()[None]).logits.argmax()) == split[i]["labels"]
@@ -52,7 +52,7 @@ def test_a_model_of_other_labels_is_not_scored(whole, tmp_path):
     letters = labelled(model, tmp_path / "letters", list("abcdefghij"))
 
     def load(folder, classes):
-        return load_model(folder, "listops", find_task("listops"), classes=classes)
+        return load_model(folder, "listops", classes=classes)
 
     assert load(letters, list("abcdefghij")).config.id2label[9] == "j"
     # One other name, and the same names in another order.
@@ -80,7 +80,7 @@ def test_classes_that_have_only_numbers_are_taken_in_their_order_with_a_warning(
         (digits, digits, False),
     ):
         folder = labelled(model, tmp_path / "model", names)
-        load_model(folder, "listops", find_task("listops"), classes=classes)
+        load_model(folder, "listops", classes=classes)
         says = f"warning: the classes of model {folder} are '{names[0]}', '{names[1]}'"
         assert (says in capsys.readouterr().err) is warned
 

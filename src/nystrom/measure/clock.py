@@ -21,7 +21,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -94,13 +93,9 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reusable
-    table = Path("/proc/meminfo")
-    if table.is_file():
-        for line in table.read_text(encoding="ascii").splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return 1024 * int(value.split()[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    import psutil
+
+    return psutil.virtual_memory().available
 
 
 def _finish(device: torch.device) -> None:

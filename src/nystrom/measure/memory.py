@@ -20,7 +20,7 @@ def peak_megabytes(device: str) -> float:
     """
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 1e6
-    # Linux counts the peak of the process that started this one into getrusage's, but not into this file's.
+    # getrusage counts the peak of the process that started this one too, and psutil knows no peak on Linux.
     if _STATUS.is_file():
         for line in _STATUS.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")

@@ -141,13 +141,13 @@ class EncoderStack(nn.Module):
             self.LayerNorm = None
 
     def _share_methods(self, attention: str) -> None:
-        first, *others = (layer.attention.self for layer in self.layer)
-        if not list(first.method.parameters()):
+        attentions = [module for module in self.layer.modules() if isinstance(module, EncoderSelfAttention)]
+        if not list(attentions[0].method.parameters()):
             raise ValueError(
                 f"share_attention_weights is True, but {attention} has no learned weights to share: leave it out."
             )
-        for other in others:
-            other.borrow_method(first)
+        for other in attentions[1:]:
+            other.borrow_method(attentions[0])
 
     def forward(
         self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None

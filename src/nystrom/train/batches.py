@@ -4,11 +4,11 @@ The order of a whole run is a function of the seed, the batch size and the lengt
 processes, of accumulation, or of where the run was interrupted. Each pass over the data is a random permutation, cut
 into pools of 50 batches; within a pool samples are sorted by length and dealt into batches, so that a batch holds
 little padding, and the batches of the pass are then put in random order. What does not fill a batch at the end of a
-pass waits for another pass, so every step takes the mean over the same number of samples.
+pass is left for another pass, so every step takes the mean over the same number of samples.
 
 Evaluation goes through all samples, the shortest first.
 
-A batch is padded to its longest sample, or to a length that is named, so that all batches have one shape.
+A batch is padded to its longest sample, or to a given length, so that all batches have one shape.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class TrainingOrder(Sampler[int]):
     """
 
     def __init__(self, lengths: NDArray[np.int64], *, batch_size: int, steps: int, seed: int):
-        assert len(lengths) >= batch_size, "open_splits refuses data that fill no batch"
+        assert len(lengths) >= batch_size, "open_splits raises for data that fill no batch"
         self.lengths, self.batch_size, self.steps, self.seed = lengths, batch_size, steps, seed
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ def collate_whole(samples: Sequence[Mapping[str, Any]], *, length: int | None = 
     """Stack samples of one length, all of whose tokens are real, whatever they hold; there is no mask.
 
     Raises:
-        ValueError: Samples of different lengths, or of another one than `length`.
+        ValueError: Samples have different lengths, or another one than `length`.
     """
     lengths = {len(sample["input_ids"]) for sample in samples}
     if len(lengths) > 1 or (length is not None and lengths != {length}):
@@ -105,7 +105,7 @@ def collate_whole(samples: Sequence[Mapping[str, Any]], *, length: int | None = 
 def _padded(documents: Sequence[NDArray[np.unsignedinteger]], length: int | None) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(document) for document in documents])
     longest = int(lengths.max())
-    assert length is None or longest <= length, "open_splits refuses samples that are longer than the model"
+    assert length is None or longest <= length, "open_splits raises for samples longer than the model"
     tokens = np.zeros((len(documents), longest if length is None else length), dtype=np.int64)
     for row, document in zip(tokens, documents, strict=True):
         row[: len(document)] = document

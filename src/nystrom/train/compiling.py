@@ -1,12 +1,13 @@
 """Compile a model for training: one graph for all steps.
 
-Every batch is padded to the positions of the model (`nystrom.train.batches`), so that all steps have one shape. A
-graph is made of the whole model for each shape: one for the steps, one for evaluation, and one for its last batch where
-that is smaller. Padding changes nothing, so without dropout the results are those of the model as it is, to rounding;
+Every batch is padded to the positions of the model (`nystrom.train.batches`), so that all steps have one shape. The
+whole model becomes one graph for each shape: one for the steps, one for evaluation, and one for its last batch where
+that is smaller. Padding changes nothing, so without dropout the results are those of the plain model, to rounding;
 dropout has other draws, and with inductor so have methods that draw in training.
 
 The model is compiled in place (`torch.nn.Module.compile`): its weights, its folder and its checkpoints are those of a
-model that is not. The Trainer's own `torch_compile` would compute float32 in TF32, and leave evaluation as it is.
+model that is not compiled. The Trainer's own `torch_compile` would compute float32 in TF32, and would not compile
+evaluation.
 """
 
 import torch
@@ -17,20 +18,20 @@ BACKEND = "inductor"
 
 
 def compile_model(model: Model) -> None:
-    """Compile a model in place; the graphs are made when they are first wanted."""
-    # Its loss would note this in the first step, and the second would want another graph.
+    """Compile a model in place; the graphs are made when they are first needed."""
+    # Its loss would set this in the first step, and the second would then need another graph.
     model.config.problem_type = "single_label_classification"
     model.compile(fullgraph=True, dynamic=False, backend=BACKEND)
 
 
 def check_compiler(device: str) -> None:
-    """See that torch can compile here, before there are data and a model to wait for.
+    """Check that torch can compile here, before time is spent on data and a model.
 
     Args:
         device: "cpu" or "cuda".
 
     Raises:
-        ValueError: It cannot; the message says what it lacks.
+        ValueError: It cannot; the message says what is missing.
     """
     x = torch.ones(2, device=device, requires_grad=True)
     try:

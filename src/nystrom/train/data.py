@@ -1,7 +1,7 @@
-"""The tasks that can be trained on: how their data are prepared, opened, and told apart.
+"""The tasks that can be trained on: how their data are prepared, opened and recognised.
 
-The data set of a preset's default folder is made when it is missing; a folder that was named must be there, since a
-wrong name should not start an hour of preparation.
+The data set of a preset's default folder is made when it is missing. A folder that was named must exist, since a
+misspelt name should not start an hour of preparation.
 """
 
 import math
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from nystrom.checks import check_names
 from nystrom.models import EncoderForSequenceClassification
 from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom.tasks.lra.facts import LRA
 from nystrom.tasks.lra.image import Image
 from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
 from nystrom.tasks.lra.pathfinder.task import Pathfinder, prepare_pathfinder
@@ -27,7 +28,7 @@ from nystrom.tasks.store.byte_split import ByteSplit
 from nystrom.tasks.store.header import HEADER
 from nystrom.tasks.store.picture_files import PictureSplit
 from nystrom.train.batches import Collate, collate, collate_pairs, collate_whole
-from nystrom.train.presets.preset import DataSizes
+from nystrom.train.presets.sizes import DataSizes
 
 Model = EncoderForSequenceClassification | EncoderForPairClassification
 
@@ -73,34 +74,24 @@ class Splits(NamedTuple):
     test: Split
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
-    """What training needs to know of a task.
+    """What training needs of a task besides its facts (`nystrom.tasks.lra.facts`).
 
     Attributes:
-        vocab_size: Tokens.
-        num_labels: Classes of the published data; a split says its own.
-        pad_token_id: The token that no sample holds; None where every token is real.
         open: Opens one split of a prepared folder.
-        prepare: Makes the data set of these sizes; None where it is read from files, which the user has.
+        prepare: Draws the data set of these sizes; None where it is read from files that the user has.
         model: What is trained.
         collate: Makes a batch of samples.
         prepare_own: Makes a data set of a user's own files, of samples of at most so many tokens, and gives its folder;
-            None where there is no such thing.
-        is_cut: Whether samples that are too long for the model are cut when they are prepared.
-        any_size: Whether data come in larger sizes than the preset's, and the model with as many positions.
+            None where own files cannot be used.
     """
 
-    vocab_size: int
-    num_labels: int
-    pad_token_id: int | None
     open: Callable[[Path, str], Split]
-    prepare: Callable[[Path, DataSizes], None] | None
+    prepare: Callable[[Path, DataSizes], None] | None = None
     model: type[Model] = EncoderForSequenceClassification
     collate: Collate = collate
     prepare_own: Callable[[Path, int], Path] | None = None
-    is_cut: bool = False
-    any_size: bool = False
 
 
 def _prepare_listops(folder: Path, sizes: DataSizes) -> None:
@@ -125,49 +116,11 @@ def _prepare_own_texts(files: Path, max_length: int) -> Path:
 
 
 TASKS: dict[str, Task] = {
-    "listops": Task(
-        vocab_size=ListOps.vocab_size,
-        num_labels=ListOps.num_labels,
-        pad_token_id=0,
-        open=ListOps,
-        prepare=_prepare_listops,
-    ),
-    "text": Task(
-        vocab_size=Text.vocab_size,
-        num_labels=2,
-        pad_token_id=0,
-        open=Text,
-        prepare=None,
-        prepare_own=_prepare_own_texts,
-        is_cut=True,
-    ),
-    "retrieval": Task(
-        vocab_size=Retrieval.vocab_size,
-        num_labels=2,
-        pad_token_id=0,
-        open=Retrieval,
-        prepare=None,
-        model=EncoderForPairClassification,
-        collate=collate_pairs,
-        is_cut=True,
-    ),
-    "image": Task(
-        vocab_size=Image.vocab_size,
-        num_labels=Image.num_labels,
-        pad_token_id=None,
-        open=Image,
-        prepare=None,
-        collate=collate_whole,
-    ),
-    "pathfinder": Task(
-        vocab_size=Pathfinder.vocab_size,
-        num_labels=Pathfinder.num_labels,
-        pad_token_id=None,
-        open=Pathfinder,
-        prepare=_prepare_pathfinder,
-        collate=collate_whole,
-        any_size=True,
-    ),
+    "listops": Task(open=ListOps, prepare=_prepare_listops),
+    "text": Task(open=Text, prepare_own=_prepare_own_texts),
+    "retrieval": Task(open=Retrieval, model=EncoderForPairClassification, collate=collate_pairs),
+    "image": Task(open=Image, collate=collate_whole),
+    "pathfinder": Task(open=Pathfinder, prepare=_prepare_pathfinder, collate=collate_whole),
 }
 
 
@@ -187,24 +140,24 @@ def default_folder(sizes: DataSizes) -> Path:
 
 
 def check_data(task: str, data: Path | None) -> None:
-    """Refuse data that were named and are not there, and files where the task has only prepared folders.
+    """See that data that were named exist, and are a prepared folder where the task takes nothing else.
 
     Raises:
-        ValueError: As said.
+        ValueError: They do not, or are not.
     """
     if data is None or data.is_dir():
         return
     if not data.exists():
         raise ValueError(
-            f"data is {data}, and there is no such folder: name a prepared one, leave it out to have the preset's data "
-            f"made, or make it with `nystrom data prepare {task}{_source(task)} --to {data}`."
+            f"data is {data}, and there is no such folder: name a prepared one, leave it out for the preset's, or make "
+            f"it with `nystrom data prepare {task}{_source(task)} --to {data}`."
         )
     if find_task(task).prepare_own is None:
         raise ValueError(f"data is {data}, a file; expected a folder that `nystrom data prepare {task}` made.")
 
 
 def prepared_folder(task: str, data: Path, *, max_length: int) -> Path:
-    """The prepared folder of what a user names as data, made of the user's own files where it is none.
+    """The prepared folder of what a user names as data, made of the user's own files where these are named.
 
     Args:
         task: Task.
@@ -218,7 +171,7 @@ def prepared_folder(task: str, data: Path, *, max_length: int) -> Path:
     if own is None or (data / HEADER).is_file():
         return data
     folder = own(data, max_length)
-    print(f"The data of {data} lie in {folder}.")
+    print(f"The data of {data} are in {folder}.")
     return folder
 
 
@@ -243,16 +196,16 @@ def prepare_if_missing(task: str, folder: Path, sizes: DataSizes) -> None:
     prepare = find_task(task).prepare
     if prepare is None:
         raise ValueError(
-            f"{folder} is not there, and {task} is read from files: make it with `nystrom data prepare {task}"
-            f"{_source(task)} --to {folder}{f' --max-length {sizes.max_length}' if find_task(task).is_cut else ''}`, "
+            f"{folder} does not exist, and {task} is read from files: make it with `nystrom data prepare {task}"
+            f"{_source(task)} --to {folder}{f' --max-length {sizes.max_length}' if LRA[task].is_cut else ''}`, "
             "or name a prepared folder with --data."
         )
-    print(f"{folder} is not there: preparing {sizes.train} + {sizes.val} + {sizes.test} samples of {task}.")
+    print(f"{folder} does not exist: preparing {sizes.train} + {sizes.val} + {sizes.test} samples of {task}.")
     prepare(folder, sizes)
 
 
 def open_splits(task: str, folder: Path, *, positions: int, batch_size: int) -> Splits:
-    """Open a data set, and see that it can be trained on.
+    """Open a data set, and check that it can be trained on.
 
     Args:
         task: Task.
@@ -277,10 +230,10 @@ def open_splits(task: str, folder: Path, *, positions: int, batch_size: int) -> 
 
 
 def check_lengths(folder: Path, name: str, split: Split, positions: int) -> None:
-    """Refuse samples that are longer than the model has positions.
+    """See that no sample is longer than the model has positions.
 
     Raises:
-        ValueError: There is one.
+        ValueError: One is.
     """
     if (longest := int(split.lengths.max(initial=0))) > positions:
         raise ValueError(

@@ -1,43 +1,20 @@
 """Train a model on a task, and score a saved one.
 
-Everything that decides the result is settled and checked first; then come the data, the model and the Trainer
-(`nystrom.train.trainer`). With the same machine and number of processes a run that was killed and resumed ends
-with the weights and the curves of an unbroken one.
+Everything that decides the result is settled and checked here; the data, the model and the Trainer follow in
+`nystrom.train.running`, which is imported only then, so that this module needs no torch. On the same machine and with
+the same number of processes a run that was killed and resumed ends with the weights and the curves of an unbroken one.
 """
 
-import importlib.metadata
-import importlib.util
-import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-
-import torch
-from transformers import set_seed
-from transformers.utils import logging
 
 from nystrom.checks import check_at_least
 from nystrom.measure.rows import Row
-from nystrom.train.compiling import check_compiler
-from nystrom.train.data import (
-    check_data,
-    check_lengths,
-    class_names,
-    default_folder,
-    find_task,
-    fingerprint,
-    open_splits,
-    prepare_if_missing,
-    prepared_folder,
-)
-from nystrom.train.finish import finish
+from nystrom.train.hardware import Device, Precision, is_main, usable_device, usable_precision
 from nystrom.train.lengths import data_positions
-from nystrom.train.presets.published import Preset, find_preset
-from nystrom.train.results import Place, accuracy_row
+from nystrom.train.presets.published import find_preset
 from nystrom.train.run_folder import RunFolder
-from nystrom.train.scoring import accuracy, load_model, positions
-from nystrom.train.settings import Device, Precision, Settings, is_main, settle, usable_device, usable_precision
-from nystrom.train.trainer import EncoderTrainer, NotFinite, training_arguments
+from nystrom.train.settings import settle
 
 
 def train(
@@ -101,6 +78,8 @@ def train(
         ValueError: A name, number, folder, device or precision that cannot be used; before data or model are made.
         FloatingPointError: The loss or a weight is no longer finite.
     """
+    from nystrom.train.data import check_data
+
     chosen = find_preset(task, preset)
     run = RunFolder(Path("runs") / f"{task}-{attention}-{preset}-seed{seed}" if to is None else Path(to))
     data = run.data_folder() if data is None else Path(data)
@@ -129,16 +108,10 @@ def train(
     )
     if threads is not None:
         check_at_least("threads", threads, 1)
-    run.check(settings, resume=resume, main=is_main())
-    if threads is not None:
-        torch.set_num_threads(threads)
-    trainer = _trainer(settings, chosen, data, run)
-    with _no_file_bars():
-        _run(trainer, settings, run, resume=resume)
-        if is_main():
-            finish(trainer, settings, run)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    with run.held(settings, resume=resume, main=is_main()):
+        from nystrom.train.running import run_training
+
+        run_training(settings, chosen, data, run, resume=resume, threads=threads)
     return run.path
 
 
@@ -173,87 +146,9 @@ def evaluate(
     check_at_least("batch_size", batch_size, 1)
     device = usable_device(device)  # pyright: ignore[reportAssignmentType]
     precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
+
+    from nystrom.train.data import check_data
+    from nystrom.train.scoring import score
+
     check_data(task, Path(data))
-    wanted = find_task(task)
-    folder = prepared_folder(task, Path(data), max_length=positions(Path(model)))
-    samples = wanted.open(folder, split)
-    with _no_file_bars():
-        loaded = load_model(Path(model), task, wanted, classes=class_names(samples))
-    check_lengths(folder, split, samples, loaded.config.max_position_embeddings)
-    share = accuracy(loaded, samples, wanted, batch_size=batch_size, device=device, precision=precision)
-    place = Place(device=device, precision=precision, seed=None)
-    return accuracy_row(loaded.config, f"{split} accuracy", share, len(samples), place)
-
-
-@contextmanager
-def _no_file_bars() -> Iterator[None]:
-    """Silence the bar that transformers draws for each file; the bars of the steps are not among them."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _trainer(settings: Settings, preset: Preset, data: Path | None, run: RunFolder) -> EncoderTrainer:
-    """Data, model and Trainer."""
-    reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
-    arguments = training_arguments(settings, preset, run, reports=reports)
-    if settings.compile:
-        check_compiler(settings.device)
-    with arguments.main_process_first(local=False):
-        if data is None:
-            folder = default_folder(preset.data)
-            prepare_if_missing(settings.task, folder, preset.data)
-        else:
-            folder = prepared_folder(settings.task, data, max_length=settings.max_length)
-    splits = open_splits(settings.task, folder, positions=settings.max_length, batch_size=settings.batch_size)
-    digest = fingerprint(splits)
-    run.check_data(digest)
-    if is_main():
-        versions = {
-            name: importlib.metadata.version(name) for name in ("nystrom", "torch", "transformers", "accelerate")
-        }
-        run.start(
-            settings,
-            data={"folder": str(folder.resolve()), "fingerprint": digest},
-            versions={"python": platform.python_version(), **versions},
-        )
-    set_seed(settings.seed)
-    model = find_task(settings.task).model(settings.encoder_config(class_names(splits.train)))
-    return EncoderTrainer(model, arguments, settings=settings, preset=preset, splits=splits, run=run)
-
-
-def _run(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, resume: bool) -> None:
-    """Train to the last step, from the last complete checkpoint where there is one."""
-    step = run.last_step() if resume else None
-    trainer.accelerator.wait_for_everyone()
-    if is_main():
-        run.remove_after(step)
-        if resume:
-            print(
-                f"Going on after step {step}." if step else "There is no complete checkpoint yet: starting at step 1."
-            )
-    trainer.accelerator.wait_for_everyone()
-    try:
-        trainer.train(resume_from_checkpoint=None if step is None else str(run.checkpoint(step)))
-    except NotFinite as error:
-        good = run.last_step()
-        where = (
-            "there is no checkpoint before it"
-            if good is None
-            else f"the last good checkpoint is {run.checkpoint(good)}"
-        )
-        raise NotFinite(
-            f"{error}; {where}. Start another run with a lower --learning-rate"
-            f"{'' if settings.precision == 'float32' else ' or with --precision float32'}."
-        ) from error
-    except KeyboardInterrupt:
-        if is_main():
-            print(
-                f"\nStopped in step {trainer.state.global_step + 1} of {settings.steps}; go on with --resume, "
-                f"from step {run.last_step() or 0}."
-            )
-        raise
+    return score(task, Path(model), Path(data), split=split, batch_size=batch_size, precision=precision, device=device)

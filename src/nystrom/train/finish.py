@@ -1,38 +1,55 @@
-"""What a finished run leaves: its curves, the best model, and rows of what it reached on validation and test."""
+"""What a finished run leaves: its curves, the best model, and rows of its results on validation and test."""
 
 import shutil
 from pathlib import Path
 
 from nystrom.report.plots import draw_curves
+from nystrom.train.command import train_words
 from nystrom.train.data import Model, class_names, find_task
-from nystrom.train.results import Place, accuracy_row, result_row
+from nystrom.train.results import Place, accuracy_row, command_line, result_row, setting_words
 from nystrom.train.run_folder import RunFolder
 from nystrom.train.scoring import accuracy, load_model
 from nystrom.train.settings import Settings
 from nystrom.train.trainer import EncoderTrainer
+from nystrom.train.writing import written
 
 
-def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder) -> None:
-    """Write curves, the best model and the results, the results last, and say them.
+def finish(
+    trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, data: Path, threads: int | None = None
+) -> None:
+    """Write curves, the best model and the results, the results last, and print them.
 
     Args:
         trainer: After its last step.
         settings: Settings of the run.
         run: The folder.
+        data: The data, as the user named them.
+        threads: Threads on the CPU, where these were given.
+
+    Raises:
+        OSError: A file could not be written; names it and the way on.
     """
     state, seconds = trainer.state, trainer.seconds
-    run.write_curves(trainer.curves())
-    draw_curves(run.curves, run.plot)
+    with written(run.path, "go on with --resume"):
+        run.write_curves(trainer.curves())
+        draw_curves(run.curves, run.plot)
     assert state.best_global_step, "the last step is evaluated, and counts"
     assert state.best_metric is not None
     task = find_task(settings.task)
     test, val = trainer.splits.test, trainer.splits.val
-    best = load_model(run.checkpoint(state.best_global_step), settings.task, task, classes=class_names(test))
-    _save(best, run.best)
+    best = load_model(run.checkpoint(state.best_global_step), settings.task, classes=class_names(test))
+    with written(run.best, "go on with --resume"):
+        _save(best, run.best)
     share = accuracy(
         best, test, task, batch_size=settings.part_size, device=settings.device, precision=settings.precision
     )
-    place = Place(device=settings.device, precision=settings.precision, seed=settings.seed, preset=settings.preset)
+    place = Place(
+        device=settings.device,
+        precision=settings.precision,
+        seed=settings.seed,
+        settings=setting_words(settings),
+        command=command_line(train_words(settings, data=data, to=run.path, threads=threads), settings.processes),
+    )
     rows = [
         accuracy_row(best.config, "test accuracy", share, len(test), place),
         accuracy_row(best.config, "validation accuracy", state.best_metric, len(val), place),
@@ -43,7 +60,8 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder) -> None:
     ]
     if trainer.megabytes:
         rows.append(result_row(best.config, "peak memory", trainer.megabytes, "MB", place))
-    run.write_rows(rows)
+    with written(run.rows, "go on with --resume"):
+        run.write_rows(rows)
     print(
         f"test accuracy {share:.1%} ({rows[0].low:.1%} to {rows[0].high:.1%} on {len(test)} samples), largest class "
         f"{test.majority_share:.1%}; best after step {state.best_global_step} with validation accuracy "

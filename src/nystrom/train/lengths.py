@@ -1,8 +1,8 @@
 """How many positions a model has: those of its preset, or as many as larger pictures have pixels.
 
-All samples of a data set of pictures have one size. Where the task comes in sizes (`Task.any_size`) and they are larger
-than the preset's, the model has a position for each of their pixels, and what a method is told of the longest sequence
-follows. Samples of other tasks that are longer than the preset's positions are refused when they are opened.
+All samples of a data set of pictures have one size. Where the task comes in sizes (`TaskFacts.any_size`) and they are
+larger than the preset's, the model has a position for each of their pixels, and what a method is told of the longest
+sequence follows. Longer samples of other tasks raise an error when they are opened.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from typing import Any
 
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
-from nystrom.train.data import default_folder, find_task
-from nystrom.train.presets.preset import Preset
+from nystrom.tasks.lra.facts import LRA
+from nystrom.train.presets.published import Preset
 
-# What a method calls the longest sequence that it takes, where it wants to know.
+# What a method calls the longest sequence that it takes, where it needs to know.
 _LONGEST = "max_length"
 
 
@@ -24,15 +24,17 @@ def data_positions(preset: Preset, data: Path | None) -> int | None:
 
     Args:
         preset: The preset.
-        data: A prepared folder; None for the preset's. One that is not there needs nothing.
+        data: A prepared folder; None for the preset's. One that does not exist needs nothing.
 
     Raises:
         ValueError: The folder holds no data of the task.
     """
-    task, folder = find_task(preset.task), default_folder(preset.data) if data is None else data
-    if not task.any_size or not folder.is_dir():
+    from nystrom.train.data import default_folder, find_task
+
+    folder = default_folder(preset.data) if data is None else data
+    if not LRA[preset.task].any_size or not folder.is_dir():
         return None
-    longest = int(task.open(folder, "train").lengths.max(initial=0))
+    longest = int(find_task(preset.task).open(folder, "train").lengths.max(initial=0))
     return longest if longest > preset.data.max_length else None
 
 
@@ -51,8 +53,8 @@ def fit_options(
         ValueError: An unknown method, or a chosen longest sequence that is shorter than those of the data.
     """
     check_names("attention", [attention], METHODS)
-    wants = _LONGEST in {option.name for option in fields(METHODS[attention].options)}
-    if positions is None or not wants:
+    needs_length = _LONGEST in {option.name for option in fields(METHODS[attention].options)}
+    if positions is None or not needs_length:
         return {**options, **given}
     chosen = given.get(_LONGEST)
     if isinstance(chosen, int) and chosen < positions:

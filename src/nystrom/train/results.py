@@ -3,15 +3,26 @@ r"""Results of training and scoring as rows of `nystrom.measure.rows`.
 An accuracy is a share between 0 and 1, and its spread the 95 % interval of Wilson (1927),
 $$\frac{p + z^2 / 2N \pm z \sqrt{p (1 - p) / N + z^2 / 4 N^2}}{1 + z^2 / N},\quad z = 1.96,$$
 which says how far another draw of N samples could have moved it, and nothing of another seed of training.
+
+A row of a training names the command that makes it by itself, whatever started it: a grid, a script, or that command.
 """
 
 import math
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from nystrom.measure.rows import Row, cpu_name, new_row
 from nystrom.models import EncoderConfig
+from nystrom.train.method_names import SIZES, sized_name
+from nystrom.train.settings import Settings
+
+# Changes of a preset that rows name elsewhere, or that decide when to look rather than what is trained.
+_SAID_ELSEWHERE = ("steps", "evaluate_every", "log_every")
 
 
 class Place(NamedTuple):
@@ -21,13 +32,29 @@ class Place(NamedTuple):
         device: "cpu" or "cuda".
         precision: What was computed in.
         seed: Of the training; None where the model came from elsewhere.
-        preset: Of the training; "" where the model came from elsewhere.
+        settings: The preset of the training and what was changed of it, see `setting_words`; "" where the model came
+            from elsewhere.
+        command: What made it; None for the command that started this process.
     """
 
     device: str
     precision: str
     seed: int | None
-    preset: str = ""
+    settings: str = ""
+    command: str | None = None
+
+
+def setting_words(settings: Settings) -> str:
+    """A preset, and what was changed of it besides the size in the method's name: what tells runs apart."""
+    named = {f"options.{name}" for name in SIZES.get(settings.attention, ((), ""))[0]}
+    changed = {name: value for name, value in settings.changes().items() if name not in {*named, *_SAID_ELSEWHERE}}
+    return " ".join(f"{name}={value}" for name, value in {"preset": settings.preset, **changed}.items())
+
+
+def command_line(words: Sequence[str], processes: int) -> str:
+    """The command of these words behind `nystrom`, without the machine's folders."""
+    start = ["nystrom"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "nystrom"]
+    return shlex.join([*start, *(Path(word).name if os.path.isabs(word) else word for word in words)])
 
 
 def accuracy_row(config: EncoderConfig, quantity: str, share: float, samples: int, place: Place) -> Row:
@@ -60,25 +87,24 @@ def result_row(
         study: Name of the study; training on the model's task if not given.
         sizes: Sizes beside those of the model.
     """
-    landmarks = config.attention_options.get("num_landmarks")
-    size = "" if landmarks is None else f"-{landmarks}"
-    skip = "" if config.conv_kernel_size is None else "+skip"
+    method, size = sized_name(config.attention, config.attention_options)
+    model = f"layers={config.num_hidden_layers} width={config.hidden_size} heads={config.num_attention_heads}"
     return new_row(
         study=f"train {config.task}" if study is None else study,
         quantity=quantity,
-        method=f"{config.attention}{size}{skip}",
+        method=method if config.conv_kernel_size is None else f"{method}+skip",
         value=value,
         unit=unit,
         low=spread[0],
         high=spread[1],
         repeats=repeats,
         n=config.max_position_embeddings,
-        m=landmarks,
-        sizes=f"layers={config.num_hidden_layers} width={config.hidden_size} heads={config.num_attention_heads}"
-        f"{f' preset={place.preset}' if place.preset else ''}{f' {sizes}' if sizes else ''}",
+        m=size,
+        sizes=" ".join(filter(None, (model, place.settings, sizes))),
         dtype=place.precision,
         seed=place.seed,
         device=torch.cuda.get_device_name() if place.device == "cuda" else cpu_name(),
+        command=place.command,
     )
 
 

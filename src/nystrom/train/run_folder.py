@@ -5,25 +5,35 @@
     curves.csv      step, quantity, value, seconds of training until then; curves.png the same, drawn
     best/           the best model in Hugging Face format, chosen on the validation split
     rows.csv        results, as rows of `nystrom.measure.rows`
+    .lock           held by the process that trains
 
-A checkpoint is complete once its file `complete.json` lists the sizes of all others: one that was cut off while it was
-written, or after, is passed over and then removed. Files that are replaced are written beside their place and renamed.
+A checkpoint is complete once its file `complete.json` lists the sizes and checksums of all others. One that was cut off
+while it was written, or damaged since, is passed over and then removed; so is one whose best checkpoint is lost. Files
+that are replaced are written beside their place and renamed.
+
+transformers' `save_total_limit` and `get_last_checkpoint` do less: they remove an old checkpoint before the new one is
+known to be whole, forget the best one when the folder is moved, and take a half-written checkpoint for the last.
 """
 
 import csv
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from filelock import FileLock, Timeout
+
 from nystrom.measure.rows import Row, append_rows, check_folder
+from nystrom.train.method_names import sized_name
 from nystrom.train.settings import Settings, differences
 
-_SETTINGS, _COMPLETE = "run.json", "complete.json"
+_SETTINGS, _COMPLETE, _LOCK, _STATE = "run.json", "complete.json", ".lock", "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
@@ -48,26 +58,81 @@ class RunFolder:
         self.curves, self.plot = path / "curves.csv", path / "curves.png"
         self.best, self.rows = path / "best", path / "rows.csv"
 
-    def check(self, settings: Settings, *, resume: bool, main: bool) -> None:
-        """See that a run with these settings may start, or go on, here; the main process makes the folder.
+    @contextmanager
+    def held(self, settings: Settings, *, resume: bool, main: bool) -> Iterator[None]:
+        """Hold the folder for a run with these settings, which may start or go on here.
+
+        The system lets go of the folder when the process ends, however it ends. Where no run has started by the end,
+        what was made of the folder is removed.
+
+        Args:
+            settings: Settings of the run.
+            resume: Whether a run is to go on.
+            main: Whether this is the process that writes; for others nothing happens.
 
         Raises:
-            ValueError: The folder cannot be written, holds a run that is not to be resumed or has other settings, or
-                holds something else.
+            ValueError: The folder cannot be written, is in use, holds a run that is not to be resumed or has other
+                settings, or holds something else.
         """
-        if main:
-            check_folder(self.path)
-        if not (self.path / _SETTINGS).is_file():
+        if not main:
+            yield
+            return
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        check_folder(self.path)
+        new = not (self.path / _LOCK).exists()
+        lock = FileLock(self.path / _LOCK, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise ValueError(
+                f"{self.path} is in use by another training: wait for it, or take another folder with --to."
+            ) from None
+        try:
+            self._check(settings, resume=resume)
+            yield
+        finally:
+            if new and not self.is_started:
+                (self.path / _LOCK).unlink(missing_ok=True)
+            lock.release()
+            with suppress(OSError):
+                # One that is not empty stays.
+                for folder in made:
+                    folder.rmdir()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until no other process holds the folder.
+
+        Raises:
+            ValueError: One still does after so many seconds.
+        """
+        if (self.path / _LOCK).is_file():
+            try:
+                with FileLock(self.path / _LOCK, timeout=seconds):
+                    pass
+            except Timeout:
+                raise ValueError(f"{self.path} is in use by another training after {seconds:g} s of waiting.") from None
+
+    def _check(self, settings: Settings, *, resume: bool) -> None:
+        if not self.is_started:
             # A run that was killed before its first file was whole leaves that file's beginning.
-            if main and any(not entry.name.endswith(".partial") for entry in self.path.iterdir()):
+            strange = (entry.name for entry in self.path.iterdir() if entry.name != _LOCK)
+            if any(not name.endswith(".partial") for name in strange):
                 raise ValueError(f"{self.path} is not empty and holds no run: take another folder with --to.")
             if resume:
                 raise ValueError(
                     f"{self.path} holds no run to resume: leave --resume out, or name its folder with --to."
                 )
-            return
-        if not resume:
+        elif not resume:
             raise ValueError(f"{self.path} holds a run: go on with it by --resume, or take another folder with --to.")
+        else:
+            self.check_settings(settings)
+
+    def check_settings(self, settings: Settings) -> None:
+        """See that a run that goes on has its old settings.
+
+        Raises:
+            ValueError: They differ.
+        """
         if different := differences(settings, self.read()["settings"]):
             raise ValueError(
                 f"{self.path} holds a run with other settings: {'; '.join(different)}. Resume with the settings and "
@@ -80,7 +145,7 @@ class RunFolder:
         Raises:
             ValueError: They differ.
         """
-        if (self.path / _SETTINGS).is_file() and (before := self.read()["data"])["fingerprint"] != fingerprint:
+        if self.is_started and (before := self.read()["data"])["fingerprint"] != fingerprint:
             raise ValueError(
                 f"{self.path} holds a run on {before['folder']}, whose data were others (fingerprint "
                 f"{before['fingerprint']}, now {fingerprint}): name the folder of those with --data."
@@ -88,27 +153,28 @@ class RunFolder:
 
     def data_folder(self) -> Path | None:
         """Where the data of the run lie; None where there is no run yet."""
-        return Path(self.read()["data"]["folder"]) if (self.path / _SETTINGS).is_file() else None
+        return Path(self.read()["data"]["folder"]) if self.is_started else None
 
     def read(self) -> dict[str, Any]:
-        """What run.json says.
+        """The content of run.json.
 
         Raises:
-            ValueError: It says nothing that can be read.
+            ValueError: It cannot be read.
         """
         path = self.path / _SETTINGS
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON text ({error}): take another folder with --to.") from error
+            raise ValueError(f"{path} is not JSON ({error}): take another folder with --to.") from error
         if not isinstance(content, dict) or not {"settings", "data"} <= content.keys():
-            raise ValueError(f"{path} is not of a run of this library: take another folder with --to.")
+            raise ValueError(f"{path} does not describe a run of this library: take another folder with --to.")
         return content
 
     def start(self, settings: Settings, data: Mapping[str, object], versions: Mapping[str, str]) -> None:
         """Write run.json, unless the run goes on."""
-        if not (self.path / _SETTINGS).is_file():
-            content = {"settings": asdict(settings), "data": dict(data), "versions": dict(versions)}
+        if not self.is_started:
+            method, _ = sized_name(settings.attention, settings.options)
+            content = {"method": method, "settings": asdict(settings), "data": dict(data), "versions": dict(versions)}
             self._replace(self.path / _SETTINGS, json.dumps(content, indent=1) + "\n")
 
     def checkpoint(self, step: int) -> Path:
@@ -116,14 +182,19 @@ class RunFolder:
         return self.path / f"checkpoint-{step}"
 
     def last_step(self) -> int | None:
-        """The step of the last complete checkpoint; None where there is none."""
-        return max((step for step in self._steps() if self._is_complete(step)), default=None)
+        """The step of the last checkpoint that a run can go on from; None where there is none."""
+        return max((step for step in self._steps() if not self._faults(step)), default=None)
+
+    def damage(self) -> list[tuple[Path, str]]:
+        """The checkpoints that a run cannot go on from, and why."""
+        return [(self.checkpoint(step), fault) for step in sorted(self._steps()) if (fault := self._faults(step))]
 
     def mark_complete(self, step: int) -> None:
-        """Say that all files of a checkpoint are written."""
+        """Record that all files of a checkpoint are written, with their sizes and checksums."""
         folder = self.checkpoint(step)
-        sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir()) if file.name != _COMPLETE}
-        self._replace(folder / _COMPLETE, json.dumps(sizes, indent=1) + "\n")
+        files = [file for file in sorted(folder.iterdir()) if file.name != _COMPLETE]
+        content = {file.name: [file.stat().st_size, _digest(file)] for file in files}
+        self._replace(folder / _COMPLETE, json.dumps(content, indent=1) + "\n")
 
     def prune(self, *, best: int | None) -> None:
         """Remove all checkpoints but the last two and the best."""
@@ -132,9 +203,9 @@ class RunFolder:
                 shutil.rmtree(self.checkpoint(step))
 
     def remove_after(self, step: int | None) -> None:
-        """Remove checkpoints that were not completed, and what came after the step that a run goes on from."""
+        """Remove checkpoints that are not whole, and those after the step that a run goes on from."""
         for other in self._steps():
-            if step is None or other > step or not self._is_complete(other):
+            if step is None or other > step or self._own_fault(other):
                 shutil.rmtree(self.checkpoint(other))
 
     def write_curves(self, points: Iterable[Point]) -> None:
@@ -159,13 +230,31 @@ class RunFolder:
         matches = (_CHECKPOINT.fullmatch(entry.name) for entry in self.path.iterdir() if entry.is_dir())
         return [int(match[1]) for match in matches if match]
 
-    def _is_complete(self, step: int) -> bool:
+    def _faults(self, step: int) -> str:
+        """Why a run cannot go on from a checkpoint; "" where it can."""
+        if fault := self._own_fault(step):
+            return fault
+        try:
+            best = json.loads((self.checkpoint(step) / _STATE).read_text(encoding="utf-8")).get("best_global_step")
+        except FileNotFoundError:
+            best = None
+        if best in (None, step) or not (fault := self._own_fault(best)):
+            return ""
+        return f"the best checkpoint before it is lost ({self.checkpoint(best)}: {fault})"
+
+    def _own_fault(self, step: int) -> str:
+        """What is wrong with the files of a checkpoint; "" where they are as they were written."""
         folder = self.checkpoint(step)
         try:
-            sizes = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
-            return bool(sizes) and all((folder / name).stat().st_size == size for name, size in sizes.items())
-        except (OSError, ValueError):
-            return False
+            written = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
+            for name, (size, digest) in written.items():
+                if (folder / name).stat().st_size != size or _digest(folder / name) != digest:
+                    return f"{name} is damaged"
+        except FileNotFoundError as error:
+            return f"{Path(error.filename).name} is missing"
+        except (ValueError, TypeError, AttributeError):
+            return f"{_COMPLETE} is damaged"
+        return "" if written else f"{_COMPLETE} is empty"
 
     @property
     def is_started(self) -> bool:
@@ -182,3 +271,8 @@ class RunFolder:
         partial = path.with_name(f".{path.name}.partial")
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

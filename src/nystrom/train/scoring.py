@@ -1,6 +1,6 @@
 """How well a model classifies a split: the share of samples whose largest logit is that of their class.
 
-Every sample counts once, the last batch is no exception.
+Every sample counts once, those of the last batch too.
 """
 
 import sys
@@ -10,21 +10,37 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
+from nystrom.measure.rows import Row
 from nystrom.models import EncoderConfig
 from nystrom.models.files.loading import check_fit
+from nystrom.tasks.lra.facts import LRA
 from nystrom.train.batches import shortest_first
-from nystrom.train.data import Model, Split, Task
+from nystrom.train.data import Model, Split, Task, check_lengths, class_names, find_task, prepared_folder
+from nystrom.train.progress import no_file_bars
+from nystrom.train.results import Place, accuracy_row
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_model(folder: Path, task: str, wanted: Task, *, classes: Sequence[str]) -> Model:
-    """Load a saved model, and see that it is one of the task.
+def score(task: str, model: Path, data: Path, *, split: str, batch_size: int, precision: str, device: str) -> Row:
+    """Score a saved model; see `nystrom.train.engine.evaluate`."""
+    wanted = find_task(task)
+    folder = prepared_folder(task, data, max_length=positions(model))
+    samples = wanted.open(folder, split)
+    with no_file_bars():
+        loaded = load_model(model, task, classes=class_names(samples))
+    check_lengths(folder, split, samples, loaded.config.max_position_embeddings)
+    share = accuracy(loaded, samples, wanted, batch_size=batch_size, device=device, precision=precision)
+    place = Place(device=device, precision=precision, seed=None)
+    return accuracy_row(loaded.config, f"{split} accuracy", share, len(samples), place)
+
+
+def load_model(folder: Path, task: str, *, classes: Sequence[str]) -> Model:
+    """Load a saved model, and check that it is one of the task.
 
     Args:
         folder: What `save_pretrained` wrote.
-        task: Name of the task.
-        wanted: The task.
+        task: The task.
         classes: Labels of the classes of the data. They must be the model's, in the same order; where those of one are
             mere numbers they are taken in their order, with a warning.
 
@@ -32,15 +48,15 @@ def load_model(folder: Path, task: str, wanted: Task, *, classes: Sequence[str])
         ValueError: The folder holds no model of this library, one of another task or of other classes, or an incomplete
             one.
     """
-    config = _read_config(folder)
+    config, facts = _read_config(folder), LRA[task]
     came = (config.task, config.vocab_size, config.num_labels)
-    if came != (task, wanted.vocab_size, len(classes)):
+    if came != (task, facts.vocab_size, len(classes)):
         raise ValueError(
             f"model {folder} was trained on {came[0]}, with {came[1]} tokens and {came[2]} classes; expected {task}, "
-            f"with {wanted.vocab_size} tokens and {len(classes)} classes: name a model of this task."
+            f"with {facts.vocab_size} tokens and {len(classes)} classes: name a model of this task."
         )
     _check_classes(folder, config, classes)
-    model, report = wanted.model.from_pretrained(folder, config=config, output_loading_info=True)
+    model, report = find_task(task).model.from_pretrained(folder, config=config, output_loading_info=True)
     check_fit(model, report, folder, new_heads=False)
     return model
 
@@ -63,8 +79,8 @@ def _check_classes(folder: Path, config: EncoderConfig, classes: Sequence[str]) 
     models, datas = (", ".join(map(repr, names[:20])) for names in (of_model, classes))
     if _is_numbered(of_model) or _is_numbered(classes):
         print(
-            f"warning: the classes of model {folder} are {models}, those of the data {datas}: taken for the same in "
-            "this order.",
+            f"warning: the classes of model {folder} are {models}, those of the data {datas}: they are taken "
+            "to be the same, in this order.",
             file=sys.stderr,
         )
         return
@@ -75,7 +91,7 @@ def _check_classes(folder: Path, config: EncoderConfig, classes: Sequence[str]) 
 
 
 def _is_numbered(names: Sequence[str]) -> bool:
-    """Whether the labels say nothing but their place, as numbers from 0 do, and what transformers puts for none."""
+    """Whether the labels say nothing but their place: numbers from 0, or what transformers writes for none."""
     return any(all(name == f"{word}{i}" for i, name in enumerate(names)) for word in ("", "LABEL_"))
 
 
@@ -85,9 +101,14 @@ def _read_config(folder: Path) -> EncoderConfig:
     return EncoderConfig.from_pretrained(folder)
 
 
+def is_right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Whether the largest logit of each sample is that of its class: what an accuracy counts."""
+    return logits.argmax(dim=-1) == labels
+
+
 @torch.no_grad()
 def accuracy(model: Model, split: Split, task: Task, *, batch_size: int, device: str, precision: str) -> float:
-    """The share of samples that a model classifies rightly.
+    """The share of samples that a model classifies correctly.
 
     Args:
         model: The model; is moved to the device.
@@ -110,5 +131,5 @@ def accuracy(model: Model, split: Split, task: Task, *, batch_size: int, device:
         batch = {name: value.to(device) for name, value in batch.items()}
         with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
             logits = model(**batch).logits
-        right += int((logits.argmax(dim=-1) == batch["labels"]).sum())
+        right += int(is_right(logits, batch["labels"]).sum())
     return right / len(split)

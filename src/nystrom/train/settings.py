@@ -1,32 +1,28 @@
 """What one run does: a preset, what was changed of it, and where it runs; checked before anything is made."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from nystrom.attention.backend import check_backend_device
-from nystrom.checks import check_at_least, check_choice
-from nystrom.models import EncoderConfig
-from nystrom.train.data import find_task
+from nystrom.checks import check_at_least, check_names
+from nystrom.tasks.lra.facts import LRA
+from nystrom.train.hardware import processes, usable_device, usable_precision
 from nystrom.train.lengths import fit_options
-from nystrom.train.presets.published import PRESETS, MethodSetting, find_preset
+from nystrom.train.presets.published import PRESETS, MethodSetting, Preset, find_preset
 
-Precision = Literal["auto", "float32", "bfloat16", "float16"]
-Device = Literal["auto", "cpu", "cuda"]
+if TYPE_CHECKING:
+    from nystrom.models import EncoderConfig
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides the result of a run, but the data.
+    """Everything that decides the result of a run, except the data.
 
     Attributes:
         task: Task.
         attention: Method.
         options: Options of the method that differ from its defaults.
-        conv_kernel_size: Size of the convolution of the values; None for none.
+        conv_kernel_size: Taps of the convolution of the values; None for none.
         preset: Name of the preset.
         seed: Of the start weights, the order of the samples, dropout and the method's draws.
         steps: Steps.
@@ -42,6 +38,7 @@ class Settings:
         precision: "float32", "bfloat16" or "float16".
         positions: Positions of the model; None for the preset's.
         compile: Whether the model is compiled.
+        share_projections: Whether all layers share the weights of the method.
     """
 
     task: str
@@ -63,6 +60,7 @@ class Settings:
     precision: str
     positions: int | None = None
     compile: bool = False
+    share_projections: bool = False
 
     def __post_init__(self):
         for name in ("steps", "batch_size", "accumulation", "evaluate_every", "log_every"):
@@ -73,8 +71,8 @@ class Settings:
             raise ValueError(f"learning_rate is {self.learning_rate!r}; expected a positive number.")
         if self.warmup_steps >= self.steps:
             raise ValueError(
-                f"warmup_steps is {self.warmup_steps} but steps is {self.steps}: the learning rate would never be "
-                "reached; take a shorter warm-up, or more steps."
+                f"warmup_steps is {self.warmup_steps} but steps is {self.steps}, so the learning rate would never be "
+                "reached: take a shorter warm-up, or more steps."
             )
         if self.evaluate_every % self.log_every:
             raise ValueError(
@@ -97,22 +95,37 @@ class Settings:
         """The longest sequence of the model: its positions."""
         return find_preset(self.task, self.preset).data.max_length if self.positions is None else self.positions
 
-    def encoder_config(self, classes: Sequence[str] | None = None) -> EncoderConfig:
+    def changes(self) -> dict[str, object]:
+        """What a user changed of the preset: options of the method as "options.NAME", other settings by their name."""
+        base = find_preset(self.task, self.preset)
+        method = base.methods(self.max_length).get(self.attention, MethodSetting())
+        before = fit_options(self.attention, method.options, {}, self.positions)
+        changed = {f"options.{name}": value for name, value in self.options.items() if value != before.get(name)}
+        if self.conv_kernel_size != method.conv_kernel_size:
+            changed["conv_kernel_size"] = self.conv_kernel_size or 0
+        plain = _preset_values(base, self.steps, self.evaluate_every)
+        plain["evaluate_every"] = min(base.evaluate_every, self.steps)
+        plain["steps"] = base.steps
+        return changed | {name: getattr(self, name) for name, value in plain.items() if getattr(self, name) != value}
+
+    def encoder_config(self, classes: Sequence[str] | None = None) -> "EncoderConfig":
         """The model.
 
         Args:
             classes: Labels of the classes of the data; None for numbers, as many as the task has.
 
         Raises:
-            ValueError: An unknown method or option, or a value that the model refuses.
+            ValueError: An unknown method or option, or a value that the model cannot take.
         """
-        task, preset = find_task(self.task), find_preset(self.task, self.preset)
-        names = [str(label) for label in range(task.num_labels)] if classes is None else classes
+        from nystrom.models import EncoderConfig
+
+        facts, preset = LRA[self.task], find_preset(self.task, self.preset)
+        names = [str(label) for label in range(facts.num_labels)] if classes is None else classes
         return EncoderConfig(
-            vocab_size=task.vocab_size,
+            vocab_size=facts.vocab_size,
             id2label=dict(enumerate(names)),
             label2id={name: label for label, name in enumerate(names)},
-            pad_token_id=task.pad_token_id,
+            pad_token_id=facts.pad_token_id,
             max_position_embeddings=self.max_length,
             type_vocab_size=1,
             hidden_size=preset.hidden_size,
@@ -126,6 +139,7 @@ class Settings:
             pooling=preset.pooling,
             attention=self.attention,
             attention_options=dict(self.options),
+            share_attention_weights=self.share_projections,
             conv_kernel_size=self.conv_kernel_size,
             task=self.task,
         )
@@ -146,42 +160,40 @@ def settle(
     positions: int | None = None,
     compile: bool = False,
 ) -> Settings:
-    """Put a preset and what was changed of it together.
+    """Combine a preset with what was changed of it.
+
+    A run of other steps than the preset's has a warm-up in the same proportion, and is evaluated at its end at least,
+    unless these are given too. The interval of the curve follows a shorter interval of evaluation.
 
     Args:
         task: Task.
         attention: Method.
         options: Options of the method, over those of the preset.
-        conv_kernel_size: Size of the convolution of the values; 0 for none, None for the preset's.
+        conv_kernel_size: Taps of the convolution of the values; 0 for none, None for the preset's.
         preset: Name of the preset.
         device: "auto", "cpu" or "cuda".
         precision: "auto" or one of the three.
         accumulation: Parts that a process computes its share of a batch in.
         seed: Seed.
-        changes: Other fields of `Settings`, None standing for the preset's.
+        changes: Other fields of `Settings`; None means the preset's.
         positions: Positions of the model, see `nystrom.train.lengths`; None for the preset's.
         compile: Whether the model is compiled.
 
     Raises:
         ValueError: An unknown name, or a value that cannot be used.
     """
-    find_task(task)
+    import torch
+
+    from nystrom.attention.backend import check_backend_device
+
+    check_names("task", [task], LRA)
     base = find_preset(task, preset)
-    method = base.methods.get(attention, MethodSetting())
-    given = {
-        "steps": base.steps,
-        "batch_size": base.batch_size,
-        "learning_rate": base.learning_rate,
-        "warmup_steps": base.warmup_steps,
-        "dropout": base.hidden_dropout_prob,
-        "evaluate_every": base.evaluate_every,
-        "log_every": base.log_every,
-    }
-    assert changes.keys() <= given.keys()
-    # The interval of the curve follows a shorter interval of evaluation, unless it was chosen.
-    if changes.get("log_every") is None and (every := changes.get("evaluate_every")):
-        given["log_every"] = base.log_every if every % base.log_every == 0 else every
-    given |= {name: value for name, value in changes.items() if value is not None}
+    method = base.methods(base.data.max_length if positions is None else positions).get(attention, MethodSetting())
+    chosen = {name: value for name, value in changes.items() if value is not None}
+    steps = chosen.get("steps", base.steps)
+    check_at_least("steps", steps, 1)  # pyright: ignore[reportArgumentType]
+    given = _preset_values(base, steps, chosen.get("evaluate_every"))
+    assert chosen.keys() <= given.keys()
     device = usable_device(device)
     settings = Settings(
         task=task,
@@ -196,61 +208,32 @@ def settle(
         precision=usable_precision(precision, device),
         positions=positions,
         compile=compile,
-        **given,  # pyright: ignore[reportArgumentType]
+        share_projections=method.share_projections,
+        **(given | chosen),  # pyright: ignore[reportArgumentType]
     )
     settings.encoder_config()
     check_backend_device(settings.options.get("backend", "auto"), torch.device(device))
     return settings
 
 
-def usable_device(device: str) -> str:
-    """Where to run: "auto" means an accelerator where there is one.
-
-    Raises:
-        ValueError: Another word, or an accelerator that is not there.
-    """
-    check_choice("device", device, get_args(Device))
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is 'cuda', but torch finds none here: take 'cpu' or 'auto'.")
-    return device
-
-
-def usable_precision(precision: str, device: str) -> str:
-    """What to compute in: "auto" means bfloat16 on an accelerator that has it, and float32 elsewhere.
-
-    Raises:
-        ValueError: Another word, or one that the device cannot compute in.
-    """
-    check_choice("precision", precision, get_args(Precision))
-    if precision == "float16" and device == "cpu":
-        raise ValueError(
-            "precision is 'float16' but device is 'cpu', which trains without loss scaling: take 'bfloat16'."
-        )
-    if device == "cpu":
-        return "float32" if precision == "auto" else precision
-    has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    if precision == "bfloat16" and not has_bfloat16:
-        name = torch.cuda.get_device_name()
-        raise ValueError(f"precision is 'bfloat16', but {name} does not compute in it: take 'float16' or 'float32'.")
-    return ("bfloat16" if has_bfloat16 else "float32") if precision == "auto" else precision
-
-
-def processes() -> int:
-    """How many processes torchrun started; its environment is the only place where it says so before they meet."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_main() -> bool:
-    """Whether this is the process that writes."""
-    return int(os.environ.get("RANK", "0")) == 0
+def _preset_values(base: Preset, steps: float, evaluate_every: float | None) -> dict[str, float]:
+    """What a run of so many steps has where nothing else is given."""
+    every = min(base.evaluate_every, steps) if evaluate_every is None else evaluate_every
+    return {
+        "steps": steps,
+        "batch_size": base.batch_size,
+        "learning_rate": base.learning_rate,
+        "warmup_steps": min(base.warmup_steps, int(base.warmup_steps * steps // base.steps)),
+        "dropout": base.hidden_dropout_prob,
+        "evaluate_every": every,
+        "log_every": base.log_every if every % base.log_every == 0 else every,
+    }
 
 
 def differences(settings: Settings, before: Mapping[str, Any]) -> list[str]:
     """What differs from the settings of an earlier run, as "name is this here but was that"."""
     now = asdict(settings)
-    # A run that began before there was a setting had its default.
+    # A run that began before a setting existed had its default.
     before = {field.name: field.default for field in fields(settings) if field.default is not MISSING} | {**before}
     return [
         f"{name} is {_shown(name, now)} but was {_shown(name, before)}"

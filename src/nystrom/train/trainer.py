@@ -6,15 +6,17 @@
 - A loss that is not finite stops the run, and no checkpoint is written of weights that are not finite.
 - After each checkpoint the curves are rewritten from the Trainer's own log, which a checkpoint carries: a step that was
   run twice, before and after an interruption, is in them once.
+- A checkpoint that cannot be written, on a full disk for example, ends the run with one line, and is removed.
 - The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset says.
 - Evaluation takes as many samples at a time as a part of a step, so that what trains in the memory is scored in it.
 - A model that is compiled gets batches of one shape, see `nystrom.train.compiling`.
 
-Of pickled states the Trainer (5.23) loads the optimizer's, the schedule's, the scaler's and the random numbers', all
-with `weights_only=True`, which runs no code; weights are safetensors.
+The pickled states that the Trainer (5.23) loads are those of the optimizer, the schedule, the scaler and the random
+numbers, all with `weights_only=True`, which runs no code; weights are safetensors.
 """
 
 import math
+import shutil
 import time
 from functools import partial
 from typing import Any
@@ -24,27 +26,30 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    EvalPrediction,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from nystrom.measure.memory import peak_megabytes
 from nystrom.train.batches import TrainingOrder, shortest_first
 from nystrom.train.compiling import compile_model
 from nystrom.train.data import Model, Splits, find_task
 from nystrom.train.presets.published import Preset
+from nystrom.train.progress import QUANTITIES, progress
 from nystrom.train.run_folder import Point, RunFolder
+from nystrom.train.scoring import is_right
 from nystrom.train.settings import Settings
-
-# What the Trainer logs, and what it is called in the curves.
-_CURVES = {
-    "loss": "train loss",
-    "learning_rate": "learning rate",
-    "eval_loss": "validation loss",
-    "eval_accuracy": "validation accuracy",
-}
+from nystrom.train.writing import NotWritten, written
 
 
 class NotFinite(FloatingPointError):
-    """A loss or a weight that is no longer a finite number; says at which step."""
+    """A loss or a weight is no longer a finite number; names the step."""
 
 
 class EncoderTrainer(Trainer):
@@ -84,8 +89,10 @@ class EncoderTrainer(Trainer):
             eval_dataset=splits.val,  # pyright: ignore[reportArgumentType]
             compute_metrics=_means,
             preprocess_logits_for_metrics=_judge,  # pyright: ignore[reportArgumentType] (it may give several)
-            callbacks=[RunCallback(self)],
+            callbacks=[RunCallback(self), progress()],
         )
+        # It prints numbers as quoted strings.
+        self.remove_callback(PrinterCallback)
 
     def get_train_dataloader(self) -> DataLoader:
         """The batches of the whole run; each process takes its share of every batch."""
@@ -120,7 +127,7 @@ class EncoderTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Evaluate on the validation split, and say what the best checkpoint is chosen by."""
+        """Evaluate on the validation split, and name what the best checkpoint is chosen by."""
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if not math.isfinite(metrics["eval_loss"]):
             raise NotFinite(f"the validation loss is {metrics['eval_loss']} after step {self.state.global_step}")
@@ -131,6 +138,20 @@ class EncoderTrainer(Trainer):
         """Log, with the seconds and the memory of training so far; seconds that an interruption lost do not count."""
         logs |= {"seconds": self.seconds, "megabytes": self.megabytes}
         super().log(logs, start_time)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write a checkpoint whole, or leave none."""
+        folder = self.run.checkpoint(self.state.global_step)
+        try:
+            with written(folder, self.way_on()):
+                super()._save_checkpoint(model, trial)
+        except NotWritten:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def way_on(self) -> str:
+        """How a run goes on that could not write a file."""
+        return f"go on with --resume, from step {self.run.last_step() or 0}"
 
     @property
     def seconds(self) -> float:
@@ -153,7 +174,7 @@ class EncoderTrainer(Trainer):
         return [
             Point(int(entry["step"]), quantity, float(entry[name]), float(entry["seconds"]))
             for entry in self.state.log_history
-            for name, quantity in _CURVES.items()
+            for name, quantity in QUANTITIES.items()
             if name in entry
         ]
 
@@ -162,7 +183,7 @@ class RunCallback(TrainerCallback):
     """What happens between the steps.
 
     Args:
-        trainer: Whose.
+        trainer: The trainer that it belongs to.
     """
 
     def __init__(self, trainer: EncoderTrainer):
@@ -185,7 +206,7 @@ class RunCallback(TrainerCallback):
             self.trainer.accelerator.clip_grad_value_(self.trainer.network.parameters(), clip)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Count passes over the data, and look at the weights before they are saved."""
+        """Count passes over the data, and check the weights before they are saved."""
         trainer = self.trainer
         state.epoch = state.global_step * trainer.settings.batch_size / len(trainer.splits.train)
         if state.global_step >= trainer.settings.steps:
@@ -200,19 +221,20 @@ class RunCallback(TrainerCallback):
         self.trainer.accelerator.wait_for_everyone()
         if state.is_world_process_zero:
             run = self.trainer.run
-            run.mark_complete(state.global_step)
-            run.prune(best=state.best_global_step)
-            run.write_curves(self.trainer.curves())
+            with written(run.path, self.trainer.way_on()):
+                run.mark_complete(state.global_step)
+                run.prune(best=state.best_global_step)
+                run.write_curves(self.trainer.curves())
 
 
 def training_arguments(settings: Settings, preset: Preset, run: RunFolder, *, reports: list[str]) -> TrainingArguments:
-    """The settings in the Trainer's words.
+    """The settings as the Trainer's arguments.
 
     Args:
         settings: Settings of the run.
         preset: The preset that they come from.
         run: The folder.
-        reports: Where the Trainer reports to besides.
+        reports: Other places that the Trainer reports to.
     """
     arguments = TrainingArguments(
         output_dir=str(run.path),
@@ -246,7 +268,7 @@ def training_arguments(settings: Settings, preset: Preset, run: RunFolder, *, re
         fp16=settings.precision == "float16",
         remove_unused_columns=False,
         label_names=["labels"],
-        disable_tqdm=False,
+        disable_tqdm=True,
         report_to=reports,
     )
     # With several accelerators and one process the Trainer would multiply the batch by their number (DataParallel).
@@ -255,8 +277,8 @@ def training_arguments(settings: Settings, preset: Preset, run: RunFolder, *, re
 
 
 def _judge(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each sample: whether it is classified rightly, and its loss."""
-    return logits.argmax(dim=-1) == labels, F.cross_entropy(logits.float(), labels, reduction="none")
+    """For each sample, whether it is classified correctly, and its loss."""
+    return is_right(logits, labels), F.cross_entropy(logits.float(), labels, reduction="none")
 
 
 def _means(prediction: EvalPrediction) -> dict[str, float]:

@@ -7,9 +7,9 @@ import torch
 
 from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.methods.softmax import softmax_attention
-from nystrom.studies.speed import contenders
 from nystrom.studies.speed.contenders import CONTENDERS, DEFAULT, available, check_kernels, find_contender, installed
 from nystrom.studies.speed.inputs import Sizes, make_inputs
+from nystrom.train.method_names import split_name
 
 # Each with a length that it takes.
 NAMES = {
@@ -255,9 +255,9 @@ def test_on_a_gpu_its_kernels_and_its_compiler_are_measured_without_being_named(
 
 
 def test_every_default_method_is_known():
-    assert {contenders._parsed(name)[0] for name in DEFAULT} <= set(CONTENDERS)
+    assert {split_name(name)[0] for name in DEFAULT} <= set(CONTENDERS)
     # The peers of the other methods, and Skyformer's variant, are measured when they are named; the last on a GPU.
-    assert set(CONTENDERS) - {contenders._parsed(name)[0] for name in DEFAULT} == {
+    assert set(CONTENDERS) - {split_name(name)[0] for name in DEFAULT} == {
         *("skyformer_softmax", "linformer-package", "transformers-longformer", "performer-pytorch"),
         *("reformer-pytorch", "transformers-bigbird"),
         *("nystrom-triton", "nystrom-compiled", "skyformer-triton"),

@@ -1,6 +1,8 @@
 """The grid trains what is missing, loses nothing to a kill, and leaves no process behind."""
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,8 +19,8 @@ from torch.testing import assert_close
 
 from nystrom.cli.main import main
 from nystrom.measure.rows import read_rows
+from nystrom.report.lra.tables import lra_lines
 from nystrom.tasks.lra.listops.task import prepare_listops
-from nystrom.train.grid.child import train_words
 from nystrom.train.grid.plan import run_grid
 from nystrom.train.grid.processes import Grid
 
@@ -83,14 +85,9 @@ def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
         assert test.command.startswith(f"nystrom train listops --attention {method} --preset demo --seed 0 --steps 60")
 
 
-def test_the_command_of_a_run_says_what_was_chosen():
-    arguments = {"task": "text", "steps": 5, "threads": None, "compile": True, "resume": False}
-    assert train_words(arguments) == ["train", "text", "--steps", "5", "--compile"]
-
-
 def test_a_grid_compiles_where_it_is_asked_to(grid, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("nystrom.train.grid.plan.check_compiler", asked.append)
+    monkeypatch.setattr("nystrom.train.compiling.check_compiler", asked.append)
     monkeypatch.setattr(Grid, "train", lambda self, runs: asked.extend(run.arguments["compile"] for run in runs))
     grid(tmp_path, compile=True)
     assert asked == ["cpu", True]
@@ -102,7 +99,7 @@ def test_what_is_finished_is_skipped(whole, grid, capsys, monkeypatch):
     assert grid(whole, methods=["softmax", "linear"]) == []
     printed = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in printed] == [NAME, "listops-linear-demo-seed0"]
-    assert all("was finished before: test " in line for line in printed)
+    assert all("finished before: test " in line for line in printed)
     assert (whole / "lra.csv").read_bytes() == before
 
 
@@ -139,7 +136,7 @@ def test_a_killed_run_is_taken_up_again_by_its_grid(whole, grid, tmp_path, capsy
     assert grid(tmp_path) == []
     killer.join()
     printed = capsys.readouterr().out
-    assert f"{NAME}: killed by signal 9; goes on later, by itself" in printed
+    assert f"{NAME}: killed by signal 9; goes on later, alone" in printed
     assert "goes on after step" in printed
     assert_same(tmp_path, whole)
 
@@ -161,16 +158,36 @@ def test_a_failed_run_is_named_with_its_log_and_the_others_finish(root, tmp_path
 
 
 def test_a_shorter_run_has_a_shorter_warm_up(whole):
-    command = read_rows(whole / NAME / "rows.csv")[0].command
-    # 100 of 700 steps in the preset.
-    assert "--warmup-steps 8 " in command
+    settings = json.loads((whole / NAME / "run.json").read_text())["settings"]
+    # 60 steps, and 100 of warm-up for 700 steps in the preset.
+    assert settings["warmup_steps"] == 8
+
+
+def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
+    asked = {"methods": ["nystrom-4", "nystrom-8", "linformer-16"], "batch_size": 8, "learning_rate": 1e-2}
+    assert grid(tmp_path, steps=2, accumulation=2, dropout=0.0, conv_kernel_size=0, **asked) == []
+    rows = [row for row in read_rows(tmp_path / "lra.csv") if row.quantity == "test accuracy"]
+    assert {row.method for row in rows} == {"nystrom-4", "nystrom-8", "linformer-16"}
+    for row in rows:
+        assert row.sizes.endswith("preset=demo batch_size=8 learning_rate=0.01 dropout=0.0") or "conv" in row.sizes
+        assert row.m == int(row.method.rpartition("-")[2])
+    settings = json.loads((tmp_path / "listops-nystrom-4-demo-seed0" / "run.json").read_text())["settings"]
+    assert (settings["batch_size"], settings["accumulation"], settings["options"]) == (8, 2, {"num_landmarks": 4})
+    table = dict(lra_lines(rows))
+    assert sum("nystrom-4, demo" in name or "nystrom-8, demo" in name for name in table) == 2
+    # The command of a row makes the same run, wherever it was started.
+    words = shlex.split(rows[0].command)
+    assert words[:2] == ["nystrom", "train"]
+    assert {"--options.num-landmarks", "--conv-kernel-size", "--accumulation"} <= {
+        word for row in rows if row.method == "nystrom-4" for word in shlex.split(row.command)
+    }
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
         ({"tasks": ["listop"]}, "task 'listop' is unknown"),
-        ({"methods": ["softmax", "nystorm"]}, "attention 'nystorm' is unknown"),
+        ({"methods": ["softmax", "nystorm"]}, "method 'nystorm' is unknown"),
         ({"seeds": [0, 0]}, "seeds is 0 0; expected at least one, and each once"),
         ({"methods": []}, "methods is empty"),
         ({"jobs": 0}, "jobs is 0"),

@@ -74,12 +74,46 @@ def test_batches_rates_warm_ups_and_steps_are_the_papers(name, table):
     [("listops", 2_000), ("text", 4_000), ("retrieval", 4_000), ("image", 1_024), ("pathfinder", 1_024)],
 )
 def test_methods_have_the_sizes_of_the_papers_at_every_length(name, features, task, positions):
-    methods = find_preset(task, name).methods
-    assert methods["linformer"].options == {"num_features": features, "max_length": positions}
+    methods = find_preset(task, name).methods(positions)
+    options = methods["linformer"].options
+    assert (options["num_features"], options["max_length"]) == (features, positions)
     assert methods["performer"].options == {"num_features": features}
-    assert methods["reformer"].options == {"num_hashes": 2, "chunk_size": 64}
     assert methods["nystrom"].conv_kernel_size == (35 if name == "nystromformer" else None)
     assert settled(name, task=task).encoder_config().max_position_embeddings == positions
+
+
+@pytest.mark.parametrize("name", ["nystromformer", "skyformer"])
+@pytest.mark.parametrize(
+    ("task", "buckets"), [("listops", 64), ("text", 126), ("retrieval", 126), ("image", 32), ("pathfinder", 32)]
+)
+def test_reformer_has_the_buckets_of_both_papers_code_and_attends_across_them(name, task, buckets):
+    # 2 n / 64: the code of both papers leaves the number to transformers' Reformer.
+    options = settled(name, "reformer", task=task).options
+    assert options == {"num_hashes": 2, "chunk_size": 64, "num_buckets": buckets, "across_buckets": True}
+
+
+def test_reformer_has_as_many_more_buckets_as_a_picture_has_pixels():
+    options = settled("skyformer", "reformer", task="pathfinder", positions=4_096).options
+    assert options["num_buckets"] == 128
+
+
+@pytest.mark.parametrize("name", ["nystromformer", "skyformer"])
+def test_linformer_has_one_projection_a_head_for_keys_and_values(name):
+    settings = settled(name, "linformer")
+    assert (settings.options["per_head"], settings.options["share_key_value"]) == (True, True)
+    # One Parameter for both layers.
+    assert settings.encoder_config().share_attention_weights is True
+    assert settled(name, "performer").encoder_config().share_attention_weights is False
+
+
+def test_text_comes_in_the_length_of_the_tables_and_in_that_of_the_released_code():
+    for name in ("nystromformer", "skyformer"):
+        table, code = find_preset("text", name), find_preset("text", f"{name}-1000")
+        assert (table.data.max_length, code.data.max_length) == (4_000, 1_000)
+        assert (table.data.folder, code.data.folder) == ("text", "text-1000")
+        assert (table.steps, table.batch_size, table.warmup_steps) == (code.steps, code.batch_size, code.warmup_steps)
+        with pytest.raises(ValueError, match=f"preset '{name}-1000' is unknown"):
+            find_preset("listops", f"{name}-1000")
 
 
 def test_nystromformer_trains_as_its_code_does():
@@ -113,7 +147,7 @@ def test_listops_has_the_sizes_of_the_long_range_arena(name):
 def test_a_preset_names_methods_that_there_are():
     for (task, name), preset in PRESETS.items():
         assert (preset.task, preset.name) == (task, name)
-        assert preset.methods.keys() <= METHODS.keys()
+        assert preset.methods(preset.data.max_length).keys() <= METHODS.keys()
 
 
 def test_every_preset_makes_a_model_with_every_method():
@@ -139,6 +173,15 @@ def test_what_is_given_goes_over_the_preset():
     assert (settings.learning_rate, settings.steps) == (1e-3, 5000)
 
 
+def test_a_shorter_run_has_a_shorter_warm_up_and_is_evaluated():
+    settings = settled("nystromformer", changes={"steps": 20})
+    # 1,000 of 5,000 steps in the preset, and an evaluation every 50.
+    assert (settings.warmup_steps, settings.evaluate_every, settings.log_every) == (4, 20, 20)
+    # A longer one has the preset's.
+    assert settled("nystromformer", changes={"steps": 50_000}).warmup_steps == 1_000
+    assert settled("nystromformer", changes={"steps": 20, "warmup_steps": 7}).warmup_steps == 7
+
+
 def test_the_interval_of_the_curve_follows_that_of_the_evaluation():
     assert settled("demo", changes={"evaluate_every": 50}).log_every == 50
     assert settled("demo", changes={"evaluate_every": 200}).log_every == 20
@@ -157,7 +200,7 @@ def test_the_interval_of_the_curve_follows_that_of_the_evaluation():
             "batch_size is 32 but 1 processes share it, each in accumulation = 3 parts.*multiple of 3",
         ),
         ({"changes": {"steps": 0}}, "steps is 0"),
-        ({"changes": {"steps": 500}}, "warmup_steps is 1000 but steps is 500"),
+        ({"changes": {"steps": 500, "warmup_steps": 1000}}, "warmup_steps is 1000 but steps is 500"),
         ({"changes": {"learning_rate": 0.0}}, "learning_rate is 0.0"),
         ({"changes": {"dropout": 1.0}}, "hidden_dropout_prob is 1.0"),
         ({"changes": {"evaluate_every": 50, "log_every": 20}}, "log_every is 20 but evaluate_every is 50"),

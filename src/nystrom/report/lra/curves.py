@@ -64,13 +64,16 @@ def _read_runs(folder: Path) -> dict[tuple[str, str], list[_Curve]]:
             raise ValueError(f"{curves} has no seconds: it is of an earlier version; train that run again.")
         if points:
             curve = {int(step): (seconds, value) for step, value, seconds in points}
-            found.append((json.loads(path.read_text(encoding="utf-8"))["settings"], curve))
+            content = json.loads(path.read_text(encoding="utf-8"))
+            # Runs of an earlier version do not name their size.
+            method = content.get("method", content["settings"]["attention"])
+            found.append((content["settings"] | {"method": method}, curve))
     if not found:
         raise ValueError(f"{folder} holds no run with a {QUANTITY}; expected the folder of `nystrom lra run`.")
     several = len({settings["preset"] for settings, _ in found}) > 1
     runs: dict[tuple[str, str], list[_Curve]] = {}
     for settings, curve in found:
-        method = f"{settings['attention']} ({settings['preset']})" if several else str(settings["attention"])
+        method = f"{settings['method']} ({settings['preset']})" if several else str(settings["method"])
         runs.setdefault((str(settings["task"]), method), []).append(curve)
     return runs
 

@@ -1,7 +1,7 @@
-"""Runs of the Long Range Arena as their rows tell them, and their accuracies over seeds.
+"""Runs of the Long Range Arena as their rows describe them, and their accuracies over seeds.
 
-A run is the rows of one study, method, preset and seed. Runs that differ in the seed alone make a cell; a mean over
-different settings would say nothing, so it is refused.
+A run is the rows of one study, method with its size, preset with what was changed of it, and seed. Runs that differ in
+the seed alone make a cell; a mean over different settings would say nothing, so it raises an error.
 """
 
 import math
@@ -18,12 +18,18 @@ class Line:
     """What a line of the table is of.
 
     Attributes:
-        method: Name in the registry.
-        preset: Name of the preset; "" where the rows do not say.
+        method: As the rows name it, with its size and skip, such as "nystrom-64+skip".
+        preset: Name of the preset, and behind it what was changed of it, such as "demo, learning_rate=0.001"; "" where
+            the rows do not say.
     """
 
     method: str
     preset: str
+
+    @property
+    def base(self) -> str:
+        """The registry's name of the method."""
+        return re.split(r"[-+]", self.method, maxsplit=1)[0]
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,6 @@ class Cell:
         samples: Test samples.
         steps: Of training; None where the rows do not say.
         positions: Of the model; None where the rows do not say.
-        method: As the rows name it, with its sizes.
     """
 
     mean: float
@@ -48,7 +53,6 @@ class Cell:
     samples: int
     steps: int | None
     positions: int | None
-    method: str
 
 
 def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Cell]]:
@@ -64,7 +68,7 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Cell]]:
     for row in rows:
         if not row.study.startswith("train ") or row.quantity not in ("test accuracy", "steps"):
             continue
-        task, line = row.study.removeprefix("train "), Line(_base(row.method), _preset(row))
+        task, line = row.study.removeprefix("train "), Line(row.method, _preset(row))
         run = runs.setdefault((task, line), {}).setdefault(row.seed, {})
         before = run.setdefault(row.quantity, row)
         if (before.value, before.method, before.n) != (row.value, row.method, row.n):
@@ -93,7 +97,6 @@ def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Cell:
     for what, values in (
         ("steps", steps),
         ("positions", [run["test accuracy"].n for run in runs]),
-        ("method", [run["test accuracy"].method for run in runs]),
         ("test samples", [run["test accuracy"].repeats for run in runs]),
         ("dtype", [run["test accuracy"].dtype for run in runs]),
     ):
@@ -112,15 +115,9 @@ def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Cell:
         samples=first.repeats,
         steps=steps[0],
         positions=first.n,
-        method=first.method,
     )
 
 
-def _base(method: str) -> str:
-    """The registry's name of a method that rows name with its landmarks and its skip, such as "nystrom-128+skip"."""
-    return re.split(r"[-+]", method, maxsplit=1)[0]
-
-
 def _preset(row: Row) -> str:
-    parts = dict(part.split("=", 1) for part in row.sizes.split() if "=" in part)
-    return parts.get("preset", "")
+    _, named, rest = row.sizes.partition("preset=")
+    return ", ".join(rest.split()) if named else ""

@@ -1,8 +1,8 @@
 """The table of the Long Range Arena: measured accuracies beside those that the two papers printed.
 
-A line per method and preset, below it what the papers say of that method. "37.4 ± 0.5 (3; 1.1)" is the mean and the
-standard deviation over seeds in percent, the number of seeds, and the binomial standard error of one run. A dash is
-what was not run, or not printed.
+A line per method with its size and per preset, and below the lines of a method what the papers print for it.
+"37.4 ± 0.5 (3; 1.1)" is the mean and the standard deviation over seeds in percent, the number of seeds, and the
+binomial standard error of one run. A dash is what was not run, or not printed.
 """
 
 import re
@@ -32,13 +32,13 @@ def lra_lines(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
     """
     cells = _known(lra_cells(rows))
     lines = []
-    order = [*SKYFORMER_TABLE_1, *(line.method for line in cells)]
-    for method in sorted({line.method for line in cells}, key=order.index):
-        for line in (line for line in cells if line.method == method):
+    order = [*SKYFORMER_TABLE_1, *(line.base for line in cells)]
+    for method in sorted({line.base for line in cells}, key=order.index):
+        for line in (line for line in cells if line.base == method):
             row = [cells[line].get(task) for task in LRA_TASKS]
             found = [cell.mean for cell in row if cell is not None]
             mean = f"{statistics.fmean(found):.1f}" if len(found) == len(LRA_TASKS) else _DASH
-            name = f"{method}, {line.preset}" if line.preset else method
+            name = f"{line.method}, {line.preset}" if line.preset else line.method
             lines.append((name, [*(_text(cell) for cell in row), mean]))
         for paper, table in PAPERS.items():
             if method in table:
@@ -64,7 +64,7 @@ def print_lra(rows: Sequence[Row]) -> None:
     for column in ("", *LRA_TASKS, "mean"):
         table.add_column(column, justify="right" if column else "left", no_wrap=not column)
     for name, cells in lra_lines(rows):
-        # What the papers say stands below what was measured, indented.
+        # What the papers print comes below what was measured, indented.
         table.add_row(f"[dim]{escape(name)}[/dim]" if name.startswith(" ") else escape(name), *cells)
     Console().print(table)
 
@@ -113,7 +113,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
             positions = "" if cell.positions is None else f", {cell.positions:,} positions"
             what = f"{steps} steps, {cell.samples:,} test samples{positions}"
             preset = f" ({line.preset})" if line.preset else ""
-            shared.setdefault((f"{task}{preset}", what), []).append(cell.method)
+            shared.setdefault((f"{task}{preset}", what), []).append(line.method)
     notes = [f"{task}: {what}; {', '.join(dict.fromkeys(methods))}." for (task, what), methods in shared.items()]
     tested = [row for row in rows if row.quantity == "test accuracy"]
     places = dict.fromkeys(

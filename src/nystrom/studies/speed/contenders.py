@@ -23,9 +23,9 @@ from nystrom.studies.speed.peers_of_others import (
     linformer_call,
     longformer_call,
     performer_call,
-    reformer_buckets,
     reformer_call,
 )
+from nystrom.train.method_names import reformer_buckets, size_options, split_name
 
 Build = Callable[[Inputs, int, bool], Call]
 
@@ -84,16 +84,18 @@ class Ours:
         return Call(torch.compile(call.forward, fullgraph=True, dynamic=False), call.leaves)
 
 
-def _landmarks(number: int, n: int) -> dict[str, object]:
-    return {"num_landmarks": number}
+def _sized(method: str) -> Callable[[int, int], dict[str, object]]:
+    """The options of a method for a number behind its name."""
+    return lambda number, n: size_options(method, number)
 
 
-def _triton(number: int, n: int) -> dict[str, object]:
-    return {"num_landmarks": number, "backend": "triton"}
+def _triton(method: str) -> Callable[[int, int], dict[str, object]]:
+    return lambda number, n: size_options(method, number) | {"backend": "triton"}
 
 
 def _hashes(number: int, n: int) -> dict[str, object]:
-    return {"num_hashes": number, "chunk_size": REFORMER_CHUNK, "num_buckets": reformer_buckets(n)}
+    buckets = reformer_buckets(n, REFORMER_CHUNK)
+    return size_options("reformer", number) | {"chunk_size": REFORMER_CHUNK, "num_buckets": buckets}
 
 
 def _authors(inputs: Inputs, number: int, skip: bool) -> Call:
@@ -113,58 +115,61 @@ CONTENDERS: dict[str, Contender] = {
     "softmax": Contender(
         summary="exact attention in one fused call", number=None, build=Ours("softmax"), quadratic=True
     ),
-    "nystrom": Contender(summary="Nyström attention", number="landmarks", build=Ours("nystrom", _landmarks), skip=True),
+    "nystrom": Contender(
+        summary="Nyström attention", number="landmarks", build=Ours("nystrom", _sized("nystrom")), skip=True
+    ),
     "nystrom-triton": Contender(
         summary="Nyström attention by Triton kernels, the skip in the same pass",
         number="landmarks",
-        build=Ours("nystrom", _triton),
+        build=Ours("nystrom", _triton("nystrom")),
         skip=True,
         kernels=True,
     ),
     "nystrom-compiled": Contender(
         summary="Nyström attention by torch.compile",
         number="landmarks",
-        build=Ours("nystrom", _landmarks, compiled=True),
+        build=Ours("nystrom", _sized("nystrom"), compiled=True),
         skip=True,
     ),
     "kernelized": Contender(summary="Gaussian kernel, exact", number=None, build=Ours("kernelized"), quadratic=True),
     "skyformer": Contender(
-        summary="Gaussian kernel through landmarks", number="landmarks", build=Ours("skyformer", _landmarks)
+        summary="Gaussian kernel through landmarks", number="landmarks", build=Ours("skyformer", _sized("skyformer"))
     ),
     "skyformer-triton": Contender(
-        summary="Skyformer by Triton kernels", number="landmarks", build=Ours("skyformer", _triton), kernels=True
+        summary="Skyformer by Triton kernels",
+        number="landmarks",
+        build=Ours("skyformer", _triton("skyformer")),
+        kernels=True,
     ),
     "skyformer_softmax": Contender(
         summary="softmax attention through Skyformer's landmarks",
         number="landmarks",
-        build=Ours("skyformer_softmax", _landmarks),
+        build=Ours("skyformer_softmax", _sized("skyformer_softmax")),
     ),
     "linear": Contender(summary="linear attention, ELU + 1", number=None, build=Ours("linear")),
     "linformer": Contender(
         summary="Linformer, shared by the heads",
         number="projections",
-        build=Ours("linformer", lambda number, n: {"num_features": number, "max_length": n}),
+        build=Ours("linformer", lambda number, n: size_options("linformer", number) | {"max_length": n}),
     ),
     "longformer": Contender(
         summary="Longformer",
         number="tokens of its window",
-        build=Ours("longformer", lambda number, n: {"window": number}),
+        build=Ours("longformer", _sized("longformer")),
     ),
-    "performer": Contender(
-        summary="Performer", number="features", build=Ours("performer", lambda number, n: {"num_features": number})
-    ),
+    "performer": Contender(summary="Performer", number="features", build=Ours("performer", _sized("performer"))),
     "reformer": Contender(
         summary="Reformer, queries and keys shared, chunks of 64", number="hashes", build=Ours("reformer", _hashes)
     ),
     "informer": Contender(
         summary="Informer, as many sampled keys as queries",
         number="queries",
-        build=Ours("informer", lambda number, n: {"num_queries": number, "num_samples": number}),
+        build=Ours("informer", _sized("informer")),
     ),
     "bigbird": Contender(
         summary="BigBird, blocks of 64",
         number="random blocks",
-        build=Ours("bigbird", lambda number, n: {"block_size": BIGBIRD_BLOCK, "num_random_blocks": number}),
+        build=Ours("bigbird", lambda number, n: size_options("bigbird", number) | {"block_size": BIGBIRD_BLOCK}),
     ),
     "authors": Contender(
         summary="the authors' formula of Nyström attention, three matrices and all",
@@ -249,7 +254,7 @@ DEFAULT_ON_GPU = ("nystrom-triton-64", "nystrom-compiled-64", "skyformer-triton-
 def available(device: str = "cpu") -> tuple[str, ...]:
     """The names in `DEFAULT` whose packages are installed, and on a GPU those in `DEFAULT_ON_GPU`."""
     names = DEFAULT + (DEFAULT_ON_GPU if device == "cuda" else ())
-    return tuple(name for name in names if installed(CONTENDERS[_parsed(name)[0]]))
+    return tuple(name for name in names if installed(CONTENDERS[split_name(name)[0]]))
 
 
 def installed(contender: Contender) -> bool:
@@ -263,7 +268,7 @@ def find_contender(name: str) -> tuple[Contender, int]:
     Raises:
         ValueError: An unknown name, a missing or superfluous number, or a package that is not installed.
     """
-    family, number = _parsed(name)
+    family, number = split_name(name)
     absent = [each for each, contender in CONTENDERS.items() if not installed(contender)]
     try:
         check_names("method", [family], CONTENDERS)
@@ -295,9 +300,3 @@ def check_kernels(name: str, contender: Contender, device: torch.device) -> None
             f"method {name!r} needs a CUDA device but device is {device.type!r}: pass device='cuda', leave it out, or "
             "set TRITON_INTERPRET=1 to have its kernels interpreted, which says nothing of their speed."
         )
-
-
-def _parsed(name: str) -> tuple[str, int | None]:
-    """A name without the number behind it, and that number."""
-    family, _, tail = name.rpartition("-")
-    return (family, int(tail)) if tail.isdecimal() else (name, None)

@@ -6,6 +6,9 @@ those of the latter.
 
 from dataclasses import dataclass
 
+from nystrom.tasks.lra.facts import LRA
+from nystrom.train.presets.published import find_preset
+
 
 @dataclass(frozen=True)
 class TaskShape:
@@ -29,11 +32,15 @@ class TaskShape:
 
 
 SHAPES: dict[str, TaskShape] = {
-    "listops": TaskShape(n=2000, vocab_size=17, num_labels=10, batch=32, padded=True),
-    "text": TaskShape(n=4000, vocab_size=257, num_labels=2, batch=16, padded=True),
-    "retrieval": TaskShape(n=4000, vocab_size=257, num_labels=2, batch=16, padded=True, documents=2),
-    "image": TaskShape(n=1024, vocab_size=256, num_labels=10, batch=256, padded=False),
-    "pathfinder": TaskShape(n=1024, vocab_size=256, num_labels=2, batch=128, padded=False),
+    task: TaskShape(
+        n=facts.max_length,
+        vocab_size=facts.vocab_size,
+        num_labels=facts.num_labels,
+        batch=find_preset(task, "skyformer").batch_size,
+        padded=facts.pad_token_id is not None,
+        documents=facts.documents,
+    )
+    for task, facts in LRA.items()
 }
 
 LAYERS, WIDTH, HEADS, HIDDEN = 2, 64, 2, 128

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nystrom.checks import check_at_least
 from nystrom.measure.rows import Row
-from nystrom.train.settings import Device, Precision
+from nystrom.train.hardware import Device, Precision
 
 
 def run_overhead(

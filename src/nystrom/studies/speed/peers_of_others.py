@@ -23,11 +23,6 @@ REFORMER_CHUNK = 64
 BIGBIRD_BLOCK = 64
 
 
-def reformer_buckets(n: int) -> int:
-    """Buckets for n tokens: as many as chunks, and even, as the package chooses them."""
-    return max(2, n // REFORMER_CHUNK // 2 * 2)
-
-
 def linformer_call(inputs: Inputs, number: int, skip: bool) -> Call:
     """`LinformerSelfAttention` of the package linformer.
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import (
-    PrinterCallback,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -35,12 +34,14 @@ from nystrom.train.data import (
     open_splits,
     prepare_if_missing,
 )
+from nystrom.train.hardware import Device, Precision
 from nystrom.train.lengths import data_positions
 from nystrom.train.presets.published import Preset, find_preset
-from nystrom.train.results import Place, result_row
+from nystrom.train.progress import ProgressBar, ProgressLines
+from nystrom.train.results import Place, result_row, setting_words
 from nystrom.train.run_folder import RunFolder
 from nystrom.train.scoring import DTYPES
-from nystrom.train.settings import Device, Precision, Settings, settle
+from nystrom.train.settings import Settings, settle
 from nystrom.train.trainer import EncoderTrainer, training_arguments
 
 # Steps before the measured ones: memory is allocated, kernels are chosen.
@@ -89,12 +90,12 @@ def measure_turns(
         run = RunFolder(Path(place))
         arguments = training_arguments(settings, base, run, reports=[])
         arguments.eval_strategy = arguments.save_strategy = IntervalStrategy.NO
-        arguments.disable_tqdm = True
         model = find_task(task).model(config)
         bare = BareLoop(copy.deepcopy(model), settings, base, splits)
         trainer = EncoderTrainer(model, arguments, settings=settings, preset=base, splits=splits, run=run)
         turns = _Turns(bare, whole)
-        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressLines)
+        trainer.remove_callback(ProgressBar)
         trainer.add_callback(turns)
         trainer.train()
     rows = _rows(task, config, settings, turns)
@@ -199,7 +200,9 @@ class _Turns(TrainerCallback):
 
 
 def _rows(task: str, config: EncoderConfig, settings: Settings, turns: _Turns) -> list[Row]:
-    place = Place(device=settings.device, precision=settings.precision, seed=settings.seed, preset=settings.preset)
+    place = Place(
+        device=settings.device, precision=settings.precision, seed=settings.seed, settings=setting_words(settings)
+    )
     ratios = [engine / hand for engine, hand in zip(turns.engine, turns.hand, strict=True)]
     shares = [loading / hand for loading, hand in zip(turns.loading, turns.hand, strict=True)]
     measured: tuple[tuple[str, Sequence[float], str, float], ...] = (

@@ -4,45 +4,62 @@
     FOLDER/TASK-METHOD-PRESET-seedSEED.log    what its process printed
     FOLDER/lra.csv                            the rows of all finished runs
 
-Everything is checked before the first run starts: names, settings, data, and that runs which are there were made with
-the same. Each run has its own process, see `nystrom.train.grid.processes`. What is finished is skipped, what was cut
-off goes on after its last checkpoint; with the same number of threads its result is that of an unbroken run. `lra.csv`
-is made anew of the runs' own rows whenever one has finished.
+Everything is checked before the first run starts: names, settings, data, and that runs in the folder were made with the
+same. Each run has its own process, see `nystrom.train.grid.processes`. What is finished is skipped, what was cut off
+goes on after its last checkpoint; with the same number of threads its result is that of an unbroken run. `lra.csv` is
+written anew from the runs' own rows whenever one has finished.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from filelock import FileLock, Timeout
 
 from nystrom.checks import check_at_least
 from nystrom.measure.rows import check_folder
-from nystrom.train.compiling import check_compiler
-from nystrom.train.data import find_task, fingerprint, open_splits, prepare_if_missing
+from nystrom.tasks.lra.facts import LRA
 from nystrom.train.grid.processes import Failure, Grid, Run
+from nystrom.train.hardware import Device, Precision, cores, processes, usable_device, visible_gpus
 from nystrom.train.lengths import data_positions
+from nystrom.train.method_names import read_method
 from nystrom.train.presets.published import Preset, find_preset
 from nystrom.train.run_folder import RunFolder
-from nystrom.train.settings import Device, Precision, Settings, processes, settle, usable_device
+from nystrom.train.settings import Settings, settle
 
-PresetName = Literal["nystromformer", "skyformer", "demo"]
+PresetName = Literal["nystromformer", "nystromformer-1000", "skyformer", "skyformer-1000", "demo"]
 
-_TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
+
+class Planned(NamedTuple):
+    """A run that is settled.
+
+    Attributes:
+        name: Of its folder.
+        settings: Its settings.
+    """
+
+    name: str
+    settings: Settings
 
 
 def run_grid(
     *,
     to: Path,
-    tasks: Sequence[str] = _TASKS,
+    tasks: Sequence[str] = tuple(LRA),
     methods: Sequence[str] = ("softmax", "nystrom", "skyformer"),
     seeds: Sequence[int] = (0, 1, 2),
     preset: PresetName = "nystromformer",
     data: Path = Path("data"),
     steps: int | None = None,
+    batch_size: int | None = None,
+    accumulation: int = 1,
+    learning_rate: float | None = None,
+    warmup_steps: int | None = None,
+    dropout: float | None = None,
+    conv_kernel_size: int | None = None,
     evaluate_every: int | None = None,
+    log_every: int | None = None,
     jobs: int = 1,
     threads: int | None = None,
     precision: Precision = "auto",
@@ -51,33 +68,46 @@ def run_grid(
 ) -> list[Failure]:
     """Train every method on every task with every seed; run it again to go on with what was cut off.
 
+    What is not given has the preset's value. Runs with other settings go to another folder; several sizes of a method
+    share one.
+
     Args:
         to: Folder of the runs.
         tasks: Tasks.
-        methods: Names of `nystrom methods`.
+        methods: Names of `nystrom methods`; a number behind a name sets its landmarks, features or window, as in
+            nystrom-64 and linformer-128.
         seeds: Seeds.
-        preset: Whose settings.
-        data: Folder of the prepared data sets, each in a folder of its task's name; "TASK-demo" for the demo. The
-            folder of pathfinder may hold larger pictures: the models have a position for each pixel.
-        steps: Steps of each run; the preset's if not given. A shorter run has a warm-up shorter in proportion.
-        evaluate_every: Steps between evaluations and checkpoints; the preset's, or `steps` where that is less.
-        jobs: Runs at a time. On the CPU a run waits where the others leave less free memory than runs so far needed.
+        preset: Whose settings; those that end in -1000 are of Text alone, cut at 1,000 bytes.
+        data: Folder of the prepared data sets, each in a folder of its task's name; "TASK-demo" for the demo and
+            "text-1000" for texts of 1,000 bytes. The folder of pathfinder may hold larger pictures: the models have a
+            position for each pixel.
+        steps: Steps of each run. A shorter run has a warm-up shorter in proportion.
+        batch_size: Samples per step.
+        accumulation: Parts that a batch is computed in, to save memory; in evaluations too.
+        learning_rate: Learning rate at the end of the warm-up.
+        warmup_steps: Steps of linear warm-up.
+        dropout: Dropout on the hidden states.
+        conv_kernel_size: Taps of the convolution of the values that is added to the attention of every method; 0 for
+            none.
+        evaluate_every: Steps between evaluations and checkpoints; at most `steps` if not given.
+        log_every: Steps between points of the training curve; divides evaluate_every.
+        jobs: Runs at a time. Each has one GPU where there are several. On the CPU a run waits while the others leave
+            less free memory than runs so far needed.
         threads: Threads of each run on the CPU; its share of the cores if not given.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
         compile: Compile the models, see `nystrom train`.
 
     Returns:
-        The runs that failed; none where all is well.
+        The runs that failed; an empty list where all is well.
 
     Raises:
         ValueError: A name, number, folder or data set that cannot be used, or a run in the folder that was made with
             other settings or data; before anything is trained.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     check_at_least("jobs", jobs, 1)
-    if jobs > cores:
-        raise ValueError(f"jobs is {jobs} but there are {cores} cores for them: take at most {cores}.")
+    if jobs > cores():
+        raise ValueError(f"jobs is {jobs} but there are {cores()} cores for them: take at most {cores()}.")
     for name, values in (("tasks", tasks), ("methods", methods), ("seeds", seeds)):
         if not values or len(set(values)) < len(values):
             raise ValueError(
@@ -85,68 +115,79 @@ def run_grid(
             )
     if processes() > 1:
         raise ValueError("lra run starts its own processes, one for each run: start it without torchrun.")
-    threads = max(1, cores // jobs) if threads is None else threads
+    threads = max(1, cores() // jobs) if threads is None else threads
     check_at_least("threads", threads, 1)
     to, usable = Path(to), usable_device(device)
-    check_folder(to)
-    with _alone(to):
-        plans: list[tuple[Preset, Path, list[Settings]]] = []
-        for task in tasks:
-            base = find_preset(task, preset)
-            changes = _changes(base, steps, evaluate_every)
-            folder = Path(data) / base.data.folder
-            positions = data_positions(base, folder)
-            settled = [
-                settle(
+    changes = {
+        "steps": steps,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "warmup_steps": warmup_steps,
+        "dropout": dropout,
+        "evaluate_every": evaluate_every,
+        "log_every": log_every,
+    }
+    plans: list[tuple[Preset, Path, list[Planned]]] = []
+    for task in tasks:
+        base = find_preset(task, preset)
+        folder = Path(data) / base.data.folder
+        positions = data_positions(base, folder)
+        planned = []
+        for method in methods:
+            attention, options = read_method(method)
+            for seed in seeds:
+                settings = settle(
                     task,
-                    attention=method,
-                    options=None,
-                    conv_kernel_size=None,
+                    attention=attention,
+                    options=options,
+                    conv_kernel_size=conv_kernel_size,
                     preset=preset,
                     device=usable,
                     precision=precision,
-                    accumulation=1,
+                    accumulation=accumulation,
                     seed=seed,
                     changes=changes,
                     positions=positions,
                     compile=compile,
                 )
-                for method in methods
-                for seed in seeds
-            ]
-            plans.append((base, folder, settled))
-        # An accelerator is left to the processes of the runs, the first of which says so where it cannot compile.
-        if compile and usable == "cpu":
-            check_compiler(usable)
-        # Data that are read from files are asked for before others are drawn, which takes long.
-        for base, folder, settled in sorted(plans, key=lambda plan: find_task(plan[0].task).prepare is not None):
-            prepare_if_missing(base.task, folder, base.data)
-            _check(to, settled, folder)
-        runs = [_run(to, each, folder, threads) for _, folder, settled in plans for each in settled]
-        return Grid(to, jobs=jobs, on_cpu=usable == "cpu").train(runs)
+                planned.append(Planned(f"{task}-{method}-{preset}-seed{seed}", settings))
+        plans.append((base, folder, planned))
+    with _alone(to):
+        _prepare(to, plans, check_compile=compile and usable == "cpu")
+        runs = [_run(to, each, folder, threads) for _, folder, planned in plans for each in planned]
+        gpus = visible_gpus() if usable == "cuda" else []
+        return Grid(to, jobs=jobs, gpus=gpus).train(runs)
 
 
-def _changes(preset: Preset, steps: int | None, evaluate_every: int | None) -> dict[str, float | None]:
-    """What a run of so many steps changes of its preset."""
-    if steps is None:
-        return {"evaluate_every": evaluate_every}
-    check_at_least("steps", steps, 1)
-    return {
-        "steps": steps,
-        "warmup_steps": min(preset.warmup_steps, preset.warmup_steps * steps // preset.steps),
-        "evaluate_every": min(preset.evaluate_every, steps) if evaluate_every is None else evaluate_every,
-    }
+def _prepare(to: Path, plans: Sequence[tuple[Preset, Path, list[Planned]]], *, check_compile: bool) -> None:
+    """Make the data that can be made, and check them and the runs that were begun."""
+    from nystrom.train.compiling import check_compiler
+    from nystrom.train.data import find_task, prepare_if_missing
+
+    # An accelerator is left to the processes of the runs, the first of which reports what it cannot compile.
+    if check_compile:
+        check_compiler("cpu")
+    # Data that are read from files are looked for before others are drawn, which takes long.
+    for base, folder, planned in sorted(plans, key=lambda plan: find_task(plan[0].task).prepare is not None):
+        prepare_if_missing(base.task, folder, base.data)
+        _check(to, planned, folder)
 
 
-def _run(to: Path, settings: Settings, data: Path, threads: int) -> Run:
-    name = f"{settings.task}-{settings.attention}-{settings.preset}-seed{settings.seed}"
+def _run(to: Path, planned: Planned, data: Path, threads: int) -> Run:
+    settings = planned.settings
     arguments: dict[str, object] = {
         "task": settings.task,
         "attention": settings.attention,
+        "options": dict(settings.options),
+        "conv_kernel_size": settings.conv_kernel_size or 0,
         "preset": settings.preset,
         "seed": settings.seed,
         "steps": settings.steps,
+        "batch_size": settings.batch_size,
+        "accumulation": settings.accumulation,
+        "learning_rate": settings.learning_rate,
         "warmup_steps": settings.warmup_steps,
+        "dropout": settings.dropout,
         "evaluate_every": settings.evaluate_every,
         "log_every": settings.log_every,
         "device": settings.device,
@@ -154,26 +195,29 @@ def _run(to: Path, settings: Settings, data: Path, threads: int) -> Run:
         "compile": settings.compile,
         "threads": threads,
         "data": str(data),
-        "to": str(to / name),
+        "to": str(to / planned.name),
     }
-    return Run(name, arguments)
+    return Run(planned.name, arguments)
 
 
-def _check(to: Path, settings: Sequence[Settings], data: Path) -> None:
-    """See that the data can be trained on, and that runs which are there have these settings and data."""
-    first = settings[0]
+def _check(to: Path, planned: Sequence[Planned], data: Path) -> None:
+    """See that the data can be trained on, and that runs which were begun have these settings and data."""
+    from nystrom.train.data import fingerprint, open_splits
+
+    first = planned[0].settings
     splits = open_splits(first.task, data, positions=first.max_length, batch_size=first.batch_size)
     digest = fingerprint(splits)
-    for each in settings:
-        run = RunFolder(to / _run(to, each, data, 1).name)
+    for name, settings in planned:
+        run = RunFolder(to / name)
         if run.is_started:
-            run.check(each, resume=True, main=False)
+            run.check_settings(settings)
             run.check_data(digest)
 
 
 @contextmanager
 def _alone(to: Path) -> Iterator[None]:
     """Hold the folder, so that two grids do not write the same runs; the system lets go when the process ends."""
+    check_folder(to)
     lock = FileLock(to / ".lock", timeout=0)
     try:
         lock.acquire()

@@ -1,8 +1,9 @@
 """The processes of `nystrom lra run`: a few at a time, and none left behind.
 
 Each run is a process of `nystrom.train.grid.child`, which ends with this one, even if this one is killed. A process
-that was killed itself, or had no memory left, is given another try when no other run is left beside it. A run that
-fails otherwise is done with, and the others go on.
+that was killed itself, or had no memory left, is tried once more when no other run is left beside it. A run that fails
+otherwise is given up, and the others go on. Where there are several GPUs each run sees one, the one with the fewest
+runs.
 """
 
 import json
@@ -16,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import psutil
 
-from nystrom.measure.clock import free_bytes
 from nystrom.measure.rows import append_rows, read_rows
 from nystrom.train.grid.child import OUT_OF_MEMORY
 from nystrom.train.run_folder import RunFolder
@@ -60,22 +60,23 @@ class Grid:
     Args:
         to: Folder of the runs.
         jobs: Processes at a time.
-        on_cpu: Whether they share the memory of the system.
+        gpus: GPUs for them, in the words of CUDA_VISIBLE_DEVICES; none where they share the CPU and its memory.
     """
 
-    def __init__(self, to: Path, *, jobs: int, on_cpu: bool):
-        self.to, self.jobs, self.on_cpu = to, jobs, on_cpu
+    def __init__(self, to: Path, *, jobs: int, gpus: Sequence[str] = ()):
+        self.to, self.jobs, self.gpus = to, jobs, gpus
         self.running: dict[subprocess.Popen[bytes], Run] = {}
+        self.places: dict[subprocess.Popen[bytes], str] = {}
         self.failures: list[Failure] = []
         self.peak, self.done, self.total = 0.0, 0, 0
 
     def train(self, runs: Sequence[Run]) -> list[Failure]:
-        """Train what is not finished, and say of each run what came of it."""
+        """Train what is not finished, and print the result of each run."""
         waiting = deque(run for run in runs if not RunFolder(self.to / run.name).is_finished)
         self.total, self.done = len(runs), len(runs) - len(waiting)
         for run in runs:
             if run not in waiting:
-                print(f"{run.name}: was finished before: {self._reached(run)}", flush=True)
+                print(f"{run.name}: finished before: {self._reached(run)}", flush=True)
         self._write_table()
         again: deque[Run] = deque()
         tried: set[str] = set()
@@ -91,7 +92,7 @@ class Grid:
                     elif (code < 0 or code == OUT_OF_MEMORY) and run.name not in tried:
                         tried.add(run.name)
                         again.append(run)
-                        print(f"{run.name}: {_ending(code)}; goes on later, by itself", flush=True)
+                        print(f"{run.name}: {_ending(code)}; goes on later, alone", flush=True)
                     else:
                         self._failed(run, code)
                 time.sleep(0.05)
@@ -101,13 +102,20 @@ class Grid:
 
     def _is_room(self) -> bool:
         """Whether the memory that is free holds another run as large as those so far."""
-        return not self.running or not self.on_cpu or free_bytes(torch.device("cpu")) > 1e6 * self.peak
+        return not self.running or bool(self.gpus) or psutil.virtual_memory().available > 1e6 * self.peak
+
+    def _next_gpu(self) -> str | None:
+        """The GPU with the fewest runs; None where there is no choice."""
+        if len(self.gpus) < 2:
+            return None
+        taken = list(self.places.values())
+        return min(self.gpus, key=taken.count)
 
     def _start(self, run: Run) -> None:
         step = RunFolder(self.to / run.name).last_step() if (self.to / run.name).is_dir() else None
         print(f"{run.name}: {'starts' if step is None else f'goes on after step {step}'}", flush=True)
-        # A bar would fill the log.
-        environment = os.environ | {"TQDM_MININTERVAL": "30", "PYTHONUNBUFFERED": "1"}
+        gpu = self._next_gpu()
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
         with self._log(run).open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "nystrom.train.grid.child", json.dumps(run.arguments)],
@@ -119,13 +127,16 @@ class Grid:
                 start_new_session=True,
             )
         self.running[process] = run
+        if gpu is not None:
+            self.places[process] = gpu
 
     def _ended(self) -> list[tuple[Run, int]]:
-        """Runs whose process has ended since, with the exit codes."""
+        """Runs whose process has ended meanwhile, with the exit codes."""
         ended = [(process, code) for process in self.running if (code := process.poll()) is not None]
         for process, _ in ended:
             assert process.stdin is not None
             process.stdin.close()
+            self.places.pop(process, None)
         return [(self.running.pop(process), code) for process, code in ended]
 
     def _finished(self, run: Run) -> None:
@@ -150,7 +161,7 @@ class Grid:
         )
 
     def _write_table(self) -> None:
-        """Make the table of all finished runs in the folder anew, in one piece."""
+        """Write the table of all finished runs in the folder anew, in one piece."""
         folders = sorted(path for path in self.to.iterdir() if RunFolder(path).is_finished)
         partial = self.to / f".{TABLE}.partial"
         partial.unlink(missing_ok=True)

@@ -1,30 +1,11 @@
 """What a preset holds: the data, the training and the methods' options of one task."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-
-@dataclass(frozen=True)
-class DataSizes:
-    """The data set of a preset; where it is generated, one of these sizes is made when there is none.
-
-    Attributes:
-        folder: Where, under data/.
-        train: Samples for training.
-        val: Samples to choose the best checkpoint by.
-        test: Samples for the test.
-        min_length: Generated samples are longer than this many tokens.
-        max_length: No sample, or document of one, is longer than this many tokens: the positions of the model.
-    """
-
-    folder: str
-    train: int
-    val: int
-    test: int
-    min_length: int
-    max_length: int
+from nystrom.train.presets.sizes import DataSizes
 
 
 @dataclass(frozen=True)
@@ -33,22 +14,28 @@ class MethodSetting:
 
     Attributes:
         options: Options of the method; the others have the method's defaults.
-        conv_kernel_size: Size of the convolution of the values; None for none.
+        conv_kernel_size: Taps of the convolution of the values; None for none.
+        share_projections: Whether all layers share the weights of the method.
     """
 
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     conv_kernel_size: int | None = None
+    share_projections: bool = False
 
 
-@dataclass(frozen=True)
+Methods = Callable[[int], Mapping[str, MethodSetting]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preset:
     """Settings of one task.
 
     Attributes:
         task: Task.
         name: Name.
-        source: Whose settings.
+        source: Whose settings they are.
         data: The data set.
+        methods: What each method is given for a model of so many positions, by its name.
         batch_size: Samples per step, over all processes and accumulated parts.
         learning_rate: At the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
@@ -57,7 +44,6 @@ class Preset:
         log_every: Steps between points of the training curve; divides `evaluate_every`.
         best_after: The best checkpoint is chosen after this share of the steps.
         clip_value: Each entry of a gradient is clipped to this size; None for no clipping.
-        methods: What a method is given, by its name.
         hidden_size: Width of a token.
         num_hidden_layers: Layers.
         num_attention_heads: Heads.
@@ -76,6 +62,7 @@ class Preset:
     name: str
     source: str
     data: DataSizes
+    methods: Methods
     batch_size: int
     learning_rate: float
     warmup_steps: int
@@ -84,7 +71,6 @@ class Preset:
     log_every: int
     best_after: float = 0.0
     clip_value: float | None = None
-    methods: Mapping[str, MethodSetting] = field(default_factory=lambda: MappingProxyType({}))
     hidden_size: int = 64
     num_hidden_layers: int = 2
     num_attention_heads: int = 2

@@ -2,35 +2,48 @@
 
 `PRESETS` is keyed by task and name. "nystromformer" and "skyformer" are the settings of the two papers' code for the
 Long Range Arena: batch, learning rate, warm-up, steps, how often to evaluate, and what each method is given
-(`nystrom.train.presets.nystromformer`, `nystrom.train.presets.skyformer`). "demo" is ours, for a few minutes on two
-cores (`nystrom.train.presets.demo`).
+(`nystrom.train.presets.nystromformer`, `nystrom.train.presets.skyformer`). "nystromformer-1000" and "skyformer-1000"
+are Text again, cut at 1,000 bytes. "demo" is ours, for a few minutes on two cores (`nystrom.train.presets.demo`).
 
 The papers share one model: 2 layers of width 64, 128 inside the feed-forward block, 2 heads of 32, pre-norm, mean
-pooling, dropout 0.1; AdamW(0.9, 0.999, 1e-6) without weight decay, linear warm-up from zero, then linear decay to zero.
+pooling, dropout 0.1; AdamW(0.9, 0.999, 1e-6) without weight decay, linear warm-up, then linear decay.
 
-Source: Xiong et al. (2021), arXiv:2102.03902, and its code's LRA/code/lra_config.py; Chen et al. (2021),
-arXiv:2111.00035, and its code's code/config.py and code/main.py.
-Departs from their code: attention weights are not dropped (only their exact attention did that); the classification
-head has 64 units and the model's activation where theirs has 128 and ReLU, but for Retrieval, whose head is theirs;
-there is no dropout inside the feed-forward block; all weights start with one deviation, that of torch's own start at
-width 64, embeddings too; a method without an entry in `methods` runs with its defaults.
+Source: Xiong et al. (2021), arXiv:2102.03902, and its code's LRA/code; Chen et al. (2021), arXiv:2111.00035, and its
+code's code/config.py and code/main.py.
+Departs from their code:
+
+- attention weights are not dropped, where their exact attention drops them, and so do other methods of Skyformer's
+  code;
+- the classification head has 64 units, the model's activation and two dropouts, where theirs has 128 units, ReLU and no
+  dropout; for Retrieval the head is theirs;
+- there is no dropout inside the feed-forward block;
+- the learning rate rises from 0 and falls to 0, where theirs rises from 1/25 of its peak and falls to 1/250,000 of it
+  (torch's OneCycleLR);
+- in mixed precision attention is computed in bfloat16, its inverse and its sums in float32, where theirs is computed in
+  float32 as a whole; `--precision float32` computes all in float32;
+- all weights start with one deviation, that of torch's own start at width 64; their embeddings start with 0.02;
+- Linformer's projections are trained, where theirs stay at their start values;
+- the number of Reformer's buckets is 2 n / 64 itself, where theirs is the power of two below it for n padded to a power
+  of two;
+- a method without an entry in `methods` runs with its defaults.
 """
 
 from nystrom.checks import check_names
 from nystrom.train.presets.demo import DEMO
 from nystrom.train.presets.nystromformer import NYSTROMFORMER
-from nystrom.train.presets.preset import DataSizes, MethodSetting, Preset
+from nystrom.train.presets.preset import MethodSetting, Preset
+from nystrom.train.presets.sizes import DataSizes
 from nystrom.train.presets.skyformer import SKYFORMER
 
 __all__ = ["PRESETS", "DataSizes", "MethodSetting", "Preset", "find_preset"]
 
 PRESETS: dict[tuple[str, str], Preset] = {
-    (preset.task, preset.name): preset for table in (NYSTROMFORMER, SKYFORMER, DEMO) for preset in table.values()
+    (preset.task, preset.name): preset for preset in (*NYSTROMFORMER, *SKYFORMER, *DEMO)
 }
 
 
 def find_preset(task: str, name: str) -> Preset:
-    """Look a preset up.
+    """Look up a preset.
 
     Raises:
         ValueError: There is none for the task, or none of that name.

@@ -1,0 +1,86 @@
+"""The five tasks of the Long Range Arena and their published sizes; needs the standard library only.
+
+Source: Tay et al. (2021), arXiv:2011.04006, and the data sets it publishes. Text and Retrieval are cut at 4,000 bytes,
+as the two papers' tables say.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """What is true of a task, whoever draws it, reads it or trains on it.
+
+    Attributes:
+        vocab_size: Tokens.
+        num_labels: Classes of the published data; a user's own texts may have others.
+        pad_token_id: The token that no sample holds; None where every token is real.
+        train: Published samples for training.
+        val: Published samples for validation.
+        test: Published samples for the test.
+        min_length: Every sample has more tokens than this.
+        max_length: No sample, or document of one, has more tokens than this.
+        documents: Sequences of a sample.
+        is_cut: Whether samples that are too long for a model are cut when they are prepared.
+        any_size: Whether data come in larger sizes, and the model then has as many positions.
+    """
+
+    vocab_size: int
+    num_labels: int
+    pad_token_id: int | None
+    train: int
+    val: int
+    test: int
+    min_length: int = 0
+    max_length: int
+    documents: int = 1
+    is_cut: bool = False
+    any_size: bool = False
+
+
+LRA: dict[str, TaskFacts] = {
+    "listops": TaskFacts(
+        vocab_size=17,
+        num_labels=10,
+        pad_token_id=0,
+        train=96_000,
+        val=2_000,
+        test=2_000,
+        min_length=500,
+        max_length=2_000,
+    ),
+    "text": TaskFacts(
+        vocab_size=257,
+        num_labels=2,
+        pad_token_id=0,
+        train=25_000,
+        val=25_000,
+        test=25_000,
+        max_length=4_000,
+        is_cut=True,
+    ),
+    "retrieval": TaskFacts(
+        vocab_size=257,
+        num_labels=2,
+        pad_token_id=0,
+        train=147_086,
+        val=18_090,
+        test=17_437,
+        max_length=4_000,
+        documents=2,
+        is_cut=True,
+    ),
+    "image": TaskFacts(
+        vocab_size=256, num_labels=10, pad_token_id=None, train=45_000, val=5_000, test=10_000, max_length=1_024
+    ),
+    "pathfinder": TaskFacts(
+        vocab_size=256,
+        num_labels=2,
+        pad_token_id=None,
+        train=160_000,
+        val=20_000,
+        test=20_000,
+        max_length=1_024,
+        any_size=True,
+    ),
+}

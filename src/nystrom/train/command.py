@@ -1,0 +1,30 @@
+"""The command line that makes a run by itself: for the rows of the run, and for its process in a grid."""
+
+from pathlib import Path
+
+from nystrom.train.settings import Settings
+
+
+def train_words(settings: Settings, *, data: Path | str, to: Path | str, threads: int | None = None) -> list[str]:
+    """The words behind `nystrom` that make a run with these settings.
+
+    Args:
+        settings: Settings of the run.
+        data: Its data.
+        to: Its folder.
+        threads: Threads on the CPU; None for torch's choice.
+    """
+    named: dict[str, object] = {"attention": settings.attention, "preset": settings.preset, "seed": settings.seed}
+    named |= settings.changes()
+    if settings.accumulation != 1:
+        named["accumulation"] = settings.accumulation
+    named |= {"precision": settings.precision, "device": settings.device}
+    named |= {"threads": threads, "compile": settings.compile or None, "data": data, "to": to}
+    words = ["train", settings.task]
+    for name, value in named.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name.startswith("options."):
+            words += [flag, str(value)]
+        elif value is not None:
+            words += [flag] if value is True else [flag, str(value)]
+    return words

@@ -1,0 +1,74 @@
+"""What a run computes on and in: the device, the precision, and the processes that share it.
+
+torch is imported where it is asked, so that the words themselves cost nothing.
+"""
+
+import os
+from typing import Literal, get_args
+
+from nystrom.checks import check_choice
+
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def usable_device(device: str) -> str:
+    """The device to run on: "auto" means an accelerator where there is one.
+
+    Raises:
+        ValueError: Another word, or an accelerator that is not there.
+    """
+    import torch
+
+    check_choice("device", device, get_args(Device))
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is 'cuda', but torch finds none here: take 'cpu' or 'auto'.")
+    return device
+
+
+def usable_precision(precision: str, device: str) -> str:
+    """What to compute in: "auto" means bfloat16 on an accelerator that has it, and float32 elsewhere.
+
+    Raises:
+        ValueError: Another word, or one that the device cannot compute in.
+    """
+    import torch
+
+    check_choice("precision", precision, get_args(Precision))
+    if precision == "float16" and device == "cpu":
+        raise ValueError(
+            "precision is 'float16' but device is 'cpu', which trains without loss scaling: take 'bfloat16'."
+        )
+    if device == "cpu":
+        return "float32" if precision == "auto" else precision
+    has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bfloat16" and not has_bfloat16:
+        name = torch.cuda.get_device_name()
+        raise ValueError(f"precision is 'bfloat16', but {name} does not compute in it: take 'float16' or 'float32'.")
+    return ("bfloat16" if has_bfloat16 else "float32") if precision == "auto" else precision
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, in the words of CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    words = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    return [str(i) for i in range(count)] if words is None else words.split(",")[:count]
+
+
+def cores() -> int:
+    """The cores of the CPU that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processes() -> int:
+    """How many processes torchrun started; only its environment says so before they meet."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main() -> bool:
+    """Whether this is the process that writes."""
+    return int(os.environ.get("RANK", "0")) == 0

@@ -1,0 +1,84 @@
+"""What a run prints while it trains: a line of plain numbers at each point of its curves.
+
+On a terminal a bar stays below the lines. Elsewhere, in a file or a pipe, there are the lines alone.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import logging
+
+# What the Trainer logs, and what it is called in the curves and lines.
+QUANTITIES = {
+    "loss": "train loss",
+    "eval_loss": "validation loss",
+    "eval_accuracy": "validation accuracy",
+    "learning_rate": "learning rate",
+}
+
+
+class ProgressLines(TrainerCallback):
+    """Prints the lines."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Print a line of what was logged."""
+        if state.is_world_process_zero and (line := line_of(logs or {}, state)):
+            print(line, flush=True)
+
+
+class ProgressBar(ProgressCallback):
+    """Draws the bar, and prints the lines above it."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Print a line of what was logged."""
+        if self.training_bar is not None and (line := line_of(logs or {}, state)):
+            self.training_bar.write(line)
+
+
+def progress() -> TrainerCallback:
+    """The bar where a person watches, the lines alone elsewhere."""
+    return ProgressBar() if sys.stderr.isatty() and sys.stdout.isatty() else ProgressLines()
+
+
+@contextmanager
+def no_file_bars() -> Iterator[None]:
+    """Silence the bar that transformers draws for each file; the bars of the steps are not among them."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def line_of(logs: Mapping[str, float], state: TrainerState) -> str:
+    """A line such as "step 20 of 700: train loss 2.301, learning rate 0.0004, 12 s, peak memory 812 MB"."""
+    parts = [_part(name, logs[key]) for key, name in QUANTITIES.items() if key in logs]
+    if not parts:
+        return ""
+    parts.append(f"{logs['seconds']:.0f} s")
+    if logs["megabytes"]:
+        parts.append(f"peak memory {logs['megabytes']:.0f} MB")
+    return f"step {state.global_step} of {state.max_steps}: {', '.join(parts)}"
+
+
+def _part(name: str, value: float) -> str:
+    return f"{name} {value:.1%}" if name.endswith("accuracy") else f"{name} {value:.4g}"

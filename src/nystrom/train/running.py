@@ -1,0 +1,123 @@
+"""One training run, from its checked settings to its results."""
+
+import importlib.metadata
+import importlib.util
+import platform
+from pathlib import Path
+
+import torch
+from transformers import set_seed
+
+from nystrom.train.compiling import check_compiler
+from nystrom.train.data import (
+    class_names,
+    default_folder,
+    find_task,
+    fingerprint,
+    open_splits,
+    prepare_if_missing,
+    prepared_folder,
+)
+from nystrom.train.finish import finish
+from nystrom.train.hardware import is_main
+from nystrom.train.presets.published import Preset
+from nystrom.train.progress import no_file_bars
+from nystrom.train.run_folder import RunFolder
+from nystrom.train.settings import Settings
+from nystrom.train.trainer import EncoderTrainer, NotFinite, training_arguments
+from nystrom.train.writing import NotWritten
+
+
+def run_training(
+    settings: Settings, preset: Preset, data: Path | None, run: RunFolder, *, resume: bool, threads: int | None
+) -> None:
+    """Train by checked settings, and write the results.
+
+    Args:
+        settings: Settings of the run.
+        preset: The preset that they come from.
+        data: What the user named as data; None for the preset's.
+        run: The folder, which this process holds.
+        resume: Go on from the last complete checkpoint.
+        threads: Threads on the CPU; None for torch's choice.
+
+    Raises:
+        ValueError: Data that cannot be trained on, or a compiler that is missing.
+        FloatingPointError: The loss or a weight is no longer finite.
+        OSError: A file could not be written; names the folder and the way on.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
+    arguments = training_arguments(settings, preset, run, reports=reports)
+    if settings.compile:
+        check_compiler(settings.device)
+    with arguments.main_process_first(local=False):
+        if data is None:
+            folder = default_folder(preset.data)
+            prepare_if_missing(settings.task, folder, preset.data)
+        else:
+            folder = prepared_folder(settings.task, data, max_length=settings.max_length)
+    splits = open_splits(settings.task, folder, positions=settings.max_length, batch_size=settings.batch_size)
+    digest = fingerprint(splits)
+    run.check_data(digest)
+    if is_main():
+        versions = {
+            name: importlib.metadata.version(name) for name in ("nystrom", "torch", "transformers", "accelerate")
+        }
+        run.start(
+            settings,
+            data={"folder": str(folder.resolve()), "fingerprint": digest},
+            versions={"python": platform.python_version(), **versions},
+        )
+    set_seed(settings.seed)
+    with no_file_bars():
+        model = find_task(settings.task).model(settings.encoder_config(class_names(splits.train)))
+        trainer = EncoderTrainer(model, arguments, settings=settings, preset=preset, splits=splits, run=run)
+        _train(trainer, settings, run, resume=resume)
+        if is_main():
+            finish(trainer, settings, run, data=folder if data is None else data, threads=threads)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _train(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, resume: bool) -> None:
+    """Train to the last step, from the last complete checkpoint where there is one."""
+    step = run.last_step() if resume else None
+    trainer.accelerator.wait_for_everyone()
+    if is_main():
+        for checkpoint, what in run.damage():
+            print(f"warning: {checkpoint} is passed over: {what}.", flush=True)
+        run.remove_after(step)
+        if resume:
+            print(
+                f"Going on after step {step}." if step else "There is no complete checkpoint yet: starting at step 1.",
+                flush=True,
+            )
+    trainer.accelerator.wait_for_everyone()
+    try:
+        trainer.train(resume_from_checkpoint=None if step is None else str(run.checkpoint(step)))
+    except NotFinite as error:
+        good = run.last_step()
+        where = (
+            "there is no checkpoint before it"
+            if good is None
+            else f"the last good checkpoint is {run.checkpoint(good)}"
+        )
+        raise NotFinite(
+            f"{error}; {where}. Start another run with a lower --learning-rate"
+            f"{'' if settings.precision == 'float32' else ' or with --precision float32'}."
+        ) from error
+    except NotWritten:
+        raise
+    except OSError as error:
+        raise OSError(
+            f"{run.path} stopped in step {trainer.state.global_step + 1} ({error}): {trainer.way_on()}."
+        ) from error
+    except KeyboardInterrupt:
+        if is_main():
+            print(
+                f"\nStopped in step {trainer.state.global_step + 1} of {settings.steps}; go on with --resume, "
+                f"from step {run.last_step() or 0}."
+            )
+        raise

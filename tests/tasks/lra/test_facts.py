@@ -1,0 +1,27 @@
+"""The facts of a task are those of its data and of the tables that name it."""
+
+from nystrom.report.printed.accuracies import LRA_TASKS
+from nystrom.tasks.lra.facts import LRA
+from nystrom.tasks.lra.image import Image
+from nystrom.tasks.lra.listops.task import PUBLISHED, ListOps
+from nystrom.tasks.lra.pathfinder.task import PUBLISHED_SIZES, Pathfinder
+from nystrom.tasks.lra.texts.retrieval import Retrieval
+from nystrom.tasks.lra.texts.reviews import Text
+from nystrom.train.data import TASKS
+
+
+def test_tables_engine_and_facts_name_the_same_tasks_in_the_same_order():
+    assert tuple(LRA) == LRA_TASKS == tuple(TASKS)
+
+
+def test_vocabularies_and_classes_are_those_of_the_data():
+    for name, split in (("listops", ListOps), ("image", Image), ("pathfinder", Pathfinder)):
+        assert (LRA[name].vocab_size, LRA[name].num_labels) == (split.vocab_size, split.num_labels)
+    assert LRA["text"].vocab_size == Text.vocab_size == LRA["retrieval"].vocab_size == Retrieval.vocab_size
+
+
+def test_drawn_data_have_the_published_sizes():
+    for name, sizes in (("listops", PUBLISHED), ("pathfinder", PUBLISHED_SIZES)):
+        for split in ("train", "val", "test"):
+            assert sizes[split] == getattr(LRA[name], split)
+    assert (LRA["listops"].min_length, LRA["listops"].max_length) == (PUBLISHED["min_length"], PUBLISHED["max_length"])

@@ -1,0 +1,77 @@
+"""The command of a row makes the run of the row."""
+
+import functools
+import json
+import shlex
+
+import pytest
+
+from nystrom.cli.main import main
+from nystrom.measure.rows import read_rows
+from nystrom.train.command import train_words
+from nystrom.train.engine import train
+from nystrom.train.results import command_line
+from nystrom.train.settings import settle
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What the command line would train, without training it."""
+    asked = {}
+
+    @functools.wraps(train)
+    def note(task, **given):
+        asked.update(given, task=task)
+
+    monkeypatch.setattr("nystrom.train.engine.train", note)
+    return asked
+
+
+def settings_of(task="listops", attention="nystrom", options=None, conv_kernel_size=None, accumulation=1, **changes):
+    return settle(
+        task, attention=attention, options=options, conv_kernel_size=conv_kernel_size, preset="demo", device="cpu",
+        precision="auto", accumulation=accumulation, seed=3, changes=changes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"options": {"num_landmarks": 8, "pinv": "ridge"}, "conv_kernel_size": 0},
+        {"attention": "linformer", "options": {"num_features": 16, "per_head": True}, "conv_kernel_size": 5},
+        {"steps": 50, "batch_size": 8, "learning_rate": 3e-4, "warmup_steps": 2, "dropout": 0.0, "accumulation": 2},
+        {"steps": 60, "evaluate_every": 30, "log_every": 10},
+        {"attention": "reformer", "options": {"across_buckets": True, "shared_qk": False}},
+    ],
+)
+def test_the_words_make_the_settings(given, trained):
+    settings = settings_of(**given)
+    assert main(train_words(settings, data="data/x", to="runs/x", threads=2)) == 0
+    assert (str(trained["data"]), str(trained["to"]), trained["threads"]) == ("data/x", "runs/x", 2)
+    changed = {name: trained[name] for name in trained.keys() & {
+        "steps", "batch_size", "learning_rate", "warmup_steps", "dropout", "evaluate_every", "log_every",
+    }}  # fmt: skip
+    again = settle(
+        trained["task"], attention=trained["attention"], options=trained["options"],
+        conv_kernel_size=trained.get("conv_kernel_size"), preset=trained["preset"], device=trained["device"],
+        precision=trained["precision"], accumulation=trained.get("accumulation", 1), seed=trained["seed"],
+        changes=changed,
+    )  # fmt: skip
+    assert again == settings
+
+
+def test_rows_carry_the_command_whatever_started_the_run(whole, data):
+    commands = {row.command for row in read_rows(whole / "rows.csv")}
+    assert len(commands) == 1
+    words = shlex.split(commands.pop())
+    assert words[:3] == ["nystrom", "train", "listops"]
+    settings = json.loads((whole / "run.json").read_text())["settings"]
+    for flag, value in (("--steps", settings["steps"]), ("--options.num-landmarks", 8), ("--data", data.name)):
+        assert words[words.index(flag) + 1] == str(value)
+
+
+def test_several_processes_are_in_the_command():
+    assert command_line(["train", "text", "--to", "/tmp/run"], 4) == (
+        "torchrun --nproc-per-node 4 -m nystrom train text --to run"
+    )

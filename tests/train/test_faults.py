@@ -1,0 +1,97 @@
+"""Faults around a run end in one line with the way on, and cost no more than the steps since a checkpoint."""
+
+import resource
+import shutil
+from contextlib import contextmanager
+
+import pytest
+from filelock import FileLock
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from nystrom.train.engine import evaluate
+from nystrom.train.writing import NotWritten
+
+
+@contextmanager
+def full_disk(free):
+    """No file grows beyond so many bytes, which is how the system calls behave on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def change_a_byte(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors"])
+def test_a_damaged_checkpoint_is_passed_over_by_name(whole, small_run, tmp_path, capsys, weights, curves, name):
+    run = shutil.copytree(whole, tmp_path / "run")
+    change_a_byte(run / "checkpoint-12" / name)
+    small_run(run, resume=True)
+    printed = capsys.readouterr().out
+    assert f"warning: {run / 'checkpoint-12'} is passed over: {name} is damaged." in printed
+    assert "Going on after step 9." in printed
+    assert_close(weights(run), weights(whole), rtol=0, atol=0)
+    assert curves(run) == curves(whole)
+
+
+@pytest.mark.parametrize("free", [100_000, 500_000])
+def test_a_full_disk_ends_a_run_in_one_line_and_leaves_no_half_checkpoint(
+    whole, small_run, tmp_path, weights, curves, free
+):
+    run = tmp_path / "run"
+    # The weights take more than the first limit, the state of the optimizer more than the second.
+    with full_disk(free), pytest.raises(NotWritten, match="make room") as error:
+        small_run(run)
+    assert str(error.value).startswith(f"{run / 'checkpoint-3'} cannot be written (")
+    assert str(error.value).endswith("make room for it, then go on with --resume, from step 0.")
+    assert "\n" not in str(error.value)
+    assert not (run / "checkpoint-3").exists()
+    assert_close(weights(small_run(run, resume=True)), weights(whole), rtol=0, atol=0)
+    assert curves(run) == curves(whole)
+
+
+def test_a_full_disk_at_the_end_costs_no_steps(whole, small_run, tmp_path, capsys):
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "rows.csv").unlink()
+    with full_disk(250_000), pytest.raises(NotWritten, match=r"best cannot be written .*go on with --resume\.$"):
+        small_run(run, resume=True)
+    small_run(run, resume=True)
+    assert capsys.readouterr().out.count("Going on after step 12.") == 2
+    best = [load_file(of / "best" / "model.safetensors") for of in (run, whole)]
+    assert_close(best[0], best[1], rtol=0, atol=0)
+
+
+def test_a_damaged_model_is_not_scored(whole, data, tmp_path):
+    best = shutil.copytree(whole / "best", tmp_path / "best")
+    file = best / "model.safetensors"
+    file.write_bytes(b"\xff" * 8 + file.read_bytes()[8:])
+    with pytest.raises(ValueError, match=r"model\.safetensors is no.* safetensors file") as error:
+        evaluate("listops", model=best, data=data, device="cpu")
+    assert "\n" not in str(error.value)
+
+
+def test_two_trainings_do_not_share_a_folder(whole, small_run):
+    with (
+        FileLock(whole / ".lock"),
+        pytest.raises(ValueError, match=r"is in use by another training: wait for it, or take another folder"),
+    ):
+        small_run(whole, resume=True)
+
+
+def test_a_run_that_never_started_leaves_no_folder(small_run, tmp_path):
+    with pytest.raises(ValueError, match="batch_size is 64 but data"):
+        small_run(tmp_path / "runs" / "new", batch_size=64)
+    assert not (tmp_path / "runs").exists()
+    # A folder that was there stays.
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ValueError, match="batch_size is 64 but data"):
+        small_run(tmp_path / "mine", batch_size=64)
+    assert list((tmp_path / "mine").iterdir()) == []

@@ -1,0 +1,63 @@
+"""A number behind a method's name is its size, by the same rule for every command."""
+
+from dataclasses import fields
+
+import pytest
+
+from nystrom.attention.registry import METHODS
+from nystrom.studies.speed.contenders import CONTENDERS, Ours
+from nystrom.train.method_names import SIZES, read_method, reformer_buckets, sized_name, split_name
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "options"),
+    [
+        ("softmax", "softmax", {}),
+        ("nystrom", "nystrom", {}),
+        ("nystrom-64", "nystrom", {"num_landmarks": 64}),
+        ("skyformer_softmax-32", "skyformer_softmax", {"num_landmarks": 32}),
+        ("linformer-128", "linformer", {"num_features": 128}),
+        ("informer-16", "informer", {"num_queries": 16, "num_samples": 16}),
+        ("longformer-33", "longformer", {"window": 33}),
+    ],
+)
+def test_a_number_sets_the_size(name, method, options):
+    assert read_method(name) == (method, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nystorm-64", "method 'nystorm' is unknown.*Perhaps you meant 'nystrom'"),
+        ("softmax-64", "method 'softmax-64' ends in a number, but 'softmax' takes none"),
+        ("nystrom-0", "method 'nystrom-0' has 0 landmarks; expected at least 1"),
+        ("nystrom-", "method 'nystrom-' is unknown"),
+    ],
+)
+def test_a_name_that_is_none_raises(name, says):
+    with pytest.raises(ValueError, match=says):
+        read_method(name)
+
+
+def test_sizes_are_options_of_their_methods():
+    for method, (options, _) in SIZES.items():
+        assert set(options) <= {field.name for field in fields(METHODS[method].options)}
+
+
+def test_the_speed_study_sets_the_same_options():
+    for name, contender in CONTENDERS.items():
+        if isinstance(contender.build, Ours) and contender.number is not None:
+            method = contender.build.method
+            assert contender.number == SIZES[method][1], name
+            assert read_method(f"{method}-33")[1].items() <= contender.build.options(33, 1024).items(), name
+
+
+def test_rows_name_the_size_that_a_method_has():
+    assert sized_name("nystrom", {"num_landmarks": 32}) == ("nystrom-32", 32)
+    assert sized_name("nystrom", {}) == ("nystrom-64", 64)
+    assert sized_name("softmax", {}) == ("softmax", None)
+    assert split_name("nystrom-32") == ("nystrom", 32)
+
+
+def test_reformer_has_two_buckets_a_chunk():
+    assert [reformer_buckets(n) for n in (1, 64, 65, 1_024, 2_000)] == [2, 2, 4, 32, 64]
