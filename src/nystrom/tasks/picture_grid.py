@@ -16,11 +16,11 @@ def write_grid(pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], t
 
     Args:
         pictures: Gray pixels.
-        captions: A line for each.
-        to: The file, whose name ends in .png.
+        captions: A line of text for each.
+        to: File to write; its name ends in .png.
 
     Raises:
-        ValueError: There is nothing to draw, or the name ends otherwise.
+        ValueError: There is nothing to draw, or the name has another ending.
         OSError: The file cannot be written.
     """
     from PIL import Image, ImageDraw
@@ -28,7 +28,7 @@ def write_grid(pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], t
     if to.suffix.lower() != ".png":
         raise ValueError(f"to is {to}; a grid of pictures is a PNG file, so the name must end in .png.")
     if not pictures:
-        raise ValueError("there are no pictures to draw: ask for at least one, of a split that holds some.")
+        raise ValueError("there are no pictures to draw: ask for at least one, of a split that is not empty.")
     factor = math.ceil(SHOWN_SIDE / pictures[0].shape[0])
     side = factor * pictures[0].shape[0]
     columns = math.ceil(math.sqrt(len(pictures)))

@@ -34,10 +34,9 @@ def write(path, content):
 @pytest.mark.parametrize(
     ("ending", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)]
 )
-def test_every_format_gives_the_same_rows_plain_or_compressed(tmp_path, name, content, lines, ending, pack, capsys):
+def test_every_format_gives_the_same_rows_plain_or_compressed(tmp_path, name, content, lines, ending, pack):
     path = write(tmp_path / (name + ending), pack(content))
     assert read(path, progress=True) == [(line, list(row)) for line, row in zip(lines, ROWS, strict=True)]
-    assert path.name in capsys.readouterr().err
     assert is_row_file(path)
 
 
@@ -136,9 +135,9 @@ def test_values_of_json_are_written_plainly(tmp_path):
         (
             "a.csv",
             b'label,text\n1,a\n0,"b\nc\n',
-            r"a.csv, line 3: the row is no CSV .*quote is missing, or .* cut short",
+            r"a.csv, line 3: the row is not CSV .*quote is missing, or .* cut short",
         ),
-        ("a.csv", b'label,text\n1,a\n0,"b"c\n', "a.csv, line 3: the row is no CSV"),
+        ("a.csv", b'label,text\n1,a\n0,"b"c\n', "a.csv, line 3: the row is not CSV"),
         ("a.csv", b"label,text,label\n", "a.csv, line 1: the header names label twice"),
         ("a.tsv", b"label\ttext\n1\ta\n0 b\n", "a.tsv, line 3: 1 fields where 2 are wanted"),
         ("a.tsv", b"label\ttext\n1\ta\tb\n", "a.tsv, line 2: 3 fields where 2 are wanted"),
@@ -149,15 +148,15 @@ def test_values_of_json_are_written_plainly(tmp_path):
             b"label,text,Source\n",
             "there is both 'text' and 'Source' among .*: name the right one with --text-field",
         ),
-        ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b", "la', "a.jsonl, line 2: no JSON .* cut short"),
+        ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b", "la', "a.jsonl, line 2: not JSON .* cut short"),
         ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', "line 2: the field 'label' is missing"),
-        ("a.jsonl", b"\n[1, 2]\n", r"line 2: b'\[1, 2\]\\n' is no JSON object"),
-        ("a.jsonl", b'{"text": null, "label": 1}\n', "line 1: text is None: a text or a number is wanted"),
-        ("a.jsonl", b'{"text": ["a"], "label": 1}\n', r"line 1: text is \['a'\]: a text"),
+        ("a.jsonl", b"\n[1, 2]\n", r"line 2: b'\[1, 2\]\\n' is not a JSON object"),
+        ("a.jsonl", b'{"text": null, "label": 1}\n', "line 1: text is None; expected a text or a number"),
+        ("a.jsonl", b'{"text": ["a"], "label": 1}\n', r"line 1: text is \['a'\]; expected a text"),
         ("a.jsonl", b'{"text": "a", "label": NaN}\n', "line 1: label is nan"),
         ("a.jsonl", b'{"text": "\\ud83d", "label": 1}\n', "line 1: text holds half a character"),
-        ("a.jsonl", b'{"text": "\xff", "label": 1}\n', "line 1: no JSON .*invalid start byte"),
-        ("a.jsonl", b"[" * 100_000, "line 1: no JSON"),
+        ("a.jsonl", b'{"text": "\xff", "label": 1}\n', "line 1: not JSON .*invalid start byte"),
+        ("a.jsonl", b"[" * 100_000, "line 1: not JSON"),
     ],
 )
 def test_a_broken_row_is_named_with_its_line(tmp_path, name, content, message):

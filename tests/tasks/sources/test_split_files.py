@@ -139,7 +139,7 @@ def test_a_saved_data_set_of_one_part_is_split(tmp_path, saved, monkeypatch):
     ("loaded", "message"),
     [
         (Part([("a", 0), ("b", -1)], ["x", "y"]), "saved, train, row 2: the label is -1, which has no name"),
-        (Part([("a", 0), (None, 1)]), "saved, train, row 2: text is None: a text or a number is wanted"),
+        (Part([("a", 0), (None, 1)]), "saved, train, row 2: text is None; expected a text or a number"),
         ({"train": Part([]), "dev": Part([]), "val": Part([])}, "has dev and val, which are both val"),
         (ValueError("no Arrow"), r"saved cannot be read by datasets \(no Arrow\): save it again"),
     ],

@@ -26,7 +26,7 @@ ARCHIVES = (".tar.gz", ".tgz", ".tar")
 
 
 def is_acl_imdb(folder: Path) -> bool:
-    """Tell whether a folder is aclImdb, or a part of it."""
+    """Whether a folder is aclImdb, or a part of it."""
     return any((folder / part).is_dir() for part in PARTS)
 
 
@@ -41,7 +41,7 @@ def folder_source(folder: Path, *, progress: bool = False) -> Source:
     paths = [path for part in PARTS for path in _reviews(folder / part)]
 
     def rows(progress: bool) -> Iterator[Row]:
-        for path in tqdm(paths, desc=folder.name, unit=" files", disable=not progress):
+        for path in tqdm(paths, desc=folder.name, unit=" files", disable=not progress or None):
             yield _row(str(path), path.parent.parent.name, path.parent.name, path.name, path.read_bytes())
 
     return _source("aclImdb, folder", sha256_of_files(folder, paths, progress=progress), rows)
@@ -105,7 +105,7 @@ def _members(archive: Path, members: tarfile.TarFile) -> Iterator[Row]:
         path = PurePosixPath(member.name)
         place = f"{archive}, {member.name}"
         if path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"{place} lies outside of the archive's folder: this is not the published archive.")
+            raise ValueError(f"{place} is outside the archive's folder: this is not the published archive.")
         *_, split, label, name = ("", "", *path.parts)
         if f"{split}/{label}" not in PARTS or member.isdir() or name.startswith("."):
             continue

@@ -55,7 +55,7 @@ class CifarSource:
 
 
 def find_cifar(source: Path, *, max_unpacked: float | None = None) -> CifarSource:
-    """Tell what a path holds.
+    """Recognize what is at a path.
 
     Args:
         source: File or folder.
@@ -109,7 +109,7 @@ def _read_batches(source: Path, names: list[str], content: Callable[[str], bytes
         if (same := seen.setdefault(hashlib.sha256(batch).digest(), name)) != name:
             raise ValueError(
                 f"{source} holds the same pictures as {same} and {name}, so they would occur twice: unpack the archive"
-                f" anew. {PUBLISHED}"
+                f" again. {PUBLISHED}"
             )
         read = _read_binary if name.endswith(".bin") else _read_python
         batches.append(read(batch, f"{source}/{name}"))

@@ -4,7 +4,7 @@ r"""Rows of CSV, tsv and JSON lines files, plain or compressed, one at a time an
     .tsv                    one header line; a row is a line, a field ends at a tab, quotes are letters like any other
     .jsonl .ndjson .json    one JSON object per line
 
-each as it is, or with .gz, .xz or .bz2 behind. Blank lines hold no row and are passed over.
+each as it is, or with .gz, .xz or .bz2 appended. Blank lines are passed over.
 
 What is read of a text is its bytes. In CSV and tsv they are taken as they are, valid UTF-8 or not; a byte order mark
 at the start of a file is dropped. JSON is UTF-8 by its definition, so other bytes in JSON lines are an error.
@@ -39,7 +39,7 @@ def plain_name(path: Path) -> str:
 
 
 def is_row_file(path: Path) -> bool:
-    """Tell by its name whether a file holds rows."""
+    """Whether a file holds rows, by its name."""
     return plain_name(path).lower().endswith(PLAIN)
 
 
@@ -54,7 +54,7 @@ def read_rows(
     """Read the wanted fields of each row.
 
     Args:
-        path: File; its name tells the format.
+        path: File; its name gives the format.
         wanted: The fields, each under the name of the option that chooses it; of the names given there exactly one must
             be in the file, in capitals or not.
         columns: Names of the columns of a CSV or tsv file that has no header.
@@ -86,7 +86,7 @@ def read_rows(
 
 
 def lacks_field(path: Path, names: Sequence[str], *, max_unpacked: float | None = None) -> bool:
-    """Tell whether the first row of a file can be read and has no field of these names."""
+    """Whether the first row of a file can be read and has no field of these names."""
     try:
         with open_unpacked(path, max_unpacked=max_unpacked) as file:
             _pass_byte_order_mark(path, file)
@@ -135,7 +135,7 @@ def _csv_rows(file: BinaryIO) -> Numbered:
     line = 1
     limit = csv.field_size_limit(sys.maxsize)
     try:
-        # The csv module reads text; bytes that are no UTF-8 go through it as lone surrogates, and come out unchanged.
+        # The csv module reads text; bytes that are not UTF-8 go through it as lone surrogates, and come out unchanged.
         with io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="") as text:
             reader = csv.reader(text, strict=True)
             for cells in reader:
@@ -143,7 +143,7 @@ def _csv_rows(file: BinaryIO) -> Numbered:
                     yield line, [cell.encode("utf-8", errors="surrogateescape") for cell in cells]
                 line = reader.line_num + 1
     except csv.Error as error:
-        raise _RowError(line, f"the row is no CSV ({error}): a quote is missing, or the file is cut short.") from error
+        raise _RowError(line, f"the row is not CSV ({error}): a quote is missing, or the file is cut short.") from error
     finally:
         csv.field_size_limit(limit)
 
@@ -189,10 +189,10 @@ def _chosen_values(file: BinaryIO, wanted: Wanted) -> Numbered:
             row = json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise _RowError(
-                number, f"no JSON ({error}): one object per line is wanted; the file is cut short or of another kind."
+                number, f"not JSON ({error}): expected one object per line; the file is cut short or of another kind."
             ) from error
         if not isinstance(row, dict):
-            raise _RowError(number, f"{line[:60]!r} is no JSON object: one object per line is wanted.")
+            raise _RowError(number, f"{line[:60]!r} is not a JSON object: expected one object per line.")
         try:
             names = names or find_names(list(row), wanted)
             if missing := [name for name in names if name not in row]:
@@ -241,11 +241,11 @@ def as_bytes(value: object, name: str) -> bytes:
         try:
             return value.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ValueError(f"{name} holds half a character ({error.reason}): mend the text.") from error
+            raise ValueError(f"{name} holds half a character ({error.reason}): correct the text.") from error
     if isinstance(value, bool):
         return b"true" if value else b"false"
     if isinstance(value, float) and value.is_integer():
         return str(int(value)).encode()
     if isinstance(value, (int, float)) and value == value:
         return str(value).encode()
-    raise ValueError(f"{name} is {str(value)[:60]}: a text or a number is wanted.")
+    raise ValueError(f"{name} is {str(value)[:60]}; expected a text or a number.")

@@ -122,7 +122,7 @@ def files_of_folder(folder: Path) -> dict[str, Path]:
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Tell whether `save_to_disk` of the package datasets wrote a folder."""
+    """Whether `save_to_disk` of the package datasets wrote a folder."""
     return any((folder / name).is_file() for name in SAVED)
 
 
@@ -167,7 +167,7 @@ def saved_source(folder: Path, wanted: Wanted, *, progress: bool = False) -> Sou
                 raise ValueError(f"{place}: {error}") from error
             # A feature with names for its numbers keeps them as the classes.
             label_names = getattr(part.features[fields[0]], "names", None)
-            bar = tqdm(total=len(part), desc=known[split], unit=" rows", disable=not progress)
+            bar = tqdm(total=len(part), desc=known[split], unit=" rows", disable=not progress or None)
             with bar:
                 number = 0
                 for batch in part.iter(batch_size=AT_ONCE):
@@ -183,7 +183,7 @@ def saved_source(folder: Path, wanted: Wanted, *, progress: bool = False) -> Sou
 
 
 def _is_unlabelled(part: Any, wanted: Wanted) -> bool:
-    """Tell whether a saved split has no labels: none at all, or -1, which no class has, in its first row."""
+    """Whether a saved split has no labels: none at all, or -1, which no class has, in its first row."""
     option, names = next(iter(wanted.items()))
     try:
         (field,) = find_names(part.column_names, {option: names})

@@ -66,7 +66,13 @@ def open_unpacked(path: Path, *, max_unpacked: float | None = None, progress: bo
     if not path.is_file():
         raise ValueError(f"{path} is not there or is not a file: name the file to read.")
     unpack = UNPACK.get(path.suffix.lower())
-    bar = {"desc": path.name, "total": path.stat().st_size, "unit": "B", "unit_scale": True, "disable": not progress}
+    bar = {
+        "desc": path.name,
+        "total": path.stat().st_size,
+        "unit": "B",
+        "unit_scale": True,
+        "disable": not progress or None,
+    }
     with path.open("rb", buffering=READ_AHEAD) as raw, tqdm.wrapattr(raw, "read", **bar) as counted:
         limit = Limit(path, max_unpacked)
         if unpack is None:

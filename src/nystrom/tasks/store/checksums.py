@@ -24,7 +24,7 @@ def sha256_of_splits(files: Mapping[str, Path], *, progress: bool = False) -> di
         ValueError: Two splits have the same file, or files of the same content.
     """
     known: dict[str, str] = {}
-    for split, path in tqdm(files.items(), desc="checksums", unit=" files", delay=1, disable=not progress):
+    for split, path in tqdm(files.items(), desc="checksums", unit=" files", delay=1, disable=not progress or None):
         if (same := known.setdefault(sha256(path), split)) != split:
             raise ValueError(
                 f"{files[same]} and {path} are the same file, so {same} and {split} would hold the same samples: put"
@@ -36,7 +36,7 @@ def sha256_of_splits(files: Mapping[str, Path], *, progress: bool = False) -> di
 def sha256_of_files(folder: Path, paths: Sequence[Path], *, progress: bool = False) -> str:
     """Digest the names, within a folder, and the contents of files, with a bar where it takes long."""
     digest = hashlib.sha256()
-    for path in tqdm(paths, desc=f"{folder.name}, checksums", unit=" files", delay=1, disable=not progress):
+    for path in tqdm(paths, desc=f"{folder.name}, checksums", unit=" files", delay=1, disable=not progress or None):
         digest.update(f"{path.relative_to(folder).as_posix()}\n{path.stat().st_size}\n".encode())
         with path.open("rb", buffering=0) as file:
             hashlib.file_digest(file, lambda: digest)

@@ -58,7 +58,7 @@ def read_header(folder: Path, task: str | None = None) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(
             f"{folder} is not prepared ({HEADER} is missing): name a folder that `nystrom data prepare` made, or"
-            f" prepare what is in this one with {prepare_command(named, source=folder, to=f'data/{named.lower()}')}."
+            f" prepare what is in this one with {prepare_command(named, source=folder, to=f'data/{named}')}."
         )
     try:
         header = json.loads(path.read_text(encoding="utf-8"))

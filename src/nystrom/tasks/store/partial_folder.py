@@ -1,8 +1,8 @@
 """Folders that are being made, and what killed processes left of them.
 
-A folder `data` is made as `.data.XXXXXXXX.partial` beside its place, X being random hexadecimal digits. The file of the
-same name with `.lock` behind it is locked while the work goes on, and the lock ends with the process however that ends.
-A folder whose lock file is there and not locked is therefore left over, and may be removed.
+A folder `data` is made as `.data.XXXXXXXX.partial` beside its place, where X are random hexadecimal digits. A file of
+the same name and `.lock` is locked while the work goes on; the lock ends with the process, however that ends. So a
+folder whose lock file exists but is not locked is a leftover, and may be removed.
 """
 
 import re

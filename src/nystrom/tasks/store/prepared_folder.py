@@ -15,7 +15,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def holds(folder: Path, *, task: str, settings: Settings) -> bool:
-    """Tell whether the folder already holds this data set (True) or is free for it (False).
+    """Whether the folder already holds this data set (True) or is free for it (False).
 
     Raises:
         ValueError: The folder is taken by something else, or by a data set that is damaged.

@@ -14,7 +14,7 @@ from nystrom.tasks.store.token_files import open_split
 class Split:
     """One split, read from disk as it is asked for.
 
-    Items are what a collator takes: `input_ids` and `labels`. A copy for another process opens the files anew.
+    Items are what a collator takes: `input_ids` and `labels`. A copy for another process opens the files again.
 
     Args:
         folder: The prepared folder.

@@ -229,13 +229,13 @@ def test_what_is_one_expression_is_told(text):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"min_length": 2000}, "min_length=2000 and max_length=2000 leave no room"),
-        ({"min_length": -1}, "min_length=-1"),
-        ({"max_length": 10**9}, "max_length <= 100000"),
-        ({"max_depth": 0}, "max_depth must be between 1 and 100, got 0"),
-        ({"max_args": 1}, "max_args must be between 2 and 100000, got 1"),
+        ({"min_length": 2000}, "--min-length 2000 and --max-length 2000 leave no room"),
+        ({"min_length": -1}, "--min-length -1"),
+        ({"max_length": 10**9}, "which is 100000 at most"),
+        ({"max_depth": 0}, "--max-depth is 0; expected 1 to 100"),
+        ({"max_args": 1}, "--max-args is 1; expected 2 to 100000"),
         # At most 2 + 10 * 1 tokens.
-        ({"max_depth": 2}, "fewer than one in a million .* with max_depth=2 and max_args=10: widen the lengths"),
+        ({"max_depth": 2}, "fewer than one in a million .* with --max-depth 2 and --max-args 10: widen the lengths"),
         # No expression has two or three tokens.
         ({"min_length": 1, "max_length": 4}, "fewer than one in a million"),
         ({"min_length": 1998}, None),

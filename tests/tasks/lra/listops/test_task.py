@@ -1,6 +1,7 @@
 import os
 import pickle
 import statistics
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -148,7 +149,7 @@ def test_a_link_and_a_relative_name_lead_to_the_folder(tmp_path, monkeypatch):
         ({"train": 0, "val": 0, "test": 0}, "all 0: ask for at least one"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"workers": 0}, "workers must be at least 1, got 0: leave it out"),
-        ({"min_length": 60}, "min_length=60 and max_length=60 leave no room"),
+        ({"min_length": 60}, "--min-length 60 and --max-length 60 leave no room"),
         ({"max_depth": 2, "max_args": 2}, "fewer than one in a million"),
     ],
 )
@@ -210,14 +211,20 @@ def test_more_samples_than_there_are_expressions_end_in_an_error(tmp_path):
     # Exactly four tokens: an operator and two digits, 400 in all.
     four = {"min_length": 3, "max_length": 5, "val": 0, "test": 0}
     assert len(ListOps(prepare(tmp_path / "all", train=400, **four), "train")) == 400
-    message = r"ask for 401 different samples, but \d+ expressions between min_length=3 and max_length=5 held only 400:"
+    message = (
+        r"ask for 401 different samples, but \d+ expressions between --min-length 3 and --max-length 5 held only 400:"
+    )
     with pytest.raises(ValueError, match=message):
         prepare(tmp_path / "more", train=401, **four)
     assert os.listdir(tmp_path) == ["all"]
 
 
-def test_progress_counts_the_samples(tmp_path, capsys):
-    prepare_listops(tmp_path / "data", **SMALL)
+def test_progress_counts_the_samples_on_a_terminal_alone(tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.stderr, "isatty", lambda: True)
+        prepare_listops(tmp_path / "data", **SMALL)
     assert "390/390" in capsys.readouterr().err
+    prepare_listops(tmp_path / "piped", **SMALL)
+    assert not capsys.readouterr().err
     prepare(tmp_path / "quiet")
     assert not capsys.readouterr().err

@@ -224,7 +224,7 @@ def test_what_was_missing_once_is_missing_in_files_that_are_written_of_it(offici
 
 
 def test_counts_are_of_files(tmp_path):
-    with pytest.raises(ValueError, match="--no-check-counts is given, and without --from there are no files to count"):
+    with pytest.raises(ValueError, match="--no-check-counts is given, but without --from there are no files to count"):
         prepare_listops(tmp_path / "to", check_counts=False, progress=False)
     assert not list(tmp_path.iterdir())
 

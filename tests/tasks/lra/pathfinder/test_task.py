@@ -171,7 +171,8 @@ def end_yourself(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_progress_counts_the_pictures(tmp_path, capsys):
+def test_progress_counts_the_pictures(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     prepare_pathfinder(tmp_path / "data", train=80, val=10, test=10, workers=1)
     assert "100/100" in capsys.readouterr().err
 
@@ -308,9 +309,9 @@ def spoil_mode(path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoil_cut, "is no complete PNG"),
-        (spoil_empty, "is no complete PNG"),
-        (spoil_byte, "is no complete PNG"),
+        (spoil_cut, "is not a complete PNG"),
+        (spoil_empty, "is not a complete PNG"),
+        (spoil_byte, "is not a complete PNG"),
         (spoil_size, "is 64 x 64 of mode L; expected 32 x 32 gray pixels .*--size 64"),
         (spoil_mode, "is 32 x 32 of mode RGB; expected 32 x 32 gray"),
     ],

@@ -197,8 +197,8 @@ def test_hidden_files_of_an_archive_are_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (member("aclImdb/../../train/pos/0_1.txt"), "lies outside of the archive's folder"),
-        (member("/train/pos/0_1.txt"), "lies outside of the archive's folder"),
+        (member("aclImdb/../../train/pos/0_1.txt"), "is outside the archive's folder"),
+        (member("/train/pos/0_1.txt"), "is outside the archive's folder"),
         (member("aclImdb/train/pos/0_1.txt", b"", tarfile.SYMTYPE), "0_1.txt is a link"),
         (member("aclImdb/train/neg/9_7.txt"), r"train/neg/9_7.txt is in the archive twice"),
         (member("aclImdb/train/neg/nine.txt"), r"nine.txt is not a review"),
@@ -332,7 +332,10 @@ def test_a_split_is_read_as_its_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([("a", "x"), ("", "y")], r"a.csv, line 3: a text is empty: mend it, or leave such rows out with --skip-empty"),
+        (
+            [("a", "x"), ("", "y")],
+            r"a.csv, line 3: a text is empty: fill it in, or leave such rows out with --skip-empty",
+        ),
         ([("a", "x"), ("b", " ")], r"a.csv, line 3: the label is empty"),
         ([("a", "x"), ("b", "x")], "every text has the label 'x': expected texts of two classes"),
         ([], r"a.csv holds no rows"),

@@ -60,18 +60,18 @@ class Limits:
     def __post_init__(self) -> None:
         if not 0 <= self.min_length < self.max_length <= LONGEST:
             raise ValueError(
-                f"min_length={self.min_length} and max_length={self.max_length} leave no room:"
-                f" pass 0 <= min_length < max_length <= {LONGEST}."
+                f"--min-length {self.min_length} and --max-length {self.max_length} leave no room: the first must be at"
+                f" least 0 and less than the second, which is {LONGEST} at most."
             )
         if not 1 <= self.max_depth <= DEEPEST_DRAWN:
-            raise ValueError(f"max_depth must be between 1 and {DEEPEST_DRAWN}, got {self.max_depth}.")
+            raise ValueError(f"--max-depth is {self.max_depth}; expected 1 to {DEEPEST_DRAWN}.")
         if not 2 <= self.max_args <= LONGEST:
-            raise ValueError(f"max_args must be between 2 and {LONGEST}, got {self.max_args}.")
+            raise ValueError(f"--max-args is {self.max_args}; expected 2 to {LONGEST}.")
         if (share := length_share(self)) < RAREST:
             raise ValueError(
                 f"fewer than one in a million expressions (about {max(share, 0.0):.0e}) are longer than"
-                f" min_length={self.min_length} and shorter than max_length={self.max_length} with"
-                f" max_depth={self.max_depth} and max_args={self.max_args}: widen the lengths, or change the other two."
+                f" --min-length {self.min_length} and shorter than --max-length {self.max_length} with --max-depth"
+                f" {self.max_depth} and --max-args {self.max_args}: widen the lengths, or change the other two."
             )
 
 
@@ -150,10 +150,10 @@ def _grow(rng: np.random.Generator, attempts: int, limits: Limits) -> list[NDArr
 
 
 def evaluate(tokens: NDArray[np.unsignedinteger]) -> NDArray[np.uint8]:
-    """Compute the value of each of the expressions, which stand end to end and are well formed (`is_expression`)."""
+    """Compute the value of each of the expressions, which are end to end and well formed (`is_expression`)."""
     depth = _depth(tokens)
     nodes = np.flatnonzero(tokens != CLOSE)
-    # Sorted by depth, the arguments of an operator lie side by side, and in the order of their operators.
+    # Sorted by depth, the arguments of an operator are side by side, in the order of their operators.
     nodes = nodes[np.argsort(depth[nodes].astype(np.int16), kind="stable")]
     ends = np.cumsum(np.bincount(depth[nodes]))
     arguments, values = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -180,7 +180,7 @@ def _apply(operator: NDArray[np.uint8], values: NDArray[np.int64], first: NDArra
 
 
 def is_expression(tokens: NDArray[np.uint8]) -> bool:
-    """Tell whether the tokens are one expression: brackets in pairs, an argument in each, nothing before or after.
+    """Check whether the tokens are one expression: brackets in pairs, an argument in each, nothing before or after.
 
     One that nests deeper than `DEEPEST` is none, since `evaluate` cannot follow it.
     """

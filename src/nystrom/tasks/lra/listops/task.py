@@ -90,7 +90,7 @@ def prepare_listops(
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}: leave it out to use all cores.")
     if source is None and not check_counts:
-        raise ValueError("--no-check-counts is given, and without --from there are no files to count: leave it out.")
+        raise ValueError("--no-check-counts is given, but without --from there are no files to count: leave it out.")
     if source is None:
         _generate(to, PUBLISHED | given, workers or _cores(), progress)
     elif given:
@@ -152,7 +152,7 @@ def _distinct(
     labels: list[int] = []
     seen: set[bytes] = set()
     drawn = 0
-    bar = tqdm(total=total, desc="ListOps", unit=" samples", disable=not progress)
+    bar = tqdm(total=total, desc="ListOps", unit=" samples", disable=not progress or None)
     with bar, closing(_chunks(seed, limits, workers)) as chunks:
         for chunk in chunks:
             before = len(sequences)
@@ -171,8 +171,8 @@ def _distinct(
             if drawn > 20 * total + 100_000:
                 raise ValueError(
                     f"train, val and test ask for {total} different samples, but {drawn} expressions between"
-                    f" min_length={limits.min_length} and max_length={limits.max_length} held only {len(sequences)}:"
-                    " ask for fewer samples, or for longer ones."
+                    f" --min-length {limits.min_length} and --max-length {limits.max_length} held only"
+                    f" {len(sequences)}: ask for fewer samples, or for longer ones."
                 )
     return sequences, labels
 

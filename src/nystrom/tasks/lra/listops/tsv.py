@@ -145,7 +145,7 @@ def read_tsv(path: Path, *, progress: bool = False) -> Samples:
     size = path.stat().st_size
     with (
         path.open("rb") as file,
-        tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=not progress) as bar,
+        tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=not progress or None) as bar,
     ):
         header = file.readline().rstrip(b"\r\n")
         if header != COLUMNS:
@@ -177,7 +177,7 @@ def read_tsv(path: Path, *, progress: bool = False) -> Samples:
 def write_tsv(path: Path, samples: Samples, *, progress: bool = False) -> None:
     """Write one official file, under another name until it is complete."""
     partial = path.with_name(f".{path.name}.partial")
-    bar = tqdm(range(samples.labels.size), desc=path.name, unit=" samples", disable=not progress)
+    bar = tqdm(range(samples.labels.size), desc=path.name, unit=" samples", disable=not progress or None)
     try:
         # The official writer ends its lines as csv files do.
         with partial.open("w", encoding="ascii", newline="\r\n") as file:

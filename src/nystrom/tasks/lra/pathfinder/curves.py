@@ -1,7 +1,7 @@
 """Pathfinder: draw pictures of dashed snakes with two discs, which are on one snake or not.
 
-Two long snakes start near the middle of a picture and grow in turn as `pathfinder_snakes` says; where one cannot go on
-the picture is given up. Then short snakes are put where there is room, each tried five times. One disc marks the start
+Two long snakes start near the middle of a picture and grow in turn as `snakes` says; where one cannot go on the
+picture is given up. Then short snakes are put where there is room, each tried five times. One disc marks the start
 of a long snake, the other the end of the same one (label 1) or of the other (label 0). The brightest pixel becomes 255.
 
 Source: Linsley et al. (2018), arXiv:1805.08315; Kim et al. (2020), arXiv:1906.01558.

@@ -2,10 +2,10 @@ r"""The parts of a Pathfinder picture: its sizes, and its dashes and discs as sm
 
 A snake is a row of dashes. Each starts at a pivot $p$ and points along an angle $\theta$: it covers the line from
 $p + g\,u$ to $p + (g + l)\,u$ with $u = (\sin\theta, \cos\theta)$ in rows and columns, length $l$ and margin $g$; the
-next pivot is $p + (l + 2g)\,u$, so $2g$ pixels lie between two dashes. Pivots and the far ends of dashes are whole
-pixels, the nearest ones, so there are few different dashes: one per degree to start with, and one per pixel of the
+next pivot is $p + (l + 2g)\,u$, so dashes are $2g$ pixels apart. Pivots and the far ends of dashes are whole pixels,
+the nearest ones, so there are few different dashes: one per degree to start with, and one per pixel of the
 circle of radius $l + g$ around a pivot to go on with. Each is drawn once, as three stamps around its far end: its ink;
-its footprint, which is the dash grown by the margin, where nothing else may lie; and the footprint grown by the margin
+its footprint, which is the dash grown by the margin, where nothing else may be; and the footprint grown by the margin
 again, where no other dash may end.
 
 Antialiasing: a piece is drawn on a grid finer by a factor, and reduced by Lanczos' filter of three lobes.
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 SEED_ANGLES = 360
 LOBES = 3
-# The outer lobes of the filter carry about a hundredth of a shape; what lies further out than this is cut off.
+# The outer lobes of the filter carry about a hundredth of a shape; what is further out is cut off.
 BLUR = 1
 
 
@@ -94,7 +94,7 @@ class Dashes:
         circle: From a pivot to the far ends of the dashes that may follow.
         weights: For each dash and each of `circle`, how likely it follows: cos^2(min(continuity * turn, pi / 2)).
         ink: Stamps of the dash itself, from 0 to about 1.
-        footprint: Stamps of where nothing else may lie, from 0 to 255.
+        footprint: Stamps of where nothing else may be, from 0 to 255.
         surroundings: Stamps of where no other dash may end, from 0 to 255; these are the largest.
     """
 
@@ -146,7 +146,7 @@ def disc(geometry: Geometry) -> NDArray[np.float32]:
 
 
 def _stamp(geometry: Geometry, reach: int, angle: float, half_width: float) -> NDArray[np.float64]:
-    """Draw what lies within half a width of the line that comes along an angle and ends in the middle."""
+    """Draw what is within half a width of the line that comes along an angle and ends in the middle."""
     up, right = _direction(np.array(angle))
 
     def outside(y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:

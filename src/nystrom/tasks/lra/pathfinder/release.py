@@ -72,7 +72,7 @@ def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: 
     cuts = {"test": order[:tenth], "val": order[tenth : 2 * tenth], "train": order[2 * tenth :]}
     with (
         new_folder(to, task=TASK, settings=settings) as partial,
-        tqdm(total=len(rows), desc=folder.name, unit=" pictures", disable=not progress) as bar,
+        tqdm(total=len(rows), desc=folder.name, unit=" pictures", disable=not progress or None) as bar,
     ):
         for split, mine in cuts.items():
             parts = _parts(folder, [rows[i] for i in mine], size, bar)
@@ -105,7 +105,7 @@ def read_rows(folder: Path) -> tuple[list[Row], str]:
     """
     files = sorted((folder / "metadata").glob("*.npy"), key=lambda file: (len(file.stem), file.stem))
     if not files:
-        raise ValueError(f"{folder / 'metadata'} holds no .npy file: unpack the published archive anew.")
+        raise ValueError(f"{folder / 'metadata'} has no .npy file: unpack the published archive again.")
     rows: list[Row] = []
     digest = hashlib.sha256()
     for file in files:
@@ -116,7 +116,7 @@ def read_rows(folder: Path) -> tuple[list[Row], str]:
     for row in rows:
         if (first := seen.setdefault(row.file, row.place)) != row.place:
             raise ValueError(
-                f"{row.place} names {row.file}, as {first} does: no sample may occur twice; unpack the archive anew."
+                f"{row.place} names {row.file}, as {first} does: no sample may occur twice; unpack the archive again."
             )
     return rows, digest.hexdigest()
 
@@ -135,12 +135,12 @@ def check_files(folder: Path, rows: list[Row]) -> list[Row]:
     if missing := [row for row in rows if row.file not in there]:
         raise ValueError(
             f"{missing[0].place} names {missing[0].file}, which is not in {folder} ({len(missing)} of {len(rows)}"
-            " pictures are missing): unpack the published archive anew."
+            " pictures are missing): unpack the published archive again."
         )
     if extra := sorted(there - {row.file for row in rows}):
         raise ValueError(
             f"{folder} holds {len(there)} pictures but its metadata have {len(rows)} rows; none names {extra[0]}: a"
-            " file of metadata is missing or cut short, unpack the published archive anew."
+            " file of metadata is missing or cut short, unpack the published archive again."
         )
     return rows
 
@@ -167,7 +167,7 @@ def read_picture(path: Path, size: int) -> NDArray[np.uint8]:
                 )
             return np.array(picture)
     except (OSError, SyntaxError, EOFError, zlib.error, struct.error, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} is no complete PNG ({error}): unpack the published archive anew.") from error
+        raise ValueError(f"{path} is not a complete PNG ({error}): unpack the published archive again.") from error
 
 
 def _parts(folder: Path, rows: list[Row], size: int, bar: "tqdm[Any]") -> Iterator[Pictures]:
@@ -186,7 +186,9 @@ def _parse(file: Path, content: bytes) -> Iterator[Row]:
         try:
             lines = [line.split() for line in content.decode("utf-8").splitlines()]
         except UnicodeDecodeError as error:
-            raise ValueError(f"{file} is neither text nor a numpy array ({error}): unpack the archive anew.") from error
+            raise ValueError(
+                f"{file} is neither text nor a numpy array ({error}): unpack the archive again."
+            ) from error
     for number, fields in enumerate(lines, start=1):
         place = f"{file}, row {number}"
         if len(fields) < 4 or fields[3] not in ("0", "1"):
@@ -206,7 +208,7 @@ def _array_lines(file: Path, content: bytes) -> list[list[str]]:
     except (ValueError, EOFError) as error:
         raise ValueError(
             f"{file} cannot be read ({error}). Pickled objects are never loaded, since they can run code: where you"
-            " trust the file, write it anew as text, a row a line, with fields between blanks."
+            " trust the file, write it again as text, a row a line, with blanks between the fields."
         ) from error
     if array.ndim != 2 or array.dtype.kind not in "US":
         raise ValueError(f"{file} holds {array.dtype} of shape {array.shape}; expected rows of strings.")

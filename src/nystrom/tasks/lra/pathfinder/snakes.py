@@ -1,10 +1,10 @@
 r"""Snakes of dashes that grow side by side in many pictures, one dash at a time, and keep off each other.
 
-With the pivot and the circle of `pathfinder_dashes`, the next dash ends at a pixel of the circle with probability
+With the pivot and the circle of `dashes`, the next dash ends at a pixel of the circle with probability
 $$P \propto \cos^2\big(\min(c\,|\Delta\theta|, \tfrac{\pi}{2})\big)\,(1 - M),$$
-where $c$ is the continuity, $\Delta\theta$ the turn and $M$ the mask there: what lies around the edges, around other
-snakes and around the snake itself but for its last dash. If the footprint of the dash that was drawn lies on another
-one, another is drawn, three in all; then the snake cannot go on.
+where $c$ is the continuity, $\Delta\theta$ the turn and $M$ the mask there: the surroundings of the edges, of other
+snakes and of the snake itself except its last dash. If the footprint of the drawn dash overlaps another one, a
+new dash is drawn, up to three times; after that the snake cannot go on.
 
 Source: Linsley et al. (2018), arXiv:1805.08315.
 Departs from the authors' code: the last dash of one snake is in the mask of the other at once, and footprints of
@@ -34,7 +34,7 @@ class Planes(NamedTuple):
     """What snakes keep off: a plane for each snake of each picture, `lanes` of them for a picture.
 
     Attributes:
-        blocked: Footprints of dashes; another footprint may not lie there.
+        blocked: Footprints of dashes; no other footprint may overlap them.
         near: Surroundings of dashes; another dash may not end there.
     """
 
@@ -79,7 +79,7 @@ class Grid:
         windows[index] = np.maximum(under, stamps, out=under)
 
     def under(self, planes: NDArray[Any], rows: Ints, places: Ints, side: int) -> NDArray[Any]:
-        """Copy what lies under a stamp of so many pixels a side, around a place in each of some planes."""
+        """Copy what is under a stamp of so many pixels a side, around a place in each of some planes."""
         windows, index = self._windows(planes, rows, places, side)
         return windows[index]
 
@@ -109,11 +109,11 @@ class Snakes:
         self.kinds = np.zeros_like(self.far)
         self._circle = grid.offsets(dashes.circle)
         self._steps = grid.offsets(dashes.steps)
-        # The most that may lie under each pixel of a footprint.
+        # The most that may be under each pixel of a footprint.
         self._limits = (OVERLAP - dashes.footprint.astype(np.int64)).clip(max=255).astype(np.uint8)
 
     def free(self, planes: Ints, far: Ints, kinds: Ints) -> NDArray[np.bool_]:
-        """Tell which of some dashes lie on no other of their plane."""
+        """Find the dashes that overlap no other of their plane."""
         under = self.grid.under(self.planes.blocked, planes, far, self._limits.shape[-1])
         return np.asarray((under <= self._limits[kinds]).all(axis=(1, 2)))
 
@@ -129,7 +129,7 @@ class Snakes:
         self._lay_for_others(planes, lane, far, kinds)
 
     def grow(self, rng: np.random.Generator, pictures: Ints, lane: int, dashes: Ints) -> NDArray[np.bool_]:
-        """Give one snake of each picture a dash more, by number, and tell where it could go on."""
+        """Add a dash to one snake of each picture, and find the pictures where there was room for it."""
         planes = pictures * self.lanes + lane
         last, last_kinds = self.far[planes, dashes - 1], self.kinds[planes, dashes - 1]
         ends = (last + self._steps[last_kinds])[:, None] + self._circle

@@ -99,7 +99,7 @@ def prepare_pathfinder(
     with (
         new_folder(to, task=TASK, settings=settings) as partial,
         closing(_chunks(seed, geometry, total, workers or _cores())) as chunks,
-        tqdm(total=total, desc="Pathfinder", unit=" pictures", disable=not progress) as bar,
+        tqdm(total=total, desc="Pathfinder", unit=" pictures", disable=not progress or None) as bar,
     ):
         stream = _Stream(chunks, bar)
         for split, count in sizes.items():

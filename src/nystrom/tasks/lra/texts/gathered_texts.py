@@ -43,7 +43,7 @@ class Gathered:
     def add(self, row: Row) -> None:
         """Take a sample."""
         if not all(row.texts):
-            raise ValueError(f"{row.place}: a text is empty: mend it, or leave such rows out with --skip-empty.")
+            raise ValueError(f"{row.place}: a text is empty: fill it in, or leave such rows out with --skip-empty.")
         self._labels.append(self._code(row))
         digests = []
         for text in row.texts:

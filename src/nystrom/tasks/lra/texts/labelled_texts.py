@@ -143,7 +143,7 @@ def _check_classes(names: list[str], labels: NDArray[np.uint8], splits: Mapping[
     if missing := [name for name, count in zip(names, trained, strict=True) if not count]:
         raise ValueError(
             f"no training text has the label {', '.join(map(repr, missing[:8]))} (all labels:"
-            f" {', '.join(map(repr, names[:20]))}): mend the labels, or add training texts of that class."
+            f" {', '.join(map(repr, names[:20]))}): correct the labels, or add training texts of that class."
         )
 
 

@@ -111,10 +111,10 @@ def wanted_fields(*, label_field: str | None, text_field: str | None, pair_field
 
 
 def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False) -> Source:
-    """Tell what a file or folder is, with a bar for checksums that take long.
+    """Recognize a file or folder, with a bar for checksums that take long.
 
     Raises:
-        ValueError: Nothing that is read, or an official file is missing.
+        ValueError: It is of no kind that is read, or an official file is missing.
     """
     if source.is_file() and is_row_file(source):
         if source.name in OFFICIAL.values():

@@ -100,10 +100,10 @@ def wanted_fields(*, label_field: str | None, text_field: str | None) -> Wanted:
 
 
 def find_texts(source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False) -> Source:
-    """Tell what a file or folder is, with a bar for checksums that take long.
+    """Recognize a file or folder, with a bar for checksums that take long.
 
     Raises:
-        ValueError: Nothing that is read.
+        ValueError: It is of no kind that is read.
     """
     if source.is_file():
         if source.name.lower().endswith(ARCHIVES):
