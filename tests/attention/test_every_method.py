@@ -5,10 +5,11 @@ sequence of a dozen tokens takes the method's own path, not its exact limit.
 """
 
 import dataclasses
+import inspect
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -81,7 +82,32 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-9}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 lengths = st.integers(1, 40)
 seeds = st.integers(0, 2**31)
-few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# Interpreted kernels take a second a call, so they get these examples and no others.
+BY_HAND = (
+    {"n": 23, "s": 18, "b": 1, "h": 2, "d": 3, "e": 5, "before": 2, "after": 9, "junk": float("nan"), "count": 7},
+    {"n": 9, "s": 31, "b": 2, "h": 1, "d": 9, "e": 1, "before": 6, "after": 0, "junk": -1e30, "count": 12},
+)
+
+
+def few(law):
+    """Hold a law to a dozen drawn examples, and kernels to those chosen by hand."""
+    drawn = settings(max_examples=12, deadline=None)(law)
+    by_hand = law.hypothesis.inner_test
+    wanted = inspect.signature(by_hand).parameters
+
+    def hold(name, options):
+        if options.get("backend") != "triton":
+            return drawn(name, options)
+        for seed, example in enumerate(BY_HAND):
+            by_hand(name, options, **{key: value for key, value in {**example, "seed": seed}.items() if key in wanted})
+
+    def law_of_options(name, options):
+        hold(name, options)
+
+    def law_of_backend(name, backend):
+        hold(name, backend)
+
+    return law_of_backend if "backend" in wanted else law_of_options
 
 
 def draw(seed, n, s=None, *, b=2, h=2, d=4, e=3, dtype=torch.float64, size=1.0):

@@ -255,3 +255,43 @@ def test_distributed_wrappers_train_it(tmp_path):
             torch.testing.assert_close(p.grad.full_tensor(), grad, rtol=1e-5, atol=1e-6)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def squares(q, k, v):
+    return nystrom_attention(q, k, v, num_landmarks=3, backend="triton").square().sum()
+
+
+def grad_of_grad(q, k, v):
+    (first,) = torch.autograd.grad(squares(q, k, v), q, create_graph=True)
+    torch.autograd.grad(first.sum(), q)
+
+
+DOORS = {
+    "grad of grad": grad_of_grad,
+    "hvp": lambda q, k, v: torch.autograd.functional.hvp(lambda q: squares(q, k, v), q, q),
+    "func": lambda q, k, v: torch.func.grad(lambda q: torch.func.grad(squares)(q, k, v).sum())(q),
+    "forward mode": lambda q, k, v: torch.func.jvp(lambda q: squares(q, k, v), (q,), (q.detach(),)),
+}
+
+
+# torch.func.jvp imports a part of torch that is deprecated.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("door", DOORS)
+def test_derivatives_that_are_not_there_raise_by_every_door(door):
+    with pytest.raises(NotImplementedError, match=r"backend 'triton' has no .* derivative: pass backend='torch'"):
+        DOORS[door](*draw_qkv(12, 12, b=1, h=1, d=4, e=4))
+
+
+def test_gradients_of_each_sequence_by_vmap():
+    inputs = [x.detach() for x in (*draw_qkv(12, 12, b=2, h=1, d=4, e=4), draw(1, 1, 3, 1, seed=5))]
+
+    def loss(q, k, v, skip, backend="triton"):
+        # A batch of one.
+        return nystrom_attention(q[None], k[None], v[None], num_landmarks=3, skip=skip, backend=backend).square().sum()
+
+    mine = torch.func.vmap(torch.func.grad(loss, (0, 1, 2, 3)), in_dims=(0, 0, 0, None))(*inputs)
+    for i in range(2):
+        alone = [x.clone().requires_grad_() for x in (*(x[i] for x in inputs[:3]), inputs[3])]
+        theirs = torch.autograd.grad(loss(*alone, backend="torch"), alone)
+        for x, y in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(x[i], y, **CLOSE)

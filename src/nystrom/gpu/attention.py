@@ -2,19 +2,21 @@ r"""Nyström attention and Skyformer by the kernels of this room: the functions 
 
 Forward: landmarks, their m x m matrix, its inverse, the right factor in splits and their join, the middle, the left
 factor with the skip. Between the passes q, k, v and tensors of size m are kept; the backward pass recomputes all
-others. It reads the queries and the gradient twice, keys and values twice (the gradient twice more, and the values once
-more, where there is a skip), and writes each gradient once.
+others. It reads queries, gradient, keys and values twice (with a skip the gradient twice more and the values once
+more), and writes each gradient once.
 
-Sums over tokens are taken in spans, written apart and then added: results and gradients are the same each time.
+Sums over tokens are taken in spans, stored separately and then added: results and gradients are the same each time.
 
-Both passes are custom operators of torch, so that compile, export, autocast, checkpointing and distributed wrappers see
-one node. A second derivative does not exist.
+Both passes are custom operators of torch, so compile, export, autocast, checkpointing and distributed wrappers see one
+node. Outside a compiler they are called through `torch.autograd.Function`, which torch.func understands; under vmap
+they run one slice at a time. There is no second derivative and no forward-mode derivative: asking for one raises.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. (13)-(17); Chen et al. (2021), arXiv:2111.00035, sections 4.2, 4.4.
 """
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from nystrom.gpu import inversion, stages
 from nystrom.gpu.inputs import Inputs, empty_like
@@ -57,13 +59,20 @@ def landmark_attention(
         skip: (h, 1, taps, 1) Kernel of the skip convolution; keys are then the queries' own tokens.
 
     Raises:
-        ValueError: What the kernels cannot do; the message names the way out.
+        ValueError: The kernels cannot do it; the message names the way out.
+        NotImplementedError: An input carries a forward-mode tangent, or, later, a gradient is differentiated.
     """
     if gamma is not None and draws is None:
         draws = even_draws(num_landmarks, q.device)
     taps = None if skip is None else skip[:, 0, :, 0].to(v.dtype)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    return _attention(
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v, taps)):
+        raise NotImplementedError(
+            "backend 'triton' has no forward-mode derivative: pass backend='torch', or use reverse mode."
+        )
+    # A compiler takes the operator itself.
+    attend = _attention if torch.compiler.is_compiling() else _Attention.apply
+    return attend(
         q, k, v, taps, keep, query_keep, draws, num_landmarks, scale, pinv_steps, z0, -1.0 if gamma is None else gamma
     )[0]
 
@@ -193,8 +202,62 @@ def _keep_for_backward(ctx, inputs, output) -> None:
 
 def _backward(ctx, grad, *_):
     tensors = ctx.saved_tensors
-    q_grad, k_grad, v_grad, taps_grad = _attention_backward(grad, *tensors, *ctx.numbers)
+    # Traced by a compiler, the operator itself.
+    differentiate = _attention_backward if torch.compiler.is_compiling() else _Gradients.apply
+    q_grad, k_grad, v_grad, taps_grad = differentiate(grad, *tensors, *ctx.numbers)
     return q_grad, k_grad, v_grad, None if tensors[3] is None else taps_grad, *(None,) * 8
+
+
+class _Attention(torch.autograd.Function):
+    """The operator and its gradient in the form that torch.func needs."""
+
+    @staticmethod
+    def forward(*inputs):
+        return _attention(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        _keep_for_backward(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return _backward(ctx, *gradients)
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        return _one_by_one(_Attention, info, in_dims, inputs)
+
+
+class _Gradients(torch.autograd.Function):
+    """The operator of the backward pass, whose own gradient does not exist."""
+
+    @staticmethod
+    def forward(*inputs):
+        return _attention_backward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise NotImplementedError(
+            "backend 'triton' has no second derivative: pass backend='torch' where a gradient is differentiated."
+        )
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        return _one_by_one(_Gradients, info, in_dims, inputs)
+
+
+def _one_by_one(function, info, in_dims, inputs):
+    """Apply a function to each slice of a vmap, and stack the results."""
+    results = [
+        function.apply(*(x if dim is None else x.select(dim, i) for x, dim in zip(inputs, in_dims, strict=True)))
+        for i in range(info.batch_size)
+    ]
+    stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+    return stacked, (0,) * len(stacked)
 
 
 _attention.register_autograd(_backward, setup_context=_keep_for_backward)
