@@ -77,6 +77,16 @@ CASES = [
     pytest.param(name, options, id=f"{name}-{options}") for name in METHODS for options in VARIANTS.get(name, [{}])
 ]
 every_case = pytest.mark.parametrize(("name", "options"), CASES)
+# What takes seconds a case: a method's first options without and with a mask, its others with one.
+every_case_masked = pytest.mark.parametrize(
+    ("name", "options", "masked"),
+    [
+        pytest.param(name, options, masked, id=f"{name}-{options}-{'masked' if masked else 'open'}")
+        for name, options in (case.values for case in CASES)
+        for masked in (False, True)
+        if masked or options == VARIANTS[name][0]
+    ],
+)
 # float64 rounding through an inverse whose condition is a few thousand.
 CLOSE = {"rtol": 1e-8, "atol": 1e-9}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -475,19 +485,18 @@ def largest_tensor(name, options, n, masked):
     return largest.numel
 
 
-@every_case
-@pytest.mark.parametrize("masked", [False, True])
+@every_case_masked
 def test_nothing_quadratic_is_stored(name, options, masked):
     if (name, options) == QUADRATIC_BY_DESIGN:
         assert largest_tensor(name, options, 256, masked) >= 256 * 256
         pytest.skip("the papers' baseline stores n x s numbers by design")
+    # Interpreted kernels take long for a long sequence.
+    count, lengths = (32, (128, 256)) if "backend" in options else (64, (1024, 2048))
     # The features of the Linformer are weights, one row of max_length each, however many tokens there are.
     counts = ("num_landmarks",) if name == "linformer" else ("num_landmarks", "num_features")
-    many = {**options, **{option: 64 for option in counts if option in options}}
-    # Kernels that are interpreted take long for a long sequence.
-    lengths = (256, 512) if "backend" in options else (1024, 2048)
+    many = {**options, **{option: count for option in counts if option in options}}
     small, large = (largest_tensor(name, many, n, masked) for n in lengths)
-    # Kernelized widens 2 channels to 4; padding and a landmark slot add a constant. n x m would be 64 n.
+    # Kernelized widens 2 channels to 4; padding and a landmark slot add a constant. n x m would be 64 n (32 n).
     room = 70 if (name, options) == STORES_N_M else 16
     assert large <= room * lengths[1]
     assert large <= 2.1 * small
@@ -544,18 +553,33 @@ def test_training_draws_anew(name, options):
 # Law 8: compile, export with a dynamic n, gradcheck.
 
 
-@every_case
-@pytest.mark.parametrize("masked", [False, True])
+@every_case_masked
 def test_compiles_to_one_graph(name, options, masked):
     attend = build(name, options)
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    # Another length compiles a second time, with a symbolic one.
-    for n in (40, 47) if masked else (40,):
-        inputs = [x.requires_grad_() for x in draw(12, n)]
-        keep = draw_keep(12, 2, n) if masked else None
-        out = compiled(*inputs, keep=keep)
-        torch.testing.assert_close(out, attend(*inputs, keep=keep), **CLOSE)
-        out.sum().backward()
+    inputs, keep = [x.requires_grad_() for x in draw(12, 40)], draw_keep(12, 2, 40) if masked else None
+    out = compiled(*inputs, keep=keep)
+    torch.testing.assert_close(out, attend(*inputs, keep=keep), **CLOSE)
+    out.sum().backward()
+    torch.compiler.reset()
+
+
+# Where positions decide, torch reasons about a symbolic length for half a minute and more.
+LONG = {"reformer", "longformer", "bigbird"}
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in LONG)) for case in EXACT_CASES],
+    ids=str,
+)
+def test_compiles_to_one_graph_for_any_length(name, backend):
+    attend = build(name, {**VARIANTS[name][0], **backend})
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager", dynamic=True)
+    inputs, keep = [x.requires_grad_() for x in draw(12, 47)], draw_keep(12, 2, 47)
+    out = compiled(*inputs, keep=keep)
+    torch.testing.assert_close(out, attend(*inputs, keep=keep), **CLOSE)
+    out.sum().backward()
     torch.compiler.reset()
 
 
@@ -571,8 +595,7 @@ def test_inductor_gives_the_same(name, backend):
     torch.testing.assert_close(out, attend(q, k, v, keep=keep), rtol=1e-3, atol=1e-4)
 
 
-@every_case
-@pytest.mark.parametrize("masked", [False, True])
+@every_case_masked
 def test_exports_with_a_dynamic_length(name, options, masked):
     attend = build(name, options)
     dynamic = {2: torch.export.Dim.DYNAMIC}
@@ -587,8 +610,7 @@ def test_exports_with_a_dynamic_length(name, options, masked):
         torch.testing.assert_close(exported(*inputs, **keeps), attend(*inputs, **keeps), **CLOSE)
 
 
-@every_case
-@pytest.mark.parametrize("masked", [False, True])
+@every_case_masked
 def test_gradients_are_right(name, options, masked):
     if options.get("landmarks") == "kmeans":
         # The assignment jumps, and finite differences with it; away from jumps the means are smooth.
