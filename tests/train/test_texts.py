@@ -120,3 +120,49 @@ def test_texts_longer_than_the_model_are_refused_with_the_way_to_cut_them(own, s
     prepare_text(own, tmp_path / "long", max_length=600, progress=False)
     with pytest.raises(ValueError, match=r"a sample of 600 tokens .* 512 positions.*cut by --max-length"):
         small_run(tmp_path / "run", task="text", data=tmp_path / "long")
+
+
+def test_columns_of_other_names_are_trained_on_and_scored(own, small_run, tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text(own.read_text().replace("text,label", "body,mood"))
+    fields = {"text_field": "body", "label_field": "mood"}
+    run = small_run(tmp_path / "run", task="text", data=other, **fields)
+    tested = {row.quantity: row for row in read_rows(run / "rows.csv")}["test accuracy"]
+    assert tested.command.endswith("--data other.csv --text-field body --label-field mood --to run")
+    assert evaluate("text", model=run / "best", data=other, device="cpu", **fields).value == tested.value
+
+
+def test_own_pairs_are_trained_on(small_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{'ab'[i % 2] * (3 + i % 7)},{'ba'[i % 2] * (2 + i % 5)}{i},{'yes' if i % 2 else 'no'}" for i in range(80)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["one,two,same", *rows]) + "\n")
+    fields = {"text_field": "one", "pair_field": "two", "label_field": "same"}
+    run = small_run(tmp_path / "run", task="retrieval", data=tmp_path / "pairs.csv", steps=3, **fields)
+    config = json.loads((run / "best" / "config.json").read_text())
+    assert config["id2label"] == {"0": "no", "1": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"task": "listops"}, "--text-field is 'body', but data .* is not a file of texts: leave it out"),
+        ({"task": "text", "data": None}, "--text-field is 'body', but no data are named with --data: leave it out"),
+    ],
+)
+def test_columns_of_prepared_data_raise(small_run, tmp_path, changes, says):
+    with pytest.raises(ValueError, match=says):
+        small_run(tmp_path / "run", text_field="body", **changes)
+
+
+@pytest.mark.parametrize("task", ["listops", "retrieval", "image"])
+def test_data_that_are_not_prepared_are_named_with_the_command_and_left_alone(small_run, tmp_path, task):
+    raw = tmp_path / "release"
+    raw.mkdir()
+    (raw / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"release") as error:
+        small_run(tmp_path / "run", task=task, data=raw)
+    assert "delete" not in str(error.value).lower()
+    assert (raw / "thesis.txt").read_text() == "mine"
+    if task != "retrieval":
+        assert "not prepared" in str(error.value)
+        assert f"nystrom data prepare {task} --from {raw} --to " in str(error.value)

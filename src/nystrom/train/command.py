@@ -2,15 +2,24 @@
 
 from pathlib import Path
 
+from nystrom.train.columns import NO_COLUMNS, Columns
 from nystrom.train.settings import Settings
 
 
-def train_words(settings: Settings, *, data: Path | str, to: Path | str, threads: int | None = None) -> list[str]:
+def train_words(
+    settings: Settings,
+    *,
+    data: Path | str,
+    columns: Columns = NO_COLUMNS,
+    to: Path | str,
+    threads: int | None = None,
+) -> list[str]:
     """The words behind `nystrom` that make a run with these settings.
 
     Args:
         settings: Settings of the run.
-        data: Its data.
+        data: Its data, as the user named them.
+        columns: Where the user's own files hold texts and labels.
         to: Its folder.
         threads: Threads on the CPU; None for torch's choice.
     """
@@ -19,7 +28,8 @@ def train_words(settings: Settings, *, data: Path | str, to: Path | str, threads
     if settings.accumulation != 1:
         named["accumulation"] = settings.accumulation
     named |= {"precision": settings.precision, "device": settings.device}
-    named |= {"threads": threads, "compile": settings.compile or None, "data": data, "to": to}
+    named |= {"threads": threads, "compile": settings.compile or None, "data": data}
+    named |= {**columns.named(), "to": to}
     words = ["train", settings.task]
     for name, value in named.items():
         flag = f"--{name.replace('_', '-')}"

@@ -28,6 +28,7 @@ from nystrom.tasks.store.byte_split import ByteSplit
 from nystrom.tasks.store.header import HEADER
 from nystrom.tasks.store.picture_files import PictureSplit
 from nystrom.train.batches import Collate, collate, collate_pairs, collate_whole
+from nystrom.train.columns import NO_COLUMNS, Columns
 from nystrom.train.presets.sizes import DataSizes
 
 Model = EncoderForSequenceClassification | EncoderForPairClassification
@@ -83,15 +84,14 @@ class Task:
         prepare: Draws the data set of these sizes; None where it is read from files that the user has.
         model: What is trained.
         collate: Makes a batch of samples.
-        prepare_own: Makes a data set of a user's own files, of samples of at most so many tokens, and gives its folder;
-            None where own files cannot be used.
+        takes_own_texts: Whether a user's own labelled texts, or pairs of them, can be trained on as they are.
     """
 
     open: Callable[[Path, str], Split]
     prepare: Callable[[Path, DataSizes], None] | None = None
     model: type[Model] = EncoderForSequenceClassification
     collate: Collate = collate
-    prepare_own: Callable[[Path, int], Path] | None = None
+    takes_own_texts: bool = False
 
 
 def _prepare_listops(folder: Path, sizes: DataSizes) -> None:
@@ -111,14 +111,10 @@ def _prepare_pathfinder(folder: Path, sizes: DataSizes) -> None:
     prepare_pathfinder(folder, size=size, train=sizes.train, val=sizes.val, test=sizes.test)
 
 
-def _prepare_own_texts(files: Path, max_length: int) -> Path:
-    return prepare_own("text", files, max_length=max_length, progress=False)
-
-
 TASKS: dict[str, Task] = {
     "listops": Task(open=ListOps, prepare=_prepare_listops),
-    "text": Task(open=Text, prepare_own=_prepare_own_texts),
-    "retrieval": Task(open=Retrieval, model=EncoderForPairClassification, collate=collate_pairs),
+    "text": Task(open=Text, takes_own_texts=True),
+    "retrieval": Task(open=Retrieval, model=EncoderForPairClassification, collate=collate_pairs, takes_own_texts=True),
     "image": Task(open=Image, collate=collate_whole),
     "pathfinder": Task(open=Pathfinder, prepare=_prepare_pathfinder, collate=collate_whole),
 }
@@ -152,25 +148,26 @@ def check_data(task: str, data: Path | None) -> None:
             f"data is {data}, and there is no such folder: name a prepared one, leave it out for the preset's, or make "
             f"it with `nystrom data prepare {task}{_source(task)} --to {data}`."
         )
-    if find_task(task).prepare_own is None:
+    if not find_task(task).takes_own_texts:
         raise ValueError(f"data is {data}, a file; expected a folder that `nystrom data prepare {task}` made.")
 
 
-def prepared_folder(task: str, data: Path, *, max_length: int) -> Path:
+def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns = NO_COLUMNS) -> Path:
     """The prepared folder of what a user names as data, made of the user's own files where these are named.
 
     Args:
         task: Task.
         data: A prepared folder, or files of the task.
         max_length: The longest sample that the model takes; longer ones are cut.
+        columns: Where the files hold texts and labels.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: It is neither, or columns are named of what is prepared already.
     """
-    own = find_task(task).prepare_own
-    if own is None or (data / HEADER).is_file():
+    if not find_task(task).takes_own_texts or (data / HEADER).is_file():
+        columns.check_unused(f"data {data} is not a file of texts")
         return data
-    folder = own(data, max_length)
+    folder = prepare_own(task, data, max_length=max_length, **columns._asdict())
     print(f"The data of {data} are in {folder}.")
     return folder
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nystrom.checks import check_at_least
 from nystrom.measure.rows import Row
+from nystrom.train.columns import Columns
 from nystrom.train.hardware import Device, Precision, is_main, usable_device, usable_precision
 from nystrom.train.lengths import data_positions
 from nystrom.train.presets.published import find_preset
@@ -24,6 +25,9 @@ def train(
     options: Mapping[str, object] | None = None,
     preset: str = "nystromformer",
     data: Path | None = None,
+    text_field: str | None = None,
+    label_field: str | None = None,
+    pair_field: str | None = None,
     to: Path | None = None,
     seed: int = 0,
     resume: bool = False,
@@ -53,7 +57,11 @@ def train(
         preset: "nystromformer" or "skyformer", as published, or "demo" for a few minutes on two cores.
         data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made when it is missing and can be. A
             resumed run knows its own. For text also your own labelled texts (.csv, .tsv, .jsonl, or a folder of them),
-            prepared under data/. For pathfinder pictures of any size: the model has a position for each pixel.
+            for retrieval your own pairs of texts; they are prepared under data/. For pathfinder pictures of any size:
+            the model has a position for each pixel.
+        text_field: Column of the texts in your own files, of the first of each pair; the usual names if not given.
+        label_field: Column of the labels in your own files.
+        pair_field: Column of the second text of each pair, for retrieval.
         to: Folder of the run; runs/TASK-ATTENTION-PRESET-seedSEED.
         seed: Decides start weights, order of the samples and dropout.
         resume: Go on with the run in the folder, from its last complete checkpoint.
@@ -82,7 +90,11 @@ def train(
 
     chosen = find_preset(task, preset)
     run = RunFolder(Path("runs") / f"{task}-{attention}-{preset}-seed{seed}" if to is None else Path(to))
-    data = run.data_folder() if data is None else Path(data)
+    columns = Columns(text_field, label_field, pair_field)
+    if data is None:
+        columns.check_unused("no data are named with --data")
+        data = run.data_folder()
+    data = None if data is None else Path(data)
     check_data(task, data)
     settings = settle(
         task,
@@ -111,7 +123,7 @@ def train(
     with run.held(settings, resume=resume, main=is_main()):
         from nystrom.train.running import run_training
 
-        run_training(settings, chosen, data, run, resume=resume, threads=threads)
+        run_training(settings, chosen, data, run, columns=columns, resume=resume, threads=threads)
     return run.path
 
 
@@ -120,6 +132,9 @@ def evaluate(
     *,
     model: Path,
     data: Path,
+    text_field: str | None = None,
+    label_field: str | None = None,
+    pair_field: str | None = None,
     split: str = "test",
     batch_size: int = 64,
     precision: Precision = "auto",
@@ -130,7 +145,10 @@ def evaluate(
     Args:
         task: Task, such as "listops".
         model: Folder of a saved model, such as RUN/best.
-        data: Prepared data, or what `train` was given in their place.
+        data: Prepared data, or your own texts, as `train` takes them.
+        text_field: Column of the texts in your own files, of the first of each pair; the usual names if not given.
+        label_field: Column of the labels in your own files.
+        pair_field: Column of the second text of each pair, for retrieval.
         split: train, val or test.
         batch_size: Samples at a time; changes nothing but speed and memory.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
@@ -151,4 +169,14 @@ def evaluate(
     from nystrom.train.scoring import score
 
     check_data(task, Path(data))
-    return score(task, Path(model), Path(data), split=split, batch_size=batch_size, precision=precision, device=device)
+    columns = Columns(text_field, label_field, pair_field)
+    return score(
+        task,
+        Path(model),
+        Path(data),
+        columns=columns,
+        split=split,
+        batch_size=batch_size,
+        precision=precision,
+        device=device,
+    )

@@ -4,9 +4,8 @@ import shutil
 from pathlib import Path
 
 from nystrom.report.plots import draw_curves
-from nystrom.train.command import train_words
 from nystrom.train.data import Model, class_names, find_task
-from nystrom.train.results import Place, accuracy_row, command_line, result_row, setting_words
+from nystrom.train.results import Place, accuracy_row, result_row, setting_words
 from nystrom.train.run_folder import RunFolder
 from nystrom.train.scoring import accuracy, load_model
 from nystrom.train.settings import Settings
@@ -14,17 +13,14 @@ from nystrom.train.trainer import EncoderTrainer
 from nystrom.train.writing import written
 
 
-def finish(
-    trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, data: Path, threads: int | None = None
-) -> None:
+def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, command: str) -> None:
     """Write curves, the best model and the results, the results last, and print them.
 
     Args:
         trainer: After its last step.
         settings: Settings of the run.
         run: The folder.
-        data: The data, as the user named them.
-        threads: Threads on the CPU, where these were given.
+        command: The command that makes the run by itself.
 
     Raises:
         OSError: A file could not be written; names it and the way on.
@@ -48,7 +44,7 @@ def finish(
         precision=settings.precision,
         seed=settings.seed,
         settings=setting_words(settings),
-        command=command_line(train_words(settings, data=data, to=run.path, threads=threads), settings.processes),
+        command=command,
     )
     rows = [
         accuracy_row(best.config, "test accuracy", share, len(test), place),

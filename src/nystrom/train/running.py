@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
+from nystrom.train.columns import Columns
+from nystrom.train.command import train_words
 from nystrom.train.compiling import check_compiler
 from nystrom.train.data import (
     class_names,
@@ -22,6 +24,7 @@ from nystrom.train.finish import finish
 from nystrom.train.hardware import is_main
 from nystrom.train.presets.published import Preset
 from nystrom.train.progress import no_file_bars
+from nystrom.train.results import command_line
 from nystrom.train.run_folder import RunFolder
 from nystrom.train.settings import Settings
 from nystrom.train.trainer import EncoderTrainer, NotFinite, training_arguments
@@ -29,7 +32,14 @@ from nystrom.train.writing import NotWritten
 
 
 def run_training(
-    settings: Settings, preset: Preset, data: Path | None, run: RunFolder, *, resume: bool, threads: int | None
+    settings: Settings,
+    preset: Preset,
+    data: Path | None,
+    run: RunFolder,
+    *,
+    columns: Columns,
+    resume: bool,
+    threads: int | None,
 ) -> None:
     """Train by checked settings, and write the results.
 
@@ -38,6 +48,7 @@ def run_training(
         preset: The preset that they come from.
         data: What the user named as data; None for the preset's.
         run: The folder, which this process holds.
+        columns: Where the user's own files hold texts and labels.
         resume: Go on from the last complete checkpoint.
         threads: Threads on the CPU; None for torch's choice.
 
@@ -57,7 +68,7 @@ def run_training(
             folder = default_folder(preset.data)
             prepare_if_missing(settings.task, folder, preset.data)
         else:
-            folder = prepared_folder(settings.task, data, max_length=settings.max_length)
+            folder = prepared_folder(settings.task, data, max_length=settings.max_length, columns=columns)
     splits = open_splits(settings.task, folder, positions=settings.max_length, batch_size=settings.batch_size)
     digest = fingerprint(splits)
     run.check_data(digest)
@@ -76,7 +87,10 @@ def run_training(
         trainer = EncoderTrainer(model, arguments, settings=settings, preset=preset, splits=splits, run=run)
         _train(trainer, settings, run, resume=resume)
         if is_main():
-            finish(trainer, settings, run, data=folder if data is None else data, threads=threads)
+            words = train_words(
+                settings, data=folder if data is None else data, columns=columns, to=run.path, threads=threads
+            )
+            finish(trainer, settings, run, command=command_line(words, settings.processes))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

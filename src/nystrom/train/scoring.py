@@ -15,6 +15,7 @@ from nystrom.models import EncoderConfig
 from nystrom.models.files.loading import check_fit
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.batches import shortest_first
+from nystrom.train.columns import Columns
 from nystrom.train.data import Model, Split, Task, check_lengths, class_names, find_task, prepared_folder
 from nystrom.train.progress import no_file_bars
 from nystrom.train.results import Place, accuracy_row
@@ -22,10 +23,20 @@ from nystrom.train.results import Place, accuracy_row
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def score(task: str, model: Path, data: Path, *, split: str, batch_size: int, precision: str, device: str) -> Row:
+def score(
+    task: str,
+    model: Path,
+    data: Path,
+    *,
+    columns: Columns,
+    split: str,
+    batch_size: int,
+    precision: str,
+    device: str,
+) -> Row:
     """Score a saved model; see `nystrom.train.engine.evaluate`."""
     wanted = find_task(task)
-    folder = prepared_folder(task, data, max_length=positions(model))
+    folder = prepared_folder(task, data, max_length=positions(model), columns=columns)
     samples = wanted.open(folder, split)
     with no_file_bars():
         loaded = load_model(model, task, classes=class_names(samples))

@@ -1,0 +1,33 @@
+"""Which columns of a user's own files hold the texts and their labels."""
+
+from typing import NamedTuple
+
+
+class Columns(NamedTuple):
+    """Columns, or fields, of a user's own files; None means the usual names.
+
+    Attributes:
+        text_field: Of the texts, of the first of each pair.
+        label_field: Of the labels.
+        pair_field: Of the second text of each pair.
+    """
+
+    text_field: str | None = None
+    label_field: str | None = None
+    pair_field: str | None = None
+
+    def named(self) -> dict[str, str]:
+        """Those that were given."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+    def check_unused(self, why: str) -> None:
+        """See that none was given.
+
+        Raises:
+            ValueError: One was.
+        """
+        for name, value in self.named().items():
+            raise ValueError(f"--{name.replace('_', '-')} is {value!r}, but {why}: leave it out.")
+
+
+NO_COLUMNS = Columns()
