@@ -110,8 +110,8 @@ def test_options_of_a_call_win_over_those_of_the_configuration():
         ("nystrom", {"landmark": 3}, {}, "option of nystrom 'landmark' is unknown.*Perhaps you meant 'landmarks'"),
         ("nystrom", {"scale": 1.0}, {}, "option of nystrom 'scale' is unknown"),
         ("nystrom", {"num_landmarks": 0}, {}, "num_landmarks is 0"),
-        ("nystrom", {}, {"num_landmark": 3}, "BertSelfAttention hands num_landmark to attention.*num_landmarks"),
-        ("linear", {}, {"num_landmarks": 3}, "hands num_landmarks to attention, which linear attention cannot honour"),
+        ("nystrom", {}, {"num_landmark": 3}, "BertSelfAttention passes num_landmark to attention.*num_landmarks"),
+        ("linear", {}, {"num_landmarks": 3}, "passes num_landmarks to attention, which linear attention cannot honour"),
         ("performer", {"redraw_steps": 5}, {}, "option of performer 'redraw_steps' is unknown"),
         ("nystrom", {}, {"output_attentions": True}, "output_attentions is True, but nystrom attention stores no"),
         ("nystrom", {}, {"is_causal": True}, "BertSelfAttention is causal"),
@@ -221,18 +221,69 @@ def test_dropout_of_weights_is_told_of_in_training_and_other_dropout_works():
     assert not torch.equal(first, second)
 
 
-class SomeCrossAttention(nn.Module):
-    is_causal = False
-    config = None
+class Layer(nn.Module):
+    """A layer that says of itself what those of transformers' models say."""
+
+    config, is_causal = None, False
+
+    def __init__(self, **stated):
+        super().__init__()
+        vars(self).update(stated)
+
+    def forward(self, hidden_states, attention_mask=None):
+        """Attend to one sequence."""
 
 
-def test_cross_attention_of_equal_lengths_keeps_all_queries():
+class EitherLayer(Layer):
+    def forward(self, hidden_states, key_value_states=None, attention_mask=None):
+        """Attend to one sequence, or to another."""
+
+
+class OtherLayer(Layer):
+    def forward(self, hidden_states, encoder_hidden_states, attention_mask=None):
+        """Attend to another sequence."""
+
+
+class LayerOfCrossAttention(Layer):
+    def forward(self, queries, keys, values, attention_mask=None):
+        """Attend to what comes."""
+
+
+@pytest.mark.parametrize(
+    ("layer", "elsewhere"),
+    [
+        (Layer(), False),
+        (Layer(is_cross_attention=True), True),
+        (EitherLayer(is_decoder=False), False),
+        (EitherLayer(is_decoder=True), True),
+        (EitherLayer(is_cross_attention=False), False),
+        (OtherLayer(), True),
+        (OtherLayer(is_cross_attention=False), False),
+        (LayerOfCrossAttention(), True),
+    ],
+)
+def test_cross_attention_of_equal_lengths_keeps_all_queries(layer, elsewhere):
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 9, 8, generator=g) for _ in range(3))
     keep = torch.arange(9) < torch.tensor([[9], [5]])
-    out, _ = attend("nystrom", SomeCrossAttention(), q, k, v, keep[:, None, None], num_landmarks=20)
+    out, _ = attend("nystrom", layer, q, k, v, keep[:, None, None], num_landmarks=20)
     exact = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep[:, None, None])
-    assert_close(out.transpose(1, 2), exact, **CLOSE)
+    real = torch.ones_like(keep) if elsewhere else keep
+    assert_close(out[real], exact.transpose(1, 2)[real], **CLOSE)
+    assert (out[~real] == 0).all()
+
+
+@pytest.mark.refuses
+def test_a_layer_that_could_attend_to_either_sequence_raises_where_the_mask_does_not_say():
+    q = torch.randn(2, 4, 9, 8, generator=torch.Generator().manual_seed(0))
+    keep = (torch.arange(9) < torch.tensor([[9], [5]]))[:, None, None]
+    with pytest.raises(
+        ValueError, match=r"EitherLayer may attend to its own .*\(key_value_states\).*is_cross_attention"
+    ):
+        attend("nystrom", EitherLayer(), q, q, q, keep)
+    # Without a mask, or with other numbers of queries and keys, nothing is in doubt.
+    assert attend("nystrom", EitherLayer(), q, q, q, None)[0].isfinite().all()
+    assert attend("nystrom", EitherLayer(), q[:, :, :5], q, q, keep)[0].isfinite().all()
 
 
 def test_a_model_of_two_towers_takes_a_method_in_one():
@@ -260,5 +311,7 @@ def test_compile_makes_one_graph(method):
 @pytest.mark.refuses
 def test_this_librarys_own_encoder_refuses_a_second_word_on_its_attention():
     config = EncoderConfig(**SIZES, vocab_size=64)
-    with pytest.raises(ValueError, match=r"attn_implementation is 'skyformer'.*attention='skyformer'"):
+    with pytest.raises(
+        ValueError, match=r"attn_implementation is 'skyformer'.*takes its attention from the configuration"
+    ):
         AutoModel.from_config(config, attn_implementation="skyformer")

@@ -91,8 +91,8 @@ WORKS = {
     "yolos": {"image_size": [32, 32], "num_detection_tokens": 5},
 }
 CAUSAL = "asks for a causal mask|is causal"
-BIAS = "hands attention a mask of shape .* and torch.float32|hands position_bias to attention"
-CAPPED = "hands softcap to attention"
+BIAS = "passes attention a mask of shape .* and torch.float32|passes position_bias to attention"
+CAPPED = "passes softcap to attention"
 # Families that are refused: what they need beside the sizes, and why.
 REFUSED = {
     "bart": ({}, CAUSAL),

@@ -1,4 +1,4 @@
-"""One part of a model attends by a method, and a check says what ran."""
+"""One part of a model attends by a method, and a check reports what ran."""
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from transformers import (
     WhisperConfig,
 )
 
+import nystrom
 from nystrom.integrations import check_attention, set_attention
 
 # DeBERTa's code, under some versions of torch.
@@ -98,6 +99,31 @@ def test_a_model_that_takes_the_name_and_ignores_it_is_found_out():
             check_attention(model, IDS)
         with pytest.raises(ValueError, match=f"{type(model).__name__} has attention of its own"):
             set_attention(model, "nystrom")
+        # In a model that is there already the name is not even taken.
+        deaf = AutoModel.from_config(config, attn_implementation="eager")
+        deaf.set_attn_implementation("nystrom")
+        assert deaf.config._attn_implementation == "eager"
+        with pytest.raises(ValueError, match=f"{type(model).__name__} has attention of its own"):
+            check_attention(deaf, IDS)
+
+
+@pytest.mark.refuses
+def test_an_input_longer_than_the_positions_is_named_with_the_way_out():
+    model = bert()
+    set_attention(model, "nystrom")
+    with pytest.raises(ValueError, match=r"BertModel fails at 600 tokens.*512\. .*nystrom convert .* 600"):
+        check_attention(model, {"input_ids": torch.ones(1, 600, dtype=torch.long)})
+
+
+class HandWritten(nn.Module):
+    def forward(self, q, k, v):
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.refuses
+def test_a_model_that_calls_exact_attention_itself_is_pointed_to_the_function():
+    with pytest.raises(ValueError, match=r"HandWritten holds no .*call nystrom.nystrom_attention\(q, k, v\)"):
+        nystrom.replace_attention(HandWritten())
 
 
 @pytest.mark.refuses

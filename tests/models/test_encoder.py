@@ -1,5 +1,7 @@
 """The laws of the encoder: padding and neighbours change nothing, names are those of the published checkpoints."""
 
+import weakref
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -211,6 +213,26 @@ def test_a_tuple_holds_what_the_object_holds():
     whole, parts = model(ids, output_hidden_states=True), model(ids, output_hidden_states=True, return_dict=False)
     assert len(whole.hidden_states) == 3
     assert_close(parts, whole.to_tuple(), rtol=0, atol=0)
+
+
+def test_states_of_layers_are_kept_only_when_they_are_asked_for():
+    model, ids = make(kind=EncoderModel, num_hidden_layers=4), draw_tokens(2, 10)
+    alive, states = [], []
+
+    def note(layer, inputs, output):
+        states.append(weakref.ref(output))
+        alive.append(sum(state() is not None for state in states))
+
+    for layer in model.encoder.layer:
+        layer.register_forward_hook(note)
+    with torch.no_grad():
+        model(ids)
+        # What a layer gave, and what entered it.
+        assert max(alive) == 2
+        kept = model(ids, output_hidden_states=True)
+    assert alive[-1] == 4
+    assert len(kept.hidden_states) == 5
+    assert_close(kept.hidden_states[-1], kept.last_hidden_state, rtol=0, atol=0)
 
 
 def test_word_embeddings_can_be_resized():

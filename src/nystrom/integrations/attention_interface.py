@@ -12,12 +12,15 @@ attention. The scale is the model's, whatever it is; "linear" has none. Nothing 
 rotations are spread evenly, and random features are those of one fixed seed, alike in all layers, in training too.
 
 **Masks.** Padding, at either end, is honoured: padded queries reach no landmark and give zeros. What a method cannot
-honour is refused by name: causal attention, a bias per pair of tokens, packed sequences, any other pattern. Local
-layers (ModernBERT's) and layers under a boolean mask per pair of tokens run transformers' exact attention, with its
-mask and dropout. Elsewhere there are no n x s weights, so a dropout of them cannot be honoured; a warning says so once.
+honour raises, by name: causal attention, a bias per pair of tokens, packed sequences, any other pattern. Local layers
+(ModernBERT's) and layers under a boolean mask per pair of tokens run transformers' exact attention, with its mask and
+dropout. Elsewhere there are no n x s weights, so a dropout of them has no effect; a warning says so once.
 
-A model that never asks the interface runs its own attention whatever its `attn_implementation` says:
-`nystrom.integrations.check_attention` tells, by running it.
+**Cross-attention.** With as many queries as keys a mask of the keys alone does not say whether it is the queries' mask,
+too. Where a mask comes, the layer decides (`_attends_elsewhere`), and a layer that could do either raises.
+
+A model that never asks the interface runs its own attention whatever its `attn_implementation` says. Those that ask
+for a mask raise then; `nystrom.integrations.check_attention` finds all of them, by running the model once.
 
 Departs from the methods' own default in one place: "reformer" has shared_qk=False, since these encoders have keys.
 """
@@ -32,7 +35,13 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import (
+    MODEL_MAPPING,
+    AttentionInterface,
+    AttentionMaskInterface,
+    NystromformerConfig,
+    PreTrainedModel,
+)
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import (
     bidirectional_mask_function,
@@ -54,11 +63,13 @@ _KNOWN = {
     for name, arguments in _ARGUMENTS.items()
 }
 
-# What transformers' models hand to attention that changes nothing here: None and False mean that it is not asked for.
+# What transformers' models pass to attention that changes nothing here: None and False mean that it is not asked for.
 _HARMLESS = {
     *("output_hidden_states", "output_router_logits", "return_dict", "num_items_in_batch", "position_ids", "use_cache"),
     *("cache_position", "deterministic", "training", "layer_idx", "target_dtype"),
 }
+# The sequence that a layer attends to where it is not its own, by the names that transformers' models give it.
+_SECOND_SEQUENCE = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
 
 
 class Route(NamedTuple):
@@ -76,7 +87,7 @@ class Route(NamedTuple):
 
 
 def register_methods() -> None:
-    """Make the methods known to transformers under their names."""
+    """Register the methods with transformers under their names."""
     for name in REGISTERED:
         AttentionInterface.register(name, partial(attend, name))
         AttentionMaskInterface.register(name, partial(make_mask, name))
@@ -109,7 +120,7 @@ def attend(
         attention_mask: What `make_mask` gave, or a boolean mask per pair of tokens.
         scaling: Factor on the scores; None means 1 / sqrt(d).
         dropout: Of attention weights; in training, a method warns that it has none.
-        **named: Options of the method, and what else the model hands on; what would change the result is refused.
+        **named: Options of the method, and what else the model passes; what would change the result raises.
 
     Raises:
         ValueError: What cannot be honoured, by name.
@@ -129,8 +140,8 @@ def attend(
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     query_keep = None
-    if route.keep is not None and "Cross" in type(module).__name__:
-        # The keys' padding says nothing of the queries, even where there are as many: all are real.
+    if route.keep is not None and query.shape[2] == key.shape[2] and _attends_elsewhere(module):
+        # The keys' padding says nothing about the queries: all are real.
         query_keep = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
     function: Callable[..., Tensor] = METHODS[method].function
     scale = {"scale": scaling} if "scale" in _ARGUMENTS[method] else {}
@@ -140,18 +151,18 @@ def attend(
 
 
 def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, named: Mapping[str, Any]) -> Route:
-    """Decide how a layer attends, and refuse what cannot be honoured; arguments are those of `attend`."""
+    """Decide how a layer attends; arguments and errors are those of `attend`."""
     who = type(module).__name__
-    _refuse_causal(method, who, named.get("is_causal"), module)
+    _check_causal(method, who, named.get("is_causal"), module)
     options = _options(method, module, named)
     exact = _is_among(module, options.pop("exact_layers", ()))
     if attention_mask is None:
         return Route(exact or named.get("sliding_window") is not None, None, options)
     if attention_mask.ndim != 4 or attention_mask.dtype != torch.bool:
         raise ValueError(
-            f"{who} hands attention a mask of shape {tuple(attention_mask.shape)} and {attention_mask.dtype}; {method} "
-            "attention takes booleans: (batch, tokens) on the model, or (batch, 1, n, s), which means exact attention. "
-            "A model that adds a bias to the scores, such as one with relative positions, cannot use it: leave "
+            f"{who} passes attention a mask of shape {tuple(attention_mask.shape)} and {attention_mask.dtype}; "
+            f"{method} attention takes booleans: (batch, tokens) on the model, or (batch, 1, n, s), which means exact "
+            "attention. A model that adds a bias to the scores, such as relative positions, cannot use it: leave "
             'attn_implementation at "sdpa" or "eager".'
         )
     if attention_mask.shape[1] != 1 or attention_mask.shape[2] != 1 or named.get("sliding_window") is not None:
@@ -177,12 +188,14 @@ def make_mask(
 ) -> Bool[Tensor, "b 1 #n s"] | None:
     """Make the mask of a model, as AttentionMaskInterface has it: the real keys, one row for all queries.
 
-    The other arguments that transformers hands to this interface (dtype, use_vmap, ...) say how to make a mask of
+    The other arguments that transformers passes to this interface (dtype, use_vmap, ...) say how to make a mask of
     n x s, and have no meaning for one row.
 
     Raises:
-        ValueError: A causal mask, a pattern that is none of these, or a mask of another rank.
+        ValueError: A causal mask, another pattern than these, a mask of another rank, or a model that never asks for
+            attention by name.
     """
+    check_asks(_model_of(config), method)
     who = f"{type(config).__name__.removesuffix('Config')} (model type {config.model_type!r})"
     if _holds(mask_function, causal_mask_function):
         raise ValueError(
@@ -205,15 +218,80 @@ def make_mask(
             f"{who} asks for a mask of a pattern of its own (packed sequences, blocks), which {method} attention "
             'cannot honour: leave its attn_implementation at "sdpa".'
         )
-    # A local layer, or a mask that the model will work on: n x s, and exact attention.
+    # A local layer, or a mask that the model goes on to change: n x s, and exact attention.
     return sdpa_mask(
         batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
         local_size=local_size, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, device=device,
     )  # fmt: skip
 
 
-def _refuse_causal(method: str, who: str, asked: bool | None, module: nn.Module) -> None:
-    """A layer is causal unless it says that it is not, as in transformers' own exact attention."""
+def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:
+    """Check that the code of a model reads the name of its attention, as far as its source tells.
+
+    Raises:
+        ValueError: It does not, whatever its attn_implementation says; the message says what to do instead.
+    """
+    if kind is None or kind._can_set_attn_implementation():
+        return
+    if kind.config_class is NystromformerConfig:
+        way_out = (
+            "the classes of this library load the same folder, with the attention that its config.json asks for: "
+            'nystrom.models.EncoderModel.from_pretrained(FOLDER, attention_options={"num_landmarks": 32}), or '
+            "EncoderForMaskedLM and so on for its head"
+        )
+    else:
+        way_out = (
+            "use a model that does (BERT, RoBERTa, ModernBERT, ViT, ...), or nystrom.replace_attention if its layers "
+            "are nn.MultiheadAttention"
+        )
+    raise ValueError(
+        f"{kind.__name__} has attention of its own and does not ask transformers' AttentionInterface, so "
+        f"attn_implementation={method!r} would change nothing: {way_out}."
+    )
+
+
+def _model_of(config: Any) -> type[PreTrainedModel] | None:
+    """The model without a head that a configuration belongs to; None where transformers does not list it."""
+    if torch.compiler.is_compiling():
+        # The model has run before it is compiled, or runs again without; its source cannot be read from here.
+        return None
+    kind = MODEL_MAPPING.get(type(config), None)
+    return kind[0] if isinstance(kind, list | tuple) else kind
+
+
+def _attends_elsewhere(module: nn.Module) -> bool:
+    """Whether the keys of a layer come from another sequence than its queries.
+
+    What the layer says of itself (`is_cross_attention`) decides first. A layer whose `forward` takes no second sequence
+    attends to its own, one that needs it attends to the other. One that may take it is a decoder's, where attention to
+    its own sequence is causal, or an encoder's, where `is_decoder` is False. What is left is told by its class's name.
+
+    Raises:
+        ValueError: None of these tells.
+    """
+    stated = getattr(module, "is_cross_attention", None)
+    if stated is not None:
+        return bool(stated)
+    taken = inspect.signature(type(module).forward).parameters
+    second = [entry for name, entry in taken.items() if name in _SECOND_SEQUENCE]
+    named_so = "Cross" in type(module).__name__
+    if not second:
+        # Queries, keys and values may come from outside, too.
+        return named_so
+    if any(entry.default is entry.empty for entry in second) or named_so:
+        return True
+    decodes = getattr(module, "is_decoder", None)
+    if decodes is not None:
+        # A causal layer has raised before.
+        return bool(decodes)
+    raise ValueError(
+        f"{type(module).__name__} may attend to its own sequence or to another ({second[0].name}), and with as many "
+        "queries as keys a mask does not say which: set is_cross_attention to True or False on the layer."
+    )
+
+
+def _check_causal(method: str, who: str, asked: bool | None, module: nn.Module) -> None:
+    """Raise for a causal layer; one is causal unless it says that it is not, as in transformers' exact attention."""
     causal = getattr(module, "is_causal", None) if asked is None else asked
     if causal or causal is None:
         what = "is causal" if causal else "does not say whether it is causal (it has no attribute is_causal)"
@@ -240,7 +318,7 @@ def _options(method: str, module: nn.Module, named: Mapping[str, Any]) -> dict[s
                 'attn_implementation to "eager".'
             )
         raise ValueError(
-            f"{type(module).__name__} hands {name} to attention, which {method} attention cannot honour; its options "
+            f"{type(module).__name__} passes {name} to attention, which {method} attention cannot honour; its options "
             f'are {", ".join(sorted(known))}. Leave it out, or set attn_implementation to "sdpa" or "eager".'
         )
     return dict(stored) | called
@@ -259,7 +337,7 @@ def _is_among(module: nn.Module, layers: Any) -> bool:
 
 
 def _holds(function: Callable[..., Any], wanted: Callable[..., Any]) -> bool:
-    """Whether a mask function is another, or is made of it: transformers composes them as closures."""
+    """Whether a mask function is `wanted`, or is made of it: transformers composes them as closures."""
     if function is wanted:
         return True
     for cell in getattr(function, "__closure__", None) or ():

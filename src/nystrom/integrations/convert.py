@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from nystrom.integrations.bert_names import FAMILIES, Renamed, read_config, rename
+from nystrom.models.classes import model_class
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
 from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel
 from nystrom.models.files.folder import (
     check_fresh,
     copy_tokenizer,
     fresh_folder,
-    model_class,
-    read_json,
     read_tensors,
 )
+from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights
 from nystrom.models.heads.language import EncoderForMaskedLM, EncoderForPreTraining
 from nystrom.models.heads.tokens import EncoderForQuestionAnswering, EncoderForTokenClassification

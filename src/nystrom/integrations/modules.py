@@ -178,7 +178,8 @@ def replace_attention(model: nn.Module, method: str = "nystrom", options: Mappin
     if not made:
         raise ValueError(
             f"{type(model).__name__} holds no nn.MultiheadAttention and no Attention of timm, so nothing was replaced. "
-            'A model of transformers takes attn_implementation="nystrom" after `import nystrom.integrations`.'
+            'A model of transformers takes attn_implementation="nystrom" after `import nystrom.integrations`; in code '
+            "of your own, call nystrom.nystrom_attention(q, k, v) in place of scaled_dot_product_attention(q, k, v)."
         )
     for parent in list(model.modules()):
         if isinstance(parent, nn.TransformerEncoder) and any(module in made for module in parent.modules()):

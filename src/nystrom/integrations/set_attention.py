@@ -1,10 +1,10 @@
-"""A method for one part of a transformers model, and what runs in a model in truth.
+"""A method for one part of a transformers model, and what a model really runs.
 
 `set_attn_implementation` of transformers writes into a configuration that parts may share: in Whisper or BART the
-decoder would get the encoder's method, and refuse it. `set_attention` gives a part a configuration of its own first.
+decoder would get the encoder's method, and raise. `set_attention` gives a part a configuration of its own first.
 
 A model may take the name of a method and never ask for it, or ask for it in layers that it leaves to exact attention.
-`check_attention` runs the model once and says what each layer did.
+`check_attention` runs the model once and reports what each layer did.
 """
 
 import copy
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from nystrom.checks import check_names
-from nystrom.integrations.attention_interface import REGISTERED, attend, choose_route, option_names
+from nystrom.integrations.attention_interface import REGISTERED, attend, check_asks, choose_route, option_names
 
 
 class AttentionUse(NamedTuple):
@@ -55,8 +55,8 @@ def set_attention(part: nn.Module, method: str, options: Mapping[str, Any] | Non
                 f"part is a {type(part).__name__}, which is no model of transformers and makes no masks: pass the "
                 "model, or its encoder (model.get_encoder()); nystrom.replace_attention serves other models."
             )
-        _refuse_deaf(part)
-    # The memo of a deep copy says which object became which: parts of a configuration go along with their whole.
+        check_asks(type(part), method)
+    # The memo of a deep copy says which object became which: parts of a configuration are copied with the whole.
     copies: dict[int, Any] = {}
     holders = [module for module in part.modules() if getattr(module, "config", None) is not None]
     for module in holders:
@@ -68,18 +68,21 @@ def set_attention(part: nn.Module, method: str, options: Mapping[str, Any] | Non
 
 
 def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> AttentionUse:
-    """Run a model once, without gradients, and say which of its layers ran the method that it is set to.
+    """Run a model once, without gradients, and report which of its layers ran the method that it is set to.
 
     Args:
         model: A model of transformers.
         inputs: What it is called with, by name.
 
     Raises:
-        ValueError: The model is set to no method of this library, does not ask for the one it is set to, or runs
-            exact attention in all layers; and whatever its layers refuse.
+        ValueError: The model is set to no method of this library, does not ask for the one it is set to, runs exact
+            attention in all layers, or fails at an input longer than its positions; and what its layers raise.
     """
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     methods = {name for part in parts if (name := part.config._attn_implementation) in REGISTERED}
+    if not methods:
+        # Asking again would not help a model that ignored the name.
+        check_asks(type(model), "nystrom")
     if len(methods) != 1:
         came = " and ".join(map(repr, sorted(methods))) or repr(model.config._attn_implementation)
         raise ValueError(
@@ -89,7 +92,7 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
     (method,) = methods
     for part in parts:
         if part.config._attn_implementation == method:
-            _refuse_deaf(part)
+            check_asks(type(part), method)
     names = {module: name for name, module in model.named_modules()}
     layers: dict[str, dict[str, Any]] = {}
     exact: dict[str, None] = {}
@@ -116,6 +119,9 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
     try:
         with torch.no_grad():
             model(**inputs)
+    except (RuntimeError, IndexError) as error:
+        _check_positions(model, inputs, error)
+        raise
     finally:
         AttentionInterface.register(method, registered)
     if not layers:
@@ -124,11 +130,13 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
     return AttentionUse(method, layers, tuple(exact))
 
 
-def _refuse_deaf(model: PreTrainedModel) -> None:
-    """Refuse a model whose code does not read the name of its attention."""
-    if not model._can_set_attn_implementation():
+def _check_positions(model: PreTrainedModel, inputs: Mapping[str, Any], error: Exception) -> None:
+    """Name the likely reason why a model failed: an input longer than its table of positions."""
+    most = getattr(model.config, "max_position_embeddings", None)
+    given = next((inputs[name] for name in ("input_ids", "inputs_embeds") if name in inputs), None)
+    if most is not None and given is not None and given.shape[1] > most:
         raise ValueError(
-            f"{type(model).__name__} has attention of its own and does not ask transformers' AttentionInterface, "
-            "whatever its attn_implementation says: use a model that does (BERT, RoBERTa, ModernBERT, ViT, ...), or "
-            "nystrom.replace_attention if its layers are nn.MultiheadAttention."
-        )
+            f"{type(model).__name__} fails at {given.shape[1]} tokens ({error}); its max_position_embeddings is "
+            f"{most}. A BERT or RoBERTa gets more positions, as a model of nystrom.models, by `nystrom convert FOLDER "
+            f"--to OTHER --max-position-embeddings {given.shape[1]}`."
+        ) from error

@@ -1,8 +1,8 @@
 """One transformer encoder in Hugging Face format, with any attention of the library.
 
 Importing this package registers its models with transformers' AutoConfig and AutoModel classes, which then load folders
-of `model_type` "nystrom". Folders in the published format, "nystromformer", load through the classes here; there
-AutoModel goes on giving transformers' own.
+of `model_type` "nystrom". Folders in the published format, "nystromformer", load through the classes here; AutoModel
+still gives transformers' own classes for them.
 """
 
 from transformers import (
@@ -19,6 +19,7 @@ from transformers import (
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.encoder import EncoderModel
 from nystrom.models.heads.language import EncoderForMaskedLM, EncoderForPreTraining
+from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.models.heads.sequences import EncoderForSequenceClassification
 from nystrom.models.heads.tokens import (
     EncoderForMultipleChoice,
@@ -39,6 +40,7 @@ __all__ = [
     "EncoderConfig",
     "EncoderForMaskedLM",
     "EncoderForMultipleChoice",
+    "EncoderForPairClassification",
     "EncoderForPreTraining",
     "EncoderForQuestionAnswering",
     "EncoderForSequenceClassification",

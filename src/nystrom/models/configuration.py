@@ -1,12 +1,15 @@
 """What an encoder is made of, as a Hugging Face configuration.
 
 Fields that transformers' `NystromformerConfig` has keep its names; the others choose the attention by its name in
-`nystrom.attention.registry`, the place of the norms and the pooling. A value that contradicts another or that nothing
-would use is refused when the configuration is made, and once more when a model is made of it.
+`nystrom.attention.registry`, the place of the norms and the pooling. A value that contradicts another, or a keyword
+that nothing would use, raises when the configuration is made, and values are checked once more when a model is made.
+
+A configuration *file* may hold more than these fields: what this class does not know becomes an attribute, as in
+transformers, and is written again. So an attribute that was set on a configuration survives saving and loading.
 
 Departs from `NystromformerConfig`: no token is padding and no convolution is there unless asked for, and
 `attention_probs_dropout_prob` must be 0. No method here stores weights that could be dropped; transformers' own model
-stores some but never drops them, so a published 0.1 stands for 0 and is loaded as 0.
+stores some but never drops them, so a published 0.1 means 0 and is loaded as 0.
 
 A folder has one of two formats. This library's own has `model_type` "nystrom"; AutoModel gives the classes of
 `nystrom.models` for it. The published one has "nystromformer" (see `nystrom.models.files.published`): the classes of
@@ -14,8 +17,9 @@ A folder has one of two formats. This library's own has `model_type` "nystrom"; 
 the published format where `segment_means_seq_len` is set, as loading such a folder does.
 """
 
-import json
+import math
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import field, fields
 from pathlib import Path
@@ -27,8 +31,8 @@ from transformers.utils import CONFIG_NAME
 
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_at_least, check_choice, check_names
-from nystrom.models.files.folder import read_json
-from nystrom.models.files.published import PUBLISHED_TYPE, read_published, refuse_unpublishable, write_published
+from nystrom.models.files.json_object import read_json
+from nystrom.models.files.published import PUBLISHED_TYPE, check_publishable, read_published, write_published
 
 Norm = Literal["post", "pre"]
 Pooling = Literal["mean", "first"]
@@ -41,6 +45,8 @@ _FROM_TRANSFORMERS = {
     *("model_type", "num_labels", "name_or_path", "torch_dtype", "use_cache", "output_attentions"),
     *("attn_implementation", "experts_implementation", "auto_map", "quantization_config"),
 }
+# A keyword by which `from_dict` says that the others come from a file, where unknown ones are kept.
+_FROM_FILE = "_from_file"
 
 
 class EncoderConfig(PreTrainedConfig):
@@ -70,6 +76,9 @@ class EncoderConfig(PreTrainedConfig):
         pooling: What a head reads that sees one vector per sequence: the "mean" over real tokens, or the "first" one.
         task: The task of `nystrom.tasks` that the model was trained on, if any.
         tie_word_embeddings: The masked LM head scores a token by its word embedding.
+        sparse_prediction: In training, and where labels are given, the heads for masked words score the tokens with a
+            label alone: the same loss at a fraction of the time and memory. Their logits then are (masked tokens, v)
+            rather than (b, n, v). Evaluation scores all tokens.
         bos_token_id: Token that begins a text; kept for the published format, no model reads it.
         eos_token_id: Token or tokens that end a text; kept likewise.
         segment_means_seq_len: The only length that transformers' own model takes, exact attention apart. Where it is
@@ -77,8 +86,8 @@ class EncoderConfig(PreTrainedConfig):
             None writes this library's own. The models here take any length either way.
 
     Raises:
-        ValueError: A value out of range, an unknown word or name, a keyword that nothing would use, or one that the
-            published format cannot say where `segment_means_seq_len` asks for it.
+        ValueError: A value out of range, an unknown word or name, a keyword that nothing would use, or a value that
+            the published format cannot express where `segment_means_seq_len` asks for it.
     """
 
     model_type = "nystrom"
@@ -104,24 +113,29 @@ class EncoderConfig(PreTrainedConfig):
     pooling: Pooling = "mean"
     task: str | None = None
     tie_word_embeddings: bool = True
+    sparse_prediction: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     segment_means_seq_len: int | None = None
 
     def __post_init__(self, **kwargs: Any):
-        refuse_options(kwargs)
+        from_file = kwargs.pop(_FROM_FILE, False)
         if self.id2label is not None and kwargs.get("num_labels", len(self.id2label)) != len(self.id2label):
             raise ValueError(
                 f"num_labels is {kwargs['num_labels']} but id2label names {len(self.id2label)} labels; "
                 "expected the same number, or one of the two."
             )
-        own = {entry.name for entry in fields(self)}
-        check_names("EncoderConfig", [name for name in kwargs if name[0] != "_"], own | _FROM_TRANSFORMERS)
+        unknown = [name for name in kwargs if name[0] != "_" and name not in _FROM_TRANSFORMERS]
+        if from_file:
+            self._check_extra(unknown)
+        else:
+            check_no_option(kwargs)
+            check_names("EncoderConfig", unknown, {entry.name for entry in fields(self)} | _FROM_TRANSFORMERS)
         self.check()
         super().__post_init__(**kwargs)
 
     def check(self) -> None:
-        """Refuse what contradicts itself; for values that were set after the configuration was made.
+        """Check all values once more, for those that were set after the configuration was made.
 
         Raises:
             ValueError: The first field that is wrong, what it holds and what was wanted.
@@ -147,40 +161,42 @@ class EncoderConfig(PreTrainedConfig):
             raise ValueError(
                 f"chunk_size_feed_forward is {self.chunk_size_feed_forward}; expected 0: the block runs in one piece."
             )
+        if not isinstance(self.sparse_prediction, bool):
+            raise ValueError(f"sparse_prediction is {self.sparse_prediction!r}; expected True or False.")
         self._check_numbers()
         self._check_attention()
         if self.segment_means_seq_len is not None:
-            refuse_unpublishable({name: getattr(self, name) for name in EncoderConfig.__annotations__})
+            check_publishable({name: getattr(self, name) for name in EncoderConfig.__annotations__})
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> tuple[dict, dict]:
-        """Read config.json of either format, in the words of this class; what is not used of `kwargs` comes back.
+        """Read config.json of either format, as fields of this class; gives what was not used of `kwargs`, too.
 
         Raises:
-            ValueError: No config.json, one that is no JSON object, or one of another model.
+            ValueError: config.json is missing, is not a JSON object, or belongs to another model.
         """
         folder = Path(pretrained_model_name_or_path) / (kwargs.get("subfolder") or "")
         if folder.is_dir() and kwargs.get("gguf_file") is None:
             _check_file(folder)
         content, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        return _in_own_words(content, kwargs, f"model {pretrained_model_name_or_path}"), kwargs
+        return _as_own(content, kwargs, f"model {pretrained_model_name_or_path}"), kwargs
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
-        """Make a configuration of what `to_dict` gave, or of a published one, with some fields replaced.
+        """Make a configuration from what `to_dict` gave, or from a published one, with some fields replaced.
 
         `attention_options` in `kwargs` replaces options one by one where the method stays the same; `num_landmarks`
         among them turns a published configuration with exact attention into one with Nyström attention.
 
         Args:
-            config_dict: The fields.
+            config_dict: The fields; others become attributes of the configuration.
             **kwargs: Fields that replace those; as `from_pretrained` of a model passes them on.
 
         Raises:
             ValueError: As for the class.
         """
-        refuse_options(kwargs)
-        content = _in_own_words(dict(config_dict), kwargs, "the configuration")
+        check_no_option(kwargs)
+        content = _as_own(dict(config_dict), kwargs, "the configuration")
         replaced = {name: kwargs.pop(name) for name in EncoderConfig.__annotations__ if name in kwargs}
         options, before = replaced.get("attention_options"), content.get("attention", cls.attention)
         if isinstance(options, dict) and replaced.get("attention", before) == before:
@@ -189,7 +205,12 @@ class EncoderConfig(PreTrainedConfig):
             replaced.setdefault("attention_options", {})
         if "num_labels" in kwargs and "id2label" not in kwargs:
             content = {name: value for name, value in content.items() if name not in ("id2label", "label2id")}
-        return super().from_dict(content | replaced, **kwargs)
+        return super().from_dict(content | replaced | {_FROM_FILE: True}, **kwargs)
+
+    @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike) -> Self:
+        """Read one file of either format; see `from_dict`."""
+        return cls.from_dict(read_json(Path(json_file)))
 
     def to_json_file(self, json_file_path: str | os.PathLike, use_diff: bool = True) -> None:
         """Write config.json, in the published format where `segment_means_seq_len` is set.
@@ -201,17 +222,36 @@ class EncoderConfig(PreTrainedConfig):
         if self.segment_means_seq_len is None:
             super().to_json_file(json_file_path, use_diff=use_diff)
         else:
-            text = json.dumps(write_published(self.to_dict()), indent=2, sort_keys=True)
-            Path(json_file_path).write_text(f"{text}\n", encoding="utf-8")
+            Path(json_file_path).write_text(write_published(self.to_dict()).to_json_string(), encoding="utf-8")
+
+    def _check_extra(self, names: list[str]) -> None:
+        """Check what a file holds beside the fields, before it becomes attributes."""
+        method = METHODS.get(self.attention)
+        options = set() if method is None else {option.name for option in fields(method.options)}
+        for name in names:
+            # transformers would read its weights from the file of that name; the others would replace a method.
+            if name == "transformers_weights" or hasattr(type(self), name):
+                raise ValueError(
+                    f"the configuration holds {name!r}, which cannot be an attribute of EncoderConfig: take it out of "
+                    "config.json, or give it another name."
+                )
+            if name in options:
+                warnings.warn(
+                    f"the configuration holds {name!r}, which nothing reads: the options of {self.attention} attention "
+                    "belong into attention_options.",
+                    UserWarning,
+                    stacklevel=2,
+                )
 
     def _check_numbers(self) -> None:
-        for name in ("initializer_range", "layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-                raise ValueError(f"{name} is {value!r}; expected a number in [0, 1).")
         for name in ("initializer_range", "layer_norm_eps"):
-            if getattr(self, name) == 0:
-                raise ValueError(f"{name} is 0; expected a positive number.")
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value!r}; expected a positive number.")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value < 1:
+                raise ValueError(f"{name} is {value!r}; expected a number in [0, 1).")
         if self.attention_probs_dropout_prob != 0:
             raise ValueError(
                 f"attention_probs_dropout_prob is {self.attention_probs_dropout_prob!r}; expected 0: no method stores "
@@ -237,8 +277,12 @@ class EncoderConfig(PreTrainedConfig):
                 )
 
 
-def refuse_options(given: Mapping[str, Any]) -> None:
-    """Refuse an option of an attention method among the fields of a configuration, and say where it goes."""
+def check_no_option(given: Mapping[str, Any]) -> None:
+    """Check that no option of an attention method is among the fields of a configuration.
+
+    Raises:
+        ValueError: One is; the message says where it belongs.
+    """
     for name in given:
         if any(name in {option.name for option in fields(method.options)} for method in METHODS.values()):
             raise ValueError(
@@ -247,7 +291,11 @@ def refuse_options(given: Mapping[str, Any]) -> None:
             )
 
 
-def _in_own_words(content: dict[str, Any], changes: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _as_own(content: dict[str, Any], changes: Mapping[str, Any], what: str) -> dict[str, Any]:
     """The fields of a configuration in either format; `changes` are those that will replace some."""
     came = content.get("model_type", EncoderConfig.model_type)
     if came == PUBLISHED_TYPE:

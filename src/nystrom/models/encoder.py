@@ -8,12 +8,13 @@ layer and has none on the embeddings.
 State-dict names are those of transformers' Nyströmformer; with "pre" each norm keeps the name that it has with "post",
 and the last one is `encoder.LayerNorm`.
 
-Departs from transformers' model: any length, a mask that every layer keeps (see `nystrom.models.embeddings`), and no
+Departs from transformers' model: any length, a mask that every layer honours (see `nystrom.models.embeddings`), and no
 attention weights, neither returned nor dropped.
 """
 
 import os
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,12 +23,17 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.output_capturing import capture_outputs
 
 from nystrom.attention.registry import METHODS, build_attention
 from nystrom.attention.skip import DepthwiseSkip
+from nystrom.checks import check_names
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import EncoderEmbeddings, check_mask
-from nystrom.models.files.loading import check_fit, check_tied, check_weights, find_folder
+from nystrom.models.files.loading import SizeMismatchError, check_fit, check_tied, check_weights, find_folder
+
+# Attention that transformers may choose for a model by itself; nothing here reads it.
+_UNSAID = (None, "sdpa", "eager")
 
 
 class EncoderSelfAttention(nn.Module):
@@ -149,16 +155,28 @@ class EncoderStack(nn.Module):
         for other in attentions[1:]:
             other.borrow_method(attentions[0])
 
-    def forward(
-        self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None
-    ) -> tuple[Float[Tensor, "b n w"], tuple[Float[Tensor, "b n w"], ...]]:
-        """Run all layers; gives the result, and what entered each layer with the result as the last."""
-        states = []
+    def forward(self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
+        """Run all layers."""
         for layer in self.layer:
-            states.append(x)
             x = layer(x, keep)
-        x = x if self.LayerNorm is None else self.LayerNorm(x)
-        return x, (*states, x)
+        return x if self.LayerNorm is None else self.LayerNorm(x)
+
+
+class Asked(TypedDict, total=False):
+    """Keywords that every model takes, as transformers' models do.
+
+    There is `return_dict`, too, which transformers handles: False gives a tuple rather than an output object. What is
+    left out is taken from the configuration.
+
+    Attributes:
+        output_hidden_states: Also give what entered each layer, and the result.
+        output_attentions: True raises, because no method stores its weights.
+        head_mask: None; a tensor raises, because no method stores weights that it could mask.
+    """
+
+    output_hidden_states: bool | None
+    output_attentions: bool | None
+    head_mask: Tensor | None
 
 
 class EncoderPreTrainedModel(PreTrainedModel):
@@ -170,18 +188,20 @@ class EncoderPreTrainedModel(PreTrainedModel):
     base_model_prefix = "nystromformer"
     supports_gradient_checkpointing = True
     _no_split_modules = ["EncoderLayer"]  # noqa: RUF012 (transformers' own declaration)
-    # The loss is a mean over the batch. Without this word the Trainer would multiply it by steps and processes.
+    _can_record_outputs = {"hidden_states": EncoderLayer}  # noqa: RUF012
+    # The loss is a mean over the batch. Otherwise the Trainer would multiply it by steps and processes.
     accepts_loss_kwargs = False
-    # Buffers that older versions of transformers saved, and that hold nothing that was learned.
+    # Buffers that older versions of transformers saved; they hold nothing that was learned.
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.(position_ids|token_type_ids)$"]  # noqa: RUF012
 
     def __init__(self, config: EncoderConfig):
-        # A value that was set on the configuration after it was made has not been looked at yet.
+        # Values may have been set on the configuration after it was made.
         config.check()
-        if config._attn_implementation in METHODS:
+        if config._attn_implementation not in _UNSAID:
             raise ValueError(
-                f"attn_implementation is {config._attn_implementation!r}, a word for transformers' own encoders; this "
-                f"one takes its attention from the configuration: attention={config._attn_implementation!r}."
+                f"attn_implementation is {config._attn_implementation!r}, an option of transformers' own encoders; "
+                f"this one takes its attention from the configuration, such as attention='nystrom', and its methods "
+                f"are {', '.join(METHODS)}."
             )
         super().__init__(config)
 
@@ -191,20 +211,21 @@ class EncoderPreTrainedModel(PreTrainedModel):
     ) -> Any:
         """Load a folder of this library's format or of the published one, or a model of the Hugging Face Hub.
 
-        Only safetensors are read. The encoder's weights must fit wholly; a head that the folder does not hold starts
-        anew, as for fine-tuning.
+        Only safetensors are read. All weights of the encoder must be there and fit; a head that the folder does not
+        hold is initialised, as for fine-tuning.
 
         Args:
             pretrained_model_name_or_path: The folder, or OWNER/NAME.
             *model_args: As in transformers.
             **kwargs: As in transformers: fields of `EncoderConfig` replace those of the folder, for example
-                `attention_options={"num_landmarks": 32}`; the others are its own.
+                `attention_options={"num_landmarks": 32}`.
 
         Returns:
-            The model in evaluation mode, and what was missing or left over with `output_loading_info=True`.
+            The model in evaluation mode; with `output_loading_info=True` also what was missing or left over.
 
         Raises:
             ValueError: Another model or format, a broken file, or weights that do not fit, by name.
+            SizeMismatchError: Weights of other sizes; both a ValueError and, as in transformers, a RuntimeError.
         """
         if kwargs.pop("use_safetensors", None) is False:
             raise ValueError(
@@ -215,9 +236,10 @@ class EncoderPreTrainedModel(PreTrainedModel):
         root = find_folder(pretrained_model_name_or_path, kwargs)
         folder = root / (kwargs.get("subfolder") or "")
         if kwargs.get("config") is None:
-            # Its mistakes come first, and it names what the folder is.
+            # What is wrong with it is reported first: it says what kind of model the folder holds.
             EncoderConfig.get_config_dict(root, subfolder=kwargs.get("subfolder") or "")
-        check_weights(folder, variant=kwargs.get("variant"))
+        downloaded = not Path(pretrained_model_name_or_path).is_dir() and kwargs.get("revision") is None
+        check_weights(folder, variant=kwargs.get("variant"), downloaded=downloaded)
         wants_report = kwargs.pop("output_loading_info", False)
         try:
             loaded: Any = super().from_pretrained(
@@ -226,7 +248,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
         except RuntimeError as error:
             if "size mismatch" not in str(error) and "ignore_mismatched_sizes" not in str(error):
                 raise
-            raise ValueError(
+            raise SizeMismatchError(
                 f"model {folder} has weights of other sizes than its config.json says ({error}): correct it, or pass "
                 "ignore_mismatched_sizes=True for a new head of another size."
             ) from error
@@ -242,7 +264,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
         if start is None or isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm):
             super()._init_weights(module)
         else:
-            # Attention methods and their convolution know their own start values.
+            # Attention methods and their convolution have start values of their own.
             start()
 
 
@@ -264,6 +286,7 @@ class EncoderModel(EncoderPreTrainedModel):
         assert isinstance(value, nn.Embedding), "transformers hands back what get_input_embeddings gave, resized"
         self.embeddings.word_embeddings = value
 
+    @capture_outputs
     def forward(
         self,
         input_ids: Int[Tensor, "b n"] | None = None,
@@ -271,10 +294,8 @@ class EncoderModel(EncoderPreTrainedModel):
         token_type_ids: Int[Tensor, "b n"] | None = None,
         position_ids: Int[Tensor, "b n"] | None = None,
         inputs_embeds: Float[Tensor, "b n w"] | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BaseModelOutput | tuple[Tensor, ...]:
+        **asked: Unpack[Asked],
+    ) -> BaseModelOutput:
         """Encode.
 
         Args:
@@ -283,21 +304,26 @@ class EncoderModel(EncoderPreTrainedModel):
             token_type_ids: Segment of each token; None where all belong to the first.
             position_ids: Rows of the position table (the first token has row 2); None counts from the first real token.
             inputs_embeds: Word embeddings in place of `input_ids`.
-            output_attentions: Refused: no weights are stored.
-            output_hidden_states: Also give what entered each layer; None asks the configuration.
-            return_dict: Give an output object rather than a tuple; None asks the configuration.
+            **asked: See `Asked`.
 
         Raises:
             ValueError: Inputs that do not fit, by name.
         """
-        if output_attentions or (output_attentions is None and self.config.output_attentions):
+        self._check_asked(asked)
+        words = self.embeddings.words(input_ids, inputs_embeds)
+        keep = check_mask(attention_mask, words)
+        x = self.encoder(self.embeddings(words, keep, token_type_ids, position_ids), keep)
+        return BaseModelOutput(last_hidden_state=x)
+
+    def _check_asked(self, asked: Asked) -> None:
+        check_names("keyword", asked, Asked.__annotations__)
+        if asked.get("head_mask") is not None:
+            raise ValueError(
+                "head_mask is a tensor; expected None: no method stores attention weights that it could mask."
+            )
+        weights = asked.get("output_attentions")
+        if self.config.output_attentions if weights is None else weights:
             raise ValueError(
                 "output_attentions is True, but no method stores its weights: leave it out; nystrom_rows in "
                 "nystrom.attention.methods.nystrom gives rows of them."
             )
-        words = self.embeddings.words(input_ids, inputs_embeds)
-        keep = check_mask(attention_mask, words)
-        x, states = self.encoder(self.embeddings(words, keep, token_type_ids, position_ids), keep)
-        wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        output = BaseModelOutput(last_hidden_state=x, hidden_states=states if wants_states else None)
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()

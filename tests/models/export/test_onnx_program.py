@@ -10,6 +10,7 @@ from nystrom.models import (
     EncoderConfig,
     EncoderForMaskedLM,
     EncoderForMultipleChoice,
+    EncoderForPairClassification,
     EncoderForPreTraining,
     EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
@@ -41,6 +42,7 @@ HEADS = {
     EncoderForTokenClassification: ("logits",),
     EncoderForQuestionAnswering: ("start_logits", "end_logits"),
     EncoderForMultipleChoice: ("logits",),
+    EncoderForPairClassification: ("logits",),
 }
 # float32 rounding through a layer or two and an inverse.
 CLOSE = {"rtol": 0, "atol": 2e-5}
@@ -159,7 +161,8 @@ def test_onnx_names_what_it_takes_and_gives(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_program_of_every_head_gives_its_outputs(kind):
-    model, choices = make("softmax", kind, num_hidden_layers=1), (4,) if kind is EncoderForMultipleChoice else ()
+    model = make("softmax", kind, num_hidden_layers=1)
+    choices = {EncoderForMultipleChoice: (4,), EncoderForPairClassification: (2,)}.get(kind, ())
     program, (ids, mask) = export_program(model, token_type_ids=True).module(), draw_batch(3, 31, 4, choices=choices)
     segments = ids % 2
     wanted = model(ids, attention_mask=mask, token_type_ids=segments)
@@ -194,7 +197,7 @@ def test_a_file_that_differs_from_the_model_is_not_kept(tmp_path, monkeypatch):
         (make(attention_options={"pinv": "ridge"}), "m.onnx", "pinv is 'ridge'.*take 'iterative'"),
         (make(attention_options={"pinv": "exact"}), "m.onnx", "pinv is 'exact'"),
         (make(), "m.bin", r"m.bin should end with .onnx"),
-        (make(), "there.onnx", r"there.onnx is there already"),
+        (make(), "there.onnx", r"there.onnx exists already"),
         (make(max_position_embeddings=1), "m.onnx", "longest input of the model is 1"),
         (torch.nn.Linear(2, 2), "m.onnx", r"model is a Linear; expected one of nystrom.models"),
     ],
@@ -242,4 +245,4 @@ def test_the_command_writes_a_folder_by_the_class_that_saved_it(tmp_path, capsys
     (came,) = run(tmp_path / "model.onnx", input_ids=ids, attention_mask=mask)
     assert_close(came, model(ids, attention_mask=mask).logits, **CLOSE)
     assert main(words) == 2
-    assert "model.onnx is there already" in capsys.readouterr().err
+    assert "model.onnx exists already" in capsys.readouterr().err

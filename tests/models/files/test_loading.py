@@ -1,4 +1,4 @@
-"""A broken or malicious folder ends with one clear error, and no pickle is ever opened."""
+"""A broken or malicious folder ends in one clear error, and no pickle is ever opened."""
 
 import json
 import os
@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, NystromformerForMaskedLM
 
-import nystrom.models.files.loading
 from nystrom.cli.main import main
 from nystrom.models import (
     EncoderConfig,
@@ -21,6 +20,7 @@ from nystrom.models import (
     EncoderForTokenClassification,
     EncoderModel,
 )
+from nystrom.models.files.loading import SizeMismatchError
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 
@@ -169,7 +169,11 @@ def test_weights_of_another_size_are_refused(folder, tmp_path):
         EncoderForMaskedLM.from_pretrained(folder)
     change_config(folder, intermediate_size=48)
     EncoderForTokenClassification.from_pretrained(folder).save_pretrained(tmp_path / "tokens")
-    with pytest.raises(ValueError, match="ignore_mismatched_sizes=True for a new head"):
+    # What transformers raises for it, and what this library raises for wrong arguments.
+    for kind in (RuntimeError, ValueError):
+        with pytest.raises(kind, match="ignore_mismatched_sizes=True for a new head"):
+            EncoderForTokenClassification.from_pretrained(tmp_path / "tokens", num_labels=7)
+    with pytest.raises(SizeMismatchError):
         EncoderForTokenClassification.from_pretrained(tmp_path / "tokens", num_labels=7)
     model = EncoderForTokenClassification.from_pretrained(
         tmp_path / "tokens", num_labels=7, ignore_mismatched_sizes=True
@@ -200,15 +204,17 @@ def test_two_values_for_one_weight_are_refused(folder):
         ('{"model_type": "nystrom", "attention": "nystorm"}', "attention 'nystorm' is unknown.*'nystrom'"),
         ('{"model_type": "nystrom", "attention_options": {"landmark": 1}}', "option of nystrom 'landmark' is unknown"),
         ('{"model_type": "nystrom", "hidden_size": "8"}', "hidden_size is '8'"),
-        ('{"model_type": "nystrom", "transformers_weights": "x.bin"}', "'transformers_weights' is unknown"),
+        ('{"model_type": "nystrom", "transformers_weights": "x.bin"}', "'transformers_weights', which cannot be"),
+        ('{"model_type": "nystrom", "_attn_implementation": "a/b"}', "attn_implementation is 'a/b'"),
         ('{"model_type": "nystrom", "hidden_size": 10}', "hidden_size is 10 but num_attention_heads is 12"),
-        ('{"model_type": "nystrom", "num_landmarks": 10}', r"pass attention_options=\{'num_landmarks': 10\}"),
         ('{"model_type": "nystrom", "num_labels": 3, "id2label": {"0": "a"}}', "num_labels is 3 but id2label names 1"),
     ],
 )
 def test_a_configuration_that_is_none_is_refused(folder, text, says, capsys):
     (folder / "config.json").write_text(text)
-    for kind in (EncoderForMaskedLM, EncoderModel, EncoderConfig):
+    # The name of an attention is looked at by models alone.
+    kinds = (EncoderForMaskedLM, EncoderModel, *(() if "_attn" in text else (EncoderConfig,)))
+    for kind in kinds:
         with pytest.raises(ValueError, match=says):
             kind.from_pretrained(folder)
 
@@ -242,23 +248,47 @@ def test_what_can_be_no_name_is_not_looked_for_elsewhere(name, says):
         EncoderForMaskedLM.from_pretrained(name)
 
 
-def test_a_model_of_the_hub_passes_the_same_checks(folder, tmp_path, monkeypatch):
-    asked = []
+def put_in_cache(cache, name, folder, *revisions):
+    """Lay a folder out as huggingface_hub stores what it has downloaded, so that it is found without a network."""
+    repository, commit = cache / f"models--{name.replace('/', '--')}", revisions[0].replace("/", "") * 8
+    shutil.copytree(folder, repository / "snapshots" / commit)
+    for revision in revisions:
+        (repository / "refs" / revision).parent.mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / revision).write_text(commit)
 
-    def download(name, **options):
-        asked.append((name, options))
-        return str(folder)
 
-    monkeypatch.setattr(nystrom.models.files.loading, "snapshot_download", download)
-    model = EncoderForMaskedLM.from_pretrained("someone/model", revision="v1", local_files_only=True)
+def test_a_model_of_the_hub_passes_the_same_checks(folder, tmp_path):
+    put_in_cache(tmp_path, "someone/model", folder, "v1")
+    options = {"cache_dir": tmp_path, "local_files_only": True}
+    model = EncoderForMaskedLM.from_pretrained("someone/model", revision="v1", **options)
     assert model.config.name_or_path == "someone/model"
-    (name, options), *_ = asked
-    assert (name, options["revision"], options["local_files_only"]) == ("someone/model", "v1", True)
-    assert not any(pattern.endswith((".bin", "*")) for pattern in options["allow_patterns"])
     (folder / "model.safetensors").unlink()
     plant(folder / "pytorch_model.bin", tmp_path / "mark")
-    with pytest.raises(ValueError, match=r"pytorch_model.bin can run any"):
-        EncoderForMaskedLM.from_pretrained("someone/model")
+    put_in_cache(tmp_path, "someone/model", folder, "main")
+    with pytest.raises(ValueError, match=r'pytorch_model.bin can run any.*such as revision="refs/pr/1"'):
+        EncoderForMaskedLM.from_pretrained("someone/model", **options)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_published_weights_are_found_in_the_revision_that_holds_them(published, tmp_path):
+    theirs, folder = published()
+    options, name = {"cache_dir": tmp_path, "local_files_only": True}, "uw-madison/nystromformer-1024"
+    put_in_cache(tmp_path, name, folder, "refs/pr/1")
+    (folder / "model.safetensors").unlink()
+    put_in_cache(tmp_path, name, folder, "main")
+    with pytest.warns(UserWarning, match=r"nystromformer-1024 has no safetensors in its main revision: refs/pr/1"):
+        model = EncoderForMaskedLM.from_pretrained(name, **options)
+    ids = torch.arange(16)[None]
+    # float32 rounding through two layers and six iterations of the inverse
+    torch.testing.assert_close(model(ids).logits, theirs(ids).logits, rtol=1e-4, atol=1e-4)
+    # Whoever names a revision gets that one, and who names another model is told.
+    with pytest.raises(
+        ValueError, match=r"holds no model.safetensors: only that format is read, since it runs no code\.$"
+    ):
+        EncoderForMaskedLM.from_pretrained(name, revision="main", **options)
+    put_in_cache(tmp_path, "someone/else", folder, "main")
+    with pytest.raises(ValueError, match=r'holds no model.safetensors.*such as revision="refs/pr/1"'):
+        EncoderForMaskedLM.from_pretrained("someone/else", **options)
 
 
 def test_an_adapter_is_sent_to_peft(folder):

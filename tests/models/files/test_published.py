@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, NystromformerConfig, NystromformerForMaskedLM
 
+import nystrom.integrations
 import nystrom.models
 from nystrom.models import EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining, EncoderModel
 
@@ -121,10 +122,18 @@ def test_asking_for_landmarks_turns_exact_attention_into_nystrom(published, tmp_
     assert_close(model(ids[:, :16]).logits, exact(ids[:, :16]).logits, **CLOSE)
     assert not torch.allclose(model(ids).logits, exact(ids).logits, atol=1e-2)
     # With the same number it would mean exact attention again to transformers.
-    with pytest.raises(ValueError, match="num_landmarks is 16 too, which stands for exact attention there"):
+    with pytest.raises(ValueError, match="num_landmarks is 16 too, which means exact attention there"):
         EncoderForMaskedLM.from_pretrained(folder, attention_options={"num_landmarks": 16})
     model.save_pretrained(tmp_path / "own")
     assert json.loads((tmp_path / "own" / "config.json").read_text())["model_type"] == "nystrom"
+
+
+@pytest.mark.refuses
+def test_an_attention_by_name_on_their_class_names_the_way_out(published):
+    _, folder = published("Model")
+    theirs = AutoModel.from_pretrained(folder, attn_implementation="nystrom")
+    with pytest.raises(ValueError, match=r"NystromformerModel has attention of its own.*EncoderModel.from_pretrained"):
+        theirs(draw())
 
 
 @every_head
@@ -208,8 +217,9 @@ def test_words_of_older_versions_are_understood(published):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"num_landmark": 4}, "field of a published config.json 'num_landmark' is unknown.*'num_landmarks'"),
-        ({"transformers_weights": "x.bin"}, "'transformers_weights' is unknown"),
+        ({"norm": "pre"}, "holds 'norm', a field of this library's own format.*pass norm="),
+        ({"attention_options": {}}, "holds 'attention_options', a field of this library's own format"),
+        ({"transformers_weights": "x.bin"}, "holds 'transformers_weights', which cannot be an attribute"),
         ({"is_decoder": True}, "is_decoder is True; expected False"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
@@ -232,6 +242,19 @@ def test_what_the_format_does_not_have_is_refused_by_name(published, wrong, says
     rewrite(folder, **wrong)
     with pytest.raises(ValueError, match=says):
         EncoderForMaskedLM.from_pretrained(folder)
+
+
+def test_a_field_that_nobody_knows_is_kept_by_both_libraries(published, tmp_path):
+    theirs, folder = published()
+    rewrite(folder, corpus="wikipedia")
+    ours, ids = EncoderForMaskedLM.from_pretrained(folder), draw(b=1)
+    assert_close(ours(ids).logits, theirs(ids).logits, **CLOSE)
+    ours.config.epochs = 3
+    ours.save_pretrained(tmp_path / "ours")
+    again = NystromformerForMaskedLM.from_pretrained(tmp_path / "ours")
+    assert (again.config.corpus, again.config.epochs) == ("wikipedia", 3)
+    again.save_pretrained(tmp_path / "again")
+    assert EncoderForMaskedLM.from_pretrained(tmp_path / "again").config.epochs == 3
 
 
 def test_what_only_transformers_cannot_compute_loads_for_this_library_alone(published):

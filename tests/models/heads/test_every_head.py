@@ -126,6 +126,16 @@ def test_attention_weights_are_refused_by_name(head):
 
 
 @every_head
+def test_a_mask_of_heads_is_none_or_raises(head):
+    model, (ids, _) = make(head), draw(head)
+    assert_close(outputs(model, ids, head_mask=None), outputs(model, ids), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="head_mask is a tensor; expected None"):
+        model(ids, head_mask=torch.ones(2, 4))
+    with pytest.raises(ValueError, match=r"keyword 'output_hidden_state' is unknown.*'output_hidden_states'"):
+        model(ids, output_hidden_state=True)
+
+
+@every_head
 def test_a_tuple_holds_what_the_object_holds(head):
     model, (ids, labels) = make(head), draw(head)
     whole = model(ids, **labels, output_hidden_states=True)

@@ -35,6 +35,41 @@ def test_the_loss_of_pretraining_is_that_of_words_plus_that_of_order():
     assert model(ids).loss is None
 
 
+@pytest.mark.parametrize("kind", [EncoderForMaskedLM, EncoderForPreTraining])
+def test_in_training_the_masked_tokens_alone_may_be_scored_with_the_same_loss_and_gradients(kind):
+    ids, words, order = draw()
+    labels = {"labels": words} | ({"sentence_order_label": order} if kind is EncoderForPreTraining else {})
+    results = []
+    for sparse in (False, True):
+        model = make(kind, sparse_prediction=sparse, hidden_dropout_prob=0.0).train()
+        output = model(ids, **labels)
+        output.loss.backward()
+        results.append((output.loss, output[1], [parameter.grad for parameter in model.parameters()]))
+    (loss, scores, gradients), (sparse_loss, sparse_scores, sparse_gradients) = results
+    assert_close(sparse_loss, loss, **CLOSE)
+    assert_close(sparse_gradients, gradients, **CLOSE)
+    assert sparse_scores.shape == (4 * 6, 40)
+    assert_close(sparse_scores, scores[words != -100], **CLOSE)
+
+
+def test_evaluation_scores_all_tokens_and_so_does_training_without_labels():
+    model, (ids, words, _) = make(EncoderForMaskedLM, sparse_prediction=True, hidden_dropout_prob=0.0), draw()
+    assert model(ids, labels=words).logits.shape == (4, 12, 40)
+    assert model.train()(ids).logits.shape == (4, 12, 40)
+    labels = {"labels": words[:, 1:]}
+    with pytest.raises(ValueError, match=r"labels has shape \(4, 11\); expected \(4, 12\)"):
+        model(ids, **labels)
+
+
+def test_a_compiled_training_step_scores_the_masked_tokens_alone():
+    torch._dynamo.reset()
+    model, (ids, words, _) = make(EncoderForMaskedLM, sparse_prediction=True, hidden_dropout_prob=0.0), draw()
+    expected = model.train()(ids, labels=words)
+    came = torch.compile(model, backend="eager", fullgraph=True)(ids, labels=words)
+    assert came.logits.shape == (24, 40)
+    assert_close(came.loss, expected.loss, **CLOSE)
+
+
 def test_order_is_read_through_a_tanh():
     model, (ids, *_) = make(pooling="first"), draw()
     pooled = model.nystromformer(ids).last_hidden_state[:, 0]
@@ -59,8 +94,9 @@ def test_words_are_scored_by_their_embeddings(kind):
     assert free.cls.predictions.decoder.weight is not free.get_input_embeddings().weight
 
 
-def test_a_batch_without_a_masked_word_has_no_loss_rather_than_none_at_all():
-    model, (ids, words, _) = make(EncoderForMaskedLM), draw()
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_batch_without_a_masked_word_has_a_loss_of_zero(sparse):
+    model, (ids, words, _) = make(EncoderForMaskedLM, sparse_prediction=sparse).train(), draw()
     loss = model(ids, labels=torch.full_like(words, -100)).loss
     assert loss == 0
     loss.backward()

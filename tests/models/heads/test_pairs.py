@@ -1,9 +1,11 @@
+"""Pairs of documents: the four-part head, padding, and folders that the other parts of the library take."""
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from nystrom.models import EncoderConfig
-from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom.integrations.convert import convert
+from nystrom.models import EncoderConfig, EncoderForPairClassification
 from nystrom.models.heads.sequences import pool
 
 
@@ -63,6 +65,17 @@ def test_it_is_saved_and_loaded(model, tmp_path):
     assert torch.equal(again(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
 
 
+def test_its_folder_can_be_converted(model, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    done = convert(tmp_path / "model", tmp_path / "longer", max_position_embeddings=30)
+    assert done.model == "EncoderForPairClassification"
+    longer = EncoderForPairClassification.from_pretrained(tmp_path / "longer")
+    ids, mask = pairs()
+    # float32 rounding
+    torch.testing.assert_close(longer(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
+    assert longer(torch.ones(1, 2, 30, dtype=torch.long), return_dict=False)[0].shape == (1, 3)
+
+
 @pytest.mark.refuses
 def test_what_is_no_pair_is_refused(model):
     ids, mask = pairs()
@@ -72,3 +85,5 @@ def test_what_is_no_pair_is_refused(model):
         model(ids[:, :1])
     with pytest.raises(ValueError, match=r"attention_mask has shape .* but input_ids has"):
         model(ids, attention_mask=mask[..., 1:])
+    with pytest.raises(ValueError, match=r"token_type_ids has shape .* but input_ids has"):
+        model(ids, token_type_ids=ids[:1])

@@ -1,7 +1,8 @@
-"""Tokens, answers and choices: losses are those of transformers, and inputs that do not fit are refused."""
+"""Tokens, answers and choices: losses are those of transformers, and inputs that do not fit raise."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 import nystrom.models
@@ -45,6 +46,19 @@ def test_the_loss_is_that_of_transformers(published, head, labels):
 def test_answers_that_were_all_cut_off_have_no_loss():
     model, behind = make(EncoderForQuestionAnswering), torch.full((3,), 16)
     assert model(draw(3, 16), start_positions=behind, end_positions=behind).loss == 0
+
+
+def test_an_answer_at_a_masked_token_is_left_out_of_the_loss():
+    model, ids, mask = make(EncoderForQuestionAnswering), draw(3, 16), torch.ones(3, 16, dtype=torch.long)
+    mask[0, 10:], mask[1, :4] = 0, 0
+    # The first answer starts and ends in padding, the second starts there, the third does not.
+    start, end = torch.tensor([12, 0, 5]), torch.tensor([13, 9, 8])
+    loss = model(ids, attention_mask=mask, start_positions=start, end_positions=end).loss
+    scores = model(ids, attention_mask=mask)
+    expected = F.cross_entropy(scores.start_logits[2:], start[2:]) + F.cross_entropy(scores.end_logits[1:], end[1:])
+    assert_close(loss, expected / 2, **CLOSE)
+    loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
 
 
 def test_choices_are_scored_as_sequences_of_their_own():

@@ -1,4 +1,4 @@
-"""An ONNX file against the model that it was made from, on other inputs than it was made with."""
+"""Comparison of an ONNX file with the model that it was made from, on other inputs than it was made with."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from nystrom.attention.registry import METHODS
 from nystrom.models.encoder import EncoderPreTrainedModel
+from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.models.heads.tokens import EncoderForMultipleChoice
 
-# Rounding of float32 through the inverse and the layers, relative to the largest output; what ONNX means otherwise
-# than torch differs by far more.
+# Rounding of float32 through the inverse and the layers, relative to the largest output; where ONNX means something
+# else than torch the difference is far larger.
 _TOLERANCE = 1e-3
-# Runs that compare: sequences, tokens, padding on the left and on the right; -1 is the longest input, cut to _LONG.
+# The runs to compare: sequences, tokens, padding on the left and on the right; -1 is the longest input, at most _LONG.
 _RUNS = ((1, 1, 0, 0), (1, 9, 0, 0), (3, 33, 4, 9), (2, -1, 0, 5), (4, 130, 20, 70))
 _LONG = 600
 
@@ -22,7 +23,7 @@ _LONG = 600
 def compare(
     file: Path, model: EncoderPreTrainedModel, inputs: Sequence[str]
 ) -> tuple[tuple[tuple[int, ...], ...], float]:
-    """Run the file and the model on the same inputs; gives the shapes, and the largest relative difference.
+    """Run the file and the model on the same inputs; return the shapes and the largest relative difference.
 
     Raises:
         ArithmeticError: They differ by more than rounding.
@@ -41,13 +42,13 @@ def compare(
         for ours, theirs in zip(wanted, came, strict=True):
             ours = ours.cpu()
             off = (torch.from_numpy(theirs) - ours).abs().max() / ours.abs().max().clamp(min=1e-12)
-            # A number that is none is larger than any tolerance, too.
+            # NaN counts as larger than any tolerance.
             worst = max(worst, float(off.nan_to_num(torch.inf)))
             if worst > _TOLERANCE:
                 raise ArithmeticError(
                     f"the ONNX file differs from the model by {worst:.1e} of the largest output at {shapes[-1]}, and "
-                    f"was not kept. With check=False (--no-check) it is; attention 'softmax' or 'nystrom' in place of "
-                    f"{model.config.attention!r} may serve."
+                    f"was not kept. check=False (--no-check) keeps it; attention 'softmax' or 'nystrom' in place of "
+                    f"{model.config.attention!r} may work."
                 )
     return tuple(shapes), worst
 
@@ -75,7 +76,7 @@ class Entries(nn.Module):
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """A while without dropout and draws."""
+    """Run a block without dropout and random draws."""
     training = model.training
     model.eval()
     try:
@@ -96,9 +97,9 @@ def example(
     model: EncoderPreTrainedModel, batch: int, length: int, left: int, right: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, their mask with padding on both sides of the last sequence, and their segments."""
-    choices = (3,) if isinstance(model, EncoderForMultipleChoice) else ()
+    groups = {EncoderForMultipleChoice: (3,), EncoderForPairClassification: (2,)}.get(type(model), ())
     generator = torch.Generator().manual_seed(batch * length)
-    shape = (batch, *choices, length)
+    shape = (batch, *groups, length)
     ids = torch.randint(0, model.config.vocab_size, shape, generator=generator)
     segments = torch.randint(0, model.config.type_vocab_size, shape, generator=generator)
     mask = torch.ones_like(ids)

@@ -2,11 +2,12 @@
 
 Both take `input_ids` and `attention_mask` (and `token_type_ids` where asked for) of any batch and of any length up to
 the position table, padded or not, and give what the model gives, without a loss. All attention methods of the library
-can be written, in ONNX through `nystrom.models.export.words`.
+can be exported; `nystrom.models.export.words` says in ONNX what it has no operator for.
 
-Not in ONNX: the "ridge" and "exact" inverses (no solve, no singular values) and weights other than float32.
+Not in ONNX: the "ridge" and "exact" inverses (it has neither a solver nor singular values) and weights other than
+float32.
 
-After it is written, an ONNX file is run by onnxruntime on other batches and lengths than it was made from, padding
+After it is written, an ONNX file is run by onnxruntime on other batches and lengths than it was made with, padding
 included, and compared with the model; a file that differs is not kept.
 """
 
@@ -18,16 +19,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from nystrom.measure.rows import check_folder
+from nystrom.models.classes import model_class
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.encoder import EncoderPreTrainedModel
 from nystrom.models.export.comparison import Entries, compare, evaluating, example, longest
 from nystrom.models.export.words import IN_WORDS_OF_ONNX
-from nystrom.models.files.folder import model_class
+from nystrom.models.heads.pairs import EncoderForPairClassification
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _OPSETS = range(18, 23)
@@ -38,7 +41,7 @@ class Exported:
     """A file that was written.
 
     Attributes:
-        path: The file; weights of more than 2 GB lie beside it in a second one.
+        path: The file; weights of more than 2 GB are in a second one beside it.
         inputs: Names of what it takes.
         outputs: Names of what it gives.
         megabytes: Size of all files.
@@ -80,8 +83,10 @@ def export_program(model: EncoderPreTrainedModel, *, token_type_ids: bool = Fals
     inputs = example(model, 2, min(longest(model), 24), 0, 5)
     inputs = inputs if token_type_ids else inputs[:2]
     dynamic = torch.export.Dim.DYNAMIC(min=1)
-    # The choices of a question, where there are any, stand between.
-    axes = dict.fromkeys(range(inputs[0].ndim - 1), dynamic)
+    # Between batch and length there may be the choices of a question, or the two documents of a pair.
+    axes: dict[int, Any] = dict.fromkeys(range(inputs[0].ndim - 1), dynamic)
+    if isinstance(model, EncoderForPairClassification):
+        axes[1] = None
     axes[inputs[0].ndim - 1] = torch.export.Dim.DYNAMIC(min=1, max=longest(model))
     with evaluating(model), _quiet():
         return torch.export.export(Entries(model).eval(), inputs, dynamic_shapes=tuple(axes for _ in inputs))
@@ -99,13 +104,13 @@ def export_onnx(
 
     Args:
         model: An encoder in float32, with a head or without.
-        to: The file, which must not be there yet.
+        to: The file, which must not exist yet.
         opset: Version of ONNX, 18 to 22; None is what torch writes by default.
         token_type_ids: Also take segments; otherwise all tokens belong to the first.
         check: Run the file by onnxruntime, and compare it with the model.
 
     Raises:
-        ValueError: Another model, dtype, inverse or opset than can be written, or a file that is there already.
+        ValueError: A model, dtype, inverse or opset that cannot be written, or a file that exists already.
         ArithmeticError: The file differs from the model.
     """
     _check_model(model)
@@ -145,13 +150,13 @@ def export(
 
     Args:
         folder: Where the model was saved, with config.json and model.safetensors.
-        to: The file, such as model.onnx, which must not be there yet.
+        to: The file, such as model.onnx, which must not exist yet.
         opset: Version of ONNX, 18 to 22; None is what torch writes by default.
         token_type_ids: Also take segments; otherwise all tokens belong to the first.
         check: Run the file by onnxruntime, and compare it with the model.
 
     Raises:
-        ValueError: A folder that cannot be read, or what `export_onnx` refuses.
+        ValueError: A folder that cannot be read, or as for `export_onnx`.
         ArithmeticError: The file differs from the model.
     """
     _check_file(to, ".onnx")
@@ -193,13 +198,13 @@ def _check_file(to: Path, suffix: str) -> None:
         raise ValueError(f"{to} should end with {suffix}.")
     for file in (to, to.with_name(f"{to.name}.data")):
         if file.exists():
-            raise ValueError(f"{file} is there already: choose another name.")
+            raise ValueError(f"{file} exists already: choose another name.")
     check_folder(to.parent)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep away what torch says of itself while it exports: notes on torchvision, and its own deprecated calls."""
+    """Silence what torch logs about itself while it exports: notes on torchvision, and its own deprecated calls."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -220,13 +225,13 @@ def _output_names(model: EncoderPreTrainedModel) -> tuple[str, ...]:
 
 
 def _name_axes(written: torch.onnx.ONNXProgram) -> None:
-    """Call the axes of any size by their names, wherever they stand."""
+    """Name the axes of any size, in inputs, outputs and between."""
     graph = written.model.graph
     names: dict[str | None, str] = {}
     for value in graph.inputs:
         assert value.shape is not None, "an input has a shape"
         axes = ("batch", "length") if len(value.shape) == 2 else ("batch", "choices", "length")
-        # Each input may have symbols of its own for what is the same.
+        # Each input may have its own symbols for the same axis.
         names |= {dim.value: name for dim, name in zip(value.shape, axes, strict=True) if not isinstance(dim, int)}
     for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
         shape = value.shape

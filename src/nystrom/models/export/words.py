@@ -1,4 +1,4 @@
-"""What ONNX has no word for, or another meaning, in words that both have.
+"""Operations of torch that ONNX lacks or defines otherwise, in terms of operations that both share.
 
 | torch | in ONNX |
 |---|---|
@@ -7,7 +7,7 @@
 | a remainder by a length | a remainder by a tensor |
 | `>>` of signed numbers | a division that rounds down; ONNX shifts unsigned ones only |
 
-The table is for `ExportedProgram.run_decompositions`, of a program that goes on to ONNX.
+The table is for `ExportedProgram.run_decompositions`, applied to a program before it is written as ONNX.
 """
 
 from collections.abc import Callable

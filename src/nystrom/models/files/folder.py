@@ -1,7 +1,7 @@
 """Folders in Hugging Face format: config.json, safetensors in one file or several, and a tokenizer.
 
-Writing goes to a fresh folder that gets its name when all is in it, so that nothing half-written stays. What must hold
-of weights before they are read stands in `nystrom.models.files.loading`.
+A folder is written under a temporary name and gets its own when it is complete, so nothing half-written is left. The
+checks of weights before they are read are in `nystrom.models.files.loading`.
 """
 
 import json
@@ -9,50 +9,24 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from nystrom.measure.rows import check_folder
-
-if TYPE_CHECKING:
-    from nystrom.models.configuration import EncoderConfig
-    from nystrom.models.encoder import EncoderPreTrainedModel
+from nystrom.models.files.json_object import read_json
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-# What tokenizers of transformers read, whichever there are.
+# What the tokenizers of transformers read; a folder holds some of them.
 _TOKENIZER_FILES = (
     *("tokenizer.json", _TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json"),
     *("merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
 )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        ValueError: The file is not there, or holds something else.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"{path} is missing: name a folder in Hugging Face format, with config.json and model.safetensors in it; "
-            "a model of the hub must be downloaded first (hf download NAME --local-dir FOLDER)."
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON text ({error}): fetch the checkpoint again.") from error
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"{path} holds a {type(content).__name__}; expected a JSON object: fetch the checkpoint again."
-        )
-    return content
-
-
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder whose weights `nystrom.models.files.loading.check_weights` has let pass."""
+    """All tensors of a folder that has passed `nystrom.models.files.loading.check_weights`."""
     files = [folder / SAFE_WEIGHTS_NAME]
     if not files[0].is_file():
         files = [
@@ -64,26 +38,12 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def model_class(config: "EncoderConfig", folder: Path) -> type["EncoderPreTrainedModel"]:
-    """The class of `nystrom.models` that a configuration names; without a name the encoder alone.
-
-    Raises:
-        ValueError: It names something else.
-    """
-    import nystrom.models
-
-    name = (config.architectures or ["EncoderModel"])[0]
-    if name not in nystrom.models.__all__ or not name.startswith("Encoder") or name == "EncoderConfig":
-        raise ValueError(f"{folder / 'config.json'} names the model {name!r}; expected one of nystrom.models.")
-    return getattr(nystrom.models, name)
-
-
 @contextmanager
 def fresh_folder(to: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the name `to` at the end; if filling it fails, nothing of it stays.
+    """A folder to fill, which is renamed to `to` at the end; if filling it fails, nothing of it is left.
 
     Raises:
-        ValueError: `to` is there and is not an empty folder, or cannot be written.
+        ValueError: `to` exists and is not an empty folder, or cannot be written.
     """
     check_fresh(to)
     check_folder(to.parent)
@@ -97,10 +57,10 @@ def fresh_folder(to: Path) -> Iterator[Path]:
 
 
 def check_fresh(to: Path) -> None:
-    """See that nothing would be overwritten.
+    """Check that nothing would be overwritten.
 
     Raises:
-        ValueError: There is something.
+        ValueError: `to` is a file, or a folder that is not empty.
     """
     if to.is_dir():
         if any(to.iterdir()):
@@ -110,19 +70,19 @@ def check_fresh(to: Path) -> None:
 
 
 def copy_tokenizer(source: Path, to: Path, *, max_length: int, default_class: str | None = None) -> tuple[str, ...]:
-    """Copy the tokenizer's files, with another longest input.
+    """Copy the tokenizer's files, with another maximal length.
 
     Args:
         source: Folder with the tokenizer, if it has one.
-        to: Folder that gets it.
-        max_length: Tokens that the tokenizer is to cut longer inputs to, where it is asked to cut.
+        to: Folder that receives it.
+        max_length: Tokens to which the tokenizer truncates longer inputs, where it is asked to truncate.
         default_class: Tokenizer of transformers for a folder that names none.
 
     Returns:
-        The names of the files.
+        The names of the files; empty where `source` has no tokenizer.
 
     Raises:
-        ValueError: The tokenizer's configuration is no JSON object.
+        ValueError: The tokenizer's configuration is not a JSON object.
     """
     there = [name for name in _TOKENIZER_FILES if (source / name).is_file()]
     if not any(name not in (_TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json") for name in there):

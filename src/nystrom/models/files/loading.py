@@ -2,35 +2,47 @@
 
 Before: there are safetensors, whole, and no other kind is opened. A pickle (pytorch_model.bin and its kind) can run any
 code when it is loaded. After: the encoder's weights are all in the model and none is left over, and each head is whole
-or wholly new. A new head is how fine-tuning starts, and is reported by transformers; half a head is a broken file.
+or wholly new. A new head is how fine-tuning starts, and transformers reports it; half a head means a broken file.
+
+Some of the published checkpoints have no safetensors in the main revision of their repository, but in `refs/pr/1`, the
+conversion that Hugging Face proposes. For them, and where no revision was asked for, that one is taken, with a warning.
+For any other model the error names it, since a proposal is not its owner's word.
 """
 
+import warnings
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from nystrom.models.files.folder import read_json
+from nystrom.models.files.json_object import read_json
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # The modules of the heads, here and in transformers' Nyströmformer; all other weights belong to the encoder.
 _HEADS = ("cls", "sop", "classifier", "pre_classifier", "qa_outputs")
 _OF_DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "revision", "token")
+_PUBLISHED = "uw-madison/nystromformer-"
+_CONVERTED = "refs/pr/1"
+
+
+class SizeMismatchError(ValueError, RuntimeError):
+    """Weights of other sizes than the configuration says; transformers raises a RuntimeError for them."""
 
 
 def find_folder(name: Any, given: dict[str, Any]) -> Path:
-    """The folder of a model, or the downloaded one of a model on the Hugging Face Hub.
+    """The folder of a model; a model of the Hugging Face Hub is downloaded.
 
     Args:
         name: A folder, or a name such as "uw-madison/nystromformer-512".
         given: Keywords of `from_pretrained`; those about downloads are used.
 
     Raises:
-        ValueError: A file, or nothing that is a folder or could be a name.
+        ValueError: A file, or neither a folder nor a possible name; or a model that has no safetensors.
     """
     path = Path(name)
     if path.is_dir():
@@ -46,18 +58,33 @@ def find_folder(name: Any, given: dict[str, Any]) -> Path:
     inside = given.get("subfolder") or ""
     options: dict[str, Any] = {key: given[key] for key in _OF_DOWNLOAD if given.get(key) is not None}
     patterns = [f"{inside}/{pattern}" if inside else pattern for pattern in wanted]
-    return Path(snapshot_download(str(name), allow_patterns=patterns, **options))
+    folder = Path(snapshot_download(str(name), allow_patterns=patterns, **options))
+    if "revision" in options or not str(name).startswith(_PUBLISHED) or any((folder / inside).glob("*.safetensors")):
+        return folder
+    options["revision"] = _CONVERTED
+    try:
+        converted = Path(snapshot_download(str(name), allow_patterns=patterns, **options))
+    except (RevisionNotFoundError, LocalEntryNotFoundError):
+        return folder
+    warnings.warn(
+        f"model {name} has no safetensors in its main revision: {_CONVERTED} is loaded, where Hugging Face converted "
+        f'them. Pass revision="{_CONVERTED}" to choose it yourself.',
+        UserWarning,
+        stacklevel=3,
+    )
+    return converted
 
 
-def check_weights(folder: Path, *, variant: str | None = None) -> None:
-    """See that a folder holds whole safetensors; of each file only the header is read.
+def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool = False) -> None:
+    """Check that a folder holds whole safetensors; of each file only the header is read.
 
     Args:
         folder: Where config.json is.
         variant: The variant of `from_pretrained`.
+        downloaded: It is the main revision of a model of the hub, where another may hold them.
 
     Raises:
-        ValueError: Other weights only, none, or a file that is missing, cut off or elsewhere.
+        ValueError: There are no weights, other kinds alone, or a file that is missing, cut off or elsewhere.
     """
     if (folder / "adapter_config.json").is_file():
         raise ValueError(
@@ -75,7 +102,11 @@ def check_weights(folder: Path, *, variant: str | None = None) -> None:
             raise ValueError(f"{folder / index} has no weight_map of file names: save the model again.")
         names = sorted(set(places.values()))
     else:
-        raise ValueError(f"model {folder} {_why_none(folder, one)}")
+        elsewhere = (
+            " If its page on the hub lists a conversion to safetensors as a pull request, pass that as the revision, "
+            f'such as revision="{_CONVERTED}".'
+        )
+        raise ValueError(f"model {folder} {_why_none(folder, one)}{elsewhere if downloaded else ''}")
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ValueError(f"{folder / index} names {name!r}; expected safetensors files beside it.")
@@ -91,11 +122,11 @@ def check_weights(folder: Path, *, variant: str | None = None) -> None:
 
 
 def check_fit(model: nn.Module, report: dict[str, Any], folder: Path, *, new_heads: bool = True) -> None:
-    """Refuse a model whose encoder or head is not wholly what its folder holds.
+    """Check that a model's encoder and head are wholly what its folder holds.
 
     Args:
         model: The loaded model.
-        report: What transformers tells with `output_loading_info`.
+        report: What transformers gives with `output_loading_info`.
         folder: Where it came from.
         new_heads: A head may be wholly new, and one that the model does not have may be left behind.
 
@@ -116,7 +147,11 @@ def check_fit(model: nn.Module, report: dict[str, Any], folder: Path, *, new_hea
 
 
 def check_tied(model: nn.Module, tied: dict[str, str] | None, folder: Path) -> None:
-    """Refuse two tensors that are one by the configuration, and that the folder holds with different values."""
+    """Check that tensors which the configuration ties have one value in the folder.
+
+    Raises:
+        ValueError: The first that has two.
+    """
     for name, source in (tied or {}).items():
         if model.get_parameter(name) is not model.get_parameter(source):
             raise ValueError(

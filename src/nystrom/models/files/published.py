@@ -1,22 +1,23 @@
-"""The published format of Nyströmformer: what its config.json says in the words of `EncoderConfig`, and back.
+"""The published format of Nyströmformer: its config.json as fields of `EncoderConfig`, and back.
 
 The checkpoints `uw-madison/nystromformer-512` ... `-4096`, and all that transformers' `NystromformerFor...` classes
 save, have `model_type` "nystromformer". What those classes compute, in the fields of `EncoderConfig`:
 
 | config.json | means |
 |---|---|
-| always | the norm after each block, heads that read the first token |
+| every file | the norm after each block, heads that read the first token |
 | `num_landmarks` equal to `segment_means_seq_len` | exact attention, at every length; all the published checkpoints |
 | another `num_landmarks` | Nyström attention, only for inputs of exactly `segment_means_seq_len` tokens |
 | `inv_coeff_init_option` false | the start value of the inverse of the authors; taken here for each sequence alone |
 | `inv_coeff_init_option` true | a start value per matrix, "paper" here; transformers' class fails at it |
 | `attention_probs_dropout_prob` | nothing: it is never applied, and is read as 0 |
 
-The convolution of the values is there in both kinds of attention.
+Both kinds of attention have the convolution of the values. What the format does not know is kept as it came, as
+transformers keeps it.
 
-The number of landmarks is changed by `from_pretrained(folder, attention_options={"num_landmarks": 32})`. Where the
-folder has exact attention this makes it Nyström attention; if the result has no place in this format, the error says
-so, and `segment_means_seq_len=None` beside it takes this library's own.
+`from_pretrained(folder, attention_options={"num_landmarks": 32})` changes the number of landmarks. Where the folder
+has exact attention this makes it Nyström attention; if this format cannot express the result, the error says so, and
+`segment_means_seq_len=None` chooses this library's own format.
 
 Source: `transformers/models/nystromformer/modeling_nystromformer.py`, version 5.23.
 """
@@ -25,10 +26,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from transformers import NystromformerConfig, PreTrainedConfig
+from transformers import NystromformerConfig
 
 from nystrom.attention.methods.nystrom import NystromOptions
-from nystrom.checks import check_at_least, check_names
+from nystrom.checks import check_at_least
 
 PUBLISHED_TYPE = NystromformerConfig.model_type
 
@@ -39,16 +40,19 @@ _SHARED = (
     *("hidden_dropout_prob", "max_position_embeddings", "type_vocab_size", "initializer_range", "layer_norm_eps"),
     *("pad_token_id", "bos_token_id", "eos_token_id", "conv_kernel_size", "tie_word_embeddings"),
 )
-# What any configuration of transformers may hold beside the model's own fields.
-_OF_ALL_MODELS = {entry.name for entry in fields(PreTrainedConfig)} | {"torch_dtype", "num_labels", "output_attentions"}
-# Words that change nothing where they hold this value, and that ask for another model where they do not.
+# Fields of `EncoderConfig` that the format has no room for.
+_OURS = {"attention", "attention_options", "share_attention_weights", "norm", "pooling"}
+# Fields that are read by rules of their own, or follow from others.
+_RULED = {"segment_means_seq_len", "num_landmarks", "attention_probs_dropout_prob"}
+_RULED |= {"inv_coeff_init_option", "inv_init_coeff_option"}
+# Fields that change nothing where they hold this value, and that ask for another model where they do not.
 _INERT = {
     "add_cross_attention": False,
     "is_decoder": False,
     "is_encoder_decoder": False,
     "position_embedding_type": "absolute",
 }
-# Words of older files that say nothing of the model.
+# Fields of older files that say nothing about the model, and what is written anew each time.
 _IGNORED = {"model_type", "use_cache", "gradient_checkpointing", "finetuning_task", "transformers_version"}
 
 
@@ -63,23 +67,26 @@ def read_published(content: Mapping[str, Any], *, num_landmarks: int | None = No
         Fields of `EncoderConfig`.
 
     Raises:
-        ValueError: A name that the format does not have, or a value that asks for another model.
+        ValueError: A field of this library's own format, or a value that asks for another model.
     """
-    own = {"segment_means_seq_len", "num_landmarks", "attention_probs_dropout_prob"}
-    own |= {"inv_coeff_init_option", "inv_init_coeff_option", "task", *_SHARED, *_INERT, *_IGNORED}
-    check_names("field of a published config.json", [name for name in content if name[0] != "_"], own | _OF_ALL_MODELS)
+    for name in sorted(_OURS & content.keys()):
+        raise ValueError(
+            f"config.json holds {name!r}, a field of this library's own format, but is of the published type "
+            f"{PUBLISHED_TYPE!r}, in which it means nothing: take it out, or pass {name}= and "
+            "segment_means_seq_len=None to from_pretrained."
+        )
     for name, wanted in _INERT.items():
         if content.get(name, wanted) not in (wanted, None):
-            raise ValueError(f"{name} is {content[name]!r}; expected {wanted!r}: Nyströmformer has nothing else.")
+            raise ValueError(f"{name} is {content[name]!r}; expected {wanted!r}: Nyströmformer has no other.")
     start = content.get("inv_coeff_init_option", False)
     if not isinstance(start, bool):
         raise ValueError(f"inv_coeff_init_option is {start!r}; expected true or false.")
     length, stored = (content.get(name, _DEFAULTS[name]) for name in ("segment_means_seq_len", "num_landmarks"))
     check_at_least("segment_means_seq_len", length, 1)
     check_at_least("num_landmarks", stored, 1)
-    read = {name: content.get(name, _DEFAULTS[name]) for name in _SHARED}
-    read |= {name: content[name] for name in _OF_ALL_MODELS - read.keys() - _INERT.keys() - _IGNORED if name in content}
-    read |= {"norm": "post", "pooling": "first", "task": content.get("task"), "segment_means_seq_len": length}
+    read = {name: value for name, value in content.items() if name not in _RULED | _INERT.keys() | _IGNORED}
+    read |= {name: content.get(name, _DEFAULTS[name]) for name in _SHARED}
+    read |= {"norm": "post", "pooling": "first", "segment_means_seq_len": length}
     if num_landmarks is None and stored == length:
         read |= {"attention": "softmax", "attention_options": {}}
     else:
@@ -89,29 +96,28 @@ def read_published(content: Mapping[str, Any], *, num_landmarks: int | None = No
     return _rename(read, "Nystromformer", "Encoder")
 
 
-def write_published(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate back what `EncoderConfig.to_dict` gives; `refuse_unpublishable` has let it pass.
+def write_published(content: Mapping[str, Any]) -> NystromformerConfig:
+    """Translate what `EncoderConfig.to_dict` gives, once `check_publishable` has accepted it.
 
     Returns:
-        What transformers' `NystromformerConfig` writes into its config.json.
+        The configuration of transformers that says the same.
     """
     length = content["segment_means_seq_len"]
     exact = content["attention"] == "softmax"
     landmarks = length if exact else NystromOptions(**content["attention_options"]).num_landmarks
-    kept = {name: content[name] for name in (_OF_ALL_MODELS | {*_SHARED}) - _IGNORED if name in content}
-    if content["task"] is not None:
-        kept["task"] = content["task"]
-    written = NystromformerConfig(
+    kept = {name: value for name, value in content.items() if name not in _OURS | _RULED | _IGNORED}
+    # transformers does not know these two, so they are written only where they say something.
+    kept = {name: value for name, value in kept.items() if name not in ("task", "sparse_prediction") or value}
+    return NystromformerConfig(
         **_rename(kept, "Encoder", "Nystromformer"),
         segment_means_seq_len=length,
         num_landmarks=landmarks,
         attention_probs_dropout_prob=0.0,
     )
-    return written.to_diff_dict()
 
 
-def refuse_unpublishable(content: Mapping[str, Any]) -> None:
-    """Refuse a configuration that asks for the published format, but that transformers' own model cannot compute.
+def check_publishable(content: Mapping[str, Any]) -> None:
+    """Check that transformers' own model can compute what is to be written in the published format.
 
     Args:
         content: Fields of `EncoderConfig`, each of them valid by itself.
@@ -151,8 +157,8 @@ def _unlike_theirs(options: NystromOptions, length: int) -> list[str]:
     m = options.num_landmarks
     if m == length:
         reasons.append(
-            f"num_landmarks is {m} too, which stands for exact attention there (attention='softmax' here; or give "
-            "segment_means_seq_len the length that transformers is to take)"
+            f"num_landmarks is {m} too, which means exact attention there (attention='softmax' here; or set "
+            "segment_means_seq_len to the length that transformers is to take)"
         )
     elif length % m:
         reasons.append(f"num_landmarks is {m}, which does not divide it")
@@ -160,7 +166,7 @@ def _unlike_theirs(options: NystromOptions, length: int) -> list[str]:
 
 
 def _rename(content: dict[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Name the classes in `architectures` as the other library does."""
+    """Rename the classes in `architectures` to those of the other library."""
     if names := content.get("architectures"):
         # transformers has no head for pretraining; its masked LM reads the same folder.
         names = [f"{new}{name.removeprefix(old)}" if name.startswith(old) else name for name in names]

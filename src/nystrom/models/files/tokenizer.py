@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers import AlbertTokenizer, AutoTokenizer, PreTrainedTokenizerBase
 
-from nystrom.models.files.folder import read_json
+from nystrom.models.files.json_object import read_json
 
 _SENTENCEPIECE = "spiece.model"
 _VOCABULARIES = ("tokenizer.json", _SENTENCEPIECE, "vocab.txt", "vocab.json", "sentencepiece.bpe.model")

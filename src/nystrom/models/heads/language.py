@@ -1,31 +1,34 @@
-r"""Heads for pretraining: masked words, and with them the order of sentences.
+r"""Heads for pretraining: masked words alone, or masked words and the order of sentences.
 
 **Masked LM** scores every word of the vocabulary at every token, $\mathrm{logits} = E\, N(g(W x + w)) + b$, with the
-word embeddings E as the last layer unless `tie_word_embeddings` is False.
+word embeddings E as the last layer unless `tie_word_embeddings` is False. With `sparse_prediction` it scores, in
+training, only the k tokens of the batch whose label is not -100: the logits are then (k, v), in the order of the batch
+and of the tokens in each sequence, and the loss is the same.
 
-**Sentence order** (SOP) reads the pooled tokens p: two classes, $U \tanh(V p + v) + u$; class 1 says that the two
+**Sentence order** (SOP) reads the pooled tokens p: two classes, $U \tanh(V p + v) + u$; class 1 means that the two
 segments were swapped. The loss of pretraining is the sum of both.
 
 Names are those of transformers' Nyströmformer, which has no head for the order of sentences: its masked LM loads a
-folder of `EncoderForPreTraining` and leaves `sop` aside.
+folder of `EncoderForPreTraining` and ignores `sop`.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, section 5.1; the order of sentences is that of Lan et al. (2019),
-arXiv:1909.11942.
+arXiv:1909.11942. Scoring the masked tokens alone is `sparse_prediction` of transformers' ModernBERT.
 """
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import MaskedLMOutput
-from transformers.utils.generic import ModelOutput
+from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import check_mask
-from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel
-from nystrom.models.heads.losses import mean_loss
+from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
+from nystrom.models.heads.losses import IGNORED, check_labels, mean_loss
 from nystrom.models.heads.sequences import pool
 
 _TIED = {
@@ -35,7 +38,7 @@ _TIED = {
 
 
 class WordTransform(nn.Module):
-    """What a token passes before it is compared with the words."""
+    """The layers between a token and its comparison with the words."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -79,7 +82,7 @@ class LanguageHead(nn.Module):
 
 
 class SentenceOrderHead(nn.Module):
-    """Whether the two segments are in their order (0) or swapped (1)."""
+    """Tells whether the two segments are in order (0) or swapped (1)."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -105,6 +108,19 @@ class _WithLanguageHead(EncoderPreTrainedModel):
         self.cls.predictions.decoder = new_embeddings
         self.cls.predictions.bias = new_embeddings.bias
 
+    def _score(
+        self, x: Float[Tensor, "b n w"], labels: Int[Tensor, "b n"] | None
+    ) -> tuple[Float[Tensor, "*k v"], Float[Tensor, ""] | None]:
+        """Scores of words, and their mean loss where labels are given."""
+        if labels is None:
+            return self.cls(x), None
+        check_labels(labels, x.shape[:2])
+        if self.config.sparse_prediction and self.training:
+            asked = labels != IGNORED
+            x, labels = x[asked], labels[asked]
+        logits = self.cls(x)
+        return logits, mean_loss(logits, labels)
+
 
 class EncoderForMaskedLM(_WithLanguageHead):
     """The encoder with a head for masked words."""
@@ -115,6 +131,7 @@ class EncoderForMaskedLM(_WithLanguageHead):
         self.cls = LanguageHead(config)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Int[Tensor, "b n"] | None = None,
@@ -123,40 +140,25 @@ class EncoderForMaskedLM(_WithLanguageHead):
         position_ids: Int[Tensor, "b n"] | None = None,
         inputs_embeds: Float[Tensor, "b n w"] | None = None,
         labels: Int[Tensor, "b n"] | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> MaskedLMOutput | tuple[Tensor, ...]:
-        """Score all words at all tokens; see `EncoderModel.forward` for what is not named here.
+        **asked: Unpack[Asked],
+    ) -> MaskedLMOutput:
+        """Score words; see `EncoderModel.forward` for the other arguments.
 
         Args:
-            input_ids: Tokens.
-            attention_mask: Real tokens, as 1 or True; None where all are.
-            token_type_ids: Segment of each token.
-            position_ids: Rows of the position table.
-            inputs_embeds: Word embeddings in place of `input_ids`.
-            labels: The words behind the masks, -100 for all other tokens; with them comes the mean loss.
-            output_attentions: Refused.
-            output_hidden_states: Also give what entered each layer.
-            return_dict: Give an output object rather than a tuple.
+            labels: The words behind the masks, -100 for all other tokens.
+
+        Returns:
+            `logits` (b, n, v), and with labels the mean `loss`. In training with `sparse_prediction` and labels,
+            `logits` is (k, v), of the k tokens that have a label.
 
         Raises:
             ValueError: Inputs that do not fit, by name.
         """
         encoded = self.nystromformer(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
         )
-        logits = self.cls(encoded.last_hidden_state)
-        loss = None if labels is None else mean_loss(logits, labels)
-        output = MaskedLMOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+        logits, loss = self._score(encoded.last_hidden_state, labels)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
 @dataclass
@@ -165,7 +167,8 @@ class PreTrainingOutput(ModelOutput):
 
     Attributes:
         loss: Sum of the losses whose labels came.
-        prediction_logits: Scores of all words at all tokens (b, n, v).
+        prediction_logits: Scores of words: (b, n, v), or those of the k tokens that have a label (k, v) in training
+            with `sparse_prediction`.
         sop_logits: Scores of the order of the two segments (b, 2).
         hidden_states: What entered each layer, and the last result, if asked for.
     """
@@ -186,6 +189,7 @@ class EncoderForPreTraining(_WithLanguageHead):
         self.sop = SentenceOrderHead(config)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Int[Tensor, "b n"] | None = None,
@@ -195,23 +199,13 @@ class EncoderForPreTraining(_WithLanguageHead):
         inputs_embeds: Float[Tensor, "b n w"] | None = None,
         labels: Int[Tensor, "b n"] | None = None,
         sentence_order_label: Int[Tensor, " b"] | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> PreTrainingOutput | tuple[Tensor, ...]:
-        """Score words and the order of sentences; see `EncoderModel.forward` for what is not named here.
+        **asked: Unpack[Asked],
+    ) -> PreTrainingOutput:
+        """Score words and the order of sentences; see `EncoderModel.forward` for the other arguments.
 
         Args:
-            input_ids: Tokens, two segments.
-            attention_mask: Real tokens, as 1 or True; None where all are.
-            token_type_ids: Segment of each token.
-            position_ids: Rows of the position table.
-            inputs_embeds: Word embeddings in place of `input_ids`.
             labels: The words behind the masks, -100 for all other tokens.
-            sentence_order_label: 0 for segments in their order, 1 for swapped ones, -100 for neither.
-            output_attentions: Refused.
-            output_hidden_states: Also give what entered each layer.
-            return_dict: Give an output object rather than a tuple.
+            sentence_order_label: 0 for segments in order, 1 for swapped ones, -100 for neither.
 
         Returns:
             The scores; with labels of one kind or both comes the sum of their mean losses.
@@ -220,25 +214,14 @@ class EncoderForPreTraining(_WithLanguageHead):
             ValueError: Inputs that do not fit, by name.
         """
         encoded = self.nystromformer(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
         )
         x = encoded.last_hidden_state
-        words = self.cls(x)
+        words, loss = self._score(x, labels)
         order = self.sop(pool(x, check_mask(attention_mask, x), first=self.config.pooling == "first"))
-        parts = []
-        if labels is not None:
-            parts.append(mean_loss(words, labels))
         if sentence_order_label is not None:
-            parts.append(mean_loss(order, sentence_order_label, name="sentence_order_label"))
-        loss = sum(parts[1:], parts[0]) if parts else None
-        output = PreTrainingOutput(
+            of_order = mean_loss(order, sentence_order_label, name="sentence_order_label")
+            loss = of_order if loss is None else loss + of_order
+        return PreTrainingOutput(
             loss=loss, prediction_logits=words, sop_logits=order, hidden_states=encoded.hidden_states
         )
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()

@@ -4,6 +4,8 @@ The mean of the cross entropy over labels that are not -100, in float32 at least
 mean would be 0 / 0 for a batch in which no token happens to be masked.
 """
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -18,18 +20,27 @@ def mean_loss(logits: Float[Tensor, "*b c"], labels: Int[Tensor, "*b"], *, name:
 
     Args:
         logits: One per class.
-        labels: Classes, -100 where nothing is asked.
-        name: What the caller knows the labels as.
+        labels: Classes, -100 for none.
+        name: The caller's name for the labels.
 
     Raises:
         ValueError: Another shape than that of the logits without their last axis, or floating point numbers.
     """
-    if labels.shape != logits.shape[:-1]:
-        raise ValueError(f"{name} has shape {tuple(labels.shape)}; expected {tuple(logits.shape[:-1])}.")
-    if labels.is_floating_point():
-        raise ValueError(f"{name} has dtype {labels.dtype}; expected classes as whole numbers, -100 for none.")
+    check_labels(labels, logits.shape[:-1], name=name)
     labels = labels.flatten().long()
     total = F.cross_entropy(
         at_least_float32(logits).reshape(-1, logits.shape[-1]), labels, ignore_index=IGNORED, reduction="sum"
     )
     return total / (labels != IGNORED).sum().clamp(min=1)
+
+
+def check_labels(labels: Tensor, shape: Sequence[int], *, name: str = "labels") -> None:
+    """Check that labels are whole numbers in a shape.
+
+    Raises:
+        ValueError: They are not.
+    """
+    if tuple(labels.shape) != tuple(shape):
+        raise ValueError(f"{name} has shape {tuple(labels.shape)}; expected {tuple(shape)}.")
+    if labels.is_floating_point():
+        raise ValueError(f"{name} has dtype {labels.dtype}; expected classes as whole numbers, -100 for none.")

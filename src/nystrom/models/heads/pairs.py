@@ -1,4 +1,4 @@
-r"""Classification of pairs: two documents through one encoder, as the Retrieval task of the Long Range Arena has it.
+r"""Classification of pairs: two documents through one encoder, as in the Retrieval task of the Long Range Arena.
 
 With the pooled documents $x_0$ and $x_1$,
 $$\mathrm{logits} = W_2\, \mathrm{ReLU}(W_1 [x_0;\; x_1;\; x_0 \odot x_1;\; x_0 - x_1] + b_1) + b_2,$$
@@ -7,15 +7,18 @@ the hidden layer being as wide as the encoder's feed-forward block.
 Source: the classifier of both papers' code for Retrieval. No published checkpoint has this head; its names are ours.
 """
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import check_mask
-from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel
+from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
 from nystrom.models.heads.sequences import pool
 
 
@@ -44,35 +47,40 @@ class EncoderForPairClassification(EncoderPreTrainedModel):
         self.classifier = PairHead(config)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Int[Tensor, "b 2 n"],
         attention_mask: Bool[Tensor, "b 2 n"] | Int[Tensor, "b 2 n"] | None = None,
         labels: Int[Tensor, " b"] | None = None,
-        return_dict: bool | None = None,
-    ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
-        """Classify pairs of documents.
+        token_type_ids: Int[Tensor, "b 2 n"] | None = None,
+        **asked: Unpack[Asked],
+    ) -> SequenceClassifierOutput:
+        """Classify pairs of documents; see `EncoderModel.forward` for the other arguments.
 
         Args:
-            input_ids: Tokens of both documents, padded to one length.
+            input_ids: Tokens of both documents, padded to one length; hidden states have batch and documents in one
+                axis.
             attention_mask: Real tokens, as 1 or True; None where all are.
             labels: Classes; with them comes the mean cross entropy.
-            return_dict: Give an output object rather than a tuple; None asks the configuration.
+            token_type_ids: Segment of each token.
 
         Raises:
             ValueError: Inputs that do not fit, by name.
         """
         if input_ids.ndim != 3 or input_ids.shape[1] != 2:
             raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; expected (batch, 2 documents, tokens).")
-        if attention_mask is not None and attention_mask.shape != input_ids.shape:
-            raise ValueError(
-                f"attention_mask has shape {tuple(attention_mask.shape)} but input_ids has {tuple(input_ids.shape)}: "
-                "pass one 0 or 1 per token of both documents."
-            )
+        for name, given in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
+            if given is not None and given.shape != input_ids.shape:
+                raise ValueError(
+                    f"{name} has shape {tuple(given.shape)} but input_ids has {tuple(input_ids.shape)}: "
+                    "pass one number per token of both documents."
+                )
         mask = None if attention_mask is None else attention_mask.flatten(0, 1)
-        x = self.nystromformer(input_ids.flatten(0, 1), attention_mask=mask, return_dict=True).last_hidden_state
+        segments = None if token_type_ids is None else token_type_ids.flatten(0, 1)
+        encoded = self.nystromformer(input_ids.flatten(0, 1), mask, segments, return_dict=True, **asked)
+        x = encoded.last_hidden_state
         pooled = pool(x, check_mask(mask, x), first=self.config.pooling == "first")
         logits = self.classifier(pooled.unflatten(0, (-1, 2)))
         loss = None if labels is None else F.cross_entropy(logits, labels)
-        output = SequenceClassifierOutput(loss=loss, logits=logits)
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)

@@ -1,12 +1,14 @@
-r"""Models with a head on the encoder.
+r"""Classification of sequences.
 
-Sequence classification pools the tokens, $p = \frac{1}{c} \sum_{i \text{ real}} x_i$ over the c real tokens or the
-first real one, and reads p with two layers. State-dict names are those of transformers' Nyströmformer. A sequence
+The tokens are pooled, to their mean $p = \frac{1}{c} \sum_{i \text{ real}} x_i$ over the c real ones or to the first
+real one, and two layers classify p. State-dict names are those of transformers' Nyströmformer. A sequence
 without a real token has p = 0.
 
 Departs from transformers' model: pooling is the mean unless the configuration says "first", and "first" is the first
 real token, wherever the padding is.
 """
+
+from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,10 +16,11 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.loss.loss_utils import ForSequenceClassificationLoss
 from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import check_mask
-from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel
+from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
 from nystrom.precision import at_least_float32
 
 
@@ -46,6 +49,7 @@ class EncoderForSequenceClassification(EncoderPreTrainedModel):
         self.classifier = ClassificationHead(config)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Int[Tensor, "b n"] | None = None,
@@ -54,41 +58,23 @@ class EncoderForSequenceClassification(EncoderPreTrainedModel):
         position_ids: Int[Tensor, "b n"] | None = None,
         inputs_embeds: Float[Tensor, "b n w"] | None = None,
         labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
-        """Classify sequences; see `EncoderModel.forward` for what is not named here.
+        **asked: Unpack[Asked],
+    ) -> SequenceClassifierOutput:
+        """Classify sequences; see `EncoderModel.forward` for the other arguments.
 
         Args:
-            input_ids: Tokens.
-            attention_mask: Real tokens, as 1 or True; None where all are.
-            token_type_ids: Segment of each token.
-            position_ids: Rows of the position table.
-            inputs_embeds: Word embeddings in place of `input_ids`.
-            labels: Classes (b), or what `config.problem_type` wants; with them comes the mean loss.
-            output_attentions: Refused.
-            output_hidden_states: Also give what entered each layer.
-            return_dict: Give an output object rather than a tuple.
+            labels: Classes (b), or what `config.problem_type` asks for; with them comes the mean loss.
 
         Raises:
             ValueError: Inputs that do not fit, by name.
         """
         encoded = self.nystromformer(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
         )
         x = encoded.last_hidden_state
         logits = self.classifier(pool(x, check_mask(attention_mask, x), first=self.config.pooling == "first"))
         loss = None if labels is None else ForSequenceClassificationLoss(labels, logits, self.config)
-        output = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
 def pool(x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, *, first: bool = False) -> Float[Tensor, "b w"]:

@@ -5,8 +5,11 @@ end of the answer. **Multiple choice** encodes each choice as a sequence of its 
 says, and scores it with two layers. State-dict names are those of transformers' Nyströmformer.
 
 Departs from transformers' model: masked tokens can be neither start nor end of an answer, so that padding changes
-nothing; and a choice is pooled by the configuration, "first" being the first real token.
+nothing; an answer given there is left out of the loss, as one beyond the input is; and a choice is pooled as the
+configuration says, "first" being the first real token.
 """
+
+from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,10 +19,11 @@ from transformers.modeling_outputs import (
     QuestionAnsweringModelOutput,
     TokenClassifierOutput,
 )
+from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import check_mask
-from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel
+from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
 from nystrom.models.heads.losses import IGNORED, mean_loss
 from nystrom.models.heads.sequences import pool
 
@@ -35,6 +39,7 @@ class EncoderForTokenClassification(EncoderPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Int[Tensor, "b n"] | None = None,
@@ -43,40 +48,22 @@ class EncoderForTokenClassification(EncoderPreTrainedModel):
         position_ids: Int[Tensor, "b n"] | None = None,
         inputs_embeds: Float[Tensor, "b n w"] | None = None,
         labels: Int[Tensor, "b n"] | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> TokenClassifierOutput | tuple[Tensor, ...]:
-        """Classify tokens; see `EncoderModel.forward` for what is not named here.
+        **asked: Unpack[Asked],
+    ) -> TokenClassifierOutput:
+        """Classify tokens; see `EncoderModel.forward` for the other arguments.
 
         Args:
-            input_ids: Tokens.
-            attention_mask: Real tokens, as 1 or True; None where all are.
-            token_type_ids: Segment of each token.
-            position_ids: Rows of the position table.
-            inputs_embeds: Word embeddings in place of `input_ids`.
             labels: Classes, -100 for tokens without one; with them comes the mean loss.
-            output_attentions: Refused.
-            output_hidden_states: Also give what entered each layer.
-            return_dict: Give an output object rather than a tuple.
 
         Raises:
             ValueError: Inputs that do not fit, by name.
         """
         encoded = self.nystromformer(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
         )
         logits = self.classifier(self.dropout(encoded.last_hidden_state))
         loss = None if labels is None else mean_loss(logits, labels)
-        output = TokenClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
 class EncoderForQuestionAnswering(EncoderPreTrainedModel):
@@ -88,6 +75,7 @@ class EncoderForQuestionAnswering(EncoderPreTrainedModel):
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Int[Tensor, "b n"] | None = None,
@@ -97,23 +85,14 @@ class EncoderForQuestionAnswering(EncoderPreTrainedModel):
         inputs_embeds: Float[Tensor, "b n w"] | None = None,
         start_positions: Int[Tensor, " b"] | None = None,
         end_positions: Int[Tensor, " b"] | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> QuestionAnsweringModelOutput | tuple[Tensor, ...]:
-        """Score each token as start and end of the answer; see `EncoderModel.forward` for what is not named here.
+        **asked: Unpack[Asked],
+    ) -> QuestionAnsweringModelOutput:
+        """Score each token as start and end of the answer; see `EncoderModel.forward` for the other arguments.
 
         Args:
-            input_ids: Tokens of question and text.
-            attention_mask: Real tokens, as 1 or True; None where all are.
-            token_type_ids: Segment of each token.
-            position_ids: Rows of the position table.
-            inputs_embeds: Word embeddings in place of `input_ids`.
-            start_positions: First token of the answer; one behind the input was cut off, and is left out of the loss.
-            end_positions: Last token of the answer, likewise; comes together with `start_positions`.
-            output_attentions: Refused.
-            output_hidden_states: Also give what entered each layer.
-            return_dict: Give an output object rather than a tuple.
+            start_positions: First token of the answer; one beyond the input, or at a masked token, is left out of the
+                loss.
+            end_positions: Last token of the answer, likewise; given together with `start_positions`.
 
         Raises:
             ValueError: Inputs that do not fit, by name.
@@ -122,14 +101,7 @@ class EncoderForQuestionAnswering(EncoderPreTrainedModel):
             absent = "start_positions" if start_positions is None else "end_positions"
             raise ValueError(f"{absent} is None; expected both start_positions and end_positions, or neither.")
         encoded = self.nystromformer(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
         )
         x = encoded.last_hidden_state
         start, end = self.qa_outputs(x).unbind(dim=-1)
@@ -139,17 +111,22 @@ class EncoderForQuestionAnswering(EncoderPreTrainedModel):
         loss = None
         if start_positions is not None and end_positions is not None:
             named = (("start_positions", start, start_positions), ("end_positions", end, end_positions))
-            first, last = (mean_loss(scores, _inside(place, x.shape[1]), name=name) for name, scores, place in named)
+            first, last = (mean_loss(scores, _known(place, scores, keep), name=name) for name, scores, place in named)
             loss = (first + last) / 2
-        output = QuestionAnsweringModelOutput(
+        return QuestionAnsweringModelOutput(
             loss=loss, start_logits=start, end_logits=end, hidden_states=encoded.hidden_states
         )
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
 
-def _inside(place: Int[Tensor, " b"], n: int) -> Int[Tensor, " b"]:
-    """Places within the input; those behind it are ignored, those before it are its first."""
-    return place.clamp(min=0).masked_fill(place >= n, IGNORED)
+def _known(
+    place: Int[Tensor, " b"], scores: Float[Tensor, "b n"], keep: Bool[Tensor, "b n"] | None
+) -> Int[Tensor, " b"]:
+    """Places of real tokens; those beyond the input or at masked tokens are ignored, negative ones mean the first."""
+    n, first = scores.shape[1], place.clamp(min=0)
+    outside = place >= n
+    if keep is not None and place.shape == scores.shape[:1]:
+        outside = outside | ~keep.gather(1, first.clamp(max=n - 1)[:, None].long())[:, 0]
+    return first.masked_fill(outside, IGNORED)
 
 
 class EncoderForMultipleChoice(EncoderPreTrainedModel):
@@ -162,6 +139,7 @@ class EncoderForMultipleChoice(EncoderPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, 1)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Int[Tensor, "b c n"] | None = None,
@@ -170,22 +148,13 @@ class EncoderForMultipleChoice(EncoderPreTrainedModel):
         position_ids: Int[Tensor, "b c n"] | None = None,
         inputs_embeds: Float[Tensor, "b c n w"] | None = None,
         labels: Int[Tensor, " b"] | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> MultipleChoiceModelOutput | tuple[Tensor, ...]:
-        """Score choices; see `EncoderModel.forward` for what is not named here.
+        **asked: Unpack[Asked],
+    ) -> MultipleChoiceModelOutput:
+        """Score choices; see `EncoderModel.forward` for the other arguments.
 
         Args:
-            input_ids: Tokens of each choice.
-            attention_mask: Real tokens, as 1 or True; None where all are.
-            token_type_ids: Segment of each token.
-            position_ids: Rows of the position table.
-            inputs_embeds: Word embeddings in place of `input_ids`.
+            input_ids: Tokens of each choice; hidden states have batch and choices in one axis.
             labels: The right choices; with them comes the mean loss.
-            output_attentions: Refused.
-            output_hidden_states: Also give what entered each layer, batch and choices in one axis.
-            return_dict: Give an output object rather than a tuple.
 
         Raises:
             ValueError: Inputs that do not fit, by name.
@@ -202,15 +171,12 @@ class EncoderForMultipleChoice(EncoderPreTrainedModel):
             if tensor is not None and tensor.ndim != (4 if name == "inputs_embeds" else 3):
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected (batch, choices, tokens) first.")
             flat[name] = None if tensor is None else tensor.flatten(0, 1)
-        encoded = self.nystromformer(
-            **flat, output_attentions=output_attentions, output_hidden_states=output_hidden_states, return_dict=True
-        )
+        encoded = self.nystromformer(**flat, return_dict=True, **asked)
         x = encoded.last_hidden_state
         pooled = pool(x, check_mask(flat["attention_mask"], x), first=self.config.pooling == "first")
         scores = self.classifier(torch.relu(self.pre_classifier(pooled)))
         shaped = input_ids if input_ids is not None else inputs_embeds
-        assert shaped is not None, "the encoder has refused an input of neither kind"
+        assert shaped is not None, "the encoder raises where neither was given"
         logits = scores.view(shaped.shape[:2])
         loss = None if labels is None else mean_loss(logits, labels)
-        output = MultipleChoiceModelOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+        return MultipleChoiceModelOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
