@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom.tasks.store.prepared_folder import space_for
+
 # A picture is enlarged by a whole factor, so that its pixels stay squares, to at least this many pixels.
 SHOWN_SIDE, GAP, CAPTION = 192, 12, 18
 
@@ -43,7 +45,8 @@ def write_grid(pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], t
     to.parent.mkdir(parents=True, exist_ok=True)
     partial = to.with_name(f".{to.name}.partial")
     try:
-        grid.save(partial, format="PNG")
+        with space_for(to):
+            grid.save(partial, format="PNG")
         partial.replace(to)
     finally:
         partial.unlink(missing_ok=True)

@@ -128,6 +128,16 @@ def test_a_saved_data_set_keeps_its_splits_and_the_names_of_its_labels(tmp_path,
     assert "splits left out: unsupervised" in (to / "dataset.json").read_text()
 
 
+@pytest.mark.parametrize("rows", [[("t", -1), ("u", -1)], []])
+def test_a_saved_test_split_without_labels_is_left_out(tmp_path, saved, monkeypatch, capsys, rows):
+    train = Part([(f"text {i}", i % 2) for i in range(100)], ["pos", "neg"])
+    test = Part(rows, ["pos", "neg"]) if rows else type("Part", (Part,), {"column_names": ("text",)})([("t", 0)])
+    loads(monkeypatch, {"train": train, "validation": Part([("v", 1)], ["pos", "neg"]), "test": test})
+    to = prepare_text(saved, tmp_path / "to", progress=False)
+    assert [len(Text(to, split)) for split in SPLITS] == [90, 10, 1]
+    assert "notice: test has no labels and is left out" in capsys.readouterr().err
+
+
 def test_a_saved_data_set_of_one_part_is_split(tmp_path, saved, monkeypatch):
     loads(monkeypatch, Part([(f"text {i}", i % 2 / 1) for i in range(100)]))
     to = prepare_text(saved, tmp_path / "to", progress=False)

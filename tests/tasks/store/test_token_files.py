@@ -141,7 +141,7 @@ def test_the_current_folder_and_mounts_are_refused_on_entry(tmp_path, monkeypatc
 @pytest.mark.parametrize("name", ["train_tokens.npy", "test_labels.npy", HEADER])
 def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, name):
     with (  # noqa: PT012
-        pytest.raises(OSError, match=r"data cannot be made \(No space left on device\): free space, or name"),
+        pytest.raises(OSError, match=r"data cannot be written \(No space left on device\): free space, or name"),
         new_folder(tmp_path / "data", task="listops", settings=SETTINGS) as partial,
     ):
         # Writing to /dev/full fails as on a full disk.

@@ -45,6 +45,23 @@ def holds(folder: Path, *, task: str, settings: Settings) -> bool:
 
 
 @contextmanager
+def space_for(to: Path) -> Iterator[None]:
+    """Name the file or folder that a full disk has no space for.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise OSError(
+            f"{to} cannot be written ({error.strerror}): free space, or name a folder on another disk."
+        ) from error
+
+
+@contextmanager
 def new_folder(to: Path, *, task: str, settings: Settings, facts: Mapping[str, Any] | None = None) -> Iterator[Path]:
     """Lend a folder to write splits into, which becomes `to` when the block ends, and vanishes when the block fails.
 
@@ -74,15 +91,9 @@ def new_folder(to: Path, *, task: str, settings: Settings, facts: Mapping[str, A
             raise ValueError(
                 f"{to} cannot be made ({error.strerror}: {error.filename}): name a folder inside one you may write to."
             ) from error
-        try:
+        with space_for(to):
             yield partial
             _describe(partial, task, settings, facts or {})
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            raise OSError(
-                f"{to} cannot be made ({error.strerror}): free space, or name a folder on another disk."
-            ) from error
         try:
             # Takes the place of an empty folder as well.
             partial.replace(to)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from nystrom.tasks.lra.listops import tsv as lra_listops_tsv
 from nystrom.tasks.lra.listops.expressions import VOCABULARY
 from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
-from nystrom.tasks.lra.listops.tsv import import_tsv, read_tsv, to_official, write_tsv
+from nystrom.tasks.lra.listops.tsv import export_tsv, import_tsv, read_tsv, to_official, write_tsv
 from nystrom.tasks.store.header import SPLITS
 from nystrom.tasks.store.token_files import gather
 
@@ -290,3 +291,14 @@ def test_an_interrupted_file_is_not_left(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_tsv(tmp_path / "basic_val.tsv", gather([np.array([1], dtype=np.uint8)], [0]))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_disk_without_space_for_the_files_is_named(drawn):
+    before = sorted(path.name for path in drawn.iterdir())
+    (drawn / "basic_val.tsv").unlink(missing_ok=True)
+    # Writing to /dev/full fails as on a full disk.
+    (drawn / ".basic_val.tsv.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"basic_val.tsv cannot be written \(No space left on device\): free space"):
+        export_tsv(drawn, progress=False)
+    assert sorted(path.name for path in drawn.iterdir()) == [name for name in before if name != "basic_val.tsv"]

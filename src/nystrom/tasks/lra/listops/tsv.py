@@ -22,7 +22,7 @@ from tqdm import tqdm
 from nystrom.tasks.lra.listops.expressions import CLOSE, DEEPEST, MIN, VOCABULARY, ZERO, evaluate, is_expression
 from nystrom.tasks.store.checksums import sha256_of_splits
 from nystrom.tasks.store.header import HEADER, SPLITS, read_counts, read_facts
-from nystrom.tasks.store.prepared_folder import holds, new_folder
+from nystrom.tasks.store.prepared_folder import holds, new_folder, space_for
 from nystrom.tasks.store.token_files import Samples, gather, open_split, write_split
 
 TASK = "listops"
@@ -180,7 +180,7 @@ def write_tsv(path: Path, samples: Samples, *, progress: bool = False) -> None:
     bar = tqdm(range(samples.labels.size), desc=path.name, unit=" samples", disable=not progress or None)
     try:
         # The official writer ends its lines as csv files do.
-        with partial.open("w", encoding="ascii", newline="\r\n") as file:
+        with space_for(path), partial.open("w", encoding="ascii", newline="\r\n") as file:
             file.write(COLUMNS.decode() + "\n")
             for i in bar:
                 source = to_official(samples.tokens[samples.offsets[i] : samples.offsets[i + 1]])
