@@ -81,8 +81,9 @@ every_case = pytest.mark.parametrize(("name", "options"), CASES)
 every_case_masked = pytest.mark.parametrize(
     ("name", "options", "masked"),
     [
-        pytest.param(name, options, masked, id=f"{name}-{options}-{'masked' if masked else 'open'}")
-        for name, options in (case.values for case in CASES)
+        pytest.param(name, options, masked, id=f"{case.id}-{'masked' if masked else 'open'}")
+        for case in CASES
+        for name, options in (case.values,)
         for masked in (False, True)
         if masked or options == VARIANTS[name][0]
     ],
@@ -97,6 +98,13 @@ BY_HAND = (
     {"n": 23, "s": 18, "b": 1, "h": 2, "d": 3, "e": 5, "before": 2, "after": 9, "junk": float("nan"), "count": 7},
     {"n": 9, "s": 31, "b": 2, "h": 1, "d": 9, "e": 1, "before": 6, "after": 0, "junk": -1e30, "count": 12},
 )
+
+
+@pytest.fixture(autouse=True)
+def triton_where_it_is_asked_for(request):
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if any(isinstance(value, dict) and value.get("backend") == "triton" for value in parameters.values()):
+        pytest.importorskip("triton")
 
 
 def few(law):

@@ -1,4 +1,4 @@
-"""The kernels are held to the reference in plain torch; without a GPU they run in Triton's interpreter."""
+"""The kernels agree with the reference in plain torch; without a GPU they run in Triton's interpreter."""
 
 import pytest
 import torch
@@ -6,6 +6,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+
+pytest.importorskip("triton")
 
 from nystrom import NystromAttention, nystrom_attention, skyformer_attention
 from nystrom.gpu.launch import splits
@@ -49,9 +51,17 @@ def assert_same(attend, inputs, **options):
 
 
 # 70 and 140 landmarks take more than one block, and the inverse in scratch memory.
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(("m", "n", "s", "d", "e"), [(2, 40, 65, 16, 8), (7, 130, 50, 3, 20), (66, 75, 130, 8, 8)])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("name", "m", "n", "s", "d", "e", "masked"),
+    [
+        ("nystrom", 2, 40, 65, 16, 8, True),
+        ("nystrom", 7, 130, 50, 3, 20, False),
+        ("nystrom", 66, 75, 130, 8, 8, True),
+        ("skyformer", 2, 40, 65, 16, 8, False),
+        ("skyformer", 7, 130, 50, 3, 20, True),
+        ("skyformer", 66, 75, 130, 8, 8, False),
+    ],
+)
 def test_cross_attention_is_the_reference(name, m, n, s, d, e, masked):
     keep, query_keep = masks(n, s) if masked else (None, None)
     inputs = draw_qkv(n, s, h=1 if m > 60 else 2, d=d, e=e)
@@ -60,13 +70,12 @@ def test_cross_attention_is_the_reference(name, m, n, s, d, e, masked):
     assert_same(METHODS[name], inputs, num_landmarks=m, pinv_steps=steps, keep=keep, query_keep=query_keep)
 
 
-@pytest.mark.parametrize("m", [1, 33, 129])
+@pytest.mark.parametrize("m", [1, 129])
 def test_any_number_of_landmarks(m):
     assert_same(nystrom_attention, draw_qkv(m + 5, m + 9, b=1, h=1), num_landmarks=m, pinv_steps=1 if m > 60 else 6)
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("name", "masked"), [("nystrom", False), ("nystrom", True), ("skyformer", True)])
 def test_sums_over_spans_of_tokens_are_joined(name, masked):
     n, s, m = 300, 420, 2
     assert all(splits(t, 1, m, 64, torch.device("cpu"))[0] > 2 for t in (n, s))
@@ -87,7 +96,7 @@ def test_few_real_queries_or_keys_are_exact(name):
     assert_same(METHODS[name], draw_qkv(40, 60, b=4), num_landmarks=6, keep=keep, query_keep=query_keep)
 
 
-@pytest.mark.parametrize(("taps", "masked"), [(1, False), (7, True), (33, False), (65, True), (131, False)])
+@pytest.mark.parametrize(("taps", "masked"), [(1, False), (33, True), (131, False)])
 def test_the_skip_is_added(taps, masked):
     keep = masks(70, 70)[0] if masked else None
     assert_same(
@@ -150,8 +159,17 @@ def plain(q, k, v, m):
     return left @ z @ (right @ v)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("n", "m", "d", "size"), [(96, 16, 16, 1.0), (64, 32, 32, 0.3), (64, 4, 64, 2.0)])
+@pytest.mark.parametrize(
+    ("dtype", "n", "m", "d", "size"),
+    [
+        (torch.float32, 96, 16, 16, 1.0),
+        (torch.float32, 64, 4, 64, 2.0),
+        (torch.bfloat16, 64, 32, 32, 0.3),
+        (torch.bfloat16, 64, 4, 64, 2.0),
+        (torch.float16, 96, 16, 16, 1.0),
+        (torch.float16, 64, 32, 32, 0.3),
+    ],
+)
 def test_errors_are_at_most_twice_those_of_the_plain_formula(dtype, n, m, d, size):
     inputs = draw_qkv(n, n, h=1, d=d, e=d, dtype=dtype, size=size)
     exact = [x.detach().double().requires_grad_() for x in inputs]
@@ -204,7 +222,7 @@ def test_checkpointing_gives_the_same_gradients():
         torch.testing.assert_close(x, y, rtol=0, atol=0)
 
 
-def test_a_layer_adds_its_skip_in_the_same_pass(monkeypatch):
+def test_a_layer_adds_its_skip_in_the_same_pass():
     layer = NystromAttention(16, 2, num_landmarks=4, conv_kernel_size=5).double().to(DEVICE)
     other = NystromAttention(16, 2, num_landmarks=4, conv_kernel_size=5, backend="triton").double().to(DEVICE)
     other.load_state_dict(layer.state_dict())
@@ -212,7 +230,7 @@ def test_a_layer_adds_its_skip_in_the_same_pass(monkeypatch):
     ignore = torch.arange(30, device=DEVICE) >= torch.tensor([[30], [21]], device=DEVICE)
     expected = layer(x, x, x, key_padding_mask=ignore)[0]
     wanted = torch.autograd.grad(expected.square().sum(), layer.parameters())
-    monkeypatch.setattr(other.conv, "forward", None)
+    other.conv.register_forward_hook(lambda *_: pytest.fail("the convolution ran by itself"))
     out = other(x, x, x, key_padding_mask=ignore)[0]
     torch.testing.assert_close(out, expected, **CLOSE)
     for mine, theirs in zip(torch.autograd.grad(out.square().sum(), other.parameters()), wanted, strict=True):

@@ -1,14 +1,17 @@
-"""What the kernels cannot do is refused by name, with the way out."""
+"""What the kernels cannot do raises by name, with the way out."""
 
-import dataclasses
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from nystrom import build_attention, nystrom_attention
 from nystrom.attention import backend as backends
-from nystrom.gpu import launch
-from nystrom.gpu.launch import Tiles, check_launch, splits, tiles, trying
+from nystrom.gpu.launch import Tiles, check_capability, check_launch, check_version, splits, tiles, trying
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -39,38 +42,56 @@ def test_what_no_kernel_is_made_for_is_refused(m, given, message):
         check_launch(m, given)
 
 
-def test_an_old_triton_is_refused(monkeypatch):
-    monkeypatch.setattr(launch.triton, "__version__", "3.1.0")
-    with pytest.raises(ValueError, match=r"triton 3.1.0 is installed; expected 3.6 or newer.*backend='torch'"):
-        check_launch(8, qkv())
+def test_an_old_triton_raises():
+    check_version("3.6.0")
+    check_version("4.0")
+    with pytest.raises(ValueError, match=r"triton 3\.1\.0 .* expected 3\.6 .*backend='torch'"):
+        check_version("3.1.0")
 
 
-def test_an_old_gpu_is_refused(monkeypatch):
-    monkeypatch.setattr(launch, "_capability", lambda device: (7, 5))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "An old one")
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    on_cuda = dataclasses.make_dataclass("OnCuda", ["device", "dtype", "shape"])
-    x = on_cuda(torch.device("cuda", 0), torch.float32, (1, 1, 50, 8))
-    with pytest.raises(ValueError, match=r"An old one has compute capability 7.5; expected 8.0 or higher"):
-        check_launch(8, {"q": x, "k": x, "v": x})
+def test_an_old_gpu_raises():
+    check_capability((8, 0), torch.device("cuda", 0))
+    with pytest.raises(ValueError, match=r"cuda:0 has compute capability 7\.5; expected 8\.0 .*backend='torch'"):
+        check_capability((7, 5), torch.device("cuda", 0))
 
 
-def test_a_cpu_without_the_interpreter_is_refused(monkeypatch):
-    monkeypatch.setattr(launch, "INTERPRETED", type(launch.INTERPRETED)(False))
-    with pytest.raises(ValueError, match=r"backend 'triton' needs a CUDA device, not cpu: .*backend='torch'"):
-        check_launch(8, {name: x.cpu() for name, x in qkv().items()})
+# What a process decides when it imports Triton: whether it is there, and whether kernels are interpreted.
+MISSING = """
+import sys
+sys.modules["triton"] = None
+"""
+CALL = """
+import torch
+from nystrom import nystrom_attention
+from nystrom.attention.backend import kernel_errors
+try:
+    nystrom_attention(*torch.zeros(3, 1, 1, 40, 8), num_landmarks=4, backend="triton")
+except ValueError as error:
+    print(error)
+print(kernel_errors())
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "errors"),
+    [
+        (MISSING, ("needs the package triton", "pip install 'nystrom[gpu]'", "backend='torch'"), "()"),
+        ("", ("needs a CUDA device, not cpu", "backend='torch'"), "TritonError"),
+    ],
+)
+def test_a_missing_triton_and_a_cpu_without_the_interpreter_raise(before, wanted, errors):
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", before + CALL], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    message, caught = done.stdout.splitlines()
+    assert all(words in message for words in wanted)
+    assert errors in caught
 
 
 def test_the_call_refuses_what_the_launch_refuses():
     q, k, v = (torch.zeros(1, 1, 400, 8, device=DEVICE) for _ in range(3))
     with pytest.raises(ValueError, match="num_landmarks is 300"):
         nystrom_attention(q, k, v, num_landmarks=300, backend="triton")
-
-
-def test_a_missing_triton_is_named(monkeypatch):
-    monkeypatch.setattr(backends, "_HAS_TRITON", False)
-    with pytest.raises(ValueError, match=r"needs the package triton.*pip install 'nystrom\[gpu\]'.*backend='torch'"):
-        build_attention("nystrom", num_heads=2, head_dim=4, backend="triton")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How kernels are cut into programs, and what they can be given.
+"""How kernels are divided into programs, and which inputs they accept.
 
 Tile sizes, warps and stages are fixed first choices, which were not tuned on a GPU; `tools/tune_tiles.py` times others.
 They decide in which order sums are taken and nothing else, so a fixed choice gives the same bits each time.
@@ -17,7 +17,7 @@ from triton.errors import TritonError as TritonError  # for those who may not im
 from nystrom.gpu.arithmetic import INTERPRETED
 
 LARGEST_M = LARGEST_WIDTH = 256
-# float64 is there to check the kernels with.
+# float64 is meant for checks of the kernels.
 LARGEST_WIDTH_FLOAT64 = 64
 SMALLEST_CAPABILITY = (8, 0)
 OLDEST_TRITON = (3, 6)
@@ -48,7 +48,7 @@ class Tiles:
         block_d: Width of queries and keys, or more.
         block_e: Width of values, or more.
         warps: Warps of a program.
-        stages: Loads that are under way at a time.
+        stages: Loads that are under way at one time.
     """
 
     block_n: int
@@ -78,7 +78,7 @@ def tiles(m: int, d: int, e: int, dtype: torch.dtype) -> Tiles:
 
 @contextmanager
 def trying(sizes: Tiles) -> Iterator[None]:
-    """Use other tiles in this block, but for the widths: for tuning, which nothing else should run beside."""
+    """Use other tiles in a `with` block, except for the widths. Nothing else should launch kernels meanwhile."""
     _TRIED.append(sizes)
     try:
         yield
@@ -87,18 +87,18 @@ def trying(sizes: Tiles) -> Iterator[None]:
 
 
 def power(size: int) -> int:
-    """The power of two that holds a size, 16 at least: what blocks are made of."""
+    """The power of two that holds a size, at least 16: the sizes of blocks."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.device) -> tuple[int, int]:
     """Number of spans that tokens are cut into for a sum over them, and the tokens of a span.
 
-    A span is long enough that its sums, m rows of float32, are a few hundredths of the tokens' own memory.
+    A span is so long that its sums, m rows of float32, take a few hundredths of the tokens' own memory.
 
     Args:
         tokens: Tokens.
-        programs: Programs that run anyhow.
+        programs: Programs that run in any case.
         m: Rows of the sums.
         block_n: Tokens that a program takes at a time.
         device: Where they run.
@@ -110,14 +110,14 @@ def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.devic
 
 
 def check_launch(m: int, tensors: dict[str, Tensor]) -> None:
-    """Refuse what no kernel is made for.
+    """Reject what the kernels cannot do.
 
     Args:
         m: Landmarks.
-        tensors: What the kernels are given, by name; q, k and v among them, of shapes that fit.
+        tensors: The tensors by name, among them q, k and v, with shapes that fit.
 
     Raises:
-        ValueError: A device, Triton, dtype, width or number of landmarks; the message names the way out.
+        ValueError: The device, Triton, dtype, width or number of landmarks does not fit; the message names the way out.
     """
     q, out = tensors["q"], "or pass backend='torch'"
     check_device(q.device)
@@ -136,7 +136,7 @@ def check_launch(m: int, tensors: dict[str, Tensor]) -> None:
 
 
 def check_device(device: torch.device) -> None:
-    """Refuse a device that the kernels do not run on, and a Triton that is too old for them.
+    """Reject a device that the kernels do not run on, and a Triton that is too old for them.
 
     Raises:
         ValueError: With the way out.
@@ -144,26 +144,41 @@ def check_device(device: torch.device) -> None:
     out = "or pass backend='torch'"
     if device.type != "cuda" and not (INTERPRETED.value and device.type == "cpu"):
         raise ValueError(f"backend 'triton' needs a CUDA device, not {device}: move the tensors to a GPU {out}.")
-    if _version() < OLDEST_TRITON:
+    check_version(triton.__version__)
+    if device.type == "cuda" and torch.version.cuda:
+        check_capability(_capability(device), device)
+
+
+def check_version(version: str) -> None:
+    """Reject a Triton that is too old.
+
+    Raises:
+        ValueError: With the way out.
+    """
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRITON:
         raise ValueError(
-            f"triton {triton.__version__} is installed; expected {'.'.join(map(str, OLDEST_TRITON))} or newer: "
-            f"pip install -U triton, {out}."
+            f"triton {version} is installed; expected {'.'.join(map(str, OLDEST_TRITON))} or newer: "
+            "pip install -U triton, or pass backend='torch'."
         )
-    if device.type == "cuda" and torch.version.cuda and _capability(device) < SMALLEST_CAPABILITY:
-        came, wanted = (".".join(map(str, c)) for c in (_capability(device), SMALLEST_CAPABILITY))
+
+
+def check_capability(capability: tuple[int, int], device: torch.device) -> None:
+    """Reject a GPU that is too old.
+
+    Raises:
+        ValueError: With the way out.
+    """
+    if capability < SMALLEST_CAPABILITY:
+        came, wanted = (".".join(map(str, each)) for each in (capability, SMALLEST_CAPABILITY))
         raise ValueError(
-            f"{torch.cuda.get_device_name(device)} has compute capability {came}; expected {wanted} or higher: "
-            f"use a newer GPU {out}."
+            f"{device} has compute capability {came}; expected {wanted} or higher: use a newer GPU or pass "
+            "backend='torch'."
         )
 
 
 def launching_on(device: torch.device) -> AbstractContextManager[object]:
-    """Context in which kernels are launched on a device: Triton takes the current one, whatever it is given."""
+    """Context in which kernels are launched on a device: Triton uses the current one, wherever the tensors are."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _version() -> tuple[int, ...]:
-    return tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 @functools.cache

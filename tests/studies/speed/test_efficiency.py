@@ -6,7 +6,6 @@ import shlex
 import pytest
 import torch
 import tyro
-from triton.runtime.errors import OutOfResources
 
 from nystrom.measure.rows import read_rows
 from nystrom.studies.speed import contenders, floor, interleaved, sweep
@@ -304,13 +303,15 @@ def test_compiled_methods_run_by_the_compiler_itself(tmp_path):
 
 
 def test_an_error_of_triton_is_noted_and_any_other_is_raised(tmp_path, monkeypatch):
+    out_of_resources = pytest.importorskip("triton.runtime.errors").OutOfResources
+
     def contender(error):
         def build(inputs, number, skip):
             raise error
 
         return Contender("", None, build)
 
-    monkeypatch.setitem(contenders.CONTENDERS, "large", contender(OutOfResources(2, 1, "shared memory")))
+    monkeypatch.setitem(contenders.CONTENDERS, "large", contender(out_of_resources(2, 1, "shared memory")))
     monkeypatch.setitem(contenders.CONTENDERS, "wrong", contender(KeyError("x")))
     rows = run_efficiency(**SMALL | {"lengths": (16,), "methods": ("large", "softmax")}, to=tmp_path)
     assert {row.method: row.note[:41] for row in rows} == {

@@ -24,8 +24,6 @@ def test_rows_tell_the_times_of_both_and_of_loading(data, pairs, tmp_path, task)
         "loading / bare step",
     }
     assert all(row.repeats == 4 and row.low <= row.value <= row.high for row in rows)
-    # A part of the bare step.
-    assert of["loading time"].value < of["bare step time"].value
     assert {row.study for row in rows} == {"overhead"}
     assert {row.sizes.split()[-2] for row in rows} == {"b=32" if task == "listops" else "b=16"}
 
