@@ -57,7 +57,7 @@ def said(*words):
         ("train", 'nystrom: Missing from nystrom train: TASK (Task, such as "listops"). See nystrom train --help.'),
         ("data show", "nystrom: Missing from nystrom data show: TASK"),
         ("convert bert", "nystrom: Missing from nystrom convert: --to PATH"),
-        ("report training x.csv --png", "nystrom: Missing value for argument '--png'"),
+        ("report training x.csv --figure", "nystrom: Missing value for argument '--figure'"),
         ("data prepare image --from x --to y --size two", "nystrom: Unrecognized options: --size, two"),
         ("bench training --repeats two", "nystrom: Error parsing --repeats: invalid literal for int()"),
         ("methods --markdwon", "nystrom: Unrecognized options: --markdwon"),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from nystrom.measure.rows import Row
+from nystrom.report.markdown import markdown_table
 
 COLUMNS = ("launches", "programs", "registers", "stack", "shared memory", "bytes", "passes")
 _HEADS = ("launches", "programs", "registers", "stack (bytes)", "shared (KiB)", "MB", "passes over n x d")
@@ -55,9 +56,8 @@ def kernels_markdown(rows: Sequence[Row]) -> str:
     """Tables of both passes as Markdown, with the command that compiled the kernels."""
     text = []
     for timed in _PASSES:
-        text += ["| " + " | ".join([timed, *_HEADS]) + " |", "|---|" + "---:|" * len(_HEADS)]
-        text += ["| " + " | ".join([name, *cells]) + " |" for name, cells in kernel_lines(rows, timed)]
-        text += ["", kernel_notes(rows, timed), ""]
+        lines = ([name, *cells] for name, cells in kernel_lines(rows, timed))
+        text += [markdown_table((timed, *_HEADS), lines), kernel_notes(rows, timed), ""]
     return "\n".join([*text, "Counted by", "", f"    {rows[0].command}", "", f"{_title(rows)}."]) + "\n"
 
 

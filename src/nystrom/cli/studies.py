@@ -58,19 +58,22 @@ def report_study(study: str) -> Callable[[list[str]], None]:
 
     def act(words: list[str]) -> None:
         from nystrom.measure.rows import read_rows
-        from nystrom.report.plots import draw_study
+        from nystrom.report.plots.canvas import check_figure
+        from nystrom.report.plots.study import draw_study
         from nystrom.report.printed.ratios import paper_markdown
         from nystrom.report.tables import print_study, study_markdown
 
-        def report(file: Path, *, markdown: bool = False, paper: bool = False, png: Path | None = None) -> None:
+        def report(file: Path, *, markdown: bool = False, paper: bool = False, figure: Path | None = None) -> None:
             """Print the table of measured rows again, and draw them.
 
             Args:
                 file: Rows that `nystrom bench` wrote.
                 markdown: Print the table as Markdown.
                 paper: Print ratios beside those that the paper printed, as Markdown.
-                png: Where to draw the plot; none is drawn if not given.
+                figure: File to draw to, .png or .svg; none is drawn if not given.
             """
+            if figure is not None:
+                check_figure(figure)
             rows = read_rows(file)
             if rows and rows[0].study != study:
                 raise ValueError(
@@ -83,8 +86,8 @@ def report_study(study: str) -> Callable[[list[str]], None]:
                 print(study_markdown(rows), end="")
             else:
                 print_study(rows)
-            if png is not None:
-                draw_study(rows, png)
+            if figure is not None:
+                draw_study(rows, figure)
 
         report(**arguments_of(report, words, f"report {study}", file=positional(report, "file")))
 

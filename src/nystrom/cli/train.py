@@ -83,19 +83,22 @@ def lra_table(words: list[str]) -> None:
 
 def lra_curves(words: list[str]) -> None:
     """Draw the accuracies of a grid."""
-    from nystrom.report.lra.curves import draw_lra_curves
+    from nystrom.report.lra.curves import draw_lra_curves, gather_curves
 
-    def curves(folder: Path, *, png: Path) -> None:
+    def curves(source: Path, *, figure: Path, gather: Path | None = None) -> None:
         """Draw the validation accuracy of the runs of `nystrom lra run` over the time of training.
 
         Args:
-            folder: Folder of the runs.
-            png: Where to.
+            source: Folder of the runs, or a file that --gather wrote.
+            figure: File to draw to, .png or .svg.
+            gather: CSV file to write the curves of all runs in the folder to.
         """
-        draw_lra_curves(folder, png)
-        print(png)
+        draw_lra_curves(source, figure)
+        if gather is not None:
+            gather_curves(source, gather)
+        print(figure)
 
-    curves(**arguments_of(curves, words, "lra curves", folder=positional(curves, "folder")))
+    curves(**arguments_of(curves, words, "lra curves", source=positional(curves, "source")))
 
 
 def lra_overhead(words: list[str]) -> None:

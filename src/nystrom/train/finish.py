@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from nystrom.report.plots import draw_curves
+from nystrom.report.plots.curves import draw_curves
 from nystrom.train.data import Model, class_names, find_task
 from nystrom.train.results import Place, accuracy_row, result_row, setting_words
 from nystrom.train.run_folder import RunFolder

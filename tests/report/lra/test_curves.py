@@ -1,11 +1,13 @@
 """Validation accuracy over time: a panel per task, a line per method, the mean of its seeds."""
 
 import json
+import math
 
 import matplotlib.figure
 import pytest
 
-from nystrom.report.lra.curves import draw_lra_curves
+from nystrom.report.lra.curves import draw_lra_curves, gather_curves
+from nystrom.report.printed.accuracies import LRA_CLASSES
 
 
 @pytest.fixture
@@ -30,12 +32,12 @@ def add_run(folder, task, method, seed, points, preset="demo", header="step,quan
 def test_a_panel_per_task_and_a_line_per_method(tmp_path, drawn):
     add_run(tmp_path, "text", "softmax", 0, [(10, 0.5, 1.0), (20, 0.6, 2.0)])
     add_run(tmp_path, "text", "softmax", 1, [(10, 0.7, 3.0), (20, 0.8, 4.0), (30, 0.9, 5.0)])
-    add_run(tmp_path, "text", "nystrom", 0, [(10, 0.4, 1.0)])
-    add_run(tmp_path, "listops", "nystrom", 0, [(10, 0.2, 1.0)])
+    add_run(tmp_path, "text", "nystrom", 0, [(10, 0.4, 1.0), (20, 0.4, 2.0)])
+    add_run(tmp_path, "listops", "nystrom", 0, [(10, 0.2, 1.0), (20, 0.2, 2.0)])
     draw_lra_curves(tmp_path, tmp_path / "curves.png")
     panels = drawn[0].axes
     assert [axes.get_title() for axes in panels] == ["listops", "text"]
-    assert [line.get_label() for line in panels[0].lines] == ["nystrom"]
+    assert [line.get_label() for line in panels[0].lines] == ["nystrom", "chance"]
     lines = {line.get_label(): line for line in panels[1].lines}
     # The mean of both seeds, as far as both have come.
     assert lines["softmax"].get_xdata() == pytest.approx([2.0, 3.0])
@@ -44,21 +46,80 @@ def test_a_panel_per_task_and_a_line_per_method(tmp_path, drawn):
     assert lines["nystrom"].get_color() != lines["softmax"].get_color()
 
 
+def test_an_axis_begins_at_zero_and_chance_has_a_line(tmp_path, drawn):
+    add_run(tmp_path, "pathfinder", "softmax", 0, [(10, 0.50, 1.0), (20, 0.52, 2.0)])
+    draw_lra_curves(tmp_path, tmp_path / "curves.png")
+    (axes,) = drawn[0].axes
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylim()[1] > 52
+    assert {tuple(line.get_ydata()) for line in axes.lines if line.get_label() == "chance"} == {(50.0, 50.0)}
+    assert LRA_CLASSES["pathfinder"] == 2
+
+
+def test_a_run_that_was_evaluated_once_is_no_curve(tmp_path, drawn):
+    add_run(tmp_path, "text", "softmax", 0, [(10, 0.5, 1.0)])
+    with pytest.raises(ValueError, match="no run with two values"):
+        draw_lra_curves(tmp_path, tmp_path / "curves.png")
+    add_run(tmp_path, "listops", "softmax", 0, [(10, 0.5, 1.0), (20, 0.5, 2.0)])
+    draw_lra_curves(tmp_path, tmp_path / "curves.png")
+    assert [axes.get_title() for axes in drawn[0].axes] == ["listops"]
+
+
+def test_methods_that_differ_in_their_landmarks_are_two_lines(tmp_path, drawn):
+    for method in ("nystrom-32", "nystrom-64"):
+        add_run(tmp_path, "text", method, 0, [(10, 0.5, 1.0), (20, 0.5, 2.0)])
+    draw_lra_curves(tmp_path, tmp_path / "curves.png")
+    assert [line.get_label() for line in drawn[0].axes[0].lines] == ["nystrom-32", "nystrom-64", "chance"]
+
+
+def test_gathered_curves_draw_the_same_figure(tmp_path, drawn):
+    for seed in (0, 1):
+        add_run(tmp_path, "text", "softmax", seed, [(10, 0.1 + seed, 1.5), (20, 1 / 3, 2.0)])
+    gather_curves(tmp_path, tmp_path / "gathered.csv")
+    assert (tmp_path / "gathered.csv").read_text().splitlines()[:2] == [
+        "run,step,quantity,value,seconds",
+        "text-softmax-demo-seed0,10,validation accuracy,0.1,1.5",
+    ]
+    for source in (tmp_path, tmp_path / "gathered.csv"):
+        draw_lra_curves(source, tmp_path / "curves.png")
+    runs, gathered = (figure.axes[0].lines[0].get_ydata() for figure in drawn)
+    assert list(runs) == list(gathered)
+    assert not any(map(math.isnan, runs))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b\n", "line 1 is 'a,b'; expected run,step,quantity,value,seconds"),
+        ("run,step,quantity,value,seconds\nx,1,validation accuracy,high,2\n", "line 2 is 'x,1,validation accuracy,hi"),
+        ("run,step,quantity,value,seconds\nmine,1,validation accuracy,0.5,2\n", "names the run 'mine'"),
+    ],
+)
+def test_another_file_of_curves_is_refused_by_line(content, message, tmp_path):
+    (tmp_path / "gathered.csv").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        draw_lra_curves(tmp_path / "gathered.csv", tmp_path / "curves.png")
+
+
 def test_presets_are_told_apart_where_there_are_several(tmp_path, drawn):
     for preset in ("demo", "skyformer"):
-        add_run(tmp_path, "text", "softmax", 0, [(10, 0.5, 1.0)], preset=preset)
+        add_run(tmp_path, "text", "softmax", 0, [(10, 0.5, 1.0), (20, 0.5, 2.0)], preset=preset)
     draw_lra_curves(tmp_path, tmp_path / "curves.png")
-    assert [line.get_label() for line in drawn[0].axes[0].lines] == ["softmax (demo)", "softmax (skyformer)"]
+    assert [line.get_label() for line in drawn[0].axes[0].lines] == [
+        "softmax (demo)",
+        "softmax (skyformer)",
+        "chance",
+    ]
 
 
 def test_a_picture_is_written(tmp_path):
-    add_run(tmp_path, "text", "softmax", 0, [(10, 0.5, 1.0)])
+    add_run(tmp_path, "text", "softmax", 0, [(10, 0.5, 1.0), (20, 0.5, 2.0)])
     draw_lra_curves(tmp_path, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds no run with a validation accuracy"):
+    with pytest.raises(ValueError, match="holds no run with two values of the validation accuracy"):
         draw_lra_curves(tmp_path, tmp_path / "curves.png")
     add_run(tmp_path, "text", "softmax", 0, [(10, 0.5, 1.0)], header="step,quantity,value")
     with pytest.raises(ValueError, match=r"curves\.csv has no seconds"):

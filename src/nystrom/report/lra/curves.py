@@ -1,47 +1,76 @@
 """Validation accuracy over the time of training, as in Fig. 2 of Skyformer (Chen et al. 2021, arXiv:2111.00035).
 
 A panel per task and a line per method: the mean over the seeds at each step, a band from the lowest to the highest. The
-time is that of the runs' own clocks, evaluations and checkpoints included.
+time is that of the runs' own clocks, evaluations and checkpoints included. Each axis of accuracies begins at zero and
+has a line at chance, so that noise around it does not look like progress. A run that was evaluated once has no curve.
 """
 
+import csv
 import json
 import math
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from nystrom.report.plots import COLOURS, DPI, MARKERS, figure_of, read_curves
-from nystrom.report.printed.accuracies import LRA_TASKS
+from nystrom.report.plots.canvas import REFERENCE, check_figure, figure_of, look, save_figure
+from nystrom.report.plots.curves import read_curves
+from nystrom.report.printed.accuracies import LRA_CLASSES, LRA_TASKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 QUANTITY = "validation accuracy"
+_CHANCE = "chance"
+GATHERED = ("run", "step", "quantity", "value", "seconds")
+
+# TASK-METHOD-PRESET-seedSEED, and what a copy was called besides.
+_RUN_NAME = re.compile(r"(?P<task>\w+)-(?P<method>.+)-(?P<preset>\w+)-seed\d+(?:-(?P<besides>\w+))?")
 
 # step: (seconds, accuracy)
 _Curve = dict[int, tuple[float, float]]
 
 
-def draw_lra_curves(folder: Path, png: Path) -> None:
+class _Drawn(NamedTuple):
+    """A run: what it is of, and its curve."""
+
+    task: str
+    method: str
+    preset: str
+    curve: _Curve
+
+
+def draw_lra_curves(source: Path, path: Path) -> None:
     """Draw the runs of a grid, finished or not.
 
     Args:
-        folder: The folder of `nystrom lra run`.
-        png: Where to.
+        source: The folder of `nystrom lra run`, or a CSV file that `gather_curves` wrote.
+        path: The file, .png or .svg.
 
     Raises:
-        ValueError: The folder holds no run that was evaluated, or curves without seconds.
+        ValueError: No run that was evaluated twice, curves without seconds, or a file of another format.
     """
-    runs = _read_runs(Path(folder))
+    check_figure(path)
+    runs = _by_method(list(_read_gathered(Path(source)) if Path(source).is_file() else _read_runs(Path(source))))
+    if not runs:
+        raise ValueError(
+            f"{source} holds no run with two values of the {QUANTITY}; expected the folder of `nystrom lra run`, or "
+            "the CSV file of its curves."
+        )
     tasks = sorted({task for task, _ in runs}, key=lambda task: (*LRA_TASKS, task).index(task))
     methods = list(dict.fromkeys(method for _, method in sorted(runs)))
-    figure = figure_of(1.8 + 4.2 * len(tasks), 4.0)
+    figure = figure_of(1.8 + 3.6 * len(tasks), 4.0)
     panels = figure.subplots(1, len(tasks), squeeze=False)[0]
     for axes, task in zip(panels, tasks, strict=True):
-        for i, method in enumerate(methods):
+        for place, method in enumerate(methods):
             if (task, method) in runs:
-                _draw(axes, runs[task, method], method, i)
+                _draw(axes, runs[task, method], method, place)
+        if task in LRA_CLASSES:
+            axes.axhline(100 / LRA_CLASSES[task], color=REFERENCE, linestyle="--", linewidth=1, label=_CHANCE)
+        axes.margins(y=0.12)
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
         axes.set_title(task, fontsize=11)
         axes.set_xlabel("seconds of training")
         axes.grid(alpha=0.3)
@@ -49,33 +78,86 @@ def draw_lra_curves(folder: Path, png: Path) -> None:
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
+    # Chance comes after the methods.
+    handles = {name: handles[name] for name in sorted(handles, key=lambda name: name == _CHANCE)}
     figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
-    figure.savefig(png, dpi=DPI)
+    seeds = max(map(len, runs.values()))
+    figure.suptitle(
+        "one seed each" if seeds == 1 else f"mean of up to {seeds} seeds; bands: lowest to highest", fontsize=9
+    )
+    save_figure(figure, path)
 
 
-def _read_runs(folder: Path) -> dict[tuple[str, str], list[_Curve]]:
+def gather_curves(folder: Path, to: Path) -> None:
+    """Write the curves of all runs of a grid into one CSV file, with the name of the run in the first column.
+
+    Args:
+        folder: The folder of `nystrom lra run`.
+        to: The file.
+
+    Raises:
+        ValueError: The folder holds no curves.
+    """
+    files = sorted(Path(folder).glob("*/curves.csv"))
+    if not files:
+        raise ValueError(f"{folder} holds no run with curves; expected the folder of `nystrom lra run`.")
+    with Path(to).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(GATHERED)
+        for curves in files:
+            for quantity, points in read_curves(curves).items():
+                writer.writerows(
+                    (curves.parent.name, int(step), quantity, repr(value), f"{seconds:g}")
+                    for step, value, seconds in points
+                )
+
+
+def _by_method(found: Sequence[_Drawn]) -> dict[tuple[str, str], list[_Curve]]:
     """Curves of all seeds by task and method; the preset is named where there are several."""
-    found: list[tuple[Mapping[str, object], _Curve]] = []
+    several = len({run.preset for run in found}) > 1
+    runs: dict[tuple[str, str], list[_Curve]] = {}
+    for run in found:
+        if len(run.curve) > 1:
+            method = f"{run.method} ({run.preset})" if several else run.method
+            runs.setdefault((run.task, method), []).append(run.curve)
+    return runs
+
+
+def _read_runs(folder: Path) -> Iterator[_Drawn]:
     for path in sorted(folder.glob("*/run.json")):
         if not (curves := path.with_name("curves.csv")).is_file():
             continue
         points = read_curves(curves).get(QUANTITY, [])
         if any(math.isnan(seconds) for *_, seconds in points):
             raise ValueError(f"{curves} has no seconds: it is of an earlier version; train that run again.")
-        if points:
-            curve = {int(step): (seconds, value) for step, value, seconds in points}
-            content = json.loads(path.read_text(encoding="utf-8"))
-            # Runs of an earlier version do not name their size.
-            method = content.get("method", content["settings"]["attention"])
-            found.append((content["settings"] | {"method": method}, curve))
-    if not found:
-        raise ValueError(f"{folder} holds no run with a {QUANTITY}; expected the folder of `nystrom lra run`.")
-    several = len({settings["preset"] for settings, _ in found}) > 1
-    runs: dict[tuple[str, str], list[_Curve]] = {}
-    for settings, curve in found:
-        method = f"{settings['method']} ({settings['preset']})" if several else str(settings["method"])
-        runs.setdefault((str(settings["task"]), method), []).append(curve)
-    return runs
+        content = json.loads(path.read_text(encoding="utf-8"))
+        settings = content["settings"]
+        # Runs of an earlier version do not name their size.
+        method = content.get("method", settings["attention"])
+        curve = {int(step): (seconds, value) for step, value, seconds in points}
+        yield _Drawn(settings["task"], method, settings["preset"], curve)
+
+
+def _read_gathered(path: Path) -> Iterator[_Drawn]:
+    runs: dict[str, _Curve] = {}
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.reader(file)
+        if (header := tuple(next(reader, []))) != GATHERED:
+            raise ValueError(f"{path}, line 1 is {','.join(header)[:80]!r}; expected {','.join(GATHERED)}.")
+        for cells in reader:
+            try:
+                run, step, quantity, value, seconds = cells
+                if quantity == QUANTITY:
+                    runs.setdefault(run, {})[int(step)] = (float(seconds), float(value))
+            except ValueError:
+                raise ValueError(
+                    f"{path}, line {reader.line_num} is {','.join(cells)[:80]!r}; expected {','.join(GATHERED)}."
+                ) from None
+    for run, curve in runs.items():
+        if (named := _RUN_NAME.fullmatch(run)) is None:
+            raise ValueError(f"{path} names the run {run!r}; expected TASK-METHOD-PRESET-seedSEED.")
+        besides = f", {named['besides']}" if named["besides"] else ""
+        yield _Drawn(named["task"], named["method"] + besides, named["preset"], curve)
 
 
 def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, place: int) -> None:
@@ -83,9 +165,11 @@ def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, place: int) -> No
     steps = sorted(set.intersection(*map(set, curves)))
     times = [statistics.fmean(curve[step][0] for curve in curves) for step in steps]
     values = [[100 * curve[step][1] for curve in curves] for step in steps]
-    colour = COLOURS[place % len(COLOURS)]
-    marker = MARKERS[place % len(MARKERS)] if len(steps) <= 50 else ""
-    style = "-" if place < len(COLOURS) else "--"
+    colour, marker = look(place)
+    marker = marker if len(steps) <= 50 else ""
     means = [statistics.fmean(each) for each in values]
-    axes.plot(times, means, style, color=colour, marker=marker, markersize=4, linewidth=1.3, label=method)
-    axes.fill_between(times, [min(each) for each in values], [max(each) for each in values], color=colour, alpha=0.15)
+    axes.plot(times, means, color=colour, marker=marker, markersize=4, linewidth=1.3, label=method)
+    if len(curves) > 1:
+        axes.fill_between(
+            times, [min(each) for each in values], [max(each) for each in values], color=colour, alpha=0.15
+        )

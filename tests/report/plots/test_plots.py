@@ -2,17 +2,22 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
 from nystrom.measure.rows import new_row
 from nystrom.report import show_study
-from nystrom.report.plots import draw_curves, draw_efficiency, draw_study
+from nystrom.report.plots.canvas import check_figure
+from nystrom.report.plots.curves import draw_curves
+from nystrom.report.plots.efficiency import draw_efficiency
+from nystrom.report.plots.families import families
+from nystrom.report.plots.study import draw_study
 
 
 def test_importing_reports_loads_neither_torch_nor_drawing():
-    code = "import sys, nystrom.measure.rows, nystrom.report.plots, nystrom.report.tables; print(*sys.modules)"
+    code = "import sys, nystrom.measure.rows, nystrom.report.plots.study, nystrom.report.tables; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"torch", "matplotlib", "rich", "numpy"}.isdisjoint(done.stdout.split())
 
@@ -44,22 +49,42 @@ def rows():
     ]
 
 
-def test_there_are_two_panels_per_pass_with_logarithmic_axes(rows, drawn, tmp_path):
+def lines_of(axes):
+    return {line.get_label(): line for line in axes.lines}
+
+
+def test_a_row_of_panels_per_quantity_and_a_column_per_family(rows, drawn, tmp_path):
     draw_efficiency(rows, tmp_path / "all.png")
-    draw_efficiency([row for row in rows if "backward" not in row.quantity], tmp_path / "forward.png")
-    assert [len(figure.axes) for figure in drawn] == [4, 2]
+    more = [replace(row, method="linear") for row in rows if row.method == "softmax"]
+    draw_efficiency([row for row in rows + more if "backward" not in row.quantity], tmp_path / "forward.png")
+    assert [len(figure.axes) for figure in drawn] == [4, 4]
     assert {(axes.get_xscale(), axes.get_yscale()) for axes in drawn[0].axes} == {("log", "log")}
     assert [axes.get_ylabel()[-4:] for axes in drawn[0].axes] == ["(ms)", "(MB)", "(ms)", "(MB)"]
-    assert (tmp_path / "all.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    titles = [axes.get_title() for axes in drawn[1].axes]
+    assert titles == ["landmarks and Gaussian kernels", "other methods", "", ""]
+    # Exact attention is in every panel, to compare with.
+    assert ["softmax" in lines_of(axes) for axes in drawn[1].axes] == [True] * 4
+    assert ["linear" in lines_of(axes) for axes in drawn[1].axes] == [False, True, False, True]
+
+
+def test_figures_are_png_or_svg_and_drawn_again_the_same(rows, tmp_path):
+    for name in ("a.png", "a.svg", "b.svg"):
+        draw_efficiency(rows, tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (tmp_path / "a.svg").read_text().count("<svg") == 1
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    with pytest.raises(ValueError, match=r"figure is a\.pdf; expected a file name that ends in \.png or \.svg"):
+        check_figure(Path("a.pdf"))
 
 
 def test_each_method_has_a_line_and_a_band(rows, drawn, tmp_path):
     draw_efficiency(rows, tmp_path / "all.png")
     axes = drawn[0].axes[0]
-    assert [line.get_label() for line in axes.lines] == ["softmax", "nystrom-64", "nystrom-64+skip"]
+    assert list(lines_of(axes)) == ["softmax", "nystrom-64", "nystrom-64+skip"]
     assert list(axes.lines[0].get_ydata()) == [51.2, 102.4, 204.8]
     assert len(axes.collections) == 3
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["softmax", "nystrom-64", "nystrom-64+skip"]
+    legend = drawn[0].axes[-1].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["softmax", "nystrom-64", "nystrom-64+skip"]
 
 
 def test_a_skip_keeps_its_methods_colour(rows, drawn, tmp_path):
@@ -69,8 +94,23 @@ def test_a_skip_keeps_its_methods_colour(rows, drawn, tmp_path):
     assert alone.get_linestyle() != skip.get_linestyle()
 
 
+def test_the_default_methods_have_a_colour_each_within_their_panel(rows, drawn, tmp_path):
+    from nystrom.studies.speed.contenders import DEFAULT
+
+    names = [*DEFAULT, "nystrom-64+skip", "authors-64+skip"]
+    draw_efficiency([replace(row, method=name) for name in names for row in rows if row.method == "softmax"],
+                    tmp_path / "all.png")  # fmt: skip
+    assert {name for panel in families(names).values() for name in panel} == set(names) - {
+        "softmax",
+        "softmax-materialised",
+    }
+    for axes in drawn[0].axes:
+        looks = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
+        assert len(set(looks)) == len(looks) <= 9
+
+
 def test_no_two_of_many_methods_look_alike(rows, drawn, tmp_path):
-    many = [replace(row, method=f"method-{i}") for i in range(20) for row in rows if row.method == "softmax"]
+    many = [replace(row, method=f"method-{i}x") for i in range(20) for row in rows if row.method == "softmax"]
     draw_efficiency(many, tmp_path / "all.png")
     looks = {(line.get_color(), line.get_marker()) for line in drawn[0].axes[0].lines}
     assert len(looks) == 20
@@ -99,10 +139,10 @@ def test_an_efficiency_run_is_shown_and_its_files_named(rows, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "forward time (ms)" in text
     assert str(tmp_path / "efficiency.csv") in text
-    assert (tmp_path / "efficiency.png").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"efficiency.png", "efficiency.svg"}
 
 
-def test_training_steps_have_a_bar_per_method_in_each_task(drawn, tmp_path):
+def test_training_steps_have_a_dot_per_method_in_each_task(drawn, tmp_path):
     rows = [
         new_row(
             study="training", quantity=f"{task} step {what}", method=method, n=24, value=value, unit=unit, device="cpu",
@@ -113,19 +153,27 @@ def test_training_steps_have_a_bar_per_method_in_each_task(drawn, tmp_path):
         for what, unit in (("time", "ms"), ("memory", "MB"))
     ]  # fmt: skip
     draw_study(rows, tmp_path / "training.png")
-    time, memory = drawn[0].axes
-    assert [[bar.get_height() for bar in bars] for bars in time.containers] == [[4.0, 4.0], [2.0]]
-    assert [text.get_text() for text in memory.get_xticklabels()] == ["text\nn = 24, b=2", "image\nn = 24, b=2"]
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["softmax", "nystrom-8"]
+    text_time, image_time, *_ = drawn[0].axes
+    # A logarithmic axis has no zero that a bar could begin at.
+    assert not any(axes.containers or axes.patches for axes in drawn[0].axes)
+    assert {axes.get_xscale() for axes in drawn[0].axes} == {"log"}
+    assert [text.get_text() for text in text_time.get_yticklabels()] == ["softmax", "nystrom-8"]
+    dots = {label: list(line.get_xdata()) for label, line in lines_of(text_time).items() if label[0] != "_"}
+    assert dots == {"softmax": [4.0], "nystrom-8": [2.0]}
+    assert [text.get_text() for text in image_time.texts] == ["not measured"]
+    assert [axes.get_title() for axes in drawn[0].axes[:2]] == ["text\nn = 24, b=2", "image\nn = 24, b=2"]
     with pytest.raises(ValueError, match="no measurement"):
         draw_study([replace(row, value=math.nan, note="too long") for row in rows], tmp_path / "none.png")
 
 
 def test_curves_have_a_panel_for_losses_and_one_for_accuracies(drawn, tmp_path):
     lines = ["step,quantity,value", "20,train loss,1.5", "10,train loss,2.0", "20,validation loss,1.8"]
-    (tmp_path / "curves.csv").write_text("\n".join([*lines, "20,validation accuracy,0.5"]) + "\n")
+    lines += ["20,validation accuracy,0.5", "20,learning rate,0.001"]
+    (tmp_path / "curves.csv").write_text("\n".join(lines) + "\n")
     draw_curves(tmp_path / "curves.csv", tmp_path / "curves.png")
-    loss, accuracy = drawn[0].axes
+    loss, accuracy, rate = drawn[0].axes
+    # A quantity of no split is named once, on its axis.
+    assert (rate.get_ylabel(), rate.get_legend()) == ("learning rate", None)
     assert [line.get_label() for line in loss.lines] == ["train", "validation"]
     assert (list(loss.lines[0].get_xdata()), list(loss.lines[0].get_ydata())) == ([10, 20], [2.0, 1.5])
     assert [line.get_label() for line in accuracy.lines] == ["validation"]

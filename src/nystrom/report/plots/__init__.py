@@ -1,0 +1,1 @@
+"""Figures of rows and curves, as PNG or SVG files."""

@@ -1,0 +1,71 @@
+"""Time and memory of a training step: a panel per task, a line of it per method, a dot where it was measured."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nystrom.measure.rows import Row
+from nystrom.report.plots.canvas import COLOURS, REFERENCE, figure_of, plain_numbers, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_NAMES = {"time": "time per step (ms)", "memory": "peak memory beyond\nthe model (MB)"}
+
+
+def draw_training(rows: Sequence[Row], path: Path) -> None:
+    """Draw time and memory of a training step as dots on a logarithmic axis: a column of panels per task.
+
+    A dashed line marks fused exact attention, where it was measured. What was not measured says so.
+
+    Args:
+        rows: Rows of the study "training".
+        path: The file, .png or .svg.
+
+    Raises:
+        ValueError: No rows that were measured, or a file of another format.
+    """
+    measured = [row for row in rows if not math.isnan(row.value)]
+    if not measured:
+        raise ValueError("rows hold no measurement; expected at least one value that is not NaN.")
+    tasks = list(dict.fromkeys(row.quantity.partition(" ")[0] for row in rows))
+    methods = list(dict.fromkeys(row.method for row in rows))
+    sizes = {row.quantity.partition(" ")[0]: f"n = {row.n}, {row.sizes.split()[0]}" for row in rows}
+    figure = figure_of(2.2 + 2.1 * len(tasks), 1.6 + 0.46 * len(methods))
+    panels = figure.subplots(2, len(tasks), squeeze=False, sharex="row", sharey=True)
+    for line, what in zip(panels, ("time", "memory"), strict=True):
+        for axes, task in zip(line, tasks, strict=True):
+            found = {row.method: row for row in measured if row.quantity == f"{task} step {what}"}
+            _draw_panel(axes, methods, found)
+        line[0].set_ylabel(_NAMES[what], fontsize=9)
+    for axes, task in zip(panels[0], tasks, strict=True):
+        axes.set_title(f"{task}\n{sizes[task]}", fontsize=10)
+    # The first method on top; all panels share the axis.
+    panels[0][0].set_yticks(range(len(methods)), methods)
+    panels[0][0].set_ylim(len(methods) - 0.4, -0.6)
+    first = measured[0]
+    figure.suptitle(
+        f"a training step of the LRA model, {first.dtype}, {first.device}; dots: medians, bars: quartiles, dashed: softmax",
+        fontsize=9,
+    )
+    save_figure(figure, path)
+
+
+def _draw_panel(axes: "Axes", methods: Sequence[str], found: dict[str, Row]) -> None:
+    axes.set_xscale("log")
+    if "softmax" in found:
+        axes.axvline(found["softmax"].value, color=REFERENCE, linestyle="--", linewidth=1)
+    for place, method in enumerate(methods):
+        if (row := found.get(method)) is None:
+            axes.annotate(
+                "not measured", (0.98, place), xycoords=("axes fraction", "data"), ha="right", va="center",
+                fontsize=7, color=REFERENCE,
+            )  # fmt: skip
+            continue
+        low, high = (row.value if end is None else end for end in (row.low, row.high))
+        axes.plot([low, high], [place, place], color=COLOURS[0], linewidth=2)
+        axes.plot([row.value], [place], color=COLOURS[0], marker="o", markersize=5, linestyle="", label=method)
+    plain_numbers(axes, "x")
+    axes.tick_params(axis="x", which="both", labelsize=7, rotation=45)
+    axes.grid(alpha=0.3)
