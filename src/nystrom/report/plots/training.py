@@ -45,10 +45,8 @@ def draw_training(rows: Sequence[Row], path: Path) -> None:
     panels[0][0].set_yticks(range(len(methods)), methods)
     panels[0][0].set_ylim(len(methods) - 0.4, -0.6)
     first = measured[0]
-    figure.suptitle(
-        f"a training step of the LRA model, {first.dtype}, {first.device}; dots: medians, bars: quartiles, dashed: softmax",
-        fontsize=9,
-    )
+    where = f"a training step of the LRA model, {first.dtype}, {first.device}"
+    figure.suptitle(f"{where}; dots: medians, bars: quartiles, dashed: softmax", fontsize=9)
     save_figure(figure, path)
 
 
