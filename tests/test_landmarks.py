@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystrom.landmarks import even_draws, first_tokens, kmeans, random_draws, segment_means, uniform
+from nystrom.landmarks import draw, even_draws, first_tokens, kmeans, segment_means, uniform
 
 few = settings(deadline=None, max_examples=25)
 
@@ -57,7 +57,7 @@ def test_a_divisible_length_takes_the_plain_mean_of_the_paper():
 @given(n=st.integers(8, 60), m=st.integers(1, 8), seed=st.integers(0, 999))
 def test_uniform_takes_one_token_of_each_segment(n, m, seed):
     x, keep = tokens(n, seed), mask(n, seed, least=m)
-    out = uniform(x, m, keep=keep, draws=random_draws(m, torch.Generator().manual_seed(seed), x.device))
+    out = uniform(x, m, keep=keep, draws=draw(m, torch.Generator().manual_seed(seed), x.device))
     for i in range(2):
         real = x[i][:, keep[i]]
         for j, ranks in enumerate(segments(real.shape[1], m)):
@@ -68,7 +68,7 @@ def test_uniform_draws_every_token_of_a_segment_alike():
     n, m, rounds = 12, 4, 3000
     x = torch.arange(n, dtype=torch.float64)[None, None, :, None]
     g = torch.Generator().manual_seed(0)
-    drawn = torch.cat([uniform(x, m, draws=random_draws(m, g, x.device)).flatten() for _ in range(rounds)])
+    drawn = torch.cat([uniform(x, m, draws=draw(m, g, x.device)).flatten() for _ in range(rounds)])
     counts = np.bincount(drawn.long().numpy(), minlength=n)
     # 1000 expected for each; five standard deviations of a binomial are 130.
     assert abs(counts - rounds * m / n).max() < 130

@@ -4,25 +4,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nystrom.attention.layer import NystromAttention
+    from nystrom.attention.heads import build_attention
+    from nystrom.attention.layer import MultiheadAttention, NystromAttention
     from nystrom.attention.methods.bigbird import bigbird_attention
     from nystrom.attention.methods.informer import informer_attention
     from nystrom.attention.methods.kernelized import kernelized_attention
     from nystrom.attention.methods.linear import linear_attention
     from nystrom.attention.methods.linformer import linformer_attention
     from nystrom.attention.methods.longformer import longformer_attention
-    from nystrom.attention.methods.nystrom import nystrom_attention
+    from nystrom.attention.methods.nystrom import nystrom_attention, nystrom_factors, nystrom_rows
     from nystrom.attention.methods.performer import performer_attention
     from nystrom.attention.methods.reformer import reformer_attention
     from nystrom.attention.methods.skyformer import skyformer_attention
     from nystrom.attention.methods.skyformer_softmax import skyformer_softmax_attention
     from nystrom.attention.methods.softmax import softmax_attention
-    from nystrom.attention.registry import build_attention
     from nystrom.integrations.modules import replace_attention
+    from nystrom.linalg.pinv import residual
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "MultiheadAttention",
     "NystromAttention",
     "bigbird_attention",
     "build_attention",
@@ -32,27 +34,34 @@ __all__ = [
     "linformer_attention",
     "longformer_attention",
     "nystrom_attention",
+    "nystrom_factors",
+    "nystrom_rows",
     "performer_attention",
     "reformer_attention",
     "replace_attention",
+    "residual",
     "skyformer_attention",
     "skyformer_softmax_attention",
     "softmax_attention",
 ]
 
 _HOMES = {
+    "MultiheadAttention": "nystrom.attention.layer",
     "NystromAttention": "nystrom.attention.layer",
     "bigbird_attention": "nystrom.attention.methods.bigbird",
-    "build_attention": "nystrom.attention.registry",
+    "build_attention": "nystrom.attention.heads",
     "informer_attention": "nystrom.attention.methods.informer",
     "kernelized_attention": "nystrom.attention.methods.kernelized",
     "linear_attention": "nystrom.attention.methods.linear",
     "linformer_attention": "nystrom.attention.methods.linformer",
     "longformer_attention": "nystrom.attention.methods.longformer",
     "nystrom_attention": "nystrom.attention.methods.nystrom",
+    "nystrom_factors": "nystrom.attention.methods.nystrom",
+    "nystrom_rows": "nystrom.attention.methods.nystrom",
     "performer_attention": "nystrom.attention.methods.performer",
     "reformer_attention": "nystrom.attention.methods.reformer",
     "replace_attention": "nystrom.integrations.modules",
+    "residual": "nystrom.linalg.pinv",
     "skyformer_attention": "nystrom.attention.methods.skyformer",
     "skyformer_softmax_attention": "nystrom.attention.methods.skyformer_softmax",
     "softmax_attention": "nystrom.attention.methods.softmax",

@@ -1,24 +1,45 @@
-"""Checks of words and numbers that all rooms share; they need no torch."""
+"""The words that options take, and checks of words and numbers that all rooms share; nothing here needs torch."""
 
 import difflib
+import math
 from collections.abc import Collection, Iterable
+from typing import Literal
+
+Backend = Literal["auto", "torch", "triton"]
+FeatureMap = Literal["elu"]
+Form = Literal["fused", "materialised"]
+Inverse = Literal["iterative", "ridge", "exact"]
+Landmarks = Literal["segment_means", "uniform", "kmeans"]
+StartValue = Literal["paper", "authors", "sequence"]
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Refuse a word that is none of the choices."""
+    """Raise if a word is none of the choices."""
     choices = tuple(choices)
     if value not in choices:
         raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}.")
 
 
-def check_at_least(name: str, value: int, least: int) -> None:
-    """Refuse a whole number below its least value, and what is no whole number."""
+def check_at_least(name: str, value: object, least: int) -> None:
+    """Raise if a value is not a whole number, or is below the least."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is {value!r}; expected a whole number of at least {least}.")
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise if a value is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; expected True or False.")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise if a value is not a positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value!r}; expected a positive, finite number.")
+
+
 def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Refuse a name that nobody knows, and offer the nearest."""
+    """Raise if a name is unknown, and suggest the nearest one."""
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

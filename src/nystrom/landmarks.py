@@ -13,15 +13,12 @@ What a token that is not real holds, and how many of them there are, changes not
 real tokens leaves landmarks empty (zero): callers give such sequences exact attention instead.
 """
 
-from typing import Literal
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.precision import accumulator, at_least_float32
-
-Landmarks = Literal["segment_means", "uniform", "kmeans"]
+from nystrom.shapes import Generator
 
 KMEANS_STEPS = 5
 _GOLDEN = 0.6180339887498949
@@ -79,7 +76,7 @@ def uniform(
         keep: Real tokens; None where all are.
         draws: Where in its segment each token lies, in [0, 1), shared by the batch; None takes `even_draws`.
     """
-    keep = _all_real(x) if keep is None else keep
+    keep = all_real(x) if keep is None else keep
     draws = even_draws(m, x.device) if draws is None else draws
     positions = uniform_positions(keep, m, draws)
     return at_least_float32(take(x, positions))
@@ -129,10 +126,12 @@ def even_draws(m: int, device: torch.device) -> Float[Tensor, " m"]:
     return (torch.arange(1, m + 1, device=device, dtype=torch.float64) * _GOLDEN % 1).float()
 
 
-def random_draws(m: int, generator: torch.Generator | None, device: torch.device) -> Float[Tensor, " m"] | None:
-    """Draws in [0, 1) from `generator`, on whichever device it lives; None without one."""
+def draw(m: int, generator: Generator, device: torch.device) -> Float[Tensor, " m"]:
+    """Numbers in [0, 1): spread evenly without a generator; else drawn from it, on whichever device it lives."""
     if generator is None:
-        return None
+        return even_draws(m, device)
+    if generator == "global":
+        return torch.rand(m, device=device)
     return torch.rand(m, generator=generator, device=generator.device).to(device)
 
 
@@ -154,13 +153,14 @@ def group_means(x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int)
 
 
 def _segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | None) -> Int[Tensor, "b n"]:
-    keep = _all_real(x) if keep is None else keep
+    keep = all_real(x) if keep is None else keep
     rank, count = ranks(keep)
     count = count[:, None]
     return torch.where(keep, rank * count.clamp(max=m) // count.clamp(min=1), m)
 
 
-def _all_real(x: Float[Tensor, "b h n d"]) -> Bool[Tensor, "b n"]:
+def all_real(x: Float[Tensor, "b h n d"]) -> Bool[Tensor, "b n"]:
+    """A mask under which each token is real."""
     return torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
 
 

@@ -10,13 +10,20 @@
 | `d` | width of a query or key in one head |
 | `e` | width of a value in one head |
 
-A mask is `keep` (b, s) or `query_keep` (b, n): boolean, True = a real token. What a method cannot honour, a causal mask
-or an n x s bias, is refused here by name.
+A mask is `keep` (b, s) or `query_keep` (b, n): boolean, True = a real token. The checks raise for what no method can
+honour, such as a causal mask or an n x s bias, and name it.
 """
+
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+# Where a method's draws come from: None spreads them evenly, "global" is torch's global generator.
+Generator = torch.Generator | Literal["global"] | None
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_inputs(
@@ -38,10 +45,11 @@ def check_inputs(
         ValueError: A rank, width, count, dtype or device that does not fit; the message names it.
     """
     for name, x, letters in (("q", q, "(b, h, n, d)"), ("k", k, "(b, h, s, d)"), ("v", v, "(b, h, s, e)")):
+        check_tensor(name, x)
         if x.ndim != 4:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; expected four axes {letters}: split the heads first.")
-        if not x.is_floating_point():
-            raise ValueError(f"{name} has dtype {x.dtype}; expected a floating point dtype.")
+        if x.dtype not in _DTYPES:
+            raise ValueError(f"{name} has dtype {x.dtype}; expected float32, bfloat16, float16 or float64.")
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device} but q is on {q.device}: move them to one device.")
         if x.dtype != q.dtype and not torch.is_autocast_enabled(q.device.type):
@@ -51,7 +59,7 @@ def check_inputs(
                 f"{name} has (batch, heads) = {tuple(x.shape[:2])} but q has {tuple(q.shape[:2])}: "
                 "repeat grouped heads before the call."
             )
-        for axis, size in zip(("batch", "heads", "tokens", "width"), x.shape, strict=True):
+        for axis, size in (("heads", x.shape[1]), ("width", x.shape[3])):
             if isinstance(size, int) and size == 0:
                 raise ValueError(f"{name} has shape {tuple(x.shape)}: its {axis} axis is empty; expected at least 1.")
     if k.shape[-1] != q.shape[-1]:
@@ -65,13 +73,26 @@ def check_inputs(
     return keep, query_keep
 
 
+def check_tensor(name: str, x: object) -> None:
+    """Raise if an argument is not a dense tensor of one length."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} is a {type(x).__name__}; expected a tensor.")
+    if x.is_nested:
+        raise ValueError(
+            f"{name} is a nested tensor; expected a dense one: pad it (torch.nested.to_padded_tensor) and say which "
+            "tokens are real by a mask. nn.TransformerEncoder makes none after encoder.use_nested_tensor = False."
+        )
+    if x.layout != torch.strided:
+        raise ValueError(f"{name} has the layout {x.layout}; expected a dense tensor: x.to_dense().")
+
+
 def check_self_attention(
     method: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, query_keep: Tensor | None
 ) -> None:
     """Check inputs of a method whose queries and keys are the same tokens.
 
     Raises:
-        ValueError: What `check_inputs` refuses, another number of queries than of keys, or a mask of their own.
+        ValueError: What `check_inputs` raises for, another number of queries than of keys, or a mask of their own.
     """
     check_inputs(q, k, v, keep, query_keep)
     if q.shape[2] != k.shape[2]:

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from nystrom import build_attention
 from nystrom.attention.band import attend_globally, pad_to_blocks, windows
-from nystrom.attention.registry import METHODS
+from nystrom.attention.registry import find_function
 
 SELF = [
     ("longformer", {"window": 5, "num_global": 1}),
@@ -50,7 +51,7 @@ def test_global_rows_replace_the_named_queries_alone():
 @pytest.mark.parametrize(("name", "options"), SELF)
 def test_the_graph_may_be_walked_twice(name, options):
     q, k, v = (x.requires_grad_() for x in draw(30))
-    loss = METHODS[name].function(q, k, v, **options).square().sum()
+    loss = find_function(name)(q, k, v, **options).square().sum()
     first = torch.autograd.grad(loss, (q, k, v), retain_graph=True)
     again = torch.autograd.grad(loss, (q, k, v))
     torch.testing.assert_close(first, again, rtol=0, atol=0)
@@ -60,7 +61,7 @@ def test_the_graph_may_be_walked_twice(name, options):
 def test_a_mask_of_both_sides_is_accepted(name, options):
     q, k, v = draw(30)
     keep = torch.arange(30) < torch.tensor([[30], [17]])
-    attend = METHODS[name].function
+    attend = find_function(name)
     out = attend(q, k, v, keep=keep, query_keep=keep, **options)
     torch.testing.assert_close(out, attend(q, k, v, keep=keep, **options), rtol=0, atol=0)
 
@@ -75,7 +76,7 @@ def test_copies_of_the_keys_are_not_kept_for_the_gradient(name, options):
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        METHODS[name].function(q, k, v, **options)
+        find_function(name)(q, k, v, **options)
     # The copies would be 1.6 times the keys or more; a block of padding and a row to spare are less.
     assert max(kept) <= 1.1 * q.numel()
 
@@ -87,9 +88,9 @@ def test_queries_of_other_tokens_are_refused(name, options, n):
     q, k, v = draw(30)
     other = draw(n)[0]
     with pytest.raises(ValueError, match=f"q holds {n} tokens but k holds 30: {name} is self-attention.*Use 'nystrom'"):
-        METHODS[name].function(other, k, v, **options)
+        find_function(name)(other, k, v, **options)
     keep = torch.ones(2, 30, dtype=torch.bool)
     with pytest.raises(ValueError, match=rf"query_keep is another tensor than keep: {name}.*Pass keep alone"):
-        METHODS[name].function(q, k, v, keep=keep, query_keep=keep.clone(), **options)
+        find_function(name)(q, k, v, keep=keep, query_keep=keep.clone(), **options)
     with pytest.raises(ValueError, match="query_keep is another tensor than keep"):
-        METHODS[name].module(3, 4, METHODS[name].options(**options))(q, k, v, query_keep=keep)
+        build_attention(name, num_heads=3, head_dim=4, **options)(q, k, v, query_keep=keep)

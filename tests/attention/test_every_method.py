@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystrom import build_attention
 from nystrom.attention.methods.performer import draw_projection
-from nystrom.attention.registry import METHODS
+from nystrom.attention.registry import METHODS, find_function
 
 # Kernels for a GPU: without one they run in Triton's interpreter.
 TRITON = {"backend": "triton"}
@@ -53,9 +53,9 @@ VARIANTS = {
     ],
 }
 # Methods whose rule is about positions: holes inside a sequence count as positions.
-POSITIONAL: set[str] = {"longformer", "bigbird", "linformer"}
+POSITIONAL = {name for name, method in METHODS.items() if method.positional}
 # Methods that work for queries of other tokens than the keys'.
-CROSS = set(VARIANTS) - {"longformer", "bigbird", "reformer"}
+CROSS = {name for name, method in METHODS.items() if method.cross_attention}
 RANDOM = [
     ("nystrom", {"num_landmarks": 5, "landmarks": "uniform"}),
     ("skyformer", {"num_landmarks": 6}),
@@ -190,7 +190,7 @@ def identity_projections(module):
 # What sets a module's weights to those of its exact limit.
 EXACT_WEIGHTS = {
     "linformer": identity_projections,
-    "performer": lambda module: module.redraw(torch.Generator().manual_seed(3)),
+    "performer": lambda module: module.weights.redraw(torch.Generator().manual_seed(3)),
 }
 
 
@@ -210,9 +210,9 @@ def test_the_module_is_the_function(name, options):
     q, k, v = draw(0, 23)
     keep = draw_keep(0, 2, 23)
     attend, method = build(name, options), METHODS[name]
-    weights = attend.weights() if method.weight_options else ()
+    weights = () if attend.weights is None else attend.weights()
     options = {option: value for option, value in options.items() if option not in method.weight_options}
-    expected = method.function(q, k, v, *weights, keep=keep, **options)
+    expected = find_function(name)(q, k, v, *weights, keep=keep, **options)
     torch.testing.assert_close(attend(q, k, v, keep=keep), expected, rtol=0, atol=0)
 
 
@@ -231,6 +231,19 @@ def test_any_length(name, options, n, s, b, h, d, e, seed):
     assert out.shape == (b, h, n, e)
     assert out.dtype == v.dtype
     assert out.isfinite().all()
+
+
+@every_case
+@pytest.mark.parametrize(("b", "n", "s"), [(0, 9, 9), (2, 0, 0), (2, 9, 0), (2, 0, 9)])
+def test_no_sequence_no_query_and_no_key_give_what_there_is(name, options, b, n, s):
+    if name not in CROSS and n != s:
+        pytest.skip("self-attention only")
+    inputs = [x.requires_grad_() for x in draw(0, n, s, b=b)]
+    for keep in (None, torch.ones(b, s, dtype=torch.bool, device=DEVICE)):
+        out = build(name, options)(*inputs, keep=keep)
+        out.sum().backward()
+        assert out.shape == (b, 2, n, 3)
+        assert not out.any()
 
 
 # Law 2: what a masked token holds, and padding, change nothing.
@@ -516,7 +529,7 @@ def test_nothing_quadratic_is_stored(name, options, masked):
 @pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
 def test_the_generator_decides(name, options):
     q, k, v = draw(8, 40)
-    attend = METHODS[name].function
+    attend = find_function(name)
     state = torch.get_rng_state()
     first, again, other = (
         attend(q, k, v, **options, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
@@ -533,7 +546,7 @@ def test_draws_do_not_see_padding_or_neighbours(name, options):
     if name in POSITIONAL:
         # Holes count as positions: padding at both ends alone.
         keep = (keep.cumsum(-1) > 2) & (keep.flip(-1).cumsum(-1).flip(-1) > 4)
-    attend = METHODS[name].function
+    attend = find_function(name)
     together = attend(q, k, v, keep=keep, **options, generator=torch.Generator().manual_seed(1))
     for i in range(2):
         real = keep[i]
@@ -645,7 +658,13 @@ def refusals():
     yield "tokens of v", (q, k, v[:, :, :5]), {}, "v holds 5 tokens but k holds 9"
     yield "integers", (q.long(), k, v), {}, "q has dtype torch.int64"
     yield "dtypes", (q, k.float(), v), {}, "k has dtype torch.float32 but q has torch.float64"
-    yield "no token", (q, k[:, :, :0], v[:, :, :0]), {}, "k has shape.*tokens axis is empty"
+    yield "no width", (q[..., :0], k[..., :0], v), {}, "q has shape.*width axis is empty"
+    yield "a list", (q.tolist(), k, v), {}, "q is a list; expected a tensor"
+    yield "nothing", (q, None, v), {}, "k is a NoneType; expected a tensor"
+    jagged = torch.nested.as_nested_tensor(list(q), layout=torch.jagged)
+    yield "nested", (jagged, k, v), {}, "q is a nested tensor.*to_padded_tensor"
+    yield "sparse", (q.to_sparse(), k, v), {}, r"q has the layout torch.sparse_coo.*to_dense"
+    yield "float8", (q.to(torch.float8_e4m3fn), k, v), {}, "q has dtype torch.float8_e4m3fn; expected float32"
     yield "length of keep", (q, k, v), {"keep": ones[:, :8]}, r"keep has shape \(2, 8\) but k holds 2 x 9 tokens"
     yield "batch of keep", (q, k, v), {"keep": ones[:1]}, r"keep has shape \(1, 9\)"
     yield "dtype of keep", (q, k, v), {"keep": ones.float()}, "keep has dtype torch.float32; expected torch.bool"

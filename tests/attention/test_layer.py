@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from nystrom import NystromAttention
+from nystrom import MultiheadAttention, NystromAttention
+from nystrom.attention.registry import METHODS
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
@@ -79,9 +80,10 @@ def test_float_masks_of_zero_and_minus_infinity_are_masks():
 def test_one_sequence_without_a_batch():
     layer, x = layer_and_input(num_landmarks=4)
     ignore = padding()[0]
-    out, rows = layer(x[0], x[0], x[0], ignore, need_weights=True, weight_queries=torch.tensor([1]))
+    one, batch = x[0], x[:1]
+    out, rows = layer(one, one, one, ignore, need_weights=True, weight_queries=torch.tensor([1]))
     expected, expected_rows = layer(
-        x[:1], x[:1], x[:1], ignore[None], need_weights=True, weight_queries=torch.tensor([1])
+        batch, batch, batch, ignore[None], need_weights=True, weight_queries=torch.tensor([1])
     )
     torch.testing.assert_close(out, expected[0], **CLOSE)
     torch.testing.assert_close(rows, expected_rows[0], **CLOSE)
@@ -142,7 +144,7 @@ def test_it_compiles_to_one_graph():
         ({"weight_queries": torch.tensor([0])}, "weight_queries is given but need_weights is False"),
         ({"key_padding_mask": torch.zeros(2, 20, dtype=torch.long)}, "key_padding_mask has dtype torch.int64"),
         ({"key_padding_mask": torch.full((2, 20), 0.5)}, "key_padding_mask holds floats other than 0 and -inf"),
-        ({"key_padding_mask": torch.zeros(2, 19, dtype=torch.bool)}, r"keep has shape \(2, 19\)"),
+        ({"key_padding_mask": torch.zeros(2, 19, dtype=torch.bool)}, r"key_padding_mask has shape \(2, 19\)"),
         ({"query_padding_mask": torch.zeros(2, 20, dtype=torch.bool)}, "conv_kernel_size=None"),
     ],
 )
@@ -155,11 +157,11 @@ def test_what_cannot_be_honoured_is_refused(arguments, message):
 @pytest.mark.refuses
 def test_bad_inputs_are_refused():
     layer, x = layer_and_input()
-    with pytest.raises(ValueError, match=r"key has shape \(2, 20, 11\); expected \(batch, tokens, 12\)"):
+    with pytest.raises(ValueError, match="key has width 11; expected 12"):
         layer(x, x[..., :11], x)
     with pytest.raises(ValueError, match="20 queries attend to 9 keys as cross-attention"):
         layer(x, x[:, :9], x[:, :9])
-    with pytest.raises(ValueError, match=r"an input has shape \(12,\)"):
+    with pytest.raises(ValueError, match=r"query has shape \(12,\)"):
         layer(x[0, 0], x[0, 0], x[0, 0])
 
 
@@ -169,7 +171,7 @@ def test_bad_inputs_are_refused():
     [
         ({"num_heads": 5}, "embed_dim 12 is not a multiple of num_heads 5"),
         ({"dropout": 0.1}, r"dropout is 0\.1; expected 0"),
-        ({"batch_first": False}, "batch_first is False"),
+        ({"kdim": -1}, "kdim is -1; expected a whole number of at least 1"),
         ({"num_landmarks": 0}, "num_landmarks is 0"),
         ({"conv_kernel_size": 4}, "conv_kernel_size is 4"),
     ],
@@ -177,3 +179,73 @@ def test_bad_inputs_are_refused():
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         NystromAttention(**{"embed_dim": 12, "num_heads": 3, **options})
+
+
+def test_equal_lengths_are_no_self_attention():
+    """A mask of the keys says nothing of queries that are other tokens, as in nn.MultiheadAttention."""
+    layer, x = layer_and_input(num_landmarks=20, conv_kernel_size=None)
+    z = x.flip(1)
+    theirs = nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
+    layer.load_state_dict(theirs.state_dict())
+    out, expected = layer(x, z, z, padding())[0], theirs(x, z, z, padding(), need_weights=False)[0]
+    torch.testing.assert_close(out, expected, **CLOSE)
+
+
+def test_tokens_may_come_first():
+    layer, x = layer_and_input(num_landmarks=4)
+    other = NystromAttention(12, 3, num_landmarks=4, batch_first=False, dtype=torch.float64)
+    other.load_state_dict(layer.state_dict())
+    swapped = x.transpose(0, 1)
+    out = other(swapped, swapped, swapped, padding())[0].transpose(0, 1)
+    torch.testing.assert_close(out, layer(x, x, x, padding())[0], **CLOSE)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "linformer"])
+def test_every_method_is_a_layer(method):
+    torch.manual_seed(0)
+    layer = MultiheadAttention(12, 3, method=method, conv_kernel_size=3, dtype=torch.float64).eval()
+    x = torch.randn(2, 20, 12, dtype=torch.float64)
+    out = layer(x, x, x, padding())[0]
+    assert f"method={method!r}" in repr(layer)
+    real = ~padding()[0]
+    alone = x[:1, real]
+    torch.testing.assert_close(out[:1, real], layer(alone, alone, alone)[0], **CLOSE)
+
+
+def test_the_nystrom_layer_is_the_layer_with_that_method():
+    torch.manual_seed(0)
+    nystrom = NystromAttention(12, 3, num_landmarks=4)
+    torch.manual_seed(0)
+    layer = MultiheadAttention(12, 3, method="nystrom", conv_kernel_size=33, num_landmarks=4)
+    x = torch.randn(2, 20, 12)
+    assert torch.equal(nystrom(x, x, x)[0], layer(x, x, x)[0])
+
+
+def test_an_empty_batch_and_no_token_give_empty_results():
+    layer, _ = layer_and_input()
+    for shape in ((0, 20, 12), (2, 0, 12)):
+        x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        out = layer(x, x, x)[0]
+        out.sum().backward()
+        assert out.shape == x.grad.shape == shape
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_layer_put_into_an_encoder_by_hand_names_the_nested_tensor():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 24, batch_first=True), 1).eval()
+    encoder.layers[0].self_attn = NystromAttention(12, 2)
+    x = torch.randn(2, 20, 12)
+    with pytest.raises(ValueError, match=r"query is a nested tensor.*use_nested_tensor = False"):
+        encoder(x, src_key_padding_mask=padding())
+    encoder.use_nested_tensor = False
+    assert encoder(x, src_key_padding_mask=padding()).isfinite().all()
+
+
+def test_a_compiled_layer_checks_the_floats_of_a_mask():
+    layer, x = layer_and_input(num_landmarks=4, conv_kernel_size=None)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    floats = torch.zeros(2, 20, dtype=torch.float64).masked_fill(padding(), -torch.inf)
+    torch.testing.assert_close(compiled(x, x, x, floats)[0], layer(x, x, x, floats)[0], **CLOSE)
+    with pytest.raises(RuntimeError, match="key_padding_mask holds floats other than 0 and -inf"):
+        compiled(x, x, x, torch.full((2, 20), 0.5, dtype=torch.float64))
+    torch.compiler.reset()

@@ -227,7 +227,7 @@ def test_nested_tensors_and_rows_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match="weight_queries is given, but linear attention has no rows"):
         attention(x, x, x, need_weights=True, weight_queries=torch.tensor([0]))
     x = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)])
-    with pytest.raises(ValueError, match="an input is a nested tensor"):
+    with pytest.raises(ValueError, match="query is a nested tensor"):
         attention(x, x, x)
 
 

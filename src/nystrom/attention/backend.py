@@ -1,23 +1,22 @@
 """Which code computes an attention: torch, or the Triton kernels of `nystrom.gpu`.
 
-"auto" is torch wherever the kernels have not been measured to win, and so far they have been measured nowhere: name
-"triton" to use them. An explicit choice that cannot run raises, it is never replaced.
+"auto" means torch: the kernels have not been measured on a GPU yet, so pass "triton" to use them. An explicit choice
+that cannot run raises; it is never replaced.
 """
 
 import importlib.util
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
-import torch
+from nystrom.checks import Backend, check_choice
 
-from nystrom.checks import check_choice
-
-Backend = Literal["auto", "torch", "triton"]
+if TYPE_CHECKING:
+    import torch
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]]) -> None:
-    """Refuse a backend that does not exist, is not installed, or lacks an option that is asked for.
+    """Raise if a backend does not exist, is not installed, or lacks an option that is asked for.
 
     Args:
         backend: The choice.
@@ -41,8 +40,8 @@ def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]
             )
 
 
-def check_backend_device(backend: object, device: torch.device) -> None:
-    """Refuse a backend that does not run on a device, before there are tensors on it.
+def check_backend_device(backend: object, device: "torch.device") -> None:
+    """Raise if a backend does not run on a device, before there are tensors on it.
 
     Raises:
         ValueError: With the way out.

@@ -1,107 +1,109 @@
-r"""Nyström attention where `nn.MultiheadAttention(batch_first=True)` stood.
+r"""Any method where `nn.MultiheadAttention` stood.
 
-$$\mathrm{out} = W_o\, \mathrm{concat}_h(\hat S_h V_h + \mathrm{skip}(V_h)) + b_o$$
-with $\hat S_h$ of `nystrom_attention` and the depthwise convolution of `skip`. Parameters have the names and the
-start values of `nn.MultiheadAttention`, so that its state dict loads (with `conv_kernel_size=None`, strictly).
+$$\mathrm{out} = W_o\, \mathrm{concat}_h(\mathrm{attention}(Q_h, K_h, V_h) + \mathrm{skip}(V_h)) + b_o$$
+with a method of `nystrom.attention.registry` and the depthwise convolution of `skip` where the layer has one. Its
+parameters have the names and the start values of `nn.MultiheadAttention`, whose state dict loads (without a skip,
+strictly).
 
-Departs from `nn.MultiheadAttention`: `need_weights` is False unless asked for, since n x s weights do not exist here;
-dropout on attention weights is refused for the same reason; masks of queries may be given.
+Where queries and keys are one tensor (`query is key`) the layer attends within each sequence, and `key_padding_mask`
+masks the queries too; otherwise it is cross-attention, and all queries are real unless `query_padding_mask` says which.
+
+Departs from `nn.MultiheadAttention`: inputs are (batch, tokens, width) unless `batch_first` is False; `need_weights` is
+False unless asked for, since n x s weights do not exist here; dropout on attention weights raises for the same reason.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nystrom.attention.backend import Backend
-from nystrom.attention.methods.nystrom import NystromHeads, NystromOptions, nystrom_rows
+from nystrom.attention.heads import attend_in_heads, build_attention, split_heads
+from nystrom.attention.registry import METHODS, find_in_home
 from nystrom.attention.skip import DepthwiseSkip
-from nystrom.checks import check_at_least
-from nystrom.landmarks import Landmarks
-from nystrom.linalg.pinv import Inverse, StartValue
+from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least
+from nystrom.shapes import check_tensor
 
 
-class NystromAttention(nn.Module):
-    """Multi-head attention in linear time and memory.
+class MultiheadAttention(nn.Module):
+    """Multi-head attention by any method of the library.
 
     Args:
         embed_dim: Width of queries and of the output.
         num_heads: Heads; must divide `embed_dim`.
-        num_landmarks: Landmarks m; a sequence of at most m real tokens gets exact attention.
-        conv_kernel_size: Odd size of the skip convolution's kernel; None for no skip. Self-attention only.
-        landmarks: "segment_means", "uniform" or "kmeans".
-        pinv: "iterative", "ridge" or "exact".
-        pinv_steps: Iterations of the iterative inverse.
-        z0: Start value of the iteration, "paper", "authors" or "sequence".
-        backend: "auto", "torch" or "triton", see `nystrom.attention.backend`.
         dropout: Accepted as 0 only: there are no n x s weights to drop.
         bias: Whether the projections have a bias.
+        method: Name of the method.
+        conv_kernel_size: Odd size of the skip convolution's kernel; None for no skip. Self-attention only.
         kdim: Width of keys; None means `embed_dim`.
         vdim: Width of values; None means `embed_dim`.
-        batch_first: Accepted as True only: inputs are (batch, tokens, width).
+        batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
         device: Where the parameters live.
         dtype: Their dtype.
+        **options: Options of the method, see `nystrom.attention.options`.
 
     Raises:
-        ValueError: Sizes or options that do not fit, dropout or batch_first=False.
+        ValueError: Sizes, an unknown method or option, or a value that does not fit.
     """
 
-    # nn.TransformerEncoderLayer reads these; the second keeps its fused path, which is exact attention, away.
-    batch_first = True
+    # nn.TransformerEncoderLayer reads it, and keeps its fused path, which is exact attention, away.
     _qkv_same_embed_dim = False
 
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
-        *,
-        num_landmarks: int = 64,
-        conv_kernel_size: int | None = 33,
-        landmarks: Landmarks = "segment_means",
-        pinv: Inverse = "iterative",
-        pinv_steps: int = 6,
-        z0: StartValue = "paper",
-        backend: Backend = "auto",
         dropout: float = 0.0,
         bias: bool = True,
+        *,
+        method: str,
+        conv_kernel_size: int | None = None,
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: Any,
     ):
         super().__init__()
-        check_at_least("embed_dim", embed_dim, 1)
-        check_at_least("num_heads", num_heads, 1)
+        kdim, vdim = (embed_dim if width is None else width for width in (kdim, vdim))
+        for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
+            check_at_least(name, size, 1)
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}.")
         if dropout != 0:
             raise ValueError(
                 f"dropout is {dropout}; expected 0: no n x s weights exist to drop. Put nn.Dropout on the output."
             )
-        if not batch_first:
-            raise ValueError("batch_first is False; expected True: transpose inputs to (batch, tokens, width).")
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
-        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
-        self.heads = NystromHeads(
-            num_heads, self.head_dim, NystromOptions(num_landmarks, landmarks, pinv, pinv_steps, z0, None, backend)
-        )
+        self.kdim, self.vdim, self.batch_first, self.dropout = kdim, vdim, batch_first, 0.0
+        self.heads = build_attention(method, num_heads=num_heads, head_dim=self.head_dim, **options).to(device, dtype)
         place = {"device": device, "dtype": dtype}
-        if self.kdim == self.vdim == embed_dim:
+        if self._is_stacked:
             self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **place))
         else:
             self.q_proj_weight = nn.Parameter(torch.empty(embed_dim, embed_dim, **place))
-            self.k_proj_weight = nn.Parameter(torch.empty(embed_dim, self.kdim, **place))
-            self.v_proj_weight = nn.Parameter(torch.empty(embed_dim, self.vdim, **place))
+            self.k_proj_weight = nn.Parameter(torch.empty(embed_dim, kdim, **place))
+            self.v_proj_weight = nn.Parameter(torch.empty(embed_dim, vdim, **place))
         self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim, **place)) if bias else None
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
         self.conv = None if conv_kernel_size is None else DepthwiseSkip(num_heads, conv_kernel_size).to(device, dtype)
         self.reset_parameters()
 
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return self.heads.method
+
+    @property
+    def _is_stacked(self) -> bool:
+        """Whether one matrix holds all three projections, as in nn.MultiheadAttention."""
+        return self.kdim == self.vdim == self.embed_dim
+
     def reset_parameters(self) -> None:
         """Start values of `nn.MultiheadAttention`: Xavier-uniform projections, zero biases."""
-        stacked = self.kdim == self.vdim == self.embed_dim
-        for weight in (self.in_proj_weight,) if stacked else self._projections():
+        for weight in (self.in_proj_weight,) if self._is_stacked else self._projections():
             nn.init.xavier_uniform_(weight)
         if self.in_proj_bias is not None:
             nn.init.zeros_(self.in_proj_bias)
@@ -124,15 +126,15 @@ class NystromAttention(nn.Module):
         """Attend.
 
         Args:
-            query: Queries.
+            query: Queries; the same object as `key` for self-attention.
             key: Keys.
             value: Values.
-            key_padding_mask: (b, s), True = ignore, as torch has it; or floats, 0 = real and -inf = ignore.
+            key_padding_mask: (b, s), True = ignore, as in torch; or floats, 0 = real and -inf = ignore.
             need_weights: Return rows of the attention matrix, for the queries in `weight_queries`.
-            attn_mask: Refused: an n x s mask has no place in linear memory.
+            attn_mask: Raises: an n x s mask has no place in linear memory.
             average_attn_weights: Whether rows are averaged over heads.
-            is_causal: Refused: landmarks see the whole sequence.
-            query_padding_mask: (b, n), True = ignore; None means `key_padding_mask` where n == s, else none.
+            is_causal: Raises: landmarks see the whole sequence.
+            query_padding_mask: (b, n), True = ignore; None means `key_padding_mask` in self-attention, else none.
             weight_queries: Positions of the queries whose rows are wanted.
 
         Returns:
@@ -142,47 +144,55 @@ class NystromAttention(nn.Module):
         Raises:
             ValueError: What does not fit or cannot be honoured; the message names it.
         """
-        self._refuse(attn_mask, is_causal, need_weights, weight_queries)
-        batched = query.ndim == 3
+        self._check_call(attn_mask, is_causal, need_weights, weight_queries)
+        is_self = query is key
+        batched, layout = query.ndim == 3, "(batch, tokens, width)" if self.batch_first else "(tokens, batch, width)"
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            check_tensor(name, x)
+            if x.ndim != query.ndim or x.ndim not in (2, 3):
+                raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {layout} or (tokens, width) in all.")
         if not batched:
-            query, key, value = (self._with_batch(x) for x in (query, key, value))
+            query, key, value = query[None], key[None], value[None]
             key_padding_mask, query_padding_mask = (
                 x if x is None else x[None] for x in (key_padding_mask, query_padding_mask)
             )
-        keep = _real("key_padding_mask", key_padding_mask)
-        query_keep = _real("query_padding_mask", query_padding_mask)
-        if self.conv is not None and (query.shape[1] != key.shape[1] or query_keep is not None):
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        keep = _real("key_padding_mask", key_padding_mask, key)
+        query_keep = _real("query_padding_mask", query_padding_mask, query)
+        if query_keep is None and keep is not None:
+            query_keep = keep if is_self else torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
+        if self.conv is not None and (query.shape[1] != key.shape[1] or query_keep is not keep):
             raise ValueError(
                 f"{query.shape[1]} queries attend to {key.shape[1]} keys as cross-attention, but the skip convolution "
                 "adds values to queries of the same positions: build the layer with conv_kernel_size=None."
             )
         q, k, v = self._project(query, key, value)
-        if self.conv is not None and self.heads.takes_skip:
-            out = self.heads(q, k, v, keep=keep, skip=self.conv.weight)
-        else:
-            out = self.heads(q, k, v, keep=keep, query_keep=query_keep)
-            out = out if self.conv is None else self.conv(v, keep=keep, to=out)
-        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        out = attend_in_heads(self.heads, q, k, v, keep=keep, query_keep=query_keep, conv=self.conv)
+        out = self.out_proj(out)
         weights = None
         if weight_queries is not None:
-            weights = nystrom_rows(q, k, weight_queries, keep=keep, query_keep=query_keep, options=self.heads.options)
+            rows = find_in_home(self.method, f"{self.method}_rows")
+            options = {name: value for name, value in vars(self.heads.options).items() if name != "backend"}
+            q, k = (split_heads(x, self.num_heads) for x in (q, k))
+            weights = rows(q, k, weight_queries, keep=keep, query_keep=query_keep, **options)
             weights = weights.mean(dim=1) if average_attn_weights else weights
-        if batched:
-            return out, weights
-        return out[0], None if weights is None else weights[0]
+        if not batched:
+            return out[0], None if weights is None else weights[0]
+        return out if self.batch_first else out.transpose(0, 1), weights
 
     def extra_repr(self) -> str:
-        """Sizes and landmarks, for print."""
-        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, {self.heads.options}"
+        """Sizes, for print; the heads name the method."""
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}"
 
-    def _refuse(
+    def _check_call(
         self, attn_mask: Tensor | None, is_causal: bool, need_weights: bool, weight_queries: Tensor | None
     ) -> None:
         if attn_mask is not None or is_causal:
             name = "attn_mask" if attn_mask is not None else "is_causal"
             raise ValueError(
-                f"{name} cannot be honoured: landmarks see the whole sequence. Use nn.MultiheadAttention for causal or "
-                "n x s masks, and key_padding_mask for padding."
+                f"{name} cannot be honoured: {self.method} attention sees the whole sequence. Use "
+                "nn.MultiheadAttention for causal or n x s masks, and key_padding_mask for padding."
             )
         if need_weights and weight_queries is None:
             raise ValueError(
@@ -191,42 +201,112 @@ class NystromAttention(nn.Module):
             )
         if weight_queries is not None and not need_weights:
             raise ValueError("weight_queries is given but need_weights is False: pass need_weights=True too.")
-
-    def _with_batch(self, x: Tensor) -> Tensor:
-        if x.ndim != 2:
-            raise ValueError(
-                f"an input has shape {tuple(x.shape)}; expected (batch, tokens, width) or (tokens, width)."
-            )
-        return x[None]
+        if weight_queries is not None and not METHODS[self.method].rows:
+            raise ValueError(f"weight_queries is given, but {self.method} attention has no rows of weights to give.")
 
     def _projections(self) -> tuple[Tensor, Tensor, Tensor]:
-        if self.kdim == self.vdim == self.embed_dim:
+        if self._is_stacked:
             q, k, v = self.in_proj_weight.chunk(3)
             return q, k, v
         return self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project and split heads; each result lies token by token, which the skip convolution likes."""
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        split = []
+        projected = []
         names = (("query", query), ("key", key), ("value", value))
         for (name, x), weight, bias in zip(names, self._projections(), biases, strict=True):
-            if x.ndim != 3 or x.shape[-1] != weight.shape[1]:
-                raise ValueError(f"{name} has shape {tuple(x.shape)}; expected (batch, tokens, {weight.shape[1]}).")
-            split.append(F.linear(x, weight, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2))
-        q, k, v = split
-        return q, k, v
+            if x.shape[-1] != weight.shape[1]:
+                raise ValueError(f"{name} has width {x.shape[-1]}; expected {weight.shape[1]}.")
+            projected.append(F.linear(x, weight, bias))
+        return projected
 
 
-def _real(name: str, ignore: Tensor | None) -> Bool[Tensor, "b s"] | None:
+class NystromAttention(MultiheadAttention):
+    """Multi-head attention in linear time and memory by the Nyström method, with the skip convolution of the paper.
+
+    Args:
+        embed_dim: Width of queries and of the output.
+        num_heads: Heads; must divide `embed_dim`.
+        dropout: Accepted as 0 only: there are no n x s weights to drop.
+        bias: Whether the projections have a bias.
+        num_landmarks: Landmarks m; a sequence of at most m real tokens gets exact attention.
+        conv_kernel_size: Odd size of the skip convolution's kernel; None for no skip. Self-attention only.
+        landmarks: "segment_means", "uniform" or "kmeans".
+        pinv: "iterative", "ridge" or "exact".
+        pinv_steps: Iterations of the iterative inverse.
+        z0: Start value of the iteration, "paper", "authors" or "sequence".
+        scale: Factor on the scores; None means 1 / sqrt(head width).
+        backend: "auto", "torch" or "triton".
+        kdim: Width of keys; None means `embed_dim`.
+        vdim: Width of values; None means `embed_dim`.
+        batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
+        device: Where the parameters live.
+        dtype: Their dtype.
+
+    Raises:
+        ValueError: Sizes or options that do not fit.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        *,
+        num_landmarks: int = 64,
+        conv_kernel_size: int | None = 33,
+        landmarks: Landmarks = "segment_means",
+        pinv: Inverse = "iterative",
+        pinv_steps: int = 6,
+        z0: StartValue = "paper",
+        scale: float | None = None,
+        backend: Backend = "auto",
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(
+            embed_dim,
+            num_heads,
+            dropout,
+            bias,
+            method="nystrom",
+            conv_kernel_size=conv_kernel_size,
+            kdim=kdim,
+            vdim=vdim,
+            batch_first=batch_first,
+            device=device,
+            dtype=dtype,
+            num_landmarks=num_landmarks,
+            landmarks=landmarks,
+            pinv=pinv,
+            pinv_steps=pinv_steps,
+            z0=z0,
+            scale=scale,
+            backend=backend,
+        )
+
+
+def _real(name: str, ignore: Tensor | None, x: Tensor) -> Bool[Tensor, "b s"] | None:
     """Turn torch's convention (True or -inf = ignore) into ours (True = real)."""
     if ignore is None:
         return None
+    check_tensor(name, ignore)
+    if ignore.shape != x.shape[:2]:
+        raise ValueError(f"{name} has shape {tuple(ignore.shape)}; expected one value per token, {tuple(x.shape[:2])}.")
     if ignore.dtype == torch.bool:
         return ~ignore
     if not ignore.is_floating_point():
         raise ValueError(f"{name} has dtype {ignore.dtype}; expected torch.bool (True = ignore) or floats (0 or -inf).")
     keep = ignore == 0
-    if not torch.compiler.is_compiling() and not bool((keep | (ignore == -torch.inf)).all()):
-        raise ValueError(f"{name} holds floats other than 0 and -inf: a bias per key cannot be honoured.")
+    honoured = (keep | (ignore == -torch.inf)).all()
+    message = f"{name} holds floats other than 0 and -inf: a bias per key cannot be honoured."
+    if torch.compiler.is_compiling():
+        # A compiled graph cannot branch on values: it raises this as a RuntimeError when it runs.
+        torch._assert_async(honoured, message)  # pyright: ignore[reportPrivateImportUsage]
+    elif not honoured:
+        raise ValueError(message)
     return keep

@@ -25,7 +25,6 @@ for a mask raise then; `nystrom.integrations.check_attention` finds all of them,
 Departs from the methods' own default in one place: "reformer" has shared_qk=False, since these encoders have keys.
 """
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -50,17 +49,17 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
-from nystrom.attention.registry import METHODS
+from nystrom.attention.registry import METHODS, find_function
 from nystrom.checks import check_names
 from nystrom.integrations.modules import DEFAULTS, WEIGHTLESS
 
 # Names under which the methods are registered.
 REGISTERED = tuple(name for name in WEIGHTLESS if name != "softmax")
 
-_ARGUMENTS = {name: set(inspect.signature(METHODS[name].function).parameters) for name in REGISTERED}
+_FIELDS = {name: {field.name for field in fields(METHODS[name].options)} for name in REGISTERED}
 _KNOWN = {
-    name: frozenset({field.name for field in fields(METHODS[name].options)} & arguments - {"scale"} | {"exact_layers"})
-    for name, arguments in _ARGUMENTS.items()
+    name: frozenset(names - {"scale", *METHODS[name].weight_options} | {"exact_layers"})
+    for name, names in _FIELDS.items()
 }
 
 # What transformers' models pass to attention that changes nothing here: None and False mean that it is not asked for.
@@ -143,8 +142,8 @@ def attend(
     if route.keep is not None and query.shape[2] == key.shape[2] and _attends_elsewhere(module):
         # The keys' padding says nothing about the queries: all are real.
         query_keep = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
-    function: Callable[..., Tensor] = METHODS[method].function
-    scale = {"scale": scaling} if "scale" in _ARGUMENTS[method] else {}
+    function: Callable[..., Tensor] = find_function(method)
+    scale = {"scale": scaling} if "scale" in _FIELDS[method] else {}
     options = DEFAULTS.get(method, {}) | route.options
     out = function(query, key, value, keep=route.keep, query_keep=query_keep, **scale, **options)
     return out.transpose(1, 2).contiguous(), None

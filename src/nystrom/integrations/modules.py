@@ -19,8 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nystrom.attention.layer import NystromAttention
-from nystrom.attention.registry import METHODS, build_attention
+from nystrom.attention.heads import AttentionHeads, build_attention, merge_heads, split_heads
+from nystrom.attention.layer import MultiheadAttention
+from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
 
 # Methods without weights of their own; those of "linformer" would have to be learned.
@@ -31,72 +32,30 @@ DEFAULTS: dict[str, dict[str, object]] = {"reformer": {"shared_qk": False}}
 _TIMM = {"timm.layers.attention", "timm.models.vision_transformer"}
 
 
-class MultiheadReplacement(NystromAttention):
-    """Any method where an `nn.MultiheadAttention` stood, with its parameters; called as `NystromAttention` is.
-
-    Queries and keys that are one tensor are self-attention, and `key_padding_mask` then masks the queries too. Others
-    are cross-attention: all queries are real unless `query_padding_mask` says otherwise.
-    """
+class MultiheadReplacement(MultiheadAttention):
+    """A `MultiheadAttention` in the place of an `nn.MultiheadAttention`, with its parameters."""
 
     def __init__(self, source: nn.MultiheadAttention, method: str, options: Mapping[str, Any]):
-        # What this makes is replaced by the source's: on "meta" it takes neither memory nor random numbers.
+        # The parameters made here are replaced by the source's: on "meta" they take neither memory nor random numbers.
         super().__init__(
             source.embed_dim,
             source.num_heads,
-            conv_kernel_size=None,
             bias=source.in_proj_bias is not None,
+            method="softmax",
             kdim=source.kdim,
             vdim=source.vdim,
+            batch_first=source.batch_first,
             device="meta",
         )
         for name, parameter in source.named_parameters(recurse=False):
             setattr(self, name, parameter)
-        self.out_proj = source.out_proj
-        self.batch_first, self.dropout, self.method = source.batch_first, source.dropout, method
+        self.out_proj, self.dropout = source.out_proj, source.dropout
         self.heads = _build(method, source.num_heads, source.head_dim, options, source.out_proj.weight)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = False,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-        *,
-        query_padding_mask: Tensor | None = None,
-        weight_queries: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend; see `NystromAttention.forward`. Rows of weights can be had of "nystrom" alone.
-
-        Raises:
-            ValueError: What does not fit or cannot be honoured; the message names it.
-        """
-        if weight_queries is not None and self.method != "nystrom":
-            raise ValueError(f"weight_queries is given, but {self.method} attention has no rows of weights to give.")
-        if query.is_nested or key.is_nested or value.is_nested:
-            raise ValueError(
-                "an input is a nested tensor; expected (batch, tokens, width): pad it (torch.nested.to_padded_tensor) "
-                "and pass key_padding_mask."
-            )
+    def forward(self, query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Attend; see `MultiheadAttention.forward`."""
         _warn_of_dropout(self.method, self.dropout if self.training else 0.0)
-        if key_padding_mask is not None and query_padding_mask is None and query is not key:
-            tokens = query.shape[:-1] if self.batch_first or query.ndim == 2 else query.shape[1::-1]
-            query_padding_mask = torch.zeros(tokens, dtype=torch.bool, device=query.device)
-        swap = query.ndim == 3 and not self.batch_first
-        if swap:
-            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        out, weights = super().forward(
-            query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,
-            query_padding_mask=query_padding_mask, weight_queries=weight_queries,
-        )  # fmt: skip
-        return out.transpose(0, 1) if swap else out, weights
-
-    def extra_repr(self) -> str:
-        """Sizes, for print."""
-        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}"
+        return super().forward(query, *args, **kwargs)
 
 
 class TimmReplacement(nn.Module):
@@ -132,8 +91,8 @@ class TimmReplacement(nn.Module):
                 "the whole sequence. Leave timm's Attention in a model that masks."
             )
         _warn_of_dropout(self.method, self.attn_drop.p if self.training else 0.0)
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        out = self.heads(self.q_norm(q), self.k_norm(k), v).transpose(1, 2).flatten(2)
+        q, k, v = (split_heads(part, self.num_heads) for part in self.qkv(x).chunk(3, dim=-1))
+        out = merge_heads(self.heads(self.q_norm(q), self.k_norm(k), v))
         norm, gate = getattr(self, "norm", None), getattr(self, "gate", None)
         out = out if norm is None else norm(out)
         out = out if gate is None else out * gate(x).sigmoid()
@@ -191,7 +150,7 @@ def replace_attention(model: nn.Module, method: str = "nystrom", options: Mappin
     return len(made)
 
 
-def _build(method: str, num_heads: int, head_dim: int, options: Mapping[str, Any], like: Tensor) -> nn.Module:
+def _build(method: str, num_heads: int, head_dim: int, options: Mapping[str, Any], like: Tensor) -> AttentionHeads:
     heads = build_attention(method, num_heads=num_heads, head_dim=head_dim, **options)
     return heads.to(like.device)
 

@@ -15,16 +15,13 @@ Departs from the authors' code: norms are per matrix ("paper"), not over batch a
 theirs for each sequence alone.
 """
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom.checks import check_at_least, check_choice
-
-Inverse = Literal["iterative", "ridge", "exact"]
-StartValue = Literal["paper", "authors", "sequence"]
+from nystrom.checks import Inverse, StartValue, check_at_least, check_choice
 
 # Damps singular values below a hundredth of the largest; A^T A + ridge^2 stays well inside float32.
 RIDGE = 0.01

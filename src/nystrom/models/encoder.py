@@ -25,7 +25,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.output_capturing import capture_outputs
 
-from nystrom.attention.registry import METHODS, build_attention
+from nystrom.attention.heads import attend_in_heads, build_attention
+from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import check_names
 from nystrom.models.configuration import EncoderConfig
@@ -41,7 +42,6 @@ class EncoderSelfAttention(nn.Module):
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        self.heads = config.num_attention_heads
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
@@ -61,15 +61,8 @@ class EncoderSelfAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
         """Attend within each sequence."""
-        q, k, v = (
-            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for project in (self.query, self.key, self.value)
-        )
-        if self.conv is not None and getattr(self.method, "takes_skip", False):
-            out = self.method(q, k, v, keep=keep, skip=self.conv.weight)
-        else:
-            out = self.method(q, k, v, keep=keep)
-            out = out if self.conv is None else self.conv(v, keep=keep, to=out)
-        return out.transpose(1, 2).flatten(2)
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        return attend_in_heads(self.method, q, k, v, keep=keep, conv=self.conv)
 
 
 class EncoderOutput(nn.Module):

@@ -76,7 +76,7 @@ def test_start_values_keep_lengths():
     torch.manual_seed(0)
     attend = build_attention("linformer", num_heads=1, head_dim=6, num_features=256, max_length=500)
     x = torch.randn(500)
-    mixed = attend.key_projection[0] @ x
+    mixed = attend.weights.key_projection[0] @ x
     # |E x|^2 / |x|^2 is chi-squared with 256 degrees: one deviation is 0.088
     assert abs(mixed.square().sum() / x.square().sum() - 1) < 4 * 0.088
 

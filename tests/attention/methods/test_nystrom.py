@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nystrom import nystrom_attention, softmax_attention
-from nystrom.attention.methods.nystrom import NystromOptions, nystrom_factors, nystrom_rows
+from nystrom.attention.methods.nystrom import nystrom_factors, nystrom_rows
 from nystrom.landmarks import segment_means
 from nystrom.linalg import pinv_iterative, residual
 
@@ -62,8 +62,7 @@ def test_rows_times_values_are_the_outputs(masked):
         keep[0, 15:] = False
         keep[1, 4:] = False  # fewer real tokens than landmarks: exact rows
     queries = torch.tensor([0, 7, 3, 19])
-    options = NystromOptions(num_landmarks=5)
-    rows = nystrom_rows(q, k, queries, keep=keep, options=options)
+    rows = nystrom_rows(q, k, queries, keep=keep, num_landmarks=5)
     expected = nystrom_attention(q, k, v, num_landmarks=5, keep=keep)[:, :, queries]
     torch.testing.assert_close(rows @ v, expected, rtol=1e-9, atol=1e-11)
     if masked:
@@ -73,7 +72,7 @@ def test_rows_times_values_are_the_outputs(masked):
 
 def test_rows_are_exact_where_landmarks_suffice():
     q, k, _ = draw(4, 9)
-    rows = nystrom_rows(q, k, torch.arange(9), options=NystromOptions(num_landmarks=9))
+    rows = nystrom_rows(q, k, torch.arange(9), num_landmarks=9)
     torch.testing.assert_close(rows, torch.softmax(q @ k.mT / 8**0.5, -1), rtol=1e-12, atol=1e-14)
 
 
@@ -91,8 +90,7 @@ def test_rows_of_no_query_are_refused(queries, message):
 def test_the_residual_can_be_had():
     q, k, _ = draw(5, 64)
     few, many = (
-        residual(f.a, f.inverse)
-        for f in (nystrom_factors(q, k, options=NystromOptions(num_landmarks=8, pinv_steps=p)) for p in (2, 40))
+        residual(f.a, f.inverse) for f in (nystrom_factors(q, k, num_landmarks=8, pinv_steps=p) for p in (2, 40))
     )
     assert few.shape == (2, 3)
     assert (few > 0.1).all()

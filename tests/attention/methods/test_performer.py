@@ -105,7 +105,7 @@ def test_a_redraw_is_decided_by_its_generator():
     q, k, v = draw(11, 9)
     layer = build_attention("performer", num_heads=3, head_dim=8, num_features=20)
     before = layer(q, k, v)
-    layer.redraw(torch.Generator().manual_seed(3))
+    layer.weights.redraw(torch.Generator().manual_seed(3))
     after = layer(q, k, v)
     assert not torch.allclose(before, after)
     torch.testing.assert_close(after, performer_attention(q, k, v, rows(3, 20)), rtol=0, atol=0)
@@ -122,7 +122,7 @@ def test_layers_differ_and_a_checkpoint_carries_the_projection():
     q, k, v = draw(12, 9)
     first, second = (build_attention("performer", num_heads=3, head_dim=8, num_features=20) for _ in range(2))
     assert not torch.allclose(first(q, k, v), second(q, k, v))
-    assert set(first.state_dict()) == {"projection", "forwards"}
+    assert set(first.state_dict()) == {"weights.projection", "weights.forwards"}
     second.load_state_dict(first.state_dict())
     torch.testing.assert_close(first(q, k, v), second(q, k, v), rtol=0, atol=0)
 
@@ -134,7 +134,7 @@ def test_redraw_steps_counts_the_forwards_of_training(compiled):
     attend = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
     seen = []
     for _ in range(7):
-        seen.append(layer.projection.clone())
+        seen.append(layer.weights.projection.clone())
         attend(q, k, v)
     changed = [not torch.equal(x, y) for x, y in pairwise(seen)]
     assert changed == [False, False, True, False, False, True]
@@ -146,18 +146,18 @@ def test_redraw_steps_counts_the_forwards_of_training(compiled):
 def test_a_start_from_scratch_draws_and_counts_anew():
     layer = build_attention("performer", num_heads=3, head_dim=8, num_features=20, redraw_steps=3)
     layer(*draw(16, 9))
-    before = layer.projection.clone()
-    layer.reset_parameters()
-    assert layer.forwards == 0
-    assert not torch.equal(layer.projection, before)
+    before = layer.weights.projection.clone()
+    layer.weights.reset_parameters()
+    assert layer.weights.forwards == 0
+    assert not torch.equal(layer.weights.projection, before)
 
 
 def test_a_redraw_between_forward_and_backward_leaves_the_gradient():
     q, k, v = (x.requires_grad_() for x in draw(14, 9))
     layer = build_attention("performer", num_heads=3, head_dim=8, num_features=20)
-    projection = layer.projection.clone()
+    projection = layer.weights.projection.clone()
     out = layer(q, k, v).sum()
-    layer.redraw()
+    layer.weights.redraw()
     expected = torch.autograd.grad(performer_attention(q, k, v, projection).sum(), q)
     torch.testing.assert_close(torch.autograd.grad(out, q), expected, rtol=0, atol=0)
 
@@ -167,7 +167,7 @@ def test_a_redraw_between_forward_and_backward_leaves_the_gradient():
     ("options", "message"),
     [
         ({"num_features": 0}, "num_features is 0; expected a whole number of at least 1"),
-        ({"scale": -0.5}, r"scale is -0\.5; expected a number of at least 0"),
+        ({"scale": -0.5}, r"scale is -0\.5; expected a positive, finite number"),
         ({"projection": torch.ones(4, 5)}, r"projection has shape \(4, 5\); expected \(features, 8\)"),
         ({"projection": torch.ones(4, 8), "generator": torch.Generator()}, "projection and generator are both given"),
     ],

@@ -3,7 +3,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystrom import build_attention
-from nystrom.attention.methods.reformer import ReformerOptions, _attend, reformer_attention
+from nystrom.attention.methods.reformer import attend_by_rotations, reformer_attention
+from nystrom.attention.options import ReformerOptions
 
 
 def draw(seed, n, *, b=2, h=2, d=6, e=5):
@@ -68,10 +69,12 @@ def dense(q, k, v, rotations, m, shared, across):
 def test_it_is_softmax_over_the_union_of_the_rounds(across, shared, n, rounds, m, buckets):
     q, k, v = draw(0, n)
     rotations = draw_rotations(1, rounds, buckets)
-    options = ReformerOptions(rounds, m, buckets, shared, across)
+    options = ReformerOptions(
+        num_hashes=rounds, chunk_size=m, num_buckets=buckets, shared_qk=shared, across_buckets=across
+    )
     expected, alone = dense(q, k, v, rotations, m, shared, across)
     # float64 rounding of a softmax
-    torch.testing.assert_close(_attend(q, k, v, None, None, rotations, options), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(attend_by_rotations(q, k, v, None, rotations, options), expected, rtol=1e-10, atol=1e-12)
     # A token alone in its bucket is part of the test.
     assert alone or across or rounds > 1
 
@@ -98,7 +101,9 @@ def test_one_round_is_that_of_transformers_behind_the_first_chunk():
     state = torch.get_rng_state()
     torch.manual_seed(0)
     rotations = torch.randn(h, d, 1, buckets // 2, dtype=torch.float64).permute(2, 0, 1, 3)
-    out = _attend(q, q, v, None, None, rotations, ReformerOptions(1, m, buckets, across_buckets=True))
+    out = attend_by_rotations(
+        q, q, v, None, rotations, ReformerOptions(num_hashes=1, chunk_size=m, num_buckets=buckets, across_buckets=True)
+    )
     expected = theirs(x).hidden_states.unflatten(-1, (h, d)).transpose(1, 2)
     torch.set_rng_state(state)
     # Theirs lets the first chunk look back at the last one.
@@ -127,7 +132,9 @@ def test_queries_as_keys_sorted_apart_reach_what_shared_ones_do():
     # On a sphere the keys are the queries, but for the token itself, which has one value here.
     q = torch.nn.functional.normalize(q, dim=-1) * 6**0.5
     v = torch.nn.functional.pad(torch.zeros_like(v), (0, 1), value=1.0)
-    apart = _attend(q, q, v, None, None, rotations, ReformerOptions(2, 4, 6, shared_qk=False))
+    apart = attend_by_rotations(
+        q, q, v, None, rotations, ReformerOptions(num_hashes=2, chunk_size=4, num_buckets=6, shared_qk=False)
+    )
     torch.testing.assert_close(apart, v, rtol=0, atol=1e-12)
 
 
@@ -137,7 +144,7 @@ def test_gradients_over_several_parts_are_those_of_the_plain_forward(shared, acr
     from nystrom.attention.methods import reformer
 
     rotations = draw_rotations(6, 3, 4)
-    options = ReformerOptions(3, 4, 4, shared, across)
+    options = ReformerOptions(num_hashes=3, chunk_size=4, num_buckets=4, shared_qk=shared, across_buckets=across)
     keep = torch.rand(2, 50, generator=torch.Generator().manual_seed(7)) < 0.8
     results = []
     for plain in (False, True):
@@ -147,7 +154,7 @@ def test_gradients_over_several_parts_are_those_of_the_plain_forward(shared, acr
         else:
             # Three chunks at a time
             monkeypatch.setattr(reformer, "_SCORES", {"cpu": 3 * 4 * 8})
-        out = _attend(*inputs, keep, keep, rotations, options)
+        out = attend_by_rotations(*inputs, keep, rotations, options)
         out.square().sum().backward()
         results.append([out.detach(), *(x.grad for x in inputs)])
     for mine, theirs in zip(*results, strict=True):

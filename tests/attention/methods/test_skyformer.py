@@ -4,7 +4,8 @@ import torch
 from nystrom import kernelized_attention, skyformer_attention
 from nystrom.attention.methods.skyformer import SkyformerOptions, ridged_inverse
 from nystrom.kernels import gaussian_kernel
-from nystrom.landmarks import random_draws, uniform
+from nystrom.landmarks import draw as draw_numbers
+from nystrom.landmarks import uniform
 
 
 def draw(seed, n, s=None, *, size=1.0, d=6):
@@ -16,7 +17,7 @@ def draw(seed, n, s=None, *, size=1.0, d=6):
 @pytest.mark.parametrize(("n", "s", "m"), [(24, 24, 8), (30, 17, 7)])
 def test_it_is_the_formula_of_the_paper(n, s, m):
     q, k, v = draw(0, n, s)
-    draws = random_draws(m, torch.Generator().manual_seed(5), q.device)
+    draws = draw_numbers(m, torch.Generator().manual_seed(5), q.device)
     marks = torch.cat([uniform(q, m // 2, draws=draws[: m // 2]), uniform(k, m - m // 2, draws=draws[m // 2 :])], dim=2)
     scale = 6**-0.5
     ridged = gaussian_kernel(marks, marks, scale=scale) + 0.1 * torch.eye(m, dtype=torch.float64)
@@ -61,7 +62,7 @@ def test_more_landmarks_come_nearer_to_kernelized():
     ("options", "message"),
     [
         ({"num_landmarks": 1}, "num_landmarks is 1; expected a whole number of at least 2"),
-        ({"gamma": 0.0}, r"gamma is 0\.0; expected a positive number"),
+        ({"gamma": 0.0}, r"gamma is 0\.0; expected a positive, finite number"),
         ({"pinv": "lu"}, "pinv is 'lu'"),
     ],
 )

@@ -11,7 +11,8 @@ from nystrom.attention.methods.skyformer_softmax import (
     skyformer_softmax_attention,
 )
 from nystrom.kernels import softmax_kernel
-from nystrom.landmarks import random_draws, uniform
+from nystrom.landmarks import draw as draw_numbers
+from nystrom.landmarks import uniform
 
 
 def draw(seed, n, s=None, *, size=1.0, d=6):
@@ -32,7 +33,7 @@ def error(out, q, k, v):
 @pytest.mark.parametrize(("n", "s", "m"), [(24, 24, 8), (30, 17, 7)])
 def test_it_is_the_formula_of_the_paper(n, s, m):
     q, k, v = draw(0, n, s, size=0.5)
-    draws = random_draws(m, torch.Generator().manual_seed(5), q.device)
+    draws = draw_numbers(m, torch.Generator().manual_seed(5), q.device)
     marks = torch.cat([uniform(q, m // 2, draws=draws[: m // 2]), uniform(k, m - m // 2, draws=draws[m // 2 :])], dim=2)
     scale = 6**-0.5
     # Equation (5) with SM as the kernel; the ridge on the Gaussian is gamma exp(c |l|^2) on SM.
@@ -117,9 +118,9 @@ def test_a_row_without_a_positive_sum_gives_the_mean():
     ("options", "message"),
     [
         ({"num_landmarks": 1}, "num_landmarks is 1; expected a whole number of at least 2"),
-        ({"gamma": 0.0}, r"gamma is 0\.0; expected a positive number"),
+        ({"gamma": 0.0}, r"gamma is 0\.0; expected a positive, finite number"),
         ({"pinv": "lu"}, "pinv is 'lu'"),
-        ({"scale": -1.0}, r"scale is -1\.0; expected a number of at least 0"),
+        ({"scale": -1.0}, r"scale is -1\.0; expected a positive, finite number"),
     ],
 )
 def test_bad_options_are_refused(options, message):

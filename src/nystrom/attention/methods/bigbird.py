@@ -20,39 +20,19 @@ they are random, too, not block 0 again and again; n need not be a multiple of t
 long; blocks count from the first real token to the last, so that the last global block is never padding.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from nystrom.attention.band import attend_blocks, attend_globally, pad_to_blocks, windows
-from nystrom.attention.methods.softmax import softmax_attention
-from nystrom.checks import check_at_least
-from nystrom.landmarks import even_draws, random_draws, take
-from nystrom.precision import cast_for_autocast, without_autocast
-from nystrom.shapes import check_self_attention, score_scale, zero_masked
+from nystrom.attention.door import attend
+from nystrom.attention.fused import fused_softmax
+from nystrom.attention.options import BigBirdOptions, documented
+from nystrom.landmarks import draw, take
+from nystrom.shapes import Generator, score_scale, zero_masked
 
 
-@dataclass(frozen=True)
-class BigBirdOptions:
-    """Options of BigBird.
-
-    Attributes:
-        block_size: Tokens of a block.
-        num_random_blocks: Blocks that each block attends to beside its window and the global ones.
-        scale: Factor on the scores; None means 1 / sqrt(d).
-    """
-
-    block_size: int = 64
-    num_random_blocks: int = 3
-    scale: float | None = None
-
-    def __post_init__(self):
-        check_at_least("block_size", self.block_size, 1)
-        check_at_least("num_random_blocks", self.num_random_blocks, 0)
-
-
+@documented(BigBirdOptions)
 def bigbird_attention(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
@@ -60,10 +40,10 @@ def bigbird_attention(
     *,
     block_size: int = 64,
     num_random_blocks: int = 3,
+    scale: float | None = None,
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    scale: float | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generator = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend to a window, random and global blocks, in time and memory linear in n. Self-attention only.
 
@@ -71,58 +51,54 @@ def bigbird_attention(
         q: Queries.
         k: Keys of the same tokens.
         v: Values.
-        block_size: Tokens of a block.
-        num_random_blocks: Blocks r that each block attends to beside its window and the global ones; a sequence of at
-            most r + 4 blocks gets exact attention.
+        **options: Those of `BigBirdOptions`.
         keep: Real tokens; None where all are. Other queries give zeros.
         query_keep: `keep` itself or None: queries and keys are the same tokens.
-        scale: Factor on the scores; None means 1 / sqrt(d).
-        generator: Source of the random blocks; None takes draws spread evenly, the same each time.
+        generator: Source of the random blocks; None takes draws spread evenly, "global" draws from torch's global
+            generator.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
     """
-    options = BigBirdOptions(block_size, num_random_blocks, scale)
-    check_self_attention("bigbird", q, k, v, keep, query_keep)
-    return _attend(q, k, v, keep, random_draws(q.shape[1] * num_random_blocks, generator, q.device), options)
+    options = BigBirdOptions(block_size=block_size, num_random_blocks=num_random_blocks, scale=scale)
+    return attend(_bigbird, q, k, v, keep, query_keep, options, generator, self_attention="bigbird")
 
 
-def _attend(
+def _bigbird(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h n d"],
     v: Float[Tensor, "b h n e"],
     keep: Bool[Tensor, "b n"] | None,
-    draws: Float[Tensor, " m"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
     options: BigBirdOptions,
+    generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
     (h, n), size, r = q.shape[1:3], options.block_size, options.num_random_blocks
     if isinstance(n, int) and n <= (r + 4) * size:
-        return softmax_attention(q, k, v, keep=keep, scale=options.scale)
-    draws = even_draws(h * r, q.device) if draws is None else draws
+        return fused_softmax(q, k, v, keep=keep, scale=options.scale)
+    draws = draw(h * r, generator, q.device)
     scale = score_scale(q, options.scale)
-    q, k, v = cast_for_autocast(q, k, v)
-    with without_autocast(q):
-        if keep is None:
-            q, k, v = (pad_to_blocks(x, size) for x in (q, k, v))
-            real = (torch.arange(q.shape[2], device=q.device) < n)[None].expand(q.shape[0], -1)
-            first, span = None, real.sum(-1)
-        else:
-            positions, real, first, span = _align(keep, size)
-            q, k, v = (zero_masked(take(x, positions), real) for x in (q, k, v))
-        count = (span + size - 1) // size
-        drawn, found = _random_blocks(draws.view(h, r), count, torch.arange(q.shape[2] // size, device=q.device))
+    if keep is None:
+        q, k, v = (pad_to_blocks(x, size) for x in (q, k, v))
+        real = (torch.arange(q.shape[2], device=q.device) < n)[None].expand(q.shape[0], -1)
+        first, span = None, real.sum(-1)
+    else:
+        positions, real, first, span = _align(keep, size)
+        q, k, v = (zero_masked(take(x, positions), real) for x in (q, k, v))
+    count = (span + size - 1) // size
+    drawn, found = _random_blocks(draws.view(h, r), count, torch.arange(q.shape[2] // size, device=q.device))
 
-        def reach(x: Float[Tensor, "b t d"], head: int) -> Float[Tensor, "b l k d"]:
-            return _keys(x, drawn[:, head], count, size)
+    def reach(x: Float[Tensor, "b t d"], head: int) -> Float[Tensor, "b l k d"]:
+        return _keys(x, drawn[:, head], count, size)
 
-        may = _may(real, drawn, found, count, size)
-        out = attend_blocks(q, k, v, reach, may, size=size, scale=scale, copies=True)
-        place, named = _global_tokens(count, size)
-        out = attend_globally(out, q, k, v, place, named, keep=real, scale=scale)
-        if keep is None or first is None:
-            return out[:, :, :n]
-        back = (torch.arange(n, device=q.device) - first[:, None]).clamp(min=0)
-        return zero_masked(take(out, back), keep)
+    may = _may(real, drawn, found, count, size)
+    out = attend_blocks(q, k, v, reach, may, size=size, scale=scale, copies=True)
+    place, named = _global_tokens(count, size)
+    out = attend_globally(out, q, k, v, place, named, keep=real, scale=scale)
+    if keep is None or first is None:
+        return out[:, :, :n]
+    back = (torch.arange(n, device=q.device) - first[:, None]).clamp(min=0)
+    return take(out, back)
 
 
 def _align(
@@ -208,29 +184,3 @@ def _global_tokens(count: Int[Tensor, " b"], size: int) -> tuple[Int[Tensor, "b 
     positions = torch.cat([here.expand_as(last), last], dim=1)
     named = torch.cat([torch.ones_like(last, dtype=torch.bool), (count > 1)[:, None].expand_as(last)], dim=1)
     return positions, named
-
-
-class BigBirdHeads(nn.Module):
-    """BigBird over head-split tensors; has no parameters.
-
-    In training, random blocks are drawn from torch's global generator; in evaluation the draws are spread evenly.
-    """
-
-    def __init__(self, num_heads: int, head_dim: int, options: BigBirdOptions | None = None):
-        super().__init__()
-        self.options = BigBirdOptions() if options is None else options
-
-    def forward(
-        self,
-        q: Float[Tensor, "b h n d"],
-        k: Float[Tensor, "b h s d"],
-        v: Float[Tensor, "b h s e"],
-        *,
-        keep: Bool[Tensor, "b s"] | None = None,
-        query_keep: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b h n e"]:
-        """Attend; see `bigbird_attention`."""
-        check_self_attention("bigbird", q, k, v, keep, query_keep)
-        size = q.shape[1] * self.options.num_random_blocks
-        draws = torch.rand(size, device=q.device) if self.training else None
-        return _attend(q, k, v, keep, draws, self.options)

@@ -18,43 +18,23 @@ compares queries on the same keys. The sum is divided by |S|, the mean of the pa
 all keys. Every batch row and head selects its own queries among its real tokens.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
+from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
-from nystrom.attention.methods.softmax import softmax_attention
-from nystrom.checks import check_at_least
-from nystrom.landmarks import even_draws, random_draws, ranks, take
-from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import check_inputs, score_scale, zero_masked
+from nystrom.attention.options import InformerOptions, documented
+from nystrom.landmarks import all_real, draw, ranks, take
+from nystrom.precision import at_least_float32
+from nystrom.shapes import Generator, score_scale
 
 # Keys that M is taken over at a time.
 _BLOCK = 16
 
 
-@dataclass(frozen=True)
-class InformerOptions:
-    """Options of ProbSparse attention.
-
-    Attributes:
-        num_queries: Queries u of each head that get exact attention.
-        num_samples: Keys |S| that tell which these are.
-        scale: Factor on the scores; None means 1 / sqrt(d).
-    """
-
-    num_queries: int = 128
-    num_samples: int = 128
-    scale: float | None = None
-
-    def __post_init__(self):
-        check_at_least("num_queries", self.num_queries, 1)
-        check_at_least("num_samples", self.num_samples, 1)
-
-
+@documented(InformerOptions)
 def informer_attention(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
@@ -62,10 +42,10 @@ def informer_attention(
     *,
     num_queries: int = 128,
     num_samples: int = 128,
+    scale: float | None = None,
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    scale: float | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generator = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend exactly for the queries that stand out, by the mean of the values for the rest; linear in n and s.
 
@@ -73,57 +53,51 @@ def informer_attention(
         q: Queries.
         k: Keys.
         v: Values.
-        num_queries: Queries u of each head that get exact attention; a sequence of at most u gets it for all.
-        num_samples: Keys that tell which queries stand out.
+        **options: Those of `InformerOptions`.
         keep: Real keys; None where all are.
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
-        scale: Factor on the scores; None means 1 / sqrt(d).
-        generator: Source of the sample of keys; None takes keys spread evenly, the same each time.
+        generator: Source of the sample of keys; None takes keys spread evenly, "global" draws from torch's global
+            generator.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
-    options = InformerOptions(num_queries, num_samples, scale)
-    return _attend(q, k, v, keep, query_keep, random_draws(num_samples, generator, q.device), options)
+    options = InformerOptions(num_queries=num_queries, num_samples=num_samples, scale=scale)
+    return attend(_informer, q, k, v, keep, query_keep, options, generator)
 
 
-def _attend(
+def _informer(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
     keep: Bool[Tensor, "b s"] | None,
     query_keep: Bool[Tensor, "b n"] | None,
-    draws: Float[Tensor, " r"] | None,
     options: InformerOptions,
+    generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
-    keep, query_keep = check_inputs(q, k, v, keep, query_keep)
     n, u, scale = q.shape[2], options.num_queries, options.scale
     if isinstance(n, int) and n <= u:
-        return softmax_attention(q, k, v, keep=keep, query_keep=query_keep, scale=scale)
-    q, k, v = cast_for_autocast(q, k, v)
-    with without_autocast(q):
-        q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
-        draws = even_draws(options.num_samples, q.device) if draws is None else draws
-        with torch.no_grad():
-            sparsity = _sparsity(q, take(k, _sample(k, keep, draws)), score_scale(q, scale))
-            if query_keep is not None:
-                sparsity = sparsity.masked_fill(~query_keep[:, None], -torch.inf)
-            # A stable sort leaves equals in the order of their tokens. Where there are fewer than u of these, the
-            # places past the end stand in, and their results go to a row past the end.
-            chosen = F.pad(sparsity, (0, u), value=-torch.inf).sort(dim=-1, descending=True, stable=True).indices
-            chosen = chosen[..., :u, None].clamp(max=n)
-        asked = q.gather(2, chosen.clamp(max=n - 1).expand(-1, -1, -1, q.shape[-1]))
-        exact = fused_softmax(asked, k, v, keep=keep, scale=scale)
-        lazy = _mean(v, keep).expand(-1, -1, n + 1, -1)
-        out = lazy.scatter(2, chosen.expand_as(exact), exact)[:, :, :n]
-        return zero_masked(out, query_keep)
+        return fused_softmax(q, k, v, keep=keep, scale=scale)
+    with torch.no_grad():
+        sample = _sample(k, keep, draw(options.num_samples, generator, q.device))
+        sparsity = _sparsity(q, take(k, sample), score_scale(q, scale))
+        if query_keep is not None:
+            sparsity = sparsity.masked_fill(~query_keep[:, None], -torch.inf)
+        # A stable sort leaves equals in the order of their tokens. Where there are fewer than u of these, the places
+        # past the end stand in, and their results go to a row past the end.
+        chosen = F.pad(sparsity, (0, u), value=-torch.inf).sort(dim=-1, descending=True, stable=True).indices
+        chosen = chosen[..., :u, None].clamp(max=n)
+    asked = q.gather(2, chosen.clamp(max=n - 1).expand(-1, -1, -1, q.shape[-1]))
+    exact = fused_softmax(asked, k, v, keep=keep, scale=scale)
+    lazy = _mean(v, keep).expand(-1, -1, n + 1, -1)
+    return lazy.scatter(2, chosen.expand_as(exact), exact)[:, :, :n]
 
 
 def _sample(
     k: Float[Tensor, "b h s d"], keep: Bool[Tensor, "b s"] | None, draws: Float[Tensor, " r"]
 ) -> Int[Tensor, "b r"]:
     """Positions of one real key from each of r segments; with fewer than r real keys, some more than once."""
-    keep = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device) if keep is None else keep
+    keep = all_real(k) if keep is None else keep
     rank, count = ranks(keep)
     size = draws.shape[0]
     spot = (torch.arange(size, device=k.device) + draws.double()) / size
@@ -146,27 +120,3 @@ def _mean(v: Float[Tensor, "b h s e"], keep: Bool[Tensor, "b s"] | None) -> Floa
     """Mean of the real values, which are zero elsewhere; summed in float32 at least."""
     count = v.shape[2] if keep is None else keep.sum(dim=-1).clamp(min=1)[:, None, None, None]
     return (at_least_float32(v).sum(dim=2, keepdim=True) / count).to(v.dtype)
-
-
-class InformerHeads(nn.Module):
-    """ProbSparse attention over head-split tensors; has no parameters.
-
-    In training, sampled keys are drawn from torch's global generator; in evaluation they are spread evenly.
-    """
-
-    def __init__(self, num_heads: int, head_dim: int, options: InformerOptions | None = None):
-        super().__init__()
-        self.options = InformerOptions() if options is None else options
-
-    def forward(
-        self,
-        q: Float[Tensor, "b h n d"],
-        k: Float[Tensor, "b h s d"],
-        v: Float[Tensor, "b h s e"],
-        *,
-        keep: Bool[Tensor, "b s"] | None = None,
-        query_keep: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b h n e"]:
-        """Attend; see `informer_attention`."""
-        draws = torch.rand(self.options.num_samples, device=q.device) if self.training else None
-        return _attend(q, k, v, keep, query_keep, draws, self.options)

@@ -15,37 +15,27 @@ Not normalised: with $\|q - k\|$ large for every key, output and gradient vanish
 Source: Chen et al. (2021), arXiv:2111.00035, eq. (3).
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
-from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import check_inputs, score_scale, zero_masked
+from nystrom.attention.options import KernelizedOptions, documented
+from nystrom.precision import at_least_float32
+from nystrom.shapes import score_scale
 
 
-@dataclass(frozen=True)
-class KernelizedOptions:
-    """Options of kernelized attention.
-
-    Attributes:
-        scale: Factor c in exp(-c |q - k|^2 / 2); None means 1 / sqrt(d).
-    """
-
-    scale: float | None = None
-
-
+@documented(KernelizedOptions)
 def kernelized_attention(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
     *,
+    scale: float | None = None,
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    scale: float | None = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend by a Gaussian kernel over real keys, in memory linear in n; computed in float32 at least.
 
@@ -53,18 +43,25 @@ def kernelized_attention(
         q: Queries.
         k: Keys.
         v: Values.
+        **options: Those of `KernelizedOptions`.
         keep: Real keys; None where all are.
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
-        scale: Factor c in exp(-c |q - k|^2 / 2); None means 1 / sqrt(d).
 
     Raises:
-        ValueError: Shapes, dtypes or masks that do not fit.
+        ValueError: Shapes, dtypes, masks or options that do not fit.
     """
-    keep, query_keep = check_inputs(q, k, v, keep, query_keep)
-    q, k, v = cast_for_autocast(q, k, v)
-    with without_autocast(q):
-        q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
-        return zero_masked(gaussian_sum(q, k, v, keep=keep, scale=scale), query_keep).to(v.dtype)
+    return attend(_kernelized, q, k, v, keep, query_keep, KernelizedOptions(scale=scale))
+
+
+def _kernelized(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: KernelizedOptions,
+) -> Float[Tensor, "b h n e"]:
+    return gaussian_sum(q, k, v, keep=keep, scale=options.scale)
 
 
 def gaussian_sum(
@@ -94,23 +91,3 @@ def gaussian_sum(
 def _half_norm(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n 1"]:
     # An infinite norm times a zero of the null key would be NaN.
     return -(0.5 * x.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(x.dtype).max / 8)
-
-
-class KernelizedHeads(nn.Module):
-    """Kernelized attention over head-split tensors; has no parameters."""
-
-    def __init__(self, num_heads: int, head_dim: int, options: KernelizedOptions | None = None):
-        super().__init__()
-        self.options = KernelizedOptions() if options is None else options
-
-    def forward(
-        self,
-        q: Float[Tensor, "b h n d"],
-        k: Float[Tensor, "b h s d"],
-        v: Float[Tensor, "b h s e"],
-        *,
-        keep: Bool[Tensor, "b s"] | None = None,
-        query_keep: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b h n e"]:
-        """Attend; see `kernelized_attention`."""
-        return kernelized_attention(q, k, v, keep=keep, query_keep=query_keep, scale=self.options.scale)

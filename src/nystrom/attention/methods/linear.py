@@ -17,42 +17,25 @@ Source: Katharopoulos et al. (2020), arXiv:2006.16236, eq. (5) and (7).
 Departs from the authors' code: no constant is added to the denominator.
 """
 
-from dataclasses import dataclass
-from typing import Literal, get_args
-
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from nystrom.checks import check_choice
-from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import check_inputs, zero_masked
-
-FeatureMap = Literal["elu"]
-
-
-@dataclass(frozen=True)
-class LinearOptions:
-    """Options of linear attention.
-
-    Attributes:
-        feature_map: "elu", ELU + 1 as in the paper.
-    """
-
-    feature_map: FeatureMap = "elu"
-
-    def __post_init__(self):
-        check_choice("feature_map", self.feature_map, get_args(FeatureMap))
+from nystrom.attention.door import attend
+from nystrom.attention.options import LinearOptions, documented
+from nystrom.checks import FeatureMap
+from nystrom.precision import at_least_float32, without_autocast
 
 
+@documented(LinearOptions)
 def linear_attention(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
     *,
+    feature_map: FeatureMap = "elu",
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    feature_map: FeatureMap = "elu",
 ) -> Float[Tensor, "b h n e"]:
     """Attend by inner products of features over real keys, in time and memory linear in n and s.
 
@@ -62,25 +45,31 @@ def linear_attention(
         q: Queries.
         k: Keys.
         v: Values.
+        **options: Those of `LinearOptions`.
         keep: Real keys; None where all are.
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
-        feature_map: "elu", ELU + 1 as in the paper.
 
     Raises:
-        ValueError: Shapes, dtypes or masks that do not fit, or another feature map.
+        ValueError: Shapes, dtypes, masks or options that do not fit.
     """
-    check_choice("feature_map", feature_map, get_args(FeatureMap))
-    keep, query_keep = check_inputs(q, k, v, keep, query_keep)
-    q, k, v = cast_for_autocast(q, k, v)
-    dtype = v.dtype
-    with without_autocast(q):
-        q, k, v = (at_least_float32(x) for x in (zero_masked(q, query_keep), k, zero_masked(v, keep)))
-        if keep is not None:
-            # Far below every real key: no weight next to one, an even weight on zero values where there is none.
-            k = torch.where(keep[:, None, :, None], k, -torch.finfo(k.dtype).max / 4)
-        # A compiler derives the gradient, and fuses what stands between the products.
-        average = _two_softmaxes if torch.compiler.is_compiling() else _TwoAverages.apply
-        return zero_masked(average(q, k, v), query_keep).to(dtype)
+    return attend(_linear, q, k, v, keep, query_keep, LinearOptions(feature_map=feature_map))
+
+
+def _linear(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: LinearOptions,
+) -> Float[Tensor, "b h n e"]:
+    q, k, v = (at_least_float32(x) for x in (q, k, v))
+    if keep is not None:
+        # Far below every real key: no weight next to one, an even weight on zero values where there is none.
+        k = torch.where(keep[:, None, :, None], k, -torch.finfo(k.dtype).max / 4)
+    # A compiler derives the gradient, and fuses what stands between the products.
+    average = _two_softmaxes if torch.compiler.is_compiling() else _TwoAverages.apply
+    return average(q, k, v)
 
 
 def _two_softmaxes(
@@ -138,23 +127,3 @@ def _differentiable_gradient(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> t
 
 def _over_slope(grad: Float[Tensor, "b h n d"], x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
     return grad.div_(x.clamp(min=0).add_(1))
-
-
-class LinearHeads(nn.Module):
-    """Linear attention over head-split tensors; has no parameters."""
-
-    def __init__(self, num_heads: int, head_dim: int, options: LinearOptions | None = None):
-        super().__init__()
-        self.options = LinearOptions() if options is None else options
-
-    def forward(
-        self,
-        q: Float[Tensor, "b h n d"],
-        k: Float[Tensor, "b h s d"],
-        v: Float[Tensor, "b h s e"],
-        *,
-        keep: Bool[Tensor, "b s"] | None = None,
-        query_keep: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b h n e"]:
-        """Attend; see `linear_attention`."""
-        return linear_attention(q, k, v, keep=keep, query_keep=query_keep, feature_map=self.options.feature_map)

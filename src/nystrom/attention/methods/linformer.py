@@ -18,42 +18,17 @@ N(0, 1/m). The two papers' own comparison had one projection for each head with 
 `share_key_value`), and did not train it: here E and F are parameters like any other.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
-from nystrom.checks import check_at_least
+from nystrom.attention.options import LinformerOptions, documented
 from nystrom.landmarks import take
-from nystrom.precision import cast_for_autocast, without_autocast
-from nystrom.shapes import check_inputs, zero_masked
 
 
-@dataclass(frozen=True)
-class LinformerOptions:
-    """Options of Linformer.
-
-    Attributes:
-        num_features: Mixtures m of the tokens.
-        max_length: Longest sequence of keys L, padding included.
-        per_head: Whether each head has its own projections; else all heads share them (headwise sharing).
-        share_key_value: Whether one projection serves keys and values, E = F (key-value sharing).
-        scale: Factor on the scores; None means 1 / sqrt(d).
-    """
-
-    num_features: int = 256
-    max_length: int = 4096
-    per_head: bool = False
-    share_key_value: bool = False
-    scale: float | None = None
-
-    def __post_init__(self):
-        check_at_least("num_features", self.num_features, 1)
-        check_at_least("max_length", self.max_length, 1)
-
-
+@documented(LinformerOptions)
 def linformer_attention(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
@@ -61,9 +36,9 @@ def linformer_attention(
     key_projection: Float[Tensor, "g m length"],
     value_projection: Float[Tensor, "g m length"],
     *,
+    scale: float | None = None,
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    scale: float | None = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend to learned mixtures of the keys, in time and memory linear in n and s.
 
@@ -73,29 +48,38 @@ def linformer_attention(
         v: Values.
         key_projection: E, one for each head (g = h) or one for all (g = 1); cast to the dtype of `k`.
         value_projection: F, likewise; E again for key-value sharing.
+        **options: Those of `LinformerOptions` that do not shape the projections.
         keep: Real keys; None where all are. Holes inside a sequence count as positions.
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
-        scale: Factor on the scores; None means 1 / sqrt(d).
 
     Raises:
         ValueError: Shapes, dtypes or masks that do not fit, or more keys than the projections have columns.
     """
-    keep, query_keep = check_inputs(q, k, v, keep, query_keep)
+    return attend(
+        _linformer, q, k, v, keep, query_keep, key_projection, value_projection, LinformerOptions(scale=scale)
+    )
+
+
+def _linformer(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    key_projection: Float[Tensor, "g m length"],
+    value_projection: Float[Tensor, "g m length"],
+    options: LinformerOptions,
+) -> Float[Tensor, "b h n e"]:
     _check_projection("key_projection", key_projection, k)
     _check_projection("value_projection", value_projection, k)
-    q, k, v = cast_for_autocast(q, k, v)
-    with without_autocast(q):
-        q = zero_masked(q, query_keep)
-        keys, values = (
-            _project(_from_first_real(zero_masked(x, keep), keep), projection)
-            for x, projection in ((k, key_projection), (v, value_projection))
-        )
-        return zero_masked(fused_softmax(q, keys, values, scale=scale), query_keep)
+    keys = _project(_from_first_real(k, keep), key_projection)
+    values = _project(_from_first_real(v, keep), value_projection)
+    return fused_softmax(q, keys, values, scale=options.scale)
 
 
 def _check_projection(name: str, projection: Tensor, k: Tensor) -> None:
     h, s = k.shape[1], k.shape[2]
-    if projection.ndim != 3 or projection.shape[0] not in (1, h):
+    if projection.ndim != 3 or projection.shape[0] not in (1, h) or projection.shape[1] == 0:
         raise ValueError(
             f"{name} has shape {tuple(projection.shape)}; expected (1 or {h} heads, num_features, max_length)."
         )
@@ -133,41 +117,28 @@ def _project(x: Float[Tensor, "b h s d"], projection: Float[Tensor, "g m length"
     return mixed.to(dtype)
 
 
-class LinformerHeads(nn.Module):
-    """Linformer over head-split tensors.
+class LinformerProjections(nn.Module):
+    """The learned projections of Linformer.
 
     Attributes:
         key_projection: E, (h or 1, num_features, max_length).
         value_projection: F, the same; absent where one projection serves both.
     """
 
-    def __init__(self, num_heads: int, head_dim: int, options: LinformerOptions | None = None):
+    def __init__(self, num_heads: int, head_dim: int, options: LinformerOptions):
         super().__init__()
-        self.options = LinformerOptions() if options is None else options
-        shape = num_heads if self.options.per_head else 1, self.options.num_features, self.options.max_length
+        shape = num_heads if options.per_head else 1, options.num_features, options.max_length
+        self.std = options.num_features**-0.5 if options.init_std is None else options.init_std
         self.key_projection = nn.Parameter(torch.empty(shape))
-        self.value_projection = None if self.options.share_key_value else nn.Parameter(torch.empty(shape))
+        self.value_projection = None if options.share_key_value else nn.Parameter(torch.empty(shape))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the projections from N(0, 1 / num_features), which keeps lengths as the paper's theorem 2 wants."""
+        """Draw from N(0, init_std^2); a variance of 1 / num_features keeps lengths, as theorem 2 of the paper asks."""
         for projection in self.parameters():
-            nn.init.normal_(projection, std=self.options.num_features**-0.5)
+            nn.init.normal_(projection, std=self.std)
 
-    def weights(self) -> tuple[Tensor, ...]:
-        """The tensors that `linformer_attention` takes behind q, k and v."""
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """What `linformer_attention` takes behind the values."""
         values = self.key_projection if self.value_projection is None else self.value_projection
         return self.key_projection, values
-
-    def forward(
-        self,
-        q: Float[Tensor, "b h n d"],
-        k: Float[Tensor, "b h s d"],
-        v: Float[Tensor, "b h s e"],
-        *,
-        keep: Bool[Tensor, "b s"] | None = None,
-        query_keep: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b h n e"]:
-        """Attend; see `linformer_attention`."""
-        scale = self.options.scale
-        return linformer_attention(q, k, v, *self.weights(), keep=keep, query_keep=query_keep, scale=scale)

@@ -16,48 +16,23 @@ be a multiple of it, dilation is left out, and global tokens use the same querie
 second set of projections belongs to a layer that projects, and here tensors come in projected.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from nystrom.attention.band import attend_blocks, attend_globally, pad_to_blocks, windows
-from nystrom.attention.methods.softmax import softmax_attention
-from nystrom.checks import check_at_least
+from nystrom.attention.door import attend
+from nystrom.attention.fused import fused_softmax
+from nystrom.attention.options import LongformerOptions, documented
 from nystrom.landmarks import first_tokens, ranks
-from nystrom.precision import cast_for_autocast, without_autocast
-from nystrom.shapes import check_self_attention, score_scale, zero_masked
+from nystrom.shapes import score_scale
 
 # Queries of a block: more of them waste more keys outside the band, fewer leave small matrix products.
 _MOST, _LEAST = 64, 8
 
 
-@dataclass(frozen=True)
-class LongformerOptions:
-    """Options of Longformer.
-
-    Attributes:
-        window: Full width of the window, odd: the token itself and (window - 1) / 2 on either side.
-        num_global: How many of the first real tokens attend to all and are attended to by all.
-        scale: Factor on the scores; None means 1 / sqrt(d).
-    """
-
-    window: int = 257
-    num_global: int = 0
-    scale: float | None = None
-
-    def __post_init__(self):
-        check_at_least("window", self.window, 1)
-        check_at_least("num_global", self.num_global, 0)
-        if self.window % 2 == 0:
-            raise ValueError(
-                f"window is {self.window}; expected an odd number, so that a token has a middle: "
-                f"{self.window + 1} is what others call an attention window of {self.window}."
-            )
-
-
+@documented(LongformerOptions)
 def longformer_attention(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
@@ -65,9 +40,9 @@ def longformer_attention(
     *,
     window: int = 257,
     num_global: int = 0,
+    scale: float | None = None,
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    scale: float | None = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend within a sliding window and to global tokens, in time and memory linear in n. Self-attention only.
 
@@ -75,39 +50,44 @@ def longformer_attention(
         q: Queries.
         k: Keys of the same tokens.
         v: Values.
-        window: Full width of the window, odd.
-        num_global: How many of the first real tokens attend to all and are attended to by all.
+        **options: Those of `LongformerOptions`.
         keep: Real tokens; None where all are. Other queries give zeros.
         query_keep: `keep` itself or None: queries and keys are the same tokens.
-        scale: Factor on the scores; None means 1 / sqrt(d).
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
     """
-    options = LongformerOptions(window, num_global, scale)
-    check_self_attention("longformer", q, k, v, keep, query_keep)
+    options = LongformerOptions(window=window, num_global=num_global, scale=scale)
+    return attend(_longformer, q, k, v, keep, query_keep, options, self_attention="longformer")
+
+
+def _longformer(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    keep: Bool[Tensor, "b n"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: LongformerOptions,
+) -> Float[Tensor, "b h n e"]:
     n, g, half = q.shape[2], options.num_global, options.window // 2
     if isinstance(n, int) and (half >= n - 1 or g >= n):
-        return softmax_attention(q, k, v, keep=keep, scale=scale)
-    scale = score_scale(q, scale)
-    q, k, v = cast_for_autocast(q, k, v)
-    with without_autocast(q):
-        q, k, v = (zero_masked(x, keep) for x in (q, k, v))
-        real = torch.ones(1, n, dtype=torch.bool, device=q.device) if keep is None else keep
-        positions, present = first_tokens(real, g)
-        positions, present = (x.expand(q.shape[0], -1) for x in (positions, present))
-        size = max(_LEAST, min(half, _MOST))
+        return fused_softmax(q, k, v, keep=keep, scale=options.scale)
+    scale = score_scale(q, options.scale)
+    real = torch.ones(1, n, dtype=torch.bool, device=q.device) if keep is None else keep
+    positions, present = first_tokens(real, g)
+    positions, present = (x.expand(q.shape[0], -1) for x in (positions, present))
+    size = max(_LEAST, min(half, _MOST))
 
-        def reach(x: Float[Tensor, "b t d"], head: int) -> Float[Tensor, "b l k d"]:
-            return _keys(x, positions, size, half)
+    def reach(x: Float[Tensor, "b t d"], head: int) -> Float[Tensor, "b l k d"]:
+        return _keys(x, positions, size, half)
 
-        may = _band(real, g, size, half)
-        padded_q, padded_k, padded_v = (pad_to_blocks(x, size) for x in (q, k, v))
-        out = attend_blocks(padded_q, padded_k, padded_v, reach, may, size=size, scale=scale, copies=g > 0)
-        out = out[:, :, :n]
-        if g:
-            out = attend_globally(out, q, k, v, positions, present, keep=keep, scale=scale)
-        return zero_masked(out, keep)
+    may = _band(real, g, size, half)
+    padded_q, padded_k, padded_v = (pad_to_blocks(x, size) for x in (q, k, v))
+    out = attend_blocks(padded_q, padded_k, padded_v, reach, may, size=size, scale=scale, copies=g > 0)
+    out = out[:, :, :n]
+    if g:
+        out = attend_globally(out, q, k, v, positions, present, keep=keep, scale=scale)
+    return out
 
 
 def _keys(x: Float[Tensor, "b t d"], positions: Int[Tensor, "b g"], size: int, half: int) -> Float[Tensor, "b l k d"]:
@@ -128,33 +108,3 @@ def _band(keep: Bool[Tensor, "b n"], g: int, size: int, half: int) -> Bool[Tenso
     band = (others & (offset >= 0) & (offset <= 2 * half)) | (offset == half)
     # With fewer than g real tokens all of them are global, and none of these results stays.
     return F.pad(band, (g, 0), value=True)[:, None] if g else band[:, None]
-
-
-class LongformerHeads(nn.Module):
-    """Longformer over head-split tensors; has no parameters."""
-
-    def __init__(self, num_heads: int, head_dim: int, options: LongformerOptions | None = None):
-        super().__init__()
-        self.options = LongformerOptions() if options is None else options
-
-    def forward(
-        self,
-        q: Float[Tensor, "b h n d"],
-        k: Float[Tensor, "b h s d"],
-        v: Float[Tensor, "b h s e"],
-        *,
-        keep: Bool[Tensor, "b s"] | None = None,
-        query_keep: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b h n e"]:
-        """Attend; see `longformer_attention`."""
-        options = self.options
-        return longformer_attention(
-            q,
-            k,
-            v,
-            window=options.window,
-            num_global=options.num_global,
-            keep=keep,
-            query_keep=query_keep,
-            scale=options.scale,
-        )

@@ -20,40 +20,19 @@ the features; maxima are per feature over real keys and per query over features;
 QR factor as it comes are not, without the signs of R); q and k are scaled once.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.logsumexp import softmax_and_logsumexp
-from nystrom.checks import check_at_least
-from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import check_inputs, score_scale, zero_masked
+from nystrom.attention.options import PerformerOptions, documented
+from nystrom.precision import at_least_float32
+from nystrom.shapes import Generator, score_scale
 
 
-@dataclass(frozen=True)
-class PerformerOptions:
-    """Options of the Performer.
-
-    Attributes:
-        num_features: Random features r.
-        redraw_steps: The Module draws a new projection in each forward of this number in training; None means never.
-        scale: Factor on the scores, not negative; None means 1 / sqrt(d).
-    """
-
-    num_features: int = 256
-    redraw_steps: int | None = None
-    scale: float | None = None
-
-    def __post_init__(self):
-        check_at_least("num_features", self.num_features, 1)
-        if self.redraw_steps is not None:
-            check_at_least("redraw_steps", self.redraw_steps, 1)
-        _check_scale(self.scale)
-
-
+@documented(PerformerOptions)
 def performer_attention(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
@@ -61,10 +40,10 @@ def performer_attention(
     projection: Float[Tensor, "r d"] | None = None,
     *,
     num_features: int = 256,
+    scale: float | None = None,
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    scale: float | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generator = None,
 ) -> Float[Tensor, "b h n e"]:
     """Estimate softmax attention with r random features, in time and memory linear in n and s.
 
@@ -74,44 +53,55 @@ def performer_attention(
         q: Queries.
         k: Keys.
         v: Values.
-        projection: Rows of random features, as `draw_projection` gives them; None draws them.
-        num_features: Random features r to draw.
+        projection: Rows of random features, as `draw_projection` gives them; None draws `num_features` of them.
+        **options: Those of `PerformerOptions`.
         keep: Real keys; None where all are.
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
-        scale: Factor on the scores, not negative; None means 1 / sqrt(d).
-        generator: Source of the draw where no projection is given; None draws the same each time.
+        generator: Source of the draw where no projection is given; None draws the same each time, "global" draws from
+            torch's global generator.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or both a projection and a generator.
     """
-    _check_scale(scale)
-    keep, query_keep = check_inputs(q, k, v, keep, query_keep)
+    options = PerformerOptions(num_features=num_features, scale=scale)
+    if projection is not None and generator is not None:
+        raise ValueError("projection and generator are both given: pass one of them, the generator draws a projection.")
+    return attend(_performer, q, k, v, keep, query_keep, options, projection, generator)
+
+
+def _performer(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: PerformerOptions,
+    projection: Float[Tensor, "r d"] | None,
+    generator: Generator,
+) -> Float[Tensor, "b h n e"]:
     d = q.shape[-1]
     if projection is None:
-        check_at_least("num_features", num_features, 1)
-        if generator is None:
-            projection = _fixed_projection(num_features, d).to(q.device)
-        else:
-            projection = draw_projection(num_features, d, generator=generator).to(q.device)
-    elif generator is not None:
-        raise ValueError("projection and generator are both given: pass one of them, the generator draws a projection.")
+        projection = _draw(options.num_features, d, generator, q.device)
     elif projection.ndim != 2 or projection.shape[1] != d:
         raise ValueError(
             f"projection has shape {tuple(projection.shape)}; expected (features, {d}) for head width {d}."
         )
-    q, k, v = cast_for_autocast(q, k, v)
-    dtype = v.dtype
-    with without_autocast(q):
-        q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
-        q, k, v = (at_least_float32(x) for x in (q, k, v))
-        scale = score_scale(q, scale)
-        rows = (scale**0.5 * projection.to(q.dtype)).expand(*q.shape[:2], -1, -1)
-        # An infinite norm would meet another in a difference.
-        norms = (0.5 * scale * k.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(k.dtype).max / 8)
-        means, logs = softmax_and_logsumexp(rows, k, v, keep=keep, scale=1.0, bias=-norms)
-        wide_q = torch.cat([q, torch.ones_like(q[..., :1])], dim=-1)
-        out = fused_softmax(wide_q, torch.cat([rows, logs], dim=-1), means, scale=1.0)
-        return zero_masked(out, query_keep).to(dtype)
+    q, k, v = (at_least_float32(x) for x in (q, k, v))
+    scale = score_scale(q, options.scale)
+    rows = (scale**0.5 * projection.to(q.dtype)).expand(*q.shape[:2], -1, -1)
+    # An infinite norm would meet another in a difference.
+    norms = (0.5 * scale * k.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(k.dtype).max / 8)
+    means, logs = softmax_and_logsumexp(rows, k, v, keep=keep, scale=1.0, bias=-norms)
+    wide_q = torch.cat([q, torch.ones_like(q[..., :1])], dim=-1)
+    return fused_softmax(wide_q, torch.cat([rows, logs], dim=-1), means, scale=1.0)
+
+
+def _draw(num_features: int, head_dim: int, generator: Generator, device: torch.device) -> Float[Tensor, "r d"]:
+    if generator is None:
+        return _fixed_projection(num_features, head_dim).to(device)
+    if generator == "global":
+        return draw_projection(num_features, head_dim, device=device)
+    return draw_projection(num_features, head_dim, generator=generator).to(device)
 
 
 def draw_projection(
@@ -145,13 +135,8 @@ def _fixed_projection(num_features: int, head_dim: int) -> Tensor:
     return draw_projection(num_features, head_dim, generator=torch.Generator().manual_seed(0))
 
 
-def _check_scale(scale: float | None) -> None:
-    if scale is not None and not scale >= 0:
-        raise ValueError(f"scale is {scale!r}; expected a number of at least 0, whose root scales queries and keys.")
-
-
-class PerformerHeads(nn.Module):
-    """Performer over head-split tensors; its projection is a buffer, drawn from torch's global generator.
+class PerformerFeatures(nn.Module):
+    """The projection of a Performer: a buffer, drawn from torch's global generator.
 
     It stays the same until `redraw`, or in training until a forward counted by `redraw_steps`. With that option each
     forward in training draws, and takes the draw where it is due: a choice that compiles.
@@ -160,10 +145,10 @@ class PerformerHeads(nn.Module):
     projection: Tensor
     forwards: Tensor
 
-    def __init__(self, num_heads: int, head_dim: int, options: PerformerOptions | None = None):
+    def __init__(self, num_heads: int, head_dim: int, options: PerformerOptions):
         super().__init__()
-        self.options = PerformerOptions() if options is None else options
-        self.register_buffer("projection", torch.empty(self.options.num_features, head_dim))
+        self.redraw_steps = options.redraw_steps
+        self.register_buffer("projection", torch.empty(options.num_features, head_dim))
         # Part of a checkpoint: a loader that found a buffer missing would start this module anew, projection and all.
         self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))
         self.reset_parameters()
@@ -180,22 +165,10 @@ class PerformerHeads(nn.Module):
             draw_projection(*self.projection.shape, generator=generator, device=self.projection.device)
         )
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h n d"],
-        k: Float[Tensor, "b h s d"],
-        v: Float[Tensor, "b h s e"],
-        *,
-        keep: Bool[Tensor, "b s"] | None = None,
-        query_keep: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b h n e"]:
-        """Attend; see `performer_attention`."""
-        if self.training and self.options.redraw_steps is not None:
-            self._redraw_where_due(self.options.redraw_steps)
-        return performer_attention(q, k, v, *self.weights(), keep=keep, query_keep=query_keep, scale=self.options.scale)
-
-    def weights(self) -> tuple[Tensor]:
-        """What the function takes behind the values."""
+    def forward(self) -> tuple[Tensor]:
+        """What `performer_attention` takes behind the values."""
+        if self.training and self.redraw_steps is not None:
+            self._redraw_where_due(self.redraw_steps)
         return (self.projection,)
 
     @torch.no_grad()

@@ -24,53 +24,23 @@ lifts the first), the first chunk does not look back at the last, sorting sees r
 constant: the ports' 2 n / m would see the padding, so set it for the length at hand.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nystrom.attention.door import attend
 from nystrom.attention.lsh import Plan, even_rotations, plan_rounds
-from nystrom.checks import check_at_least
-from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import check_self_attention, score_scale, zero_masked
+from nystrom.attention.options import ReformerOptions, documented
+from nystrom.precision import at_least_float32
+from nystrom.shapes import Generator, score_scale
 
 # Scores that are worked on at a time: what the caches of a core hold, and enough to fill an accelerator.
 _SCORES = {"cpu": 2**20}
 _MANY_SCORES = 2**25
 
 
-@dataclass(frozen=True)
-class ReformerOptions:
-    """Options of LSH attention.
-
-    Attributes:
-        num_hashes: Rounds of hashing.
-        chunk_size: Tokens m of a chunk; a query reaches its chunk and the one before.
-        num_buckets: Buckets B, 1 or an even number; about 2 n / chunk_size is the authors' choice for n tokens.
-        shared_qk: Whether keys are the queries, normalised, as in the paper.
-        across_buckets: Whether a query attends to other buckets in its reach too, as the authors' code does.
-        scale: Factor on the scores; None means 1 / sqrt(d).
-    """
-
-    num_hashes: int = 2
-    chunk_size: int = 64
-    num_buckets: int = 64
-    shared_qk: bool = True
-    across_buckets: bool = False
-    scale: float | None = None
-
-    def __post_init__(self):
-        check_at_least("num_hashes", self.num_hashes, 1)
-        check_at_least("chunk_size", self.chunk_size, 1)
-        check_at_least("num_buckets", self.num_buckets, 1)
-        if self.num_buckets > 1 and self.num_buckets % 2:
-            raise ValueError(
-                f"num_buckets is {self.num_buckets}; expected 1 or an even number: each direction has an opposite."
-            )
-
-
+@documented(ReformerOptions)
 def reformer_attention(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h n d"],
@@ -81,10 +51,10 @@ def reformer_attention(
     num_buckets: int = 64,
     shared_qk: bool = True,
     across_buckets: bool = False,
+    scale: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    scale: float | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generator = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend to the tokens of the same hash bucket, in time linear in n but for a sort, and in linear memory.
 
@@ -92,73 +62,86 @@ def reformer_attention(
         q: Queries.
         k: Keys, of the same tokens; with `shared_qk` the queries stand for them.
         v: Values.
-        num_hashes: Rounds of hashing.
-        chunk_size: Tokens of a chunk; a query reaches its chunk and the one before.
-        num_buckets: Buckets, 1 or an even number; about 2 n / chunk_size for n tokens.
-        shared_qk: Whether keys are the queries, normalised, as in the paper.
-        across_buckets: Whether a query attends to other buckets in its reach too.
+        **options: Those of `ReformerOptions`.
         keep: Real tokens; None where all are.
         query_keep: None or `keep` itself.
-        scale: Factor on the scores; None means 1 / sqrt(d).
-        generator: Source of the rotations; None takes numbers spread evenly, the same each time.
+        generator: Source of the rotations; None takes numbers spread evenly, "global" draws from torch's global
+            generator.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
     """
-    options = ReformerOptions(num_hashes, chunk_size, num_buckets, shared_qk, across_buckets, scale)
-    shape = _rotation_shape(q, options)
-    rotations = None
-    if generator is not None:
-        rotations = torch.randn(shape, generator=generator, device=generator.device).to(q.device)
-    return _attend(q, k, v, keep, query_keep, rotations, options)
+    options = ReformerOptions(
+        num_hashes=num_hashes,
+        chunk_size=chunk_size,
+        num_buckets=num_buckets,
+        shared_qk=shared_qk,
+        across_buckets=across_buckets,
+        scale=scale,
+    )
+    return attend(_reformer, q, k, v, keep, query_keep, options, generator, self_attention="reformer")
 
 
-def _attend(
+def _reformer(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h n d"],
     v: Float[Tensor, "b h n e"],
     keep: Bool[Tensor, "b n"] | None,
     query_keep: Bool[Tensor, "b n"] | None,
-    rotations: Float[Tensor, "r h d half"] | None,
+    options: ReformerOptions,
+    generator: Generator,
+) -> Float[Tensor, "b h n e"]:
+    return attend_by_rotations(q, k, v, keep, _rotations(q, options, generator), options)
+
+
+def attend_by_rotations(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    keep: Bool[Tensor, "b n"] | None,
+    rotations: Float[Tensor, "r h d half"],
     options: ReformerOptions,
 ) -> Float[Tensor, "b h n e"]:
-    check_self_attention("reformer", q, k, v, keep, query_keep)
-    q, k, v = cast_for_autocast(q, k, v)
-    with without_autocast(q):
-        q, k, v = (zero_masked(x, keep) for x in (q, k, v))
-        rotations = even_rotations(_rotation_shape(q, options), q.device) if rotations is None else rotations
-        with torch.no_grad():
-            plan = plan_rounds(
-                q,
-                None if options.shared_qk else k,
-                rotations,
-                keep=keep,
-                chunk_size=options.chunk_size,
-                across_buckets=options.across_buckets,
-            )
-        if options.shared_qk:
-            # k is not read; its gradient is zero rather than absent, so that a layer that made it trains like others.
-            k = torch.where(torch.zeros((), dtype=torch.bool, device=k.device), k, _directions(q))
-        rows = q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
-        scale = score_scale(q, options.scale)
-        if torch.compiler.is_compiling():
-            # The compiler differentiates the forward itself, and plans what to keep.
-            out, _, total = _attend_rounds(*rows, plan, scale, options.shared_qk)
-        else:
-            out, _, total = _AttendRounds.apply(*rows, scale, options.shared_qk, *plan)
-        out = out.to(v.dtype).unflatten(0, v.shape[:3])
-        alone = (total == 0).unflatten(0, v.shape[:3])
-        return zero_masked(torch.where(alone, v, out), keep)
+    """Hash by given rotations, and attend; tokens that are not real are zero."""
+    with torch.no_grad():
+        plan = plan_rounds(
+            q,
+            None if options.shared_qk else k,
+            rotations,
+            keep=keep,
+            chunk_size=options.chunk_size,
+            across_buckets=options.across_buckets,
+        )
+    if options.shared_qk:
+        # k is not read; its gradient is zero rather than absent, so that a layer that made it trains like others.
+        k = torch.where(torch.zeros((), dtype=torch.bool, device=k.device), k, _directions(q))
+    rows = q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
+    scale = score_scale(q, options.scale)
+    if torch.compiler.is_compiling():
+        # The compiler differentiates the forward itself, and plans what to keep.
+        out, _, total = _attend_rounds(*rows, plan, scale, options.shared_qk)
+    else:
+        out, _, total = _AttendRounds.apply(*rows, scale, options.shared_qk, *plan)
+    out = out.to(v.dtype).unflatten(0, v.shape[:3])
+    alone = (total == 0).unflatten(0, v.shape[:3])
+    return torch.where(alone, v, out)
+
+
+def _rotations(
+    q: Float[Tensor, "b h n d"], options: ReformerOptions, generator: Generator
+) -> Float[Tensor, "r h d half"]:
+    shape = options.num_hashes, q.shape[1], q.shape[3], options.num_buckets // 2
+    if generator is None:
+        return even_rotations(shape, q.device)
+    if generator == "global":
+        return torch.randn(shape, device=q.device)
+    return torch.randn(shape, generator=generator, device=generator.device).to(q.device)
 
 
 def _directions(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
     """Tokens scaled to length sqrt(d); one of nearly no length is scaled by 1000 and no more."""
     wide = at_least_float32(x)
     return (wide * wide.square().mean(dim=-1, keepdim=True).clamp(min=1e-6).rsqrt()).to(x.dtype)
-
-
-def _rotation_shape(q: Float[Tensor, "b h n d"], options: ReformerOptions) -> tuple[int, int, int, int]:
-    return options.num_hashes, q.shape[1], q.shape[3], options.num_buckets // 2
 
 
 def _attend_rounds(
@@ -251,27 +234,3 @@ class _AttendRounds(torch.autograd.Function):
                     x.index_add_(0, place.flatten(), term.flatten(0, 1))
         dq, dk, dv = (x.to(like.dtype) for x, like in zip(sums, (q, k, v), strict=True))
         return dq, dk, dv, None, None, *(None for _ in plan)
-
-
-class ReformerHeads(nn.Module):
-    """LSH attention over head-split tensors; has no parameters.
-
-    In training, rotations are drawn from torch's global generator; in evaluation they are spread evenly.
-    """
-
-    def __init__(self, num_heads: int, head_dim: int, options: ReformerOptions | None = None):
-        super().__init__()
-        self.options = ReformerOptions() if options is None else options
-
-    def forward(
-        self,
-        q: Float[Tensor, "b h n d"],
-        k: Float[Tensor, "b h n d"],
-        v: Float[Tensor, "b h n e"],
-        *,
-        keep: Bool[Tensor, "b n"] | None = None,
-        query_keep: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b h n e"]:
-        """Attend; see `reformer_attention`."""
-        rotations = torch.randn(_rotation_shape(q, self.options), device=q.device) if self.training else None
-        return _attend(q, k, v, keep, query_keep, rotations, self.options)

@@ -26,56 +26,38 @@ Departs from the paper: the ridge is added to the Gaussian matrix of the landmar
 guard. The paper advises against training with it: gradients through the inverse grow with the condition of A.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from nystrom.attention.door import attend
+from nystrom.attention.exact_limit import all_are_short, exact_limit
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.logsumexp import softmax_and_logsumexp
-from nystrom.attention.methods.skyformer import SkyformerOptions, ridged_inverse
-from nystrom.attention.methods.softmax import softmax_attention
+from nystrom.attention.methods.skyformer import mixed_landmarks, ridged_inverse
+from nystrom.attention.options import SkyformerSoftmaxOptions, documented
+from nystrom.checks import Inverse
 from nystrom.kernels import gaussian_kernel
-from nystrom.landmarks import even_draws, first_tokens, random_draws, ranks, take, uniform
-from nystrom.linalg.pinv import Inverse
-from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import check_inputs, score_scale, zero_masked
+from nystrom.landmarks import draw
+from nystrom.precision import at_least_float32
+from nystrom.shapes import Generator, score_scale
 
 
-@dataclass(frozen=True)
-class SkyformerSoftmaxOptions(SkyformerOptions):
-    """Options of softmax attention by the modified Nyström method.
-
-    Attributes:
-        num_landmarks: Landmarks m, half from the queries and half from the keys (the odd one from the keys).
-        gamma: Ridge added to the landmarks' kernel matrix.
-        pinv: "iterative", "ridge" or "exact".
-        pinv_steps: Iterations of the iterative inverse.
-        scale: Factor on the scores, not negative; None means 1 / sqrt(d).
-    """
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.scale is not None and not self.scale >= 0:
-            raise ValueError(f"scale is {self.scale!r}; expected a number of at least 0, for a kernel of distances.")
-
-
+@documented(SkyformerSoftmaxOptions)
 def skyformer_softmax_attention(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
     *,
     num_landmarks: int = 128,
-    keep: Bool[Tensor, "b s"] | None = None,
-    query_keep: Bool[Tensor, "b n"] | None = None,
-    scale: float | None = None,
     gamma: float = 0.1,
     pinv: Inverse = "iterative",
     pinv_steps: int = 6,
-    generator: torch.Generator | None = None,
+    scale: float | None = None,
+    keep: Bool[Tensor, "b s"] | None = None,
+    query_keep: Bool[Tensor, "b n"] | None = None,
+    generator: Generator = None,
 ) -> Float[Tensor, "b h n e"]:
     """Approximate softmax attention with m landmarks, in time and memory linear in n and s; in float32 at least.
 
@@ -83,93 +65,47 @@ def skyformer_softmax_attention(
         q: Queries.
         k: Keys.
         v: Values.
-        num_landmarks: Landmarks m; a sequence of at most m real keys or queries gets exact attention.
+        **options: Those of `SkyformerSoftmaxOptions`.
         keep: Real keys; None where all are.
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
-        scale: Factor on the scores, not negative; None means 1 / sqrt(d).
-        gamma: Ridge added to the landmarks' kernel matrix.
-        pinv: "iterative", "ridge" or "exact".
-        pinv_steps: Iterations of the iterative inverse.
-        generator: Source of the draws; None takes tokens spread evenly, the same each time.
+        generator: Source of the draws; None takes tokens spread evenly, "global" draws from torch's global generator.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
-    options = SkyformerSoftmaxOptions(num_landmarks, gamma, pinv, pinv_steps, scale)
-    draws = random_draws(num_landmarks, generator, q.device)
-    return _attend(q, k, v, keep, query_keep, draws, options)
+    options = SkyformerSoftmaxOptions(
+        num_landmarks=num_landmarks, gamma=gamma, pinv=pinv, pinv_steps=pinv_steps, scale=scale
+    )
+    return attend(_skyformer_softmax, q, k, v, keep, query_keep, options, generator)
 
 
-class _Sides(NamedTuple):
-    keep: Bool[Tensor, "b s"]
-    query_keep: Bool[Tensor, "b n"]
-    few_keys: Bool[Tensor, "b 1 1 1"]
-    few_queries: Bool[Tensor, "b 1 1 1"]
-
-
-def _attend(
+def _skyformer_softmax(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
     keep: Bool[Tensor, "b s"] | None,
     query_keep: Bool[Tensor, "b n"] | None,
-    draws: Float[Tensor, " m"] | None,
     options: SkyformerSoftmaxOptions,
+    generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
-    keep, query_keep = check_inputs(q, k, v, keep, query_keep)
-    m, n, s = options.num_landmarks, q.shape[2], k.shape[2]
-    scale = score_scale(q, options.scale)
-    known = isinstance(n, int) and isinstance(s, int)
-    if known and min(n, s) <= m:
-        return softmax_attention(q, k, v, keep=keep, query_keep=query_keep, scale=scale)
-    q, k, v = cast_for_autocast(q, k, v)
-    dtype = v.dtype
-    with without_autocast(q):
-        q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
-        q, k, v = (at_least_float32(x) for x in (q, k, v))
-        landmarks = _landmarks(q, k, keep, query_keep, draws, m)
-        if known and keep is None and query_keep is None:
-            middle, _ = _middle(landmarks, k, v, None, scale, options)
-            sums, total = _left(q, landmarks, _half_norms(landmarks, scale), middle, None, scale)
-            return _guarded_ratio(sums, total, v, None).to(dtype)
-        sides = _sides(q, k, keep, query_keep, m)
-        # A sequence of at most m real queries: they are its landmarks, and the means are their results.
-        q_place, _ = first_tokens(sides.query_keep, m)
-        landmarks = torch.where(sides.few_queries, take(q, q_place), landmarks)
-        middle, means = _middle(landmarks, k, v, sides.keep, scale, options)
-        # A sequence of at most m real keys: they are its landmarks without a weight, and their values the middle.
-        k_place, k_real = first_tokens(sides.keep, m)
-        own = F.pad(zero_masked(take(v, k_place), k_real), (0, 1), value=1.0)
-        middle = torch.where(sides.few_keys, own, middle)
-        norms = torch.where(sides.few_keys, 0.0, _half_norms(landmarks, scale))
-        landmarks = torch.where(sides.few_keys, take(k, k_place), landmarks)
-        sums, total = _left(q, landmarks, norms, middle, k_real | ~sides.few_keys[:, 0, :, 0], scale)
-        out = _guarded_ratio(sums, total, v, sides.keep)
-        results = take(means, ranks(sides.query_keep)[0].clamp(0, m - 1))
-        out = torch.where(sides.few_queries, results, out)
-        return zero_masked(out, query_keep).to(dtype)
-
-
-def _sides(q: Tensor, k: Tensor, keep: Tensor | None, query_keep: Tensor | None, m: int) -> _Sides:
-    """Both masks, and which sequences have at most m real keys or, these aside, queries."""
-    keep = _all_real(k) if keep is None else keep
-    query_keep = _all_real(q) if query_keep is None else query_keep
-    few_keys, few_queries = ((x.sum(dim=-1) <= m)[:, None, None, None] for x in (keep, query_keep))
-    return _Sides(keep, query_keep, few_keys, few_queries & ~few_keys)
-
-
-def _landmarks(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b h s d"],
-    keep: Bool[Tensor, "b s"] | None,
-    query_keep: Bool[Tensor, "b n"] | None,
-    draws: Float[Tensor, " m"] | None,
-    m: int,
-) -> Float[Tensor, "b h m d"]:
-    draws = even_draws(m, q.device) if draws is None else draws
-    half = m // 2
-    from_queries = uniform(q, half, keep=query_keep, draws=draws[:half])
-    return torch.cat([from_queries, uniform(k, m - half, keep=keep, draws=draws[half:])], dim=2)
+    m, scale = options.num_landmarks, score_scale(q, options.scale)
+    if all_are_short(q, k, m):
+        return fused_softmax(q, k, v, keep=keep, scale=scale)
+    q, k, v = (at_least_float32(x) for x in (q, k, v))
+    landmarks = mixed_landmarks(q, k, keep, query_keep, draw(m, generator, q.device))
+    limit = exact_limit(q, k, keep, query_keep, m)
+    if limit is None:
+        middle, _ = _middle(landmarks, k, v, None, scale, options)
+        sums, total = _left(q, landmarks, _half_norms(landmarks, scale), middle, None, scale)
+        return _guarded_ratio(sums, total, v, None)
+    landmarks = limit.queries_as_landmarks(landmarks, q)
+    middle, means = _middle(landmarks, k, v, limit.keep, scale, options)
+    # Keys that are landmarks have no weight of their own, and their values come with a denominator of 1.
+    middle = limit.values_as_middle(middle, F.pad(v, (0, 1), value=1.0))
+    norms = torch.where(limit.few_keys, 0.0, _half_norms(landmarks, scale))
+    landmarks = limit.keys_as_landmarks(landmarks, k)
+    sums, total = _left(q, landmarks, norms, middle, limit.real_landmarks(), scale)
+    return limit.results(_guarded_ratio(sums, total, v, limit.keep), means)
 
 
 def _middle(
@@ -230,31 +166,3 @@ def _guarded_ratio(
 def _half_norms(x: Float[Tensor, "b h m d"], scale: float) -> Float[Tensor, "b h m 1"]:
     # An infinite norm would meet another in a difference.
     return (0.5 * scale * x.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(x.dtype).max / 8)
-
-
-def _all_real(x: Float[Tensor, "b h n d"]) -> Bool[Tensor, "b n"]:
-    return torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
-
-
-class SkyformerSoftmaxHeads(nn.Module):
-    """Softmax attention by the modified Nyström method over head-split tensors; has no parameters.
-
-    In training, landmarks are drawn from torch's global generator; in evaluation they are spread evenly.
-    """
-
-    def __init__(self, num_heads: int, head_dim: int, options: SkyformerSoftmaxOptions | None = None):
-        super().__init__()
-        self.options = SkyformerSoftmaxOptions() if options is None else options
-
-    def forward(
-        self,
-        q: Float[Tensor, "b h n d"],
-        k: Float[Tensor, "b h s d"],
-        v: Float[Tensor, "b h s e"],
-        *,
-        keep: Bool[Tensor, "b s"] | None = None,
-        query_keep: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b h n e"]:
-        """Attend; see `skyformer_softmax_attention`."""
-        draws = torch.rand(self.options.num_landmarks, device=q.device) if self.training else None
-        return _attend(q, k, v, keep, query_keep, draws, self.options)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from nystrom.attention.backend import check_backend
-from nystrom.attention.registry import build_attention
+from nystrom.attention.heads import build_attention
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import check_names
 from nystrom.studies.speed.authors import AuthorsAttention

@@ -91,19 +91,13 @@ def make_inputs(n: int, sizes: Sizes, seed: int) -> Inputs:
 
 
 def call_of_heads(inputs: Inputs, layer: nn.Module, convolve: nn.Module | None) -> Call:
-    """The call of a module over head-split tensors, plus a convolution of the values where there is one.
-
-    A module that can add the convolution in the same pass does so.
-    """
+    """The call of a module over head-split tensors, plus a convolution of the values where there is one."""
     parts = nn.ModuleList([layer] if convolve is None else [layer, convolve])
     parts.to(inputs.sizes.device, inputs.sizes.dtype).eval()
 
     def forward() -> Tensor:
-        q, k, v = inputs.heads()
-        if convolve is not None and getattr(layer, "takes_skip", False):
-            return inputs.merged(layer(q, k, v, skip=convolve.weight))
-        out = layer(q, k, v)
-        return inputs.merged(out if convolve is None else convolve(v, to=out))
+        skip = {} if convolve is None else {"skip": convolve.weight}
+        return inputs.merged(layer(*inputs.heads(), **skip))
 
     return Call(forward, (*inputs.leaves, *parts.parameters()))
 

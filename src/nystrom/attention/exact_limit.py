@@ -1,0 +1,119 @@
+r"""Exact attention for short sequences, at the cost of the approximation.
+
+A method with m landmarks computes $\mathrm{out} = f(Q, L)\,(B\, g(L, K) V)$: a right factor that gives each landmark a
+result over all keys, an m x m matrix B, and a left factor over the landmarks.
+
+- At most m real keys: they become the landmarks and their values the middle, so that the left factor is exact.
+- At most m real queries, and more keys: they become the landmarks, so that the right factor holds the exact results.
+
+Both are choices between tensors of one shape, made for each sequence of a batch by itself without looking at the
+others, so that results do not depend on neighbours, and compilation and export need no branch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from nystrom.landmarks import all_real, first_tokens, ranks, take
+from nystrom.shapes import zero_masked
+
+
+def all_are_short(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], m: int) -> bool:
+    """Whether each sequence has at most m queries or m keys by its length alone."""
+    return is_known(q, k) and min(q.shape[2], k.shape[2]) <= m
+
+
+def is_known(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"]) -> bool:
+    """Whether lengths are numbers rather than an exporter's symbols."""
+    return isinstance(q.shape[2], int) and isinstance(k.shape[2], int)
+
+
+@dataclass(frozen=True)
+class ExactLimit:
+    """Which sequences of a batch are short, and what then takes the landmarks' place.
+
+    Attributes:
+        m: Landmarks.
+        keep: Real keys.
+        query_keep: Real queries; the same object as `keep` in self-attention.
+        few_keys: Sequences of at most m real keys.
+        few_queries: Sequences of at most m real queries, these aside.
+    """
+
+    m: int
+    keep: Bool[Tensor, "b s"]
+    query_keep: Bool[Tensor, "b n"]
+    few_keys: Bool[Tensor, "b 1 1 1"]
+    few_queries: Bool[Tensor, "b 1 1 1"] | None
+
+    @property
+    def short(self) -> Bool[Tensor, "b 1 1 1"]:
+        """Sequences that are exact."""
+        return self.few_keys if self.few_queries is None else self.few_keys | self.few_queries
+
+    def queries_as_landmarks(
+        self, landmarks: Float[Tensor, "b h m d"], q: Float[Tensor, "b h n d"]
+    ) -> Float[Tensor, "b h m d"]:
+        """The landmarks that meet the keys: where there are few queries, the queries."""
+        if self.few_queries is None:
+            return landmarks
+        return torch.where(self.few_queries, _first(q, self.query_keep, self.m).to(landmarks.dtype), landmarks)
+
+    def keys_as_landmarks(
+        self, landmarks: Float[Tensor, "b h m d"], k: Float[Tensor, "b h s d"]
+    ) -> Float[Tensor, "b h m d"]:
+        """The landmarks that meet the queries: where there are few keys, the keys."""
+        return torch.where(self.few_keys, _first(k, self.keep, self.m).to(landmarks.dtype), landmarks)
+
+    def values_as_middle(
+        self, middle: Float[Tensor, "b h m e"], v: Float[Tensor, "b h s e"]
+    ) -> Float[Tensor, "b h m e"]:
+        """What the queries sum over: where there are few keys, their values."""
+        return torch.where(self.few_keys, _first(v, self.keep, self.m).to(middle.dtype), middle)
+
+    def real_landmarks(self) -> Bool[Tensor, "b m"]:
+        """The landmarks that the queries meet: all, or as many as there are keys."""
+        return first_tokens(self.keep, self.m)[1] | ~self.few_keys[:, 0, :, 0]
+
+    def results(self, out: Float[Tensor, "b h n e"], right: Float[Tensor, "b h m e"]) -> Float[Tensor, "b h n e"]:
+        """The outputs: where there are few queries, what the right factor gave them."""
+        if self.few_queries is None:
+            return out
+        rank = ranks(self.query_keep)[0].clamp(0, self.m - 1)
+        return torch.where(self.few_queries, take(right, rank).to(out.dtype), out)
+
+
+def exact_limit(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    m: int,
+) -> ExactLimit | None:
+    """The short sequences of a batch; None where all tokens are real and their number is known.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        keep: Real keys; None where all are.
+        query_keep: Real queries; None where all are.
+        m: Landmarks.
+    """
+    if keep is None and query_keep is None and is_known(q, k):
+        return None
+    keep = all_real(k) if keep is None else keep
+    if query_keep is None:
+        query_keep = keep if q is k else all_real(q)
+    few_keys = (keep.sum(-1) <= m)[:, None, None, None]
+    if query_keep is keep:
+        return ExactLimit(m, keep, keep, few_keys, None)
+    few_queries = (query_keep.sum(-1) <= m)[:, None, None, None]
+    return ExactLimit(m, keep, query_keep, few_keys, few_queries & ~few_keys)
+
+
+def _first(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"], m: int) -> Float[Tensor, "b h m d"]:
+    """The first m real tokens, and zeros behind the last."""
+    place, real = first_tokens(keep, m)
+    return zero_masked(take(x, place), real)

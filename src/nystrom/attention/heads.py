@@ -1,0 +1,138 @@
+"""The one Module of all methods, over head-split tensors: a function, its options, and its weights if it has any."""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from nystrom.attention.registry import METHODS, find_function, find_in_home
+from nystrom.attention.skip import check_skip, depthwise_skip
+from nystrom.checks import check_at_least, check_names
+
+
+class AttentionHeads(nn.Module):
+    """A method over (b, h, n, d).
+
+    In training a method that draws does so from torch's global generator; in evaluation its draws are spread evenly.
+
+    Attributes:
+        method: Name of the method.
+        options: Its options.
+        weights: Module that gives the function the tensors that it takes behind the values; None for most methods.
+    """
+
+    def __init__(self, method: str, options: Any, num_heads: int, head_dim: int):
+        super().__init__()
+        entry = METHODS[method]
+        self.method, self.options = method, options
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.weights = None
+        if entry.weights is not None:
+            self.weights = find_in_home(method, entry.weights)(num_heads, head_dim, options)
+        self._function = find_function(method)
+        self._arguments = {key: value for key, value in asdict(options).items() if key not in entry.weight_options}
+        # Weights of random features are drawn by their own Module.
+        self._random, self._takes_skip = entry.random and self.weights is None, entry.takes_skip
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h s d"],
+        v: Float[Tensor, "b h s e"],
+        *,
+        keep: Bool[Tensor, "b s"] | None = None,
+        query_keep: Bool[Tensor, "b n"] | None = None,
+        skip: Float[Tensor, "h 1 taps 1"] | None = None,
+    ) -> Float[Tensor, "b h n e"]:
+        """Attend.
+
+        Args:
+            q: Queries.
+            k: Keys.
+            v: Values.
+            keep: Real keys; None where all are.
+            query_keep: Real queries; None means `keep` where n == s, else all.
+            skip: Kernel of a convolution of the values that is added, see `depthwise_skip`; self-attention only.
+
+        Raises:
+            ValueError: Shapes, dtypes or masks that do not fit.
+        """
+        arguments = dict(self._arguments)
+        if self._random and self.training:
+            arguments["generator"] = "global"
+        if self._takes_skip:
+            arguments["skip"] = skip
+        weights = () if self.weights is None else self.weights()
+        out = self._function(q, k, v, *weights, keep=keep, query_keep=query_keep, **arguments)
+        if skip is None or self._takes_skip:
+            return out
+        check_skip(v, skip, q, keep, query_keep)
+        return depthwise_skip(v, skip, keep=keep, to=out)
+
+    def extra_repr(self) -> str:
+        """Method and options, for print."""
+        return describe(self.method, self.options)
+
+
+def describe(method: str, options: Any) -> str:
+    """A method and those of its options that are not the defaults, for print."""
+    changed = {field.name: getattr(options, field.name) for field in fields(options)}
+    changed = {name: value for name, value in changed.items() if value != getattr(type(options)(), name)}
+    return ", ".join([f"method={method!r}", *(f"{name}={value!r}" for name, value in changed.items())])
+
+
+def build_attention(name: str, *, num_heads: int, head_dim: int, **options: Any) -> AttentionHeads:
+    """Build the Module of a method: `forward(q, k, v, *, keep=None, query_keep=None, skip=None)` gives (b, h, n, e).
+
+    Args:
+        name: A key of `nystrom.attention.registry.METHODS`.
+        num_heads: Heads h.
+        head_dim: Width d of a query or key in one head.
+        **options: Fields of the method's options dataclass.
+
+    Raises:
+        ValueError: An unknown method or option, or a value that does not fit.
+    """
+    check_at_least("num_heads", num_heads, 1)
+    check_at_least("head_dim", head_dim, 1)
+    check_names("attention method", [name], METHODS)
+    kind = METHODS[name].options
+    check_names(f"option of {name}", options, {field.name for field in fields(kind)})
+    return AttentionHeads(name, kind(**options), num_heads, head_dim)
+
+
+def split_heads(x: Float[Tensor, "b n w"], num_heads: int) -> Float[Tensor, "b h n d"]:
+    """Split the width into heads, as a view: each head's tokens lie `num_heads` apart."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Float[Tensor, "b h n e"]) -> Float[Tensor, "b n w"]:
+    """Put the heads side by side again."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def attend_in_heads(
+    heads: AttentionHeads,
+    q: Float[Tensor, "b n w"],
+    k: Float[Tensor, "b s w"],
+    v: Float[Tensor, "b s x"],
+    *,
+    keep: Bool[Tensor, "b s"] | None = None,
+    query_keep: Bool[Tensor, "b n"] | None = None,
+    conv: nn.Module | None = None,
+) -> Float[Tensor, "b n x"]:
+    """Split projected tokens into heads, attend, add the convolution of the values where there is one, and merge.
+
+    Args:
+        heads: The method.
+        q: Projected queries.
+        k: Projected keys.
+        v: Projected values.
+        keep: Real keys.
+        query_keep: Real queries.
+        conv: A `DepthwiseSkip`, or None.
+    """
+    q, k, v = (split_heads(x, heads.num_heads) for x in (q, k, v))
+    skip = None if conv is None else conv.weight
+    return merge_heads(heads(q, k, v, keep=keep, query_keep=query_keep, skip=skip))

@@ -1,0 +1,359 @@
+"""The options of every method: what each means is documented here, once, and nothing here needs torch.
+
+A method's function takes the fields of its class as keyword arguments with the same defaults; `documented` adds what
+they mean to the function's docstring.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TypeVar, get_args
+
+from nystrom.attention.backend import check_backend
+from nystrom.checks import (
+    Backend,
+    FeatureMap,
+    Form,
+    Inverse,
+    Landmarks,
+    StartValue,
+    check_at_least,
+    check_choice,
+    check_flag,
+    check_positive,
+)
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def _check_scale(scale: float | None) -> None:
+    if scale is not None:
+        check_positive("scale", scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxOptions:
+    """Options of exact attention.
+
+    Attributes:
+        form: "fused", or "materialised" as the papers' baseline.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+
+    form: Form = "fused"
+    scale: float | None = None
+
+    def __post_init__(self):
+        check_choice("form", self.form, get_args(Form))
+        _check_scale(self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NystromOptions:
+    """Options of Nyström attention.
+
+    Attributes:
+        num_landmarks: Landmarks m; a sequence of at most m real keys or queries gets exact attention.
+        landmarks: "segment_means" (the paper), "uniform" or "kmeans", each over real tokens only.
+        pinv: "iterative" (eq. 14), "ridge" (regularised, exact where the matrix is well conditioned) or "exact"
+            (singular values, for study).
+        pinv_steps: Iterations of eq. (14).
+        z0: Start value of the iteration: "paper" (per matrix), "authors" (largest column sum over batch and heads, as
+            published checkpoints were trained; a result then depends on its neighbours) or "sequence" (largest column
+            sum over the heads of one sequence: what "authors" gives for a sequence alone).
+        scale: Factor on the scores; None means 1 / sqrt(d).
+        backend: "auto", "torch" or "triton" (GPU kernels: segment means and the iterative inverse); an explicit choice
+            that cannot run raises.
+    """
+
+    num_landmarks: int = 64
+    landmarks: Landmarks = "segment_means"
+    pinv: Inverse = "iterative"
+    pinv_steps: int = 6
+    z0: StartValue = "paper"
+    scale: float | None = None
+    backend: Backend = "auto"
+
+    def __post_init__(self):
+        check_at_least("num_landmarks", self.num_landmarks, 1)
+        check_choice("landmarks", self.landmarks, get_args(Landmarks))
+        check_choice("pinv", self.pinv, get_args(Inverse))
+        check_at_least("pinv_steps", self.pinv_steps, 0)
+        check_choice("z0", self.z0, get_args(StartValue))
+        _check_scale(self.scale)
+        check_backend(self.backend, {"landmarks": (self.landmarks, "segment_means"), "pinv": (self.pinv, "iterative")})
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelizedOptions:
+    """Options of kernelized attention.
+
+    Attributes:
+        scale: Factor c in exp(-c |q - k|^2 / 2); None means 1 / sqrt(d).
+    """
+
+    scale: float | None = None
+
+    def __post_init__(self):
+        _check_scale(self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkyformerOptions:
+    """Options of Skyformer.
+
+    Attributes:
+        num_landmarks: Landmarks m, half from the queries and half from the keys (the odd one from the keys); a sequence
+            of at most m real keys or queries gets kernelized attention itself.
+        gamma: Ridge added to the landmarks' kernel matrix.
+        pinv: "iterative", "ridge" or "exact".
+        pinv_steps: Iterations of the iterative inverse.
+        scale: Factor c in exp(-c |q - k|^2 / 2); None means 1 / sqrt(d).
+        backend: "auto", "torch" or "triton" (GPU kernels, with the iterative inverse); an explicit choice that cannot
+            run raises.
+    """
+
+    num_landmarks: int = 128
+    gamma: float = 0.1
+    pinv: Inverse = "iterative"
+    pinv_steps: int = 6
+    scale: float | None = None
+    backend: Backend = "auto"
+
+    def __post_init__(self):
+        _check_ridged(self)
+        check_backend(self.backend, {"pinv": (self.pinv, "iterative")})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkyformerSoftmaxOptions:
+    """Options of softmax attention by the modified Nyström method.
+
+    Attributes:
+        num_landmarks: Landmarks m, half from the queries and half from the keys (the odd one from the keys); a sequence
+            of at most m real keys or queries gets exact attention.
+        gamma: Ridge added to the landmarks' kernel matrix.
+        pinv: "iterative", "ridge" or "exact".
+        pinv_steps: Iterations of the iterative inverse.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+
+    num_landmarks: int = 128
+    gamma: float = 0.1
+    pinv: Inverse = "iterative"
+    pinv_steps: int = 6
+    scale: float | None = None
+
+    def __post_init__(self):
+        _check_ridged(self)
+
+
+def _check_ridged(options: SkyformerOptions | SkyformerSoftmaxOptions) -> None:
+    check_at_least("num_landmarks", options.num_landmarks, 2)
+    check_positive("gamma", options.gamma)
+    check_choice("pinv", options.pinv, get_args(Inverse))
+    check_at_least("pinv_steps", options.pinv_steps, 0)
+    _check_scale(options.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearOptions:
+    """Options of linear attention.
+
+    Attributes:
+        feature_map: "elu", ELU + 1 as in the paper.
+    """
+
+    feature_map: FeatureMap = "elu"
+
+    def __post_init__(self):
+        check_choice("feature_map", self.feature_map, get_args(FeatureMap))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerformerOptions:
+    """Options of the Performer.
+
+    Attributes:
+        num_features: Random features r.
+        redraw_steps: The Module draws a new projection in each forward of this number in training; None means never.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+
+    num_features: int = 256
+    redraw_steps: int | None = None
+    scale: float | None = None
+
+    def __post_init__(self):
+        check_at_least("num_features", self.num_features, 1)
+        if self.redraw_steps is not None:
+            check_at_least("redraw_steps", self.redraw_steps, 1)
+        _check_scale(self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinformerOptions:
+    """Options of Linformer.
+
+    Attributes:
+        num_features: Mixtures m of the tokens.
+        max_length: Longest sequence of keys L, padding included.
+        per_head: Whether each head has its own projections; otherwise all heads share them (headwise sharing).
+        share_key_value: Whether one projection serves keys and values, E = F (key-value sharing).
+        init_std: Standard deviation of the projections' start values; None means 1 / sqrt(num_features).
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+
+    num_features: int = 256
+    max_length: int = 4096
+    per_head: bool = False
+    share_key_value: bool = False
+    init_std: float | None = None
+    scale: float | None = None
+
+    def __post_init__(self):
+        check_at_least("num_features", self.num_features, 1)
+        check_at_least("max_length", self.max_length, 1)
+        check_flag("per_head", self.per_head)
+        check_flag("share_key_value", self.share_key_value)
+        if self.init_std is not None:
+            check_positive("init_std", self.init_std)
+        _check_scale(self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InformerOptions:
+    """Options of ProbSparse attention.
+
+    Attributes:
+        num_queries: Queries u of each head that get exact attention; a sequence of at most u gets it for all.
+        num_samples: Keys |S| that decide which queries these are.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+
+    num_queries: int = 128
+    num_samples: int = 128
+    scale: float | None = None
+
+    def __post_init__(self):
+        check_at_least("num_queries", self.num_queries, 1)
+        check_at_least("num_samples", self.num_samples, 1)
+        _check_scale(self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReformerOptions:
+    """Options of LSH attention.
+
+    Attributes:
+        num_hashes: Rounds of hashing.
+        chunk_size: Tokens m of a chunk; a query reaches its chunk and the one before.
+        num_buckets: Buckets B, 1 or an even number; about 2 n / chunk_size is the authors' choice for n tokens.
+        shared_qk: Whether keys are the queries, normalised, as in the paper; `k` then takes no part.
+        across_buckets: Whether a query attends to other buckets in its reach too, as the authors' code does.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+
+    num_hashes: int = 2
+    chunk_size: int = 64
+    num_buckets: int = 64
+    shared_qk: bool = True
+    across_buckets: bool = False
+    scale: float | None = None
+
+    def __post_init__(self):
+        check_at_least("num_hashes", self.num_hashes, 1)
+        check_at_least("chunk_size", self.chunk_size, 1)
+        check_at_least("num_buckets", self.num_buckets, 1)
+        if self.num_buckets > 1 and self.num_buckets % 2:
+            raise ValueError(
+                f"num_buckets is {self.num_buckets}; expected 1 or an even number: each direction has an opposite."
+            )
+        check_flag("shared_qk", self.shared_qk)
+        check_flag("across_buckets", self.across_buckets)
+        _check_scale(self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongformerOptions:
+    """Options of Longformer.
+
+    Attributes:
+        window: Full width of the window, odd: the token itself and (window - 1) / 2 on either side.
+        num_global: How many of the first real tokens attend to all and are attended to by all.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+
+    window: int = 257
+    num_global: int = 0
+    scale: float | None = None
+
+    def __post_init__(self):
+        check_at_least("window", self.window, 1)
+        check_at_least("num_global", self.num_global, 0)
+        if self.window % 2 == 0:
+            raise ValueError(
+                f"window is {self.window}; expected an odd number, so that a token has a middle: "
+                f"{self.window + 1} is what others call an attention window of {self.window}."
+            )
+        _check_scale(self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BigBirdOptions:
+    """Options of BigBird.
+
+    Attributes:
+        block_size: Tokens of a block.
+        num_random_blocks: Blocks r that each block attends to besides its window and the global ones; a sequence of at
+            most r + 4 blocks gets exact attention.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+
+    block_size: int = 64
+    num_random_blocks: int = 3
+    scale: float | None = None
+
+    def __post_init__(self):
+        check_at_least("block_size", self.block_size, 1)
+        check_at_least("num_random_blocks", self.num_random_blocks, 0)
+        _check_scale(self.scale)
+
+
+def option_docs(options: type) -> dict[str, str]:
+    """What each field of an options class means, as its docstring says."""
+    text = inspect.getdoc(options) or ""
+    _, _, attributes = text.partition("Attributes:\n")
+    names, docs, name = {field.name for field in fields(options)}, {}, ""
+    for line in attributes.splitlines():
+        head, colon, rest = line.strip().partition(": ")
+        if colon and head in names and len(line) - len(line.lstrip()) == 4:
+            name, docs[head] = head, rest
+        elif name and line.strip():
+            docs[name] += "\n" + line.strip()
+    return docs
+
+
+def documented(options: type) -> Callable[[F], F]:
+    """Put what the fields of `options` mean where a function's docstring has the line `**options: ...`.
+
+    Only fields that the function takes are named: those that shape weights concern its Module alone.
+    """
+
+    def document(function: F) -> F:
+        if function.__doc__ is None:
+            return function
+        lines = []
+        for line in function.__doc__.splitlines():
+            if line.strip().startswith("**options:"):
+                indent = line[: len(line) - len(line.lstrip())]
+                taken = inspect.signature(function).parameters
+                for name, doc in option_docs(options).items():
+                    if name in taken:
+                        lines.append(f"{indent}{name}: " + doc.replace("\n", f"\n{indent}    "))
+            else:
+                lines.append(line)
+        function.__doc__ = "\n".join(lines)
+        return function
+
+    return document

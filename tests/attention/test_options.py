@@ -1,0 +1,81 @@
+"""Signature, options class and documentation of each method say the same."""
+
+import dataclasses
+import inspect
+import math
+
+import pytest
+import torch
+
+from nystrom import build_attention, nystrom_attention, nystrom_factors, nystrom_rows
+from nystrom.attention.options import option_docs
+from nystrom.attention.registry import METHODS, find_function
+
+CALL = {"keep", "query_keep", "generator", "skip"}
+
+
+def keywords(function):
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in CALL}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_function_takes_the_fields_of_its_options(name):
+    method, function = METHODS[name], find_function(name)
+    fields = {f.name: f for f in dataclasses.fields(method.options) if f.name not in method.weight_options}
+    taken = keywords(function)
+    # Options of weights that the function takes as tensors are none of its arguments.
+    assert list(taken) == [field for field in fields if field in taken]
+    assert method.weights or list(taken) == list(fields)
+    for option, parameter in taken.items():
+        assert parameter.default == fields[option].default
+        assert parameter.annotation == fields[option].type
+    assert ("generator" in inspect.signature(function).parameters) == method.random
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_option_is_documented_once_and_reaches_the_function(name):
+    method, function = METHODS[name], find_function(name)
+    docs = option_docs(method.options)
+    assert list(docs) == [field.name for field in dataclasses.fields(method.options)]
+    text = inspect.getdoc(function)
+    assert "**options" not in text
+    for option in keywords(function):
+        assert text.count(f"\n    {option}: ") == 1
+        assert " ".join(docs[option].split()) in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_options_are_keywords_alone(name):
+    with pytest.raises(TypeError):
+        METHODS[name].options(3)
+
+
+@pytest.mark.parametrize("function", [nystrom_factors, nystrom_rows])
+def test_what_looks_into_nystrom_attention_takes_its_arguments(function):
+    theirs = keywords(nystrom_attention)
+    assert {name: p.default for name, p in keywords(function).items()} == {
+        name: p.default for name, p in theirs.items() if name != "backend"
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "linear"])
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -1.0, 0.0, True, torch.tensor(0.5), "2"])
+def test_a_scale_that_is_no_positive_number_raises(name, scale):
+    with pytest.raises(ValueError, match=r"scale is .*expected a positive, finite number"):
+        build_attention(name, num_heads=2, head_dim=4, scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "message"),
+    [
+        ("skyformer", {"gamma": math.inf}, "gamma is inf; expected a positive, finite number"),
+        ("reformer", {"shared_qk": "no"}, "shared_qk is 'no'; expected True or False"),
+        ("linformer", {"per_head": 1}, "per_head is 1; expected True or False"),
+        ("linformer", {"init_std": 0.0}, "init_std is 0.0; expected a positive"),
+        ("skyformer_softmax", {"backend": "triton"}, "option of skyformer_softmax 'backend' is unknown"),
+    ],
+)
+def test_other_values_that_do_not_fit_raise(name, option, message):
+    with pytest.raises(ValueError, match=message):
+        build_attention(name, num_heads=2, head_dim=4, **option)
