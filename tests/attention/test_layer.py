@@ -235,10 +235,13 @@ def test_a_layer_put_into_an_encoder_by_hand_names_the_nested_tensor():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 24, batch_first=True), 1).eval()
     encoder.layers[0].self_attn = NystromAttention(12, 2)
     x = torch.randn(2, 20, 12)
-    with pytest.raises(ValueError, match=r"query is a nested tensor.*use_nested_tensor = False"):
-        encoder(x, src_key_padding_mask=padding())
-    encoder.use_nested_tensor = False
-    assert encoder(x, src_key_padding_mask=padding()).isfinite().all()
+    ignore = torch.arange(20) >= torch.tensor([[20], [15]])
+    # Without gradients the encoder packs sequences that are padded at the end.
+    with torch.no_grad():
+        with pytest.raises(ValueError, match=r"query is a nested tensor.*use_nested_tensor = False"):
+            encoder(x, src_key_padding_mask=ignore)
+        encoder.use_nested_tensor = False
+        assert encoder(x, src_key_padding_mask=ignore).isfinite().all()
 
 
 def test_a_compiled_layer_checks_the_floats_of_a_mask():
