@@ -16,12 +16,16 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.cli: pyproject.toml constraints.txt | $(VENV)/.made
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cli]'
+	@echo "Installing PyTorch and the commands into $(VENV). This takes minutes, and about 5 GB with PyTorch's CUDA build."
+	@echo "Without a GPU, stop here and choose the CPU build, which is much smaller:"
+	@echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $(MAKECMDGOALS)"
+	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt torch
+	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --editable '.[cli]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.cli
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo "Installing what the tests and checks need into $(VENV)."
+	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: $(VENV)/.cli  ## install, make data, train a small model on ListOps (a few minutes)
@@ -41,8 +45,9 @@ shapes: $(VENV)/.dev  ## the mathematics again, each shape and dtype in a signat
 bare: | $(VENV)/.made  ## the core, in an environment with torch and jaxtyping alone
 	rm -rf $(VENV)-bare
 	$(PYTHON) -m venv $(VENV)-bare
-	$(VENV)-bare/bin/python -m pip install --quiet --constraint constraints.txt torch
-	$(VENV)-bare/bin/python -m pip install --quiet --constraint constraints.txt .
+	@echo "Installing PyTorch and the core alone into $(VENV)-bare, which takes minutes."
+	$(VENV)-bare/bin/python -m pip install --progress-bar off --constraint constraints.txt torch
+	$(VENV)-bare/bin/python -m pip install --progress-bar off --constraint constraints.txt .
 	cd $(VENV)-bare && bin/python ../tests/bare.py
 	rm -rf $(VENV)-bare
 
