@@ -1,6 +1,7 @@
 import functools
 import inspect
 import math
+import re
 import shlex
 
 import pytest
@@ -19,16 +20,19 @@ SMALL |= {"kernel_size": 3}
 
 
 @pytest.fixture
-def measured(monkeypatch):
-    """Lengths that were measured, in order."""
-    lengths, measure = [], sweep.measure
+def measured(capsys):
+    """Gives the lengths that were measured since the last time, in order, as the run reports them."""
+    return lambda: [int(n) for n in re.findall(r"^n=(\d+): \d+ of", capsys.readouterr().err, flags=re.MULTILINE)]
 
-    def note(n, plan, past):
-        lengths.append(n)
-        return measure(n, plan, past)
 
-    monkeypatch.setattr(sweep, "measure", note)
-    return lengths
+@pytest.fixture
+def joins(monkeypatch):
+    """Adds a method that is built by a function, for one test."""
+
+    def add(name, build):
+        monkeypatch.setitem(contenders.CONTENDERS, name, Contender(name, None, build))
+
+    return add
 
 
 def test_rows_hold_each_method_pass_quantity_and_length(tmp_path):
@@ -68,10 +72,10 @@ def test_memory_is_that_of_the_matrices(tmp_path):
     assert rows["softmax-materialised", "forward+backward memory"] > rows["softmax-materialised", "forward memory"]
 
 
-def test_methods_take_turns_after_one_warm_up(tmp_path, monkeypatch):
+def test_methods_take_turns_after_one_warm_up(tmp_path, joins):
     turns = []
 
-    def contender(name):
+    def builder(name):
         def build(inputs, number, skip):
             def forward():
                 turns.append(name)
@@ -81,30 +85,31 @@ def test_methods_take_turns_after_one_warm_up(tmp_path, monkeypatch):
 
             return Call(forward, inputs.leaves)
 
-        return Contender(name, None, build)
+        return build
 
     for name in ("one", "two"):
-        monkeypatch.setitem(contenders.CONTENDERS, name, contender(name))
+        joins(name, builder(name))
     run_efficiency(lengths=(4,), methods=("one", "two"), passes=("forward+backward",), repeats=3, to=tmp_path)
     assert turns == ["one", "two"] * 5
 
 
-def test_a_run_goes_on_where_it_was_interrupted(tmp_path, monkeypatch, capsys):
-    measure = sweep.measure
+def test_a_run_goes_on_where_it_was_interrupted(tmp_path, joins, capsys):
+    interrupted = []
 
-    def interrupted(n, plan, past):
-        if n == 32:
+    def build(inputs, number, skip):
+        if inputs.n == 32 and not interrupted:
+            interrupted.append(inputs.n)
             raise KeyboardInterrupt
-        return measure(n, plan, past)
+        return Call(lambda: sum(inputs.leaves), inputs.leaves)
 
-    monkeypatch.setattr(sweep, "measure", interrupted)
+    joins("interrupted", build)
+    asked = SMALL | {"methods": ("interrupted", "softmax")}
     with pytest.raises(KeyboardInterrupt):
-        run_efficiency(**SMALL, to=tmp_path)
+        run_efficiency(**asked, to=tmp_path)
     assert "efficiency.csv keeps the lengths that are done" in capsys.readouterr().err
     kept = read_rows(tmp_path / "efficiency.csv")
     assert {row.n for row in kept} == {16}
-    monkeypatch.setattr(sweep, "measure", measure)
-    rows = run_efficiency(**SMALL, to=tmp_path)
+    rows = run_efficiency(**asked, to=tmp_path)
     assert rows[: len(kept)] == kept
     assert {row.n for row in rows} == {16, 32}
 
@@ -113,18 +118,18 @@ def test_lengths_that_are_done_are_not_measured_again(tmp_path, measured):
     first = run_efficiency(**SMALL, to=tmp_path)
     assert run_efficiency(**SMALL, to=tmp_path) == first
     more = run_efficiency(**SMALL | {"lengths": (64, 32, 8, 8)}, to=tmp_path)
-    assert measured == [16, 32, 8, 64]
+    assert measured() == [16, 32, 8, 64]
     assert list(dict.fromkeys(row.n for row in more)) == [8, 32, 64]
 
 
-@pytest.mark.parametrize("change", [{"heads": 4}, {"methods": ("softmax",)}, {"seed": 1}, {"dtype": "float64"}])
-def test_another_setting_in_the_same_folder_is_refused(tmp_path, change, measured):
+def test_another_setting_in_the_same_folder_raises(tmp_path, measured):
     run_efficiency(**SMALL, to=tmp_path)
     before = (tmp_path / "efficiency.csv").read_bytes()
-    with pytest.raises(ValueError, match=r"efficiency\.csv holds rows of another setting: .*Name another folder in to"):
-        run_efficiency(**SMALL | change, to=tmp_path)
-    assert (tmp_path / "efficiency.csv").read_bytes() == before
-    assert measured == [16, 32]
+    for change in ({"heads": 4}, {"methods": ("softmax",)}, {"seed": 1}, {"dtype": "float64"}):
+        with pytest.raises(ValueError, match=r"efficiency\.csv holds rows of another setting"):
+            run_efficiency(**SMALL | change, to=tmp_path)
+        assert (tmp_path / "efficiency.csv").read_bytes() == before
+    assert measured() == [16, 32]
 
 
 def test_methods_that_came_or_went_are_another_setting(tmp_path, monkeypatch):
@@ -142,7 +147,7 @@ def test_the_command_of_a_row_is_the_same_setting(tmp_path, measured):
     assert words[:3] == ["nystrom", "bench", "efficiency"]
     assert str(tmp_path) not in rows[0].command
     assert tyro.cli(run_efficiency, args=[*words[3:], "--to", str(tmp_path)]) == rows
-    assert measured == [16, 32]
+    assert measured() == [16, 32]
 
 
 def test_what_does_not_fit_in_memory_is_not_run(tmp_path, monkeypatch, capsys):
@@ -158,12 +163,12 @@ def test_what_does_not_fit_in_memory_is_not_run(tmp_path, monkeypatch, capsys):
     assert "n=512: softmax-materialised forward is not measured: needs about" in capsys.readouterr().err
 
 
-def test_memory_is_estimated_from_the_length_before(tmp_path, monkeypatch):
+def test_memory_is_estimated_from_the_length_before(tmp_path, monkeypatch, joins):
     # Held by the contender, and known from its first length alone.
     def build(inputs, number, skip):
         return Call(lambda: torch.empty(inputs.n, 1000).sum() + inputs.leaves[0], inputs.leaves)
 
-    monkeypatch.setitem(contenders.CONTENDERS, "hungry", Contender("", None, build))
+    joins("hungry", build)
     monkeypatch.setattr(interleaved, "free_bytes", lambda device: 2 * 1_000_000)
     asked = SMALL | {"lengths": (128, 512), "methods": ("hungry",)}
     rows = run_efficiency(**asked, passes=("forward",), to=tmp_path)
@@ -177,15 +182,15 @@ def test_a_call_that_would_take_too_long_is_not_run(tmp_path):
 
 
 def test_a_long_first_length_is_estimated_from_a_short_call(tmp_path, monkeypatch, measured):
-    monkeypatch.setattr(sweep, "_PROBE_TOKENS", 16)
+    monkeypatch.setattr(sweep, "PROBE_TOKENS", 16)
     rows = run_efficiency(**SMALL | {"lengths": (64,)}, skip="without", limit_seconds=1e-9, to=tmp_path)
-    assert measured == [16, 64]
+    assert measured() == [64]
     # Linear methods are not probed, and have no estimate yet.
     assert {row.method for row in rows if math.isnan(row.value)} == {"softmax"}
     assert {row.n for row in read_rows(tmp_path / "efficiency.csv")} == {64}
     # The rows of the first length serve the next.
     run_efficiency(**SMALL | {"lengths": (64, 128)}, skip="without", limit_seconds=1e-9, to=tmp_path)
-    assert measured == [16, 64, 128]
+    assert measured() == [128]
 
 
 def test_a_method_that_cannot_run_says_why_and_the_others_go_on(tmp_path):
@@ -195,18 +200,18 @@ def test_a_method_that_cannot_run_says_why_and_the_others_go_on(tmp_path):
     assert notes == {"softmax": "", "authors-8": "wants a length that is a multiple of 8 and longer"}
 
 
-def test_threads_are_set_for_the_run_alone(tmp_path, monkeypatch):
-    seen, measure = [], sweep.measure
+def test_threads_are_set_for_the_run_alone(tmp_path, joins):
+    seen = []
 
-    def note(n, plan, past):
+    def build(inputs, number, skip):
         seen.append(torch.get_num_threads())
-        return measure(n, plan, past)
+        return Call(lambda: sum(inputs.leaves), inputs.leaves)
 
-    monkeypatch.setattr(sweep, "measure", note)
+    joins("counting", build)
     before = torch.get_num_threads()
     other = 1 if before > 1 else 2
-    rows = run_efficiency(**SMALL, threads=other, to=tmp_path)
-    assert seen == [other] * 2
+    rows = run_efficiency(**SMALL | {"methods": ("counting",)}, threads=other, to=tmp_path)
+    assert set(seen) == {other}
     assert torch.get_num_threads() == before
     assert rows[0].sizes.endswith(f"threads={other}")
 
@@ -234,7 +239,7 @@ def test_threads_are_set_for_the_run_alone(tmp_path, monkeypatch):
 def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, change, message, measured):
     with pytest.raises(ValueError, match=message):
         run_efficiency(**SMALL | change, to=tmp_path / "new")
-    assert measured == []
+    assert measured() == []
     assert not (tmp_path / "new").exists()
 
 
@@ -250,7 +255,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
     (tmp_path / "taken").touch()
     with pytest.raises(ValueError, match=r"taken.* cannot be written"):
         run_efficiency(**SMALL, to=tmp_path / "taken")
-    assert measured == []
+    assert measured() == []
 
 
 def test_other_dtypes_run(tmp_path):
@@ -260,7 +265,7 @@ def test_other_dtypes_run(tmp_path):
 
 
 def test_each_length_has_a_floor_where_memory_bounds(tmp_path, monkeypatch, measured):
-    monkeypatch.setattr(sweep, "_has_floor", lambda plan: True)
+    monkeypatch.setattr(sweep, "has_floor", lambda plan: True)
     monkeypatch.setattr(floor, "copy_bandwidth", lambda device: (4e9, 2e9, 8e9))
     rows = run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path)
     floors = {(row.quantity, row.n): row for row in rows if row.method == "floor"}
@@ -274,8 +279,8 @@ def test_each_length_has_a_floor_where_memory_bounds(tmp_path, monkeypatch, meas
         assert floors["copy bandwidth", n].value == 4.0
     # They belong to the setting: a run goes on, and one without them is another.
     assert run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path) == rows
-    assert measured == [16, 32]
-    monkeypatch.setattr(sweep, "_has_floor", lambda plan: False)
+    assert measured() == [16, 32]
+    monkeypatch.setattr(sweep, "has_floor", lambda plan: False)
     with pytest.raises(ValueError, match="another setting: methods at n=16"):
         run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path)
 
@@ -302,17 +307,17 @@ def test_compiled_methods_run_by_the_compiler_itself(tmp_path):
     assert {row.note for row in rows} == {""}
 
 
-def test_an_error_of_triton_is_noted_and_any_other_is_raised(tmp_path, monkeypatch):
+def test_an_error_of_triton_is_noted_and_any_other_is_raised(tmp_path, joins):
     out_of_resources = pytest.importorskip("triton.runtime.errors").OutOfResources
 
-    def contender(error):
+    def fails_with(error):
         def build(inputs, number, skip):
             raise error
 
-        return Contender("", None, build)
+        return build
 
-    monkeypatch.setitem(contenders.CONTENDERS, "large", contender(out_of_resources(2, 1, "shared memory")))
-    monkeypatch.setitem(contenders.CONTENDERS, "wrong", contender(KeyError("x")))
+    joins("large", fails_with(out_of_resources(2, 1, "shared memory")))
+    joins("wrong", fails_with(KeyError("x")))
     rows = run_efficiency(**SMALL | {"lengths": (16,), "methods": ("large", "softmax")}, to=tmp_path)
     assert {row.method: row.note[:41] for row in rows} == {
         "large": "out of resource: shared memory, Required:",

@@ -115,7 +115,7 @@ def test_the_retrieval_model_sees_both_documents():
 
 
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path, monkeypatch, capsys):
-    measure = steps._measure
+    measure = steps.measure_task
     done = []
 
     def interrupted(task, plan):
@@ -124,7 +124,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return measure(task, plan)
 
-    monkeypatch.setattr(steps, "_measure", interrupted)
+    monkeypatch.setattr(steps, "measure_task", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_training(**SMALL, to=tmp_path)
     assert "training.csv keeps the tasks that are done" in capsys.readouterr().err
@@ -135,13 +135,13 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path, monkeypatch, capsys):
     assert run_training(**SMALL | {"tasks": ("retrieval",)}, to=tmp_path) == rows[len(kept) :]
 
 
-@pytest.mark.parametrize("change", [{"batch": 4}, {"methods": ("softmax",)}, {"seed": 1}, {"repeats": 2}])
-def test_another_setting_in_the_same_folder_is_refused(tmp_path, change):
+def test_another_setting_in_the_same_folder_raises(tmp_path):
     run_training(**SMALL, to=tmp_path)
     before = (tmp_path / "training.csv").read_bytes()
-    with pytest.raises(ValueError, match=r"training\.csv holds rows of another setting: .*Name another folder in to"):
-        run_training(**SMALL | change, to=tmp_path)
-    assert (tmp_path / "training.csv").read_bytes() == before
+    for change in ({"batch": 4}, {"methods": ("softmax",)}, {"seed": 1}, {"repeats": 2}):
+        with pytest.raises(ValueError, match=r"training\.csv holds rows of another setting"):
+            run_training(**SMALL | change, to=tmp_path)
+        assert (tmp_path / "training.csv").read_bytes() == before
 
 
 def test_what_would_take_too_long_or_too_much_is_not_run(tmp_path, monkeypatch, capsys):

@@ -14,6 +14,7 @@ time. A method that moves more than it computes can be no faster than the floor,
 
 import dataclasses
 import statistics
+from collections.abc import Callable
 
 import torch
 
@@ -31,14 +32,18 @@ _COPY_BYTES = 2**32
 _COPIES = 9
 
 
-def copy_bandwidth(device: torch.device, size: int = _COPY_BYTES) -> tuple[float, float, float]:
+def copy_bandwidth(
+    device: torch.device,
+    size: int = _COPY_BYTES,
+    clock: Callable[[Callable[[], object], torch.device], float] = seconds,
+) -> tuple[float, float, float]:
     """Bytes per second that copies of `size` bytes read and write together: the median, and both quartiles."""
     size = min(size, free_bytes(device) // 8)
     source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     # Zeros may move faster than numbers do.
     source.random_()
-    seconds(lambda: target.copy_(source), device)
-    times = [seconds(lambda: target.copy_(source), device) for _ in range(_COPIES)]
+    clock(lambda: target.copy_(source), device)
+    times = [clock(lambda: target.copy_(source), device) for _ in range(_COPIES)]
     low, middle, high = (2 * size / time for time in reversed(statistics.quantiles(times, n=4, method="inclusive")))
     return middle, low, high
 

@@ -70,7 +70,7 @@ def measure_tasks(tasks: Sequence[str], setup: StepSetup, path: Path) -> list[Ro
     try:
         for task in dict.fromkeys(tasks):
             if not any(row.quantity == f"{task} step time" for row in rows):
-                new = _measure(task, setup)
+                new = measure_task(task, setup)
                 append_rows(path, new)
                 rows.extend(new)
                 print(f"{task}: {sum(not row.note for row in new)} of {len(new)} rows, in {path}.", file=sys.stderr)
@@ -112,7 +112,7 @@ class _Training:
         return peak_bytes(lambda: self.step(batch), self.setup.device)
 
 
-def _measure(task: str, setup: StepSetup) -> list[Row]:
+def measure_task(task: str, setup: StepSetup) -> list[Row]:
     """Rows of one task."""
     size = setup.batch or SHAPES[task].batch
     batch = random_batch(SHAPES[task], size, setup.seed, setup.device)

@@ -18,7 +18,7 @@ from nystrom.studies.speed.floor import floor_quantities, floor_rows
 from nystrom.studies.speed.interleaved import Cell, Setup, measure, plain_row
 
 # What takes time quadratic in n is first called at this length, if the first one asked for is longer.
-_PROBE_TOKENS = 1024
+PROBE_TOKENS = 1024
 
 
 def sweep_lengths(lengths: Sequence[int], setup: Setup, path: Path) -> list[Row]:
@@ -54,7 +54,7 @@ def _run(lengths: Sequence[int], setup: Setup, rows: list[Row], path: Path) -> l
         for n in missing:
             shorter = sorted((row for row in rows if (row.n or 0) < n), key=lambda row: row.n or 0)
             new = measure(n, setup, past + shorter)
-            if _has_floor(setup):
+            if has_floor(setup):
                 new += floor_rows(n, setup)
             append_rows(path, new)
             rows.extend(new)
@@ -68,12 +68,12 @@ def _run(lengths: Sequence[int], setup: Setup, rows: list[Row], path: Path) -> l
 def _probe(missing: Sequence[int], setup: Setup) -> list[Row]:
     """Rows of a short length, to estimate from where no other is: they are not kept."""
     quadratic = tuple(cell for cell in setup.cells if cell.contender.quadratic)
-    if not quadratic or not missing or missing[0] <= _PROBE_TOKENS:
+    if not quadratic or not missing or missing[0] <= PROBE_TOKENS:
         return []
-    return measure(_PROBE_TOKENS, dataclasses.replace(setup, cells=quadratic, repeats=1), [])
+    return measure(PROBE_TOKENS, dataclasses.replace(setup, cells=quadratic, repeats=1), [])
 
 
-def _has_floor(setup: Setup) -> bool:
+def has_floor(setup: Setup) -> bool:
     """Whether memory bounds the methods: on a CPU products and softmax take longer than the bytes."""
     return setup.sizes.device.type == "cuda"
 
@@ -117,7 +117,7 @@ def _done(path: Path, setup: Setup) -> list[Row]:
         return []
     rows, new = read_rows(path), plain_row(setup)
     cells = {(cell.method, f"{cell.timed} {what}") for cell in setup.cells for what in ("time", "memory")}
-    if _has_floor(setup):
+    if has_floor(setup):
         cells |= floor_quantities(setup)
     lengths = dict.fromkeys(row.n for row in rows)
     differ = [found for row in rows if (found := differing_setting(row, new, "lengths")) is not None]
