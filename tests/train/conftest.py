@@ -13,7 +13,7 @@ from torch import Tensor
 from nystrom.tasks.lra.listops.task import prepare_listops
 from nystrom.tasks.lra.texts.retrieval import prepare_retrieval
 from nystrom.train.engine import train
-from nystrom.train.trainer import EncoderTrainer
+from nystrom.train.run.trainer import EncoderTrainer
 
 
 @pytest.fixture(scope="session")

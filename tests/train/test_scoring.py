@@ -5,7 +5,7 @@ import torch
 
 from nystrom.models import EncoderForSequenceClassification
 from nystrom.tasks.lra.listops.task import ListOps
-from nystrom.train.data import class_names, find_task
+from nystrom.train.data.tasks import class_names, find_task
 from nystrom.train.engine import evaluate
 from nystrom.train.scoring import accuracy, load_model
 

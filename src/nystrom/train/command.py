@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nystrom.train.columns import NO_COLUMNS, Columns
+from nystrom.train.data.columns import NO_COLUMNS, Columns
 from nystrom.train.settings import Settings
 
 

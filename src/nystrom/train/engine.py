@@ -1,7 +1,7 @@
 """Train a model on a task, and score a saved one.
 
 Everything that decides the result is settled and checked here; the data, the model and the Trainer follow in
-`nystrom.train.running`, which is imported only then, so that this module needs no torch. On the same machine and with
+`nystrom.train.run.start`, which is imported only then, so that this module needs no torch. On the same machine and with
 the same number of processes a run that was killed and resumed ends with the weights and the curves of an unbroken one.
 """
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from nystrom.checks import check_at_least
 from nystrom.measure.rows import Row
-from nystrom.train.columns import Columns
+from nystrom.train.data.columns import Columns
 from nystrom.train.hardware import Device, Precision, is_main, usable_device, usable_precision
 from nystrom.train.lengths import data_positions
 from nystrom.train.presets.published import find_preset
-from nystrom.train.run_folder import RunFolder
+from nystrom.train.run.folder import RunFolder
 from nystrom.train.settings import settle
 
 
@@ -86,7 +86,7 @@ def train(
         ValueError: A name, number, folder, device or precision that cannot be used; before data or model are made.
         FloatingPointError: The loss or a weight is no longer finite.
     """
-    from nystrom.train.data import check_data
+    from nystrom.train.data.tasks import check_data
 
     chosen = find_preset(task, preset)
     run = RunFolder(Path("runs") / f"{task}-{attention}-{preset}-seed{seed}" if to is None else Path(to))
@@ -121,7 +121,7 @@ def train(
     if threads is not None:
         check_at_least("threads", threads, 1)
     with run.held(settings, resume=resume, main=is_main()):
-        from nystrom.train.running import run_training
+        from nystrom.train.run.start import run_training
 
         run_training(settings, chosen, data, run, columns=columns, resume=resume, threads=threads)
     return run.path
@@ -165,7 +165,7 @@ def evaluate(
     device = usable_device(device)  # pyright: ignore[reportAssignmentType]
     precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
 
-    from nystrom.train.data import check_data
+    from nystrom.train.data.tasks import check_data
     from nystrom.train.scoring import score
 
     check_data(task, Path(data))

@@ -29,7 +29,7 @@ def data_positions(preset: Preset, data: Path | None) -> int | None:
     Raises:
         ValueError: The folder holds no data of the task.
     """
-    from nystrom.train.data import default_folder, find_task
+    from nystrom.train.data.tasks import default_folder, find_task
 
     folder = default_folder(preset.data) if data is None else data
     if not LRA[preset.task].any_size or not folder.is_dir():

@@ -14,11 +14,11 @@ from nystrom.measure.rows import Row
 from nystrom.models import EncoderConfig
 from nystrom.models.files.loading import check_fit
 from nystrom.tasks.lra.facts import LRA
-from nystrom.train.batches import shortest_first
-from nystrom.train.columns import Columns
-from nystrom.train.data import Model, Split, Task, check_lengths, class_names, find_task, prepared_folder
-from nystrom.train.progress import no_file_bars
+from nystrom.train.data.batches import shortest_first
+from nystrom.train.data.columns import Columns
+from nystrom.train.data.tasks import Model, Split, Task, check_lengths, class_names, find_task, prepared_folder
 from nystrom.train.results import Place, accuracy_row
+from nystrom.train.run.progress import no_file_bars
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -7,7 +7,7 @@ from nystrom.measure.rows import read_rows
 from nystrom.studies.speed import turns
 from nystrom.studies.speed.overhead import run_overhead
 from nystrom.studies.speed.turns import BareLoop
-from nystrom.train.trainer import EncoderTrainer
+from nystrom.train.run.trainer import EncoderTrainer
 
 
 @pytest.mark.parametrize("task", ["listops", "retrieval"])

@@ -7,7 +7,7 @@ from nystrom.tasks.lra.listops.task import PUBLISHED, ListOps
 from nystrom.tasks.lra.pathfinder.task import PUBLISHED_SIZES, Pathfinder
 from nystrom.tasks.lra.texts.retrieval import Retrieval
 from nystrom.tasks.lra.texts.reviews import Text
-from nystrom.train.data import TASKS
+from nystrom.train.data.tasks import TASKS
 
 
 def test_tables_engine_and_facts_name_the_same_tasks_in_the_same_order():

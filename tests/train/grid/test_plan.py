@@ -87,7 +87,7 @@ def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
 
 def test_a_grid_compiles_where_it_is_asked_to(grid, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("nystrom.train.compiling.check_compiler", asked.append)
+    monkeypatch.setattr("nystrom.train.run.compiling.check_compiler", asked.append)
     monkeypatch.setattr(Grid, "train", lambda self, runs: asked.extend(run.arguments["compile"] for run in runs))
     grid(tmp_path, compile=True)
     assert asked == ["cpu", True]
@@ -206,7 +206,7 @@ def test_what_cannot_be_run_is_refused_before_any_training(whole, grid, monkeypa
 
 @pytest.mark.parametrize("last", ["lisops", "text"])
 def test_nothing_is_drawn_for_a_grid_that_cannot_run(grid, tmp_path, monkeypatch, last):
-    monkeypatch.setattr("nystrom.train.data.prepare_listops", lambda *_, **__: pytest.fail("data were drawn"))
+    monkeypatch.setattr("nystrom.train.data.tasks.prepare_listops", lambda *_, **__: pytest.fail("data were drawn"))
     with pytest.raises(ValueError, match=r"'lisops' is unknown|prepare text --from FILES"):
         grid(tmp_path / "runs", tasks=["listops", last], data=tmp_path / "none")
 

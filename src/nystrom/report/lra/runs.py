@@ -103,7 +103,7 @@ def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Cell:
         if len(different := dict.fromkeys(values)) > 1:
             raise ValueError(
                 f"runs of {line.method} ({line.preset}) on {task} differ in {what}: {', '.join(map(str, different))}; "
-                "a mean over seeds wants the same settings: tabulate them apart."
+                "a mean over seeds needs the same settings: tabulate them apart."
             )
     shares = [run["test accuracy"].value for run in runs]
     mean = statistics.fmean(shares)

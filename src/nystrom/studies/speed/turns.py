@@ -24,8 +24,8 @@ from transformers.trainer_utils import IntervalStrategy
 from nystrom.checks import check_at_least
 from nystrom.measure.rows import Row, append_rows, check_folder
 from nystrom.models import EncoderConfig
-from nystrom.train.batches import TrainingOrder
-from nystrom.train.data import (
+from nystrom.train.data.batches import TrainingOrder
+from nystrom.train.data.tasks import (
     Splits,
     check_data,
     class_names,
@@ -37,12 +37,12 @@ from nystrom.train.data import (
 from nystrom.train.hardware import Device, Precision
 from nystrom.train.lengths import data_positions
 from nystrom.train.presets.published import Preset, find_preset
-from nystrom.train.progress import ProgressBar, ProgressLines
 from nystrom.train.results import Place, result_row, setting_words
-from nystrom.train.run_folder import RunFolder
+from nystrom.train.run.folder import RunFolder
+from nystrom.train.run.progress import ProgressBar, ProgressLines
+from nystrom.train.run.trainer import EncoderTrainer, training_arguments
 from nystrom.train.scoring import DTYPES
 from nystrom.train.settings import Settings, settle
-from nystrom.train.trainer import EncoderTrainer, training_arguments
 
 # Steps before the measured ones: memory is allocated, kernels are chosen.
 _WARM_UP = 5

@@ -25,7 +25,7 @@ def main() -> int:
     import torch
 
     from nystrom.train.engine import train
-    from nystrom.train.run_folder import RunFolder
+    from nystrom.train.run.folder import RunFolder
 
     run = RunFolder(Path(arguments.pop("to")))
     data = Path(arguments.pop("data"))

@@ -1,13 +1,13 @@
 """The grid of the Long Range Arena: tasks, methods and seeds, a run each, several at a time.
 
-    FOLDER/TASK-METHOD-PRESET-seedSEED/       the run, see `nystrom.train.run_folder`
+    FOLDER/TASK-METHOD-PRESET-seedSEED/       the run, see `nystrom.train.run.folder`
     FOLDER/TASK-METHOD-PRESET-seedSEED.log    what its process printed
     FOLDER/lra.csv                            the rows of all finished runs
 
 Everything is checked before the first run starts: names, settings, data, and that runs in the folder were made with the
 same. Each run has its own process, see `nystrom.train.grid.processes`. What is finished is skipped, what was cut off
 goes on after its last checkpoint; with the same number of threads its result is that of an unbroken run. `lra.csv` is
-written anew from the runs' own rows whenever one has finished.
+written again from the runs' own rows whenever one has finished.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from nystrom.train.hardware import Device, Precision, cores, processes, usable_d
 from nystrom.train.lengths import data_positions
 from nystrom.train.method_names import read_method
 from nystrom.train.presets.published import Preset, find_preset
-from nystrom.train.run_folder import RunFolder
+from nystrom.train.run.folder import RunFolder
 from nystrom.train.settings import Settings, settle
 
 PresetName = Literal["nystromformer", "nystromformer-1000", "skyformer", "skyformer-1000", "demo"]
@@ -161,8 +161,8 @@ def run_grid(
 
 def _prepare(to: Path, plans: Sequence[tuple[Preset, Path, list[Planned]]], *, check_compile: bool) -> None:
     """Make the data that can be made, and check them and the runs that were begun."""
-    from nystrom.train.compiling import check_compiler
-    from nystrom.train.data import find_task, prepare_if_missing
+    from nystrom.train.data.tasks import find_task, prepare_if_missing
+    from nystrom.train.run.compiling import check_compiler
 
     # An accelerator is left to the processes of the runs, the first of which reports what it cannot compile.
     if check_compile:
@@ -202,7 +202,7 @@ def _run(to: Path, planned: Planned, data: Path, threads: int) -> Run:
 
 def _check(to: Path, planned: Sequence[Planned], data: Path) -> None:
     """See that the data can be trained on, and that runs which were begun have these settings and data."""
-    from nystrom.train.data import fingerprint, open_splits
+    from nystrom.train.data.tasks import fingerprint, open_splits
 
     first = planned[0].settings
     splits = open_splits(first.task, data, positions=first.max_length, batch_size=first.batch_size)

@@ -21,7 +21,7 @@ import psutil
 
 from nystrom.measure.rows import append_rows, read_rows
 from nystrom.train.grid.child import OUT_OF_MEMORY
-from nystrom.train.run_folder import RunFolder
+from nystrom.train.run.folder import RunFolder
 
 TABLE = "lra.csv"
 
@@ -161,7 +161,7 @@ class Grid:
         )
 
     def _write_table(self) -> None:
-        """Write the table of all finished runs in the folder anew, in one piece."""
+        """Write the table of all finished runs in the folder again, in one piece."""
         folders = sorted(path for path in self.to.iterdir() if RunFolder(path).is_finished)
         partial = self.to / f".{TABLE}.partial"
         partial.unlink(missing_ok=True)

@@ -97,7 +97,7 @@ def test_the_pair_classifier_takes_them(tmp_path):
     torch = pytest.importorskip("torch")
     from nystrom.models import EncoderConfig
     from nystrom.models.heads.pairs import EncoderForPairClassification
-    from nystrom.train.batches import collate_pairs
+    from nystrom.train.data.batches import collate_pairs
 
     data = Retrieval(prepare_retrieval(official(tmp_path / "from"), tmp_path / "to", progress=False), "train")
     batch = collate_pairs([data[0], data[1]])

@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from nystrom.train.columns import Columns
 from nystrom.train.command import train_words
-from nystrom.train.compiling import check_compiler
-from nystrom.train.data import (
+from nystrom.train.data.columns import Columns
+from nystrom.train.data.tasks import (
     class_names,
     default_folder,
     find_task,
@@ -20,15 +19,16 @@ from nystrom.train.data import (
     prepare_if_missing,
     prepared_folder,
 )
-from nystrom.train.finish import finish
 from nystrom.train.hardware import is_main
 from nystrom.train.presets.published import Preset
-from nystrom.train.progress import no_file_bars
 from nystrom.train.results import command_line
-from nystrom.train.run_folder import RunFolder
+from nystrom.train.run.compiling import check_compiler
+from nystrom.train.run.finish import finish
+from nystrom.train.run.folder import RunFolder
+from nystrom.train.run.progress import no_file_bars
+from nystrom.train.run.trainer import EncoderTrainer, NotFinite, training_arguments
+from nystrom.train.run.writing import NotWritten
 from nystrom.train.settings import Settings
-from nystrom.train.trainer import EncoderTrainer, NotFinite, training_arguments
-from nystrom.train.writing import NotWritten
 
 
 def run_training(

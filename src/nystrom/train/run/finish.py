@@ -4,13 +4,13 @@ import shutil
 from pathlib import Path
 
 from nystrom.report.plots.curves import draw_curves
-from nystrom.train.data import Model, class_names, find_task
+from nystrom.train.data.tasks import Model, class_names, find_task
 from nystrom.train.results import Place, accuracy_row, result_row, setting_words
-from nystrom.train.run_folder import RunFolder
+from nystrom.train.run.folder import RunFolder
+from nystrom.train.run.trainer import EncoderTrainer
+from nystrom.train.run.writing import written
 from nystrom.train.scoring import accuracy, load_model
 from nystrom.train.settings import Settings
-from nystrom.train.trainer import EncoderTrainer
-from nystrom.train.writing import written
 
 
 def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, command: str) -> None:

@@ -5,7 +5,7 @@ import re
 import pytest
 from transformers import TrainerState
 
-from nystrom.train.progress import ProgressBar, ProgressLines, line_of
+from nystrom.train.run.progress import ProgressBar, ProgressLines, line_of
 
 
 def test_a_piped_log_holds_plain_lines_with_numbers(small_run, tmp_path, capsys):

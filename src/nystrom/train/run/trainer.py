@@ -9,7 +9,7 @@
 - A checkpoint that cannot be written, on a full disk for example, ends the run with one line, and is removed.
 - The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset says.
 - Evaluation takes as many samples at a time as a part of a step, so that what trains in the memory is scored in it.
-- A model that is compiled gets batches of one shape, see `nystrom.train.compiling`.
+- A model that is compiled gets batches of one shape, see `nystrom.train.run.compiling`.
 
 The pickled states that the Trainer (5.23) loads are those of the optimizer, the schedule, the scaler and the random
 numbers, all with `weights_only=True`, which runs no code; weights are safetensors.
@@ -37,15 +37,15 @@ from transformers import (
 )
 
 from nystrom.measure.memory import peak_megabytes
-from nystrom.train.batches import TrainingOrder, shortest_first
-from nystrom.train.compiling import compile_model
-from nystrom.train.data import Model, Splits, find_task
+from nystrom.train.data.batches import TrainingOrder, shortest_first
+from nystrom.train.data.tasks import Model, Splits, find_task
 from nystrom.train.presets.published import Preset
-from nystrom.train.progress import QUANTITIES, progress
-from nystrom.train.run_folder import Point, RunFolder
+from nystrom.train.run.compiling import compile_model
+from nystrom.train.run.folder import Point, RunFolder
+from nystrom.train.run.progress import QUANTITIES, progress
+from nystrom.train.run.writing import NotWritten, written
 from nystrom.train.scoring import is_right
 from nystrom.train.settings import Settings
-from nystrom.train.writing import NotWritten, written
 
 
 class NotFinite(FloatingPointError):

@@ -1,9 +1,9 @@
 """Compile a model for training: one graph for all steps.
 
-Every batch is padded to the positions of the model (`nystrom.train.batches`), so that all steps have one shape. The
-whole model becomes one graph for each shape: one for the steps, one for evaluation, and one for its last batch where
-that is smaller. Padding changes nothing, so without dropout the results are those of the plain model, to rounding;
-dropout has other draws, and with inductor so have methods that draw in training.
+Every batch is padded to the positions of the model (`nystrom.train.data.batches`), so that all steps have one shape.
+The whole model becomes one graph for each shape: one for the steps, one for evaluation, and one for its last batch
+where that is smaller. Padding changes nothing, so without dropout the results are those of the plain model, to
+rounding; dropout has other draws, and with inductor so have methods that draw in training.
 
 The model is compiled in place (`torch.nn.Module.compile`): its weights, its folder and its checkpoints are those of a
 model that is not compiled. The Trainer's own `torch_compile` would compute float32 in TF32, and would not compile
@@ -12,7 +12,7 @@ evaluation.
 
 import torch
 
-from nystrom.train.data import Model
+from nystrom.train.data.tasks import Model
 
 BACKEND = "inductor"
 

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from nystrom.tasks.lra.listops.task import ListOps
-from nystrom.train.batches import TrainingOrder, collate, collate_pairs, collate_whole, shortest_first
+from nystrom.train.data.batches import TrainingOrder, collate, collate_pairs, collate_whole, shortest_first
 
 LENGTHS = np.random.default_rng(0).integers(5, 500, size=1003)
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from nystrom.train.run_folder import Point, RunFolder
+from nystrom.train.run.folder import Point, RunFolder
 from nystrom.train.settings import settle
 
 

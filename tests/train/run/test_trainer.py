@@ -13,10 +13,10 @@ from torch.testing import assert_close
 from nystrom.measure.rows import read_rows
 from nystrom.models import EncoderForSequenceClassification
 from nystrom.tasks.lra.listops.task import prepare_listops
-from nystrom.train.batches import TrainingOrder
+from nystrom.train.data.batches import TrainingOrder
 from nystrom.train.engine import evaluate
 from nystrom.train.presets.published import PRESETS
-from nystrom.train.trainer import EncoderTrainer, RunCallback
+from nystrom.train.run.trainer import EncoderTrainer, RunCallback
 
 
 def test_accumulation_gives_the_run_of_the_whole_batch(small_run, tmp_path, weights, curves):
@@ -50,7 +50,7 @@ def test_evaluation_takes_no_more_samples_at_a_time_than_a_step(
 def test_the_order_of_the_samples_is_that_of_the_seed_and_the_whole_batch(small_run, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "nystrom.train.trainer.TrainingOrder", lambda *_, **given: asked.append(given) or TrainingOrder(*_, **given)
+        "nystrom.train.run.trainer.TrainingOrder", lambda *_, **given: asked.append(given) or TrainingOrder(*_, **given)
     )
     small_run(tmp_path / "run", seed=5, steps=3, accumulation=2)
     assert asked == [{"batch_size": 8, "steps": 3, "seed": 5}]

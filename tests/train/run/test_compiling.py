@@ -10,10 +10,10 @@ from torch.testing import assert_close
 from nystrom.attention.registry import METHODS
 from nystrom.measure.rows import read_rows
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
-from nystrom.train import compiling
-from nystrom.train.compiling import compile_model
 from nystrom.train.engine import evaluate
-from nystrom.train.trainer import EncoderTrainer
+from nystrom.train.run import compiling
+from nystrom.train.run.compiling import compile_model
+from nystrom.train.run.trainer import EncoderTrainer
 
 # The method with the smallest graph.
 SOFTMAX = {"attention": "softmax", "options": {}}

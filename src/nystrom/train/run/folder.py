@@ -114,7 +114,7 @@ class RunFolder:
 
     def _check(self, settings: Settings, *, resume: bool) -> None:
         if not self.is_started:
-            # A run that was killed before its first file was whole leaves that file's beginning.
+            # A run that was killed while it wrote its first file leaves the beginning of that file.
             strange = (entry.name for entry in self.path.iterdir() if entry.name != _LOCK)
             if any(not name.endswith(".partial") for name in strange):
                 raise ValueError(f"{self.path} is not empty and holds no run: take another folder with --to.")
@@ -152,7 +152,7 @@ class RunFolder:
             )
 
     def data_folder(self) -> Path | None:
-        """Where the data of the run lie; None where there is no run yet."""
+        """The folder of the data of the run; None where no run has started."""
         return Path(self.read()["data"]["folder"]) if self.is_started else None
 
     def read(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class RunFolder:
             self._replace(self.path / _SETTINGS, json.dumps(content, indent=1) + "\n")
 
     def checkpoint(self, step: int) -> Path:
-        """Where the checkpoint after a step lies."""
+        """The folder of the checkpoint after a step."""
         return self.path / f"checkpoint-{step}"
 
     def last_step(self) -> int | None:

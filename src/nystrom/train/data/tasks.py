@@ -27,8 +27,8 @@ from nystrom.tasks.lra.texts.reviews import Text
 from nystrom.tasks.store.byte_split import ByteSplit
 from nystrom.tasks.store.header import HEADER
 from nystrom.tasks.store.picture_files import PictureSplit
-from nystrom.train.batches import Collate, collate, collate_pairs, collate_whole
-from nystrom.train.columns import NO_COLUMNS, Columns
+from nystrom.train.data.batches import Collate, collate, collate_pairs, collate_whole
+from nystrom.train.data.columns import NO_COLUMNS, Columns
 from nystrom.train.presets.sizes import DataSizes
 
 Model = EncoderForSequenceClassification | EncoderForPairClassification
@@ -131,7 +131,7 @@ def find_task(name: str) -> Task:
 
 
 def default_folder(sizes: DataSizes) -> Path:
-    """Where a preset's data set lies unless another folder is named."""
+    """The folder of a preset's data set, unless another one is named."""
     return Path("data") / sizes.folder
 
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from nystrom.measure.rows import read_rows
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.tasks.lra.texts.retrieval import Retrieval
-from nystrom.train.data import find_task
+from nystrom.train.data.tasks import find_task
 from nystrom.train.scoring import accuracy, load_model
 
 

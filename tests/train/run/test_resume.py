@@ -21,7 +21,7 @@ def test_a_killed_run_goes_on_to_the_result_of_an_unbroken_one(whole, small_run,
 import time
 from pathlib import Path
 from nystrom.train.engine import train
-from nystrom.train.trainer import EncoderTrainer
+from nystrom.train.run.trainer import EncoderTrainer
 inner = EncoderTrainer.training_step
 def training_step(self, *given):
     while self.state.global_step == 7:

@@ -8,7 +8,7 @@ import pytest
 from nystrom.measure.rows import read_rows
 from nystrom.models import EncoderForSequenceClassification
 from nystrom.tasks.lra.texts.reviews import Text, prepare_text
-from nystrom.train.data import prepared_folder
+from nystrom.train.data.tasks import prepared_folder
 from nystrom.train.engine import evaluate
 
 CLASSES = ("praise", "question", "rant")

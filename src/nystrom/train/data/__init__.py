@@ -1,0 +1,1 @@
+"""What is trained on: tasks, their data, and batches of them."""

@@ -1,0 +1,1 @@
+"""One run, from its start to its results, and the folder that it leaves."""
