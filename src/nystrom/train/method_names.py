@@ -5,6 +5,7 @@ The number sets the option that a method's cost grows with. Needs no torch.
 
 from collections.abc import Mapping
 
+from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
 
 # What the number behind a method's name sets, and what it counts; a method that is missing here takes none.
@@ -38,8 +39,6 @@ def read_method(name: str) -> tuple[str, dict[str, object]]:
     Raises:
         ValueError: An unknown method, or a number behind a method that takes none, or 0.
     """
-    from nystrom.attention.registry import METHODS
-
     method, number = split_name(name)
     check_names("method", [method], METHODS)
     if number is None:
@@ -53,8 +52,6 @@ def read_method(name: str) -> tuple[str, dict[str, object]]:
 
 def sized_name(method: str, options: Mapping[str, object]) -> tuple[str, int | None]:
     """What rows call a method with these options, such as "nystrom-64", and its size; the default where none is set."""
-    from nystrom.attention.registry import METHODS
-
     if method not in SIZES:
         return method, None
     first = SIZES[method][0][0]

@@ -100,7 +100,8 @@ def test_reformer_has_as_many_more_buckets_as_a_picture_has_pixels():
 @pytest.mark.parametrize("name", ["nystromformer", "skyformer"])
 def test_linformer_has_one_projection_a_head_for_keys_and_values(name):
     settings = settled(name, "linformer")
-    assert (settings.options["per_head"], settings.options["share_key_value"]) == (True, True)
+    options = settings.options
+    assert (options["per_head"], options["share_key_value"], options["init_std"]) == (True, True, 0.02)
     # One Parameter for both layers.
     assert settings.encoder_config().share_attention_weights is True
     assert settled(name, "performer").encoder_config().share_attention_weights is False

@@ -37,6 +37,7 @@ def linformer(num_features: int, length: int) -> MethodSetting:
             "max_length": length,
             "per_head": True,
             "share_key_value": True,
+            "init_std": 0.02,
         },
         share_projections=True,
     )
