@@ -1,11 +1,11 @@
 """What all kernels share: products and roundings, loads of tokens, scores.
 
-Sums are taken in float32 at least. float32 operands are multiplied as three tf32 products, which together round about
-as one float32 product does; float16 weights and the values that they meet are multiplied as tf32, which has float16's
+Sums are taken in float32 at least. float32 operands are multiplied as three tf32 products, which together round
+about as one float32 product does; float16 weights and the values they multiply are taken as tf32, which has float16's
 precision and float32's range.
 
-In Triton's interpreter, which multiplies the bits of bfloat16 tensors and cuts where a GPU rounds, both are done in
-float32 and rounded to the nearest even number by hand: results are then a GPU's, up to the order of sums.
+Triton's interpreter multiplies the bits of bfloat16 tensors and truncates where a GPU rounds. There both operations are
+done in float32 and rounded to the nearest even number by hand: results then equal a GPU's, up to the order of sums.
 """
 
 import triton
@@ -28,7 +28,7 @@ def product(x, y, PRECISION: tl.constexpr):
 
 @triton.jit
 def rounded(x, dtype: tl.constexpr):
-    """Values of x in another dtype, the nearest ones."""
+    """The nearest values to x in another dtype."""
     if INTERPRETED and dtype == tl.bfloat16 and x.dtype == tl.float32:
         bits = x.to(tl.uint32, bitcast=True)
         bits = bits + 0x7FFF + ((bits >> 16) & 1)
@@ -38,7 +38,7 @@ def rounded(x, dtype: tl.constexpr):
 
 @triton.jit
 def stored(x, dtype: tl.constexpr):
-    """Values of x in the dtype of a result; float16 holds its largest number where a value passes it."""
+    """Values of x in the dtype of a result; float16 saturates at its largest number."""
     if dtype == tl.float16:
         x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
     return rounded(x, dtype)
@@ -46,7 +46,7 @@ def stored(x, dtype: tl.constexpr):
 
 @triton.jit
 def place_of(x, strides, b, h, start):
-    """Pointer to the token at `start` of one sequence and head; offsets may pass 2^31."""
+    """Pointer to the token at `start` of one sequence and head; offsets may exceed 2^31."""
     wide = tl.full((), 0, tl.int64)
     return x + (b + wide) * strides[0] + (h + wide) * strides[1] + (start + wide) * strides[2]
 
@@ -55,7 +55,7 @@ def place_of(x, strides, b, h, start):
 def load_tokens(
     x, strides, b, h, start, live, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
 ):
-    """Tokens from `start` on of one sequence and head, zeros where they are not live: those are not read."""
+    """Tokens from `start` on of one sequence and head; those that are not live are zeros and not read."""
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
     places = place_of(x, strides, b, h, start) + rows[:, None] * strides[2] + columns[None, :]
     return tl.load(places, mask=live[:, None] & (columns < WIDTH)[None, :], other=0.0)
@@ -65,7 +65,7 @@ def load_tokens(
 def store_tokens(
     x, strides, b, h, start, value, there, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
 ):
-    """Write tokens from `start` on of one sequence and head, as far as they are there."""
+    """Write tokens from `start` on of one sequence and head, where they exist."""
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
     places = place_of(x, strides, b, h, start) + rows[:, None] * strides[2] + columns[None, :]
     tl.store(places, stored(value, x.dtype.element_ty), mask=there[:, None] & (columns < WIDTH)[None, :])
@@ -98,7 +98,7 @@ def real_tokens(keep, b, positions, count):
 
 @triton.jit
 def log_weights(x, y, SCALE: tl.constexpr, GAUSSIAN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of the rows of x and y: c x.y, or -c/2 |x - y|^2, which rounding may not leave above 0."""
+    """Scores of the rows of x and y: c x.y, or -c/2 |x - y|^2, which is kept at or below 0 despite rounding."""
     s = product(x, tl.trans(y), PRECISION)
     if GAUSSIAN:
         x, y = x.to(ACC), y.to(ACC)

@@ -54,9 +54,9 @@ def landmark_attention(
         scale: Factor on the scores.
         pinv_steps: Iterations of the inverse.
         z0: Start value of the inverse, see `nystrom.linalg.pinv`.
-        gamma: Ridge of Skyformer, whose landmarks are drawn tokens; None for Nyström attention, whose are means.
-        draws: (m,) Where in their segments the tokens of Skyformer lie; None spreads them evenly.
-        skip: (h, 1, taps, 1) Kernel of the skip convolution; keys are then the queries' own tokens.
+        gamma: Ridge of Skyformer, whose landmarks are drawn tokens; None means Nyström attention with means.
+        draws: (m,) Positions of Skyformer's tokens in their segments; None spreads them evenly.
+        skip: (h, 1, taps, 1) Kernel of the skip convolution, for self-attention only.
 
     Raises:
         ValueError: The kernels cannot do it; the message names the way out.
@@ -298,7 +298,7 @@ def _middle(x: Inputs, whole: Tensor, right: Tensor) -> Tensor:
     few_keys, few_queries = ((x.few == kind)[:, None, None, None] for kind in (FEW_KEYS, FEW_QUERIES))
     starts, stops = x.plan.starts[:, -x.m :], x.plan.stops[:, -x.m :]
     places = starts.long()[:, None, :, None].expand(-1, x.v.shape[1], -1, x.v.shape[-1])
-    # What a place without a key holds, NaN perhaps, stays outside.
+    # A place without a key may hold NaN, which must not enter.
     there = (stops > starts)[:, None, :, None] & few_keys
     values = torch.where(there, x.v.gather(2, torch.where(there, places, 0)), 0.0)
     return torch.where(few_queries, right, torch.where(few_keys, values.to(right.dtype), middle)).contiguous()

@@ -1,4 +1,4 @@
-"""What all stages of the kernels share: tensors, sizes, and what kernels are specialised to."""
+"""What all stages of the kernels share: tensors, sizes, and the constants that kernels are specialised to."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +30,11 @@ class Inputs:
         conv: (h, taps) Kernel of the skip, or None.
         keep: (b, s) Real keys as bytes, or None.
         query_keep: (b, n) Real queries as bytes, or None.
-        plan: Where landmarks come from; None for means of equal segments of all tokens.
-        masked: Whether sequences may be short, or tokens not real.
-        m: Landmarks that one side is compared with.
+        plan: Where landmarks come from; None means equal segments of all tokens.
+        masked: Whether sequences may be short, or hold tokens that are not real.
+        m: Number of landmarks that one side is compared with.
         scale: Factor on the scores.
-        gaussian: The Gaussian kernel in place of softmax.
+        gaussian: Whether the Gaussian kernel replaces softmax.
     """
 
     q: Tensor
@@ -51,7 +51,7 @@ class Inputs:
 
     @property
     def rows(self) -> int:
-        """Landmarks in all."""
+        """Total number of landmarks."""
         return self.m if self.gaussian else 2 * self.m
 
     @property
@@ -71,7 +71,7 @@ class Inputs:
 
     @property
     def low(self) -> torch.dtype:
-        """Dtype of weights in products: that of the tokens, but for what float16 or 8 bits of fraction cannot hold."""
+        """Dtype of weights in products: the tokens' own, unless float16 or 8 bits of fraction cannot hold them."""
         widened = self.q.dtype == torch.float16 or (self.gaussian and self.q.dtype == torch.bfloat16)
         return torch.float32 if widened else self.q.dtype
 
@@ -80,7 +80,7 @@ class Inputs:
         return tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low)
 
     def options(self) -> dict[str, Any]:
-        """What all kernels over tokens are specialised to."""
+        """The constants that all kernels over tokens are specialised to."""
         blocks = self.tiles()
         return {
             "D": self.q.shape[-1],
@@ -100,12 +100,12 @@ class Inputs:
 
     @property
     def taps(self) -> int:
-        """Size of the skip's kernel, 0 without one."""
+        """Size of the skip's kernel; 0 without one."""
         return 0 if self.conv is None else self.conv.shape[1]
 
 
 def empty_like(x: Tensor, width: int | None = None) -> Tensor:
-    """An empty tensor of the same tokens, which lie one after the other, or head by head, as those of x do."""
+    """An empty tensor with the layout of x, token by token or head by head."""
     b, h, n, d = x.shape
     width = d if width is None else width
     if h > 1 and x.stride(1) < x.stride(2):
@@ -114,5 +114,5 @@ def empty_like(x: Tensor, width: int | None = None) -> Tensor:
 
 
 def triton_dtype(dtype: torch.dtype) -> Any:
-    """A dtype as Triton names it."""
+    """Triton's name of a dtype."""
     return _TRITON[dtype]

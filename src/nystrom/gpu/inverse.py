@@ -1,11 +1,11 @@
 r"""The iterative inverse of a batch of small matrices in one launch, and its gradient in another.
 
 $$Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))),$$
-a program to a matrix, float32 at least; the reference is `nystrom.linalg.pinv`. The start value is $A^\top$ over a
-divisor: $\|A\|_1 \|A\|_\infty$, or what is given for each matrix.
+one program per matrix, in float32 at least; the reference is `nystrom.linalg.pinv`. The start value is $A^\top$ over a
+divisor: $\|A\|_1 \|A\|_\infty$, or a given one for each matrix.
 
 Matrices of at most LARGEST_WHOLE rows stay in registers; larger ones are multiplied block by block in scratch memory,
-which their program alone reads.
+which only their own program reads.
 """
 
 import triton
@@ -30,7 +30,7 @@ def _store(x, value, M, BLOCK: tl.constexpr):
 def inverse_whole(
     a_place, divisors, z_place, M, STEPS, EVERY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Invert one matrix in registers; with EVERY all iterates are written, one after the other, the last one too."""
+    """Invert one matrix in registers; EVERY writes all iterates one after the other, including the last."""
     bh = tl.program_id(0).to(tl.int64)
     a = _load(a_place + bh * M * M, M, BLOCK)
     if divisors is None:
@@ -51,7 +51,7 @@ def inverse_whole(
 
 @triton.jit
 def _start_backward(a, of_a, of_z, divisors, divisor_grads, bh):
-    """Add the gradient that a matrix has through the start value, from that of the start value."""
+    """Add the gradient that a matrix receives through the start value, from the start value's own."""
     sums, rows = tl.sum(tl.abs(a), 0), tl.sum(tl.abs(a), 1)
     norm_1, norm_inf = tl.max(sums, 0), tl.max(rows, 0)
     if divisors is None:
@@ -61,7 +61,7 @@ def _start_backward(a, of_a, of_z, divisors, divisor_grads, bh):
     of_a += tl.trans(of_z) / divisor
     of_divisor = -tl.sum(tl.sum(of_z * tl.trans(a), 1), 0) / (divisor * divisor)
     if divisors is None:
-        # The gradient of a maximum is shared by those that attain it, as torch has it.
+        # As in torch, the gradient of a maximum is shared by all entries that attain it.
         sign = tl.where(a > 0, 1.0, tl.where(a < 0, -1.0, 0.0))
         most, widest = (sums == norm_1).to(a.dtype), (rows == norm_inf).to(a.dtype)
         of_a += sign * (most * (of_divisor * norm_inf / tl.sum(most, 0)))[None, :]
@@ -84,7 +84,7 @@ def inverse_whole_backward(
     PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradient of one matrix, and of its divisor where that was given."""
+    """Gradient of one matrix, and of its divisor if one was given."""
     bh = tl.program_id(0).to(tl.int64)
     a = _load(a_place + bh * M * M, M, BLOCK)
     zs = iterates + bh * M * M * (STEPS + 1)
@@ -127,7 +127,7 @@ def _multiply(
     PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write alpha x @ y + beta base to `out`, x and y turned where asked; `base` may be `out`, x and y may not."""
+    """Write alpha x @ y + beta base to `out`, with x or y transposed on request; only `base` may alias `out`."""
     for i in range(0, M, BLOCK):
         for j in range(0, M, BLOCK):
             total = beta * _tile(base, i, j, M, False, BLOCK)
@@ -136,7 +136,7 @@ def _multiply(
                 total += alpha * product(left, right, PRECISION)
             rows, columns = i + tl.arange(0, BLOCK)[:, None], j + tl.arange(0, BLOCK)[None, :]
             tl.store(out + rows * M + columns, total, mask=(rows < M) & (columns < M))
-    # All threads of the program see what it wrote.
+    # Makes the result visible to all threads of the program.
     tl.debug_barrier()
 
 

@@ -1,4 +1,4 @@
-# Triton's stubs want its own wrapper around numbers that a kernel is specialised to.
+# Triton's stubs expect its own wrapper around numbers that a kernel is specialised to.
 # pyright: reportArgumentType=false, reportCallIssue=false
 """Launches of the iterative inverse and of its gradient."""
 
@@ -14,9 +14,9 @@ def inverse(a: Tensor, divisors: Tensor | None, steps: int, *, every: bool = Fal
 
     Args:
         a: Matrices.
-        divisors: (b, h) What the start value is divided by; None for the product of the norms.
+        divisors: (b, h) Divisors of the start value; None means the product of the norms.
         steps: Iterations.
-        every: Give all iterates.
+        every: Return all iterates.
     """
     b, h, m, _ = a.shape
     if m <= LARGEST_WHOLE:
@@ -33,7 +33,7 @@ def inverse(a: Tensor, divisors: Tensor | None, steps: int, *, every: bool = Fal
 
 
 def inverse_backward(a: Tensor, divisors: Tensor | None, steps: int, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of the matrices, and of the divisors where those were given."""
+    """Gradient of the matrices, and of the divisors if they were given."""
     b, h, m, _ = a.shape
     iterates = inverse(a, divisors, steps, every=True)
     if m <= LARGEST_WHOLE_BACKWARD:

@@ -2,14 +2,14 @@ r"""The left factor, $\mathrm{out} = \mathrm{softmax}(c\, Q \tilde K^\top) \cdot
 convolution of the values added in the same pass, and its gradients.
 
 A program holds a tile of queries and walks over the landmarks, block by block. With at most BLOCK_M landmarks a tile's
-weights are whole, and the backward passes recompute them without what the forward pass summed; with more,
-`left_backward.left_statistics` first gives each query's logarithm of the sum and the mean of its weights' gradients.
+weights are complete, and the backward passes recompute them without the sums of the forward pass; with more,
+`left_backward.left_statistics` first computes each query's logarithm of the sum and the mean of its weights' gradients.
 
 The convolution is a product of two matrices: a band that holds the kernel, row i shifted by i, and the tile's
 neighbourhood.
 
 Where a sequence has at most m real queries, landmark j is query j and holds its exact result: such a query's weights
-are 1 for its own landmark and 0 else, and have no gradient.
+are 1 for its own landmark and 0 for the others, and have no gradient.
 """
 
 import triton
@@ -32,7 +32,7 @@ def left_scores(
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Scores against a block of landmarks, -inf at those beyond `count`; of `exact` queries 0 at their own."""
+    """Scores against a block of landmarks: -inf beyond `count`, and for `exact` queries 0 at their own landmark."""
     s = tl.where((columns < count)[None, :], log_weights(x, y, SCALE, GAUSSIAN, ACC, PRECISION), float("-inf"))
     if SHORT:
         s = tl.where(exact, tl.where(own[:, None] == columns[None, :], 0.0, float("-inf")), s)
@@ -107,7 +107,7 @@ def left_forward(
     if not GAUSSIAN:
         total_v = total_v / tl.where(total == 0.0, 1.0, total)[:, None]
     if TAPS > 0:
-        # Token i takes token j with the weight w[j - i + half].
+        # Token i adds token j with the weight w[j - i + half].
         mine, others = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, BLOCK_N)[None, :]
         for block in tl.static_range(0, (BLOCK_N + TAPS - 2) // BLOCK_N + 1):
             away = block * BLOCK_N

@@ -45,7 +45,7 @@ def left_statistics(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Logarithm of the normaliser, and weighted mean of the weights' gradients, of each query of a tile."""
+    """For each query of a tile, the logarithm of the normaliser and the weighted mean of the weights' gradients."""
     tiles = (N + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     bh, start = pid // tiles, pid % tiles * BLOCK_N
@@ -89,7 +89,7 @@ def _gradients(
     SHORT: tl.constexpr,
     GAUSSIAN: tl.constexpr,
 ):
-    """Weights, and gradients of their scores, before the factor on the scores."""
+    """Weights and the gradients of their scores, before the factor on the scores."""
     if GAUSSIAN:
         p = tl.exp(s)
         of_scores = p * of_weights
@@ -144,7 +144,7 @@ def left_landmarks(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Gradients of a block of landmarks, as keys, and of their middle rows, from one span of queries."""
+    """Gradients of a block of landmarks as keys and of their rows of the middle, from one span of queries."""
     blocks = (M + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     first, bh, split = pid % blocks * BLOCK_M, pid // blocks % BH, pid // blocks // BH
@@ -172,7 +172,7 @@ def left_landmarks(
         s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
         of_weights = product(grads, tl.trans(values), LOW_PRECISION)
         p, of_scores = _gradients(s, of_weights, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
-        # A query that is not real has zeros here, but its weights are not zero.
+        # A query that is not real holds zeros here, but its weights are not zero.
         of_scores = tl.where(live[:, None], of_scores, 0.0)
         of_middle += product(tl.trans(rounded(p, LOW)), grads, LOW_PRECISION)
         of_land += product(tl.trans(rounded(of_scores, LOW)), x.to(LOW), LOW_PRECISION)
@@ -220,7 +220,7 @@ def left_queries(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Gradient of a tile of queries, with the part that each has in a landmark."""
+    """Gradient of a tile of queries, including what each receives as part of a landmark."""
     tiles = (N + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     bh, start = pid // tiles, pid % tiles * BLOCK_N

@@ -1,4 +1,4 @@
-"""The landmarks' own matrix, what its inverse is scaled by, and both gradients: m x m numbers, in plain torch."""
+"""The matrix of the landmarks, the factors that scale its inverse, and both gradients: m x m numbers in plain torch."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from nystrom.kernels import gaussian_kernel
 
 
 def matrix_of(x: Inputs, table: Tensor, gamma: float) -> tuple[Tensor, Tensor | None]:
-    """The landmarks' matrix that is inverted, and the roots that scale it (Gaussian kernel); 1 for short sequences."""
+    """The matrix to invert, and the roots that scale it (Gaussian kernel only); the identity for short sequences."""
     if x.gaussian:
         ridged = _ridged(x, table, gamma)
         root = ridged.sum(-1).rsqrt()
@@ -26,12 +26,12 @@ def _ridged(x: Inputs, table: Tensor, gamma: float) -> Tensor:
 
 
 def unscaled(inverse: Tensor, root: Tensor | None) -> Tensor:
-    """The inverse of what the roots have scaled."""
+    """The inverse with the scale of the roots undone."""
     return inverse if root is None else root[..., :, None] * inverse * root[..., None, :]
 
 
 def divisors(matrix: Tensor, z0: str) -> Tensor | None:
-    """What the start value is divided by, where that is no matter of one matrix."""
+    """Divisors of the start value, if they depend on more than one matrix."""
     if z0 == "paper":
         return None
     largest = matrix.abs().sum(-2).amax(-1)
@@ -42,7 +42,7 @@ def divisors(matrix: Tensor, z0: str) -> Tensor | None:
 def inverse_backward(
     matrix: Tensor, inverse: Tensor, root: Tensor | None, grad: Tensor, steps: int, z0: str
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the matrix that is inverted and of the roots, from that of the inverse."""
+    """Gradients of the inverted matrix and of the roots, from the gradient of the inverse."""
     root_grad = None
     if root is not None:
         # whole = root_i inverse_ij root_j
@@ -52,7 +52,7 @@ def inverse_backward(
     given = divisors(matrix, z0)
     matrix_grad, divisor_grads = inversion.inverse_backward(matrix, given, steps, grad.contiguous())
     if given is not None:
-        # All matrices share the largest column sum, of all or of their sequence.
+        # Matrices share the largest column sum: that of the whole batch or of their sequence.
         columns = matrix.abs().sum(-2)
         shared = (0, 1) if z0 == "authors" else (1,)
         total = divisor_grads.sum(shared, keepdim=True)[..., None]
@@ -71,7 +71,7 @@ def matrix_backward(
     root_grad: Tensor | None,
     gamma: float,
 ) -> Tensor:
-    """Gradient of the table of landmarks from that of their matrix."""
+    """Gradient of the table of landmarks, from the gradient of their matrix."""
     if root is None or root_grad is None:
         if x.few is not None:
             grad = torch.where((x.few > 0)[:, None, None, None], 0.0, grad)

@@ -1,7 +1,7 @@
 """Landmarks: the mean of the real tokens in each of a list of ranges, queries and keys in one launch.
 
 A program reads one range once. Without masks range j of m begins at token ceil(j c / m) of c, which is the rule of
-`nystrom.landmarks`; else a plan (`nystrom.gpu.plan`) names the ranges, and tokens that are not real are left out.
+`nystrom.landmarks`; with masks a plan (`nystrom.gpu.plan`) names the ranges, and tokens that are not real are left out.
 """
 
 import triton
@@ -64,7 +64,7 @@ def means(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Landmark `row % ROWS` of sequence and head `row // ROWS`, and one over the number of its tokens."""
+    """Landmark `row % ROWS` of sequence and head `row // ROWS`, and the reciprocal of its number of tokens."""
     row = tl.program_id(0)
     j, bh = row % ROWS, row // ROWS
     b, h = bh // H, bh % H

@@ -1,12 +1,12 @@
 # Triton's stubs do not know the options of a launch.
 # pyright: reportCallIssue=false, reportArgumentType=false
-"""Which tokens make which landmark, from the masks: integers of size n a sequence, shared by its heads.
+"""Which tokens form which landmark, from the masks: n integers per sequence, shared by its heads.
 
 Landmarks are rows of one table per sequence and head. Softmax landmarks: m rows of queries, then m of keys, row j the
 mean of segment j. Gaussian landmarks: m rows, drawn tokens of the queries and then of the keys; queries and keys are
 compared with all of them.
 
-A sequence of at most m real keys has its keys for landmarks, one of at most m real queries its queries: see `few`.
+A sequence of at most m real keys has its keys as landmarks, one of at most m real queries its queries: see `few`.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from nystrom.gpu import segments
 from nystrom.gpu.launch import power
 from nystrom.landmarks import ranks, uniform_positions
 
-# As `nystrom.gpu.segments` has them.
+# As in `nystrom.gpu.segments`.
 FEW_KEYS, FEW_QUERIES = 1, 2
-# Tokens that a program counts at a time.
+# Tokens that a program counts at one time.
 _BLOCK = 4096
 
 
@@ -31,7 +31,7 @@ class Plan:
     Attributes:
         starts: (b, rows) First token of each landmark.
         stops: (b, rows) One past its last token; `starts` for a landmark without one.
-        of_keys: (b, rows) Whether they are keys; None where the latter half of the rows are.
+        of_keys: (b, rows) Whether they are keys; None means that the second half of the rows are.
         query_group: (b, n) Row that a query is part of, or -1.
         key_group: (b, s) Row that a key is part of, or -1.
         few: (b,) FEW_KEYS or FEW_QUERIES where a sequence has at most m of them, else 0.
@@ -51,12 +51,12 @@ def segment_plan(keep: Tensor | None, query_keep: Tensor | None, n: int, s: int,
     """Landmarks as means of m segments of the real queries and of the real keys.
 
     Args:
-        keep: Real keys (b, s) as bytes; None where all are.
-        query_keep: Real queries (b, n) as bytes; None where all are.
+        keep: Real keys (b, s) as bytes; None means all.
+        query_keep: Real queries (b, n) as bytes; None means all.
         n: Queries.
         s: Keys.
         b: Sequences.
-        m: Landmarks of each side.
+        m: Landmarks on each side.
         at: A tensor on the device.
     """
     starts, stops = (torch.empty(b, 2 * m, dtype=torch.int32, device=at.device) for _ in range(2))
@@ -99,7 +99,7 @@ def token_plan(keep: Tensor, query_keep: Tensor, m: int, draws: Tensor) -> Plan:
         there = torch.where(here, row < count[:, None], there)
     groups = []
     for mask, side in ((query_keep, ~of_keys), (keep, of_keys)):
-        # One place more, for the rows of the other side.
+        # One extra place takes the rows of the other side.
         group = torch.full((mask.shape[0], mask.shape[1] + 1), -1, dtype=torch.int64, device=keep.device)
         groups.append(group.scatter(1, torch.where(side & there, places, mask.shape[1]), row.expand_as(places)))
     stops = places + there.to(places.dtype)

@@ -1,9 +1,9 @@
 r"""The right factor, $R = \mathrm{softmax}(c\, \tilde Q K^\top) V$: few queries over many keys, and its gradients.
 
 Forward, the keys are split over programs, each with a running maximum and sum; `combine` joins the splits. Backward,
-weights are recomputed of the logarithms of the sums: `right_queries` gives the gradient of the landmarks, split over
+weights are recomputed from the logarithms of the sums: `right_queries` gives the gradient of the landmarks, split over
 the keys; `right_keys` gives those of keys and values, adds the gradient that a key has as part of a landmark, and that
-of the skip convolution, so that both are written once.
+of the skip convolution, so both are written once.
 
 With the Gaussian kernel the weights are not normalised: splits are added, and there is no maximum.
 """
@@ -102,7 +102,7 @@ def combine(
     BLOCK_M: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Join the splits of a block of landmarks; `logs` are the logarithms of the normalisers, 0 without a real key."""
+    """Join the splits of a block of landmarks; `logs` are the logarithms of the normalisers, 0 without real keys."""
     blocks = (M + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     first, bh = pid % blocks * BLOCK_M, pid // blocks
@@ -235,7 +235,7 @@ def right_keys(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Gradients of a tile of keys and values, whole: nothing is added to them afterwards."""
+    """Complete gradients of a tile of keys and values: nothing is added to them afterwards."""
     tiles = (S + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     bh, start = pid // tiles, pid % tiles * BLOCK_N
@@ -275,7 +275,7 @@ def right_keys(
     places = land_grad + ((bh * ROWS + own).to(tl.int64) * D)[:, None] + wide[None, :]
     of_keys += tl.load(places, mask=part[:, None] & (wide < D)[None, :], other=0.0)
     if few is not None:
-        # With few keys their values are the middle: landmark j is key j.
+        # A sequence with few keys has their values as its middle: landmark j is key j.
         middle = part & (tl.load(few + b) == 1)
         wide_e = tl.arange(0, BLOCK_E)
         places = middle_grad + ((bh * M + own - FIRST).to(tl.int64) * E)[:, None] + wide_e[None, :]
@@ -288,7 +288,7 @@ def right_keys(
             near = start - TAPS // 2 + away
             tap = mine - others - away + TAPS - 1
             band = tl.load(conv + h * TAPS + tap, mask=(tap >= 0) & (tap < TAPS), other=0.0)
-            # A token that is not real gives no output; `query_keep` is `keep` here.
+            # A token that is not real has no output; here `query_keep` is `keep`.
             lit = real_tokens(query_keep, b, near + tl.arange(0, BLOCK_N), S)
             grads = load_tokens(out_grad, out_strides, b, h, near, lit, E, BLOCK_N, BLOCK_E)
             of_values += product(band.to(grads.dtype), grads, PRECISION)

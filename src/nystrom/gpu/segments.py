@@ -1,4 +1,4 @@
-"""The plan of segment means, from masks: a program to each side of each sequence, see `nystrom.gpu.plan`.
+"""The plan of segment means, from masks: one program per side of each sequence, see `nystrom.gpu.plan`.
 
 A program goes over its mask twice: to count the real tokens, then to rank them. Of c real tokens and u = min(c, m)
 segments, the token of rank r is part of segment floor(r u / c), which begins at rank ceil(j c / u).
@@ -27,7 +27,7 @@ def _segments(keep, group, starts, stops, b, tokens, count, first_row, M, BLOCK:
     empty = (rows >= used) & (rows < M)
     tl.store(starts + row + rows, tl.full((BLOCK_M,), 0, tl.int32), mask=empty)
     tl.store(stops + row + rows, tl.full((BLOCK_M,), 0, tl.int32), mask=empty)
-    # Products of ranks and counts may pass 2^31.
+    # Products of ranks and counts may exceed 2^31.
     wide, parts, before = (count + tl.full((), 0, tl.int64)), tl.maximum(used, 1), 0
     for first in range(0, tokens, BLOCK):
         positions = first + tl.arange(0, BLOCK)
@@ -59,7 +59,7 @@ def segment_plan(
     BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Ranges and groups of one side of one sequence; the side of the queries also says which side is short."""
+    """Ranges and groups of one side of one sequence; the program of the queries also records which side is short."""
     b, keys = tl.program_id(0) // 2, tl.program_id(0) % 2 == 1
     if keys:
         _segments(keep, key_group, starts, stops, b, S, _count(keep, b, S, BLOCK), M, M, BLOCK, BLOCK_M)

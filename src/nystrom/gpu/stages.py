@@ -1,9 +1,9 @@
-# Triton's stubs want its own wrapper around numbers that a kernel is specialised to.
+# Triton's stubs expect its own wrapper around numbers that a kernel is specialised to.
 # pyright: reportArgumentType=false, reportCallIssue=false
 """Launches of the kernels over tokens: tensors in, tensors out.
 
-Tensors of tokens are (b, h, n, width) with any strides but 1 along the width; what is made here lies as the tensor that
-it belongs to. Small tensors are contiguous, (b, h, rows, width) and float32 at least.
+Tensors of tokens are (b, h, n, width) with stride 1 along the width and any other strides; new tensors have the layout
+of the tensor that they belong to. Small tensors are contiguous, (b, h, rows, width) and float32 at least.
 """
 
 import torch
@@ -18,7 +18,7 @@ from nystrom.gpu.launch import FLOAT32_PRECISION, power, splits
 
 
 def landmarks(x: Inputs) -> tuple[Tensor, Tensor]:
-    """The table of landmarks, and one over the number of tokens of each."""
+    """The table of landmarks, and the reciprocal of each one's number of tokens."""
     (b, h, n, d), s, blocks = x.q.shape, x.k.shape[2], x.tiles()
     table, share = torch.empty(b, h, x.rows, d, **x.small), torch.empty(b, h, x.rows, **x.small)
     plan = x.plan
@@ -200,7 +200,7 @@ def left(x: Inputs, land: Tensor, middle: Tensor) -> Tensor:
 
 
 def left_statistics(x: Inputs, land: Tensor, middle: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Two numbers a query, where its weights do not fit into one block; else none."""
+    """Two numbers per query if its weights do not fit into one block, otherwise none."""
     (b, h, n, _), options, blocks = x.q.shape, x.options(), x.tiles()
     whole = x.gaussian or x.m <= blocks.block_m
     logs, deltas = (torch.empty(0 if whole else b * h * n, **x.small) for _ in range(2))
@@ -298,7 +298,7 @@ def left_queries(
 
 
 def skip_taps(x: Inputs, grad: Tensor) -> Tensor:
-    """Gradient (h, taps) of the skip's kernel."""
+    """Gradient of the skip's kernel, (h, taps)."""
     assert x.conv is not None
     (b, h, n, e), blocks, taps = x.v.shape, x.tiles(), x.conv.shape[1]
     count, span = splits(n, b * h, 1, blocks.block_n, x.q.device)
