@@ -1,10 +1,12 @@
-"""Fixtures of several rooms: small models of transformers, and a tokenizer that was trained on a few lines."""
+"""Fixtures of several rooms: small models of transformers, a tokenizer of a few lines, and small data sets."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,3 +59,26 @@ def tokenizer() -> "PreTrainedTokenizerBase":
 
     lines = ["paris is the capital of france .", "berlin is the capital of germany .", "a mask hides a word ."]
     return AlbertTokenizer().train_new_from_iterator(lines * 20, vocab_size=80, show_progress=False)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    """48 + 20 + 30 samples of up to 40 tokens: more than the landmarks of a small run, and no multiple of a batch."""
+    from nystrom.tasks.lra.listops.task import prepare_listops
+
+    folder = tmp_path_factory.mktemp("data") / "listops"
+    return prepare_listops(folder, train=48, val=20, test=30, min_length=5, max_length=41, progress=False)
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory) -> Path:
+    """48 + 20 + 30 pairs of texts of different lengths."""
+    from nystrom.tasks.lra.texts.retrieval import prepare_retrieval
+
+    folder = tmp_path_factory.mktemp("pairs")
+    rng = np.random.default_rng(0)
+    for name, size in (("train", 48), ("val", 20), ("test", 30)):
+        texts = [["ab"[i % 2] * int(n) for i, n in enumerate(rng.integers(3, 40, size=2))] for _ in range(size)]
+        lines = [json.dumps({"text1": a, "text2": b, "label": i % 2}) for i, (a, b) in enumerate(texts)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return prepare_retrieval(folder, folder / "retrieval", progress=False)

@@ -1,38 +1,15 @@
 """A small data set, and runs of a few steps on it."""
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nystrom.tasks.lra.listops.task import prepare_listops
-from nystrom.tasks.lra.texts.retrieval import prepare_retrieval
 from nystrom.train.engine import train
 from nystrom.train.run.trainer import EncoderTrainer
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory) -> Path:
-    """48 + 20 + 30 samples of up to 40 tokens: more than the landmarks of a small run, and no multiple of a batch."""
-    folder = tmp_path_factory.mktemp("data") / "listops"
-    return prepare_listops(folder, train=48, val=20, test=30, min_length=5, max_length=41, progress=False)
-
-
-@pytest.fixture(scope="session")
-def pairs(tmp_path_factory) -> Path:
-    """48 + 20 + 30 pairs of texts of different lengths."""
-    folder = tmp_path_factory.mktemp("pairs")
-    rng = np.random.default_rng(0)
-    for name, size in (("train", 48), ("val", 20), ("test", 30)):
-        texts = [["ab"[i % 2] * int(n) for i, n in enumerate(rng.integers(3, 40, size=2))] for _ in range(size)]
-        lines = [json.dumps({"text1": a, "text2": b, "label": i % 2}) for i, (a, b) in enumerate(texts)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    return prepare_retrieval(folder, folder / "retrieval", progress=False)
 
 
 @pytest.fixture(scope="session")

@@ -105,5 +105,5 @@ def test_a_model_without_its_classifier_is_not_scored(whole, data, tmp_path):
 
 
 def test_a_split_that_is_none_is_refused(whole, data):
-    with pytest.raises(ValueError, match="split must be one of train, val, test"):
+    with pytest.raises(ValueError, match="split is 'dev'; expected one of train, val, test"):
         evaluate("listops", model=whole / "best", data=data, split="dev", device="cpu")
