@@ -248,7 +248,7 @@ ids = draw_tokens(2, 6)
     ("wrong", "says"),
     [
         ({}, "neither input_ids nor inputs_embeds"),
-        ({"input_ids": ids, "inputs_embeds": torch.zeros(2, 6, 12)}, "input_ids and inputs_embeds both came"),
+        ({"input_ids": ids, "inputs_embeds": torch.zeros(2, 6, 12)}, "input_ids and inputs_embeds are both given"),
         ({"input_ids": ids[0]}, r"input_ids is \(6,\).*add a batch axis"),
         ({"input_ids": ids.float()}, "torch.float32; expected token ids"),
         (

@@ -176,7 +176,7 @@ def test_the_bar_goes_to_stderr_and_only_for_lines_of_a_file(folder, capsys, tmp
     [
         ([], "takes either a text or --file"),
         ([LINE, "--file", "-"], "takes either a text or --file"),
-        (["--file", "nowhere.txt"], "file is nowhere.txt, which is no file"),
+        (["--file", "nowhere.txt"], "file is nowhere.txt, which is not a file"),
         (["no mask"], "line 1 holds no [MASK]: 'no mask'"),
         ([LINE, "--top-k", "0"], "top_k is 0"),
     ],

@@ -1,6 +1,6 @@
 """Other people's models: transformers' encoders, `nn.MultiheadAttention`, timm, and BERT converted.
 
-Importing this package, where transformers is installed, registers the methods as `attn_implementation` of transformers'
+Where transformers is installed, importing this package registers the methods as `attn_implementation` of transformers'
 encoders: see `nystrom.integrations.attention_interface`.
 """
 

@@ -1,11 +1,11 @@
-"""What a BERT or RoBERTa checkpoint calls its tensors, and what an encoder here calls them.
+"""The names of the tensors of a BERT or RoBERTa checkpoint, and their names in an encoder here.
 
 Names and layouts are those of transformers' BertModel, RobertaModel (XLM-RoBERTa and CamemBERT have the same) and
-their heads; `gamma` and `beta` are how converted TensorFlow checkpoints call a norm's weight and bias. The position
-table of BERT starts with the first token's row, that of RoBERTa has `pad_token_id + 1` rows before it.
+their heads; in converted TensorFlow checkpoints `gamma` and `beta` are a norm's weight and bias. The position table of
+BERT starts with the first token's row, that of RoBERTa has `pad_token_id + 1` rows before it.
 
-A tensor inside the encoder that has no place here would change what the model computes, so it is refused. Heads that
-cannot be represented are left behind by name: a pooler and the classifiers on it, whose activation is tanh.
+A tensor inside the encoder that has no place here would change what the model computes, so it raises. Heads that cannot
+be represented are left out by name: a pooler and the classifiers on it, whose activation is tanh.
 """
 
 import re
@@ -21,7 +21,7 @@ from transformers.activations import ACT2FN
 from nystrom.checks import check_names
 from nystrom.models.files.json_object import read_json
 
-# Buffers that old versions of transformers saved, and that hold nothing that was learned.
+# Buffers that old versions of transformers saved; they hold nothing that was learned.
 _BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)$")
 _BODY = re.compile(r"(?:(?:bert|roberta|camembert|xlm_roberta)\.)?((?:embeddings|encoder)\..+)$")
 _INSIDE = re.compile(
@@ -46,7 +46,7 @@ class Family:
     """One of the model types that convert.
 
     Attributes:
-        shifted: Its position table has rows before the first token's, up to and with that of the padding token.
+        shifted: Its position table has rows before the first token's, up to and including the padding token's.
         tokenizer: Its tokenizer, for folders that do not name one.
         head_act: The activation of its language head; None where that follows the configuration.
     """
@@ -73,7 +73,7 @@ class Renamed:
         masked_lm: Of the language head; empty where there is none.
         answers: Of a linear layer on every token, for token classification or question answering.
         sources: From the names here to those in the source.
-        left_behind: Source names of what has no place.
+        left_behind: Source names of tensors that have no place here.
     """
 
     body: dict[str, Tensor]
@@ -89,10 +89,10 @@ class Renamed:
 
 
 def read_config(source: Path) -> dict[str, Any]:
-    """What config.json says, with the defaults of its type.
+    """Read config.json, and fill in the defaults of its type.
 
     Raises:
-        ValueError: A value of the wrong type, or one that cannot be represented.
+        ValueError: A value has the wrong type or cannot be represented.
     """
     content = read_json(source / "config.json")
     try:
@@ -102,7 +102,7 @@ def read_config(source: Path) -> dict[str, Any]:
     filled = content | filled
     _check_representable(filled)
     if FAMILIES[filled["model_type"]].shifted and filled["pad_token_id"] is None:
-        raise ValueError("the source has pad_token_id = None; expected a token: its positions start behind that row.")
+        raise ValueError("the source has pad_token_id = None; expected a token: its positions start after that row.")
     return filled
 
 
@@ -114,7 +114,7 @@ def rename(tensors: dict[str, Tensor], *, token_classifier: bool) -> Renamed:
         token_classifier: `classifier` reads every token, rather than a pooled one.
 
     Raises:
-        ValueError: One inside the encoder has no place here, or is no floating point tensor.
+        ValueError: One inside the encoder has no place here, or is not a floating point tensor.
     """
     body: dict[str, Tensor] = {}
     masked_lm: dict[str, Tensor] = {}
@@ -128,7 +128,9 @@ def rename(tensors: dict[str, Tensor], *, token_classifier: bool) -> Renamed:
             if _BUFFERS.match(name):
                 continue
             if not _INSIDE.match(name):
-                raise ValueError(f"the source has {source}, which has no place in this encoder: it would compute less.")
+                raise ValueError(
+                    f"the source has {source}, which has no place in this encoder: without it the model would compute something else."
+                )
         elif (head := _language_name(name)) is not None:
             name, place = head, masked_lm
         elif name.startswith("qa_outputs.") or (token_classifier and name in ("classifier.weight", "classifier.bias")):
@@ -152,13 +154,13 @@ def _language_name(name: str) -> str | None:
 
 
 def _check_representable(config: dict[str, Any]) -> None:
-    """Refuse a source that computes what an encoder here does not.
+    """Check that an encoder here can compute what a source does.
 
     Args:
         config: Its config.json, with defaults filled in.
 
     Raises:
-        ValueError: The first field that cannot be honoured, by name.
+        ValueError: The first field that asks for something else, by name.
     """
     plain = {
         "position_embedding_type": ("absolute", "relative positions are a bias per pair of tokens"),

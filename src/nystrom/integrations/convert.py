@@ -1,16 +1,16 @@
-"""A Nyströmformer from a trained BERT or RoBERTa, and trained models for longer inputs.
+"""Conversion of a trained BERT or RoBERTa to a Nyströmformer, and of trained models to longer inputs.
 
-The weights stay as they are. Attention becomes Nyström attention, the skip convolution starts at zero and position
-rows move to where they are counted from here. So where the landmarks suffice for exact attention, which is up to
-`num_landmarks` real tokens, the converted model equals its source; longer inputs are approximated, and training goes
-on from there.
+The weights stay as they are. Attention becomes Nyström attention, the skip convolution starts at zero, and position
+rows move to where this library counts from. So where the landmarks suffice for exact attention, for up to
+`num_landmarks` real tokens, the converted model equals its source; longer inputs are approximated, and need further
+training.
 
-Carried over: the encoder, and the heads for masked words, token classification and question answering. Left behind by
-name: poolers and the classifiers on them (their tanh has no place here), and next-sentence prediction. A source that
-computes what the encoder cannot, such as relative positions or a decoder, is refused.
+Carried over: the encoder, and the heads for masked words, token classification and question answering. Left behind, and
+reported by name: poolers and the classifiers on them (their tanh has no place here), and next-sentence prediction. A
+source that computes what the encoder cannot, such as relative positions or a decoder, raises.
 
-Departs from the sources: dropout of attention weights is 0, positions count from the first real token (BERT counts
-padding on the left, too), and masked tokens come out as the same vector wherever they are.
+Departs from the sources: dropout of attention weights is 0, positions count from the first real token (BERT also counts
+padding on the left), and all masked tokens give the same vector.
 """
 
 from dataclasses import dataclass
@@ -48,11 +48,11 @@ class Conversion:
         folder: Where the new model is.
         source: Model type of the source.
         model: Class of the new model.
-        mapped: Tensors of the source that it has.
-        left_behind: Tensors of the source that it has not.
-        started: Tensors that it has and the source had not; all are zero.
-        parameters: Numbers in it.
-        positions: The longest input of the source, and its own.
+        mapped: Tensors taken from the source.
+        left_behind: Tensors of the source that the new model does not have.
+        started: Tensors that the source does not have; all are zero.
+        parameters: Number of weights of the new model.
+        positions: The longest input of the source, and of the new model.
         tokenizer: Files of the tokenizer; empty where the source had none.
     """
 
@@ -147,7 +147,7 @@ def convert(
 
 @dataclass
 class _Plan:
-    """What the new model is made of; its position table still has the length of the source's."""
+    """The parts of the new model; its position table still has the length of the source's."""
 
     config: EncoderConfig
     model: type[EncoderPreTrainedModel]
@@ -175,13 +175,13 @@ def _from_bert(
         attention="nystrom",
         attention_options={"num_landmarks": 64 if num_landmarks == "auto" else num_landmarks},
         conv_kernel_size=33 if conv_kernel_size == "auto" else conv_kernel_size,
-        # Where the classifiers of these models look.
+        # The token that the classifiers of these models read.
         pooling="first",
     )
     architecture = (theirs["architectures"] or [""])[0]
     renamed = rename(read_tensors(source), token_classifier=architecture.endswith("ForTokenClassification"))
     if family.head_act not in (None, theirs["hidden_act"]):
-        # Its language head has an activation of its own, which this encoder's has not.
+        # Its language head has an activation of its own, and this encoder's has that of the configuration.
         renamed = renamed.without_masked_lm()
     table = _one(renamed.body, _POSITIONS, source)
     if table.shape[0] != theirs["max_position_embeddings"]:
@@ -189,7 +189,7 @@ def _from_bert(
             f"{source} has {table.shape[0]} rows in its position table, but config.json says max_position_embeddings "
             f"= {theirs['max_position_embeddings']}: fetch the checkpoint again."
         )
-    # Rows of no token, where RoBERTa has some too, are not read.
+    # The rows before the first token's are never read; RoBERTa has some, too.
     renamed.body[_POSITIONS] = torch.cat([table.new_zeros(POSITION_OFFSET, table.shape[1]), table[shift:]])
     plan = _with_head(renamed, config, theirs, source)
     if config.conv_kernel_size is not None:
@@ -201,7 +201,7 @@ def _from_bert(
 
 
 def _with_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> _Plan:
-    """The model that has as much of the source as there is a place for."""
+    """The model with as much of the source as has a place here."""
     body = {f"{_OWN_PREFIX}{name}": tensor for name, tensor in renamed.body.items()}
     if renamed.answers:
         questions = any(name.startswith("qa_outputs.") for name in renamed.answers)
@@ -219,14 +219,14 @@ def _with_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], 
 
 
 def _language_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> dict[str, Tensor]:
-    """The head with its decoder, which a checkpoint may hold once, as the word embeddings, or by itself."""
+    """The head with its decoder, which a checkpoint may hold separately or share with the word embeddings."""
     head, decoder, bias = dict(renamed.masked_lm), "cls.predictions.decoder.weight", "cls.predictions.bias"
     words = _one(renamed.body, "embeddings.word_embeddings.weight", source)
     if decoder not in head and not theirs["tie_word_embeddings"]:
         raise ValueError(f"{source} has tie_word_embeddings = false but no {decoder}: fetch the checkpoint again.")
     head.setdefault(decoder, words)
     config.tie_word_embeddings = torch.equal(head[decoder], words)
-    # Where both are there, the decoder's is the one that is added.
+    # Where the checkpoint holds both, transformers adds the decoder's.
     used = "cls.predictions.decoder.bias" if "cls.predictions.decoder.bias" in head else bias
     head[bias] = head["cls.predictions.decoder.bias"] = _one(head, used, source)
     return head
@@ -242,7 +242,7 @@ def _from_own(
             "out, a Nyströmformer keeps its convolution."
         )
     if num_landmarks != "auto":
-        # Of a published folder with exact attention this makes Nyström attention, in this library's own format.
+        # This turns the exact attention of a published folder into Nyström attention, in this library's own format.
         options = {"num_landmarks": num_landmarks}
         config = EncoderConfig.from_pretrained(source, attention_options=options, segment_means_seq_len=None)
     model = model_class(config, source)
@@ -265,7 +265,7 @@ def _load(plan: _Plan, source: Path) -> EncoderPreTrainedModel:
     Raises:
         ValueError: One is missing, left over or of another shape.
     """
-    # What the weights would have started from is drawn, and all of it is replaced.
+    # All start values are replaced, so drawing them must not move the caller's random numbers.
     with torch.random.fork_rng(devices=[]):
         model = plan.model(plan.config)
     wanted, shared = model.state_dict(), set(model.all_tied_weights_keys or ())

@@ -1,9 +1,9 @@
-"""From what a model is given to the vectors that enter its first layer.
+"""The vectors that enter the first layer, from the inputs of a model.
 
 A token's vector is the sum of its word, position and segment embeddings, then the norm with "post", then dropout.
 Positions count from the first real token, holes inside included, and the first has row 2 of the table as in the
-published checkpoints; so padding at either end changes nothing. Masked tokens enter as zeros: what they hold, NaN or
-not, goes no further. A mask is never guessed from the ids: an id that pads in one task is a black pixel in another.
+published checkpoints; so padding at either end changes nothing. Masked tokens enter as zeros, whatever they hold, NaN
+included. A mask is never guessed from the ids: the id that pads in one task is a black pixel in another.
 """
 
 import torch
@@ -14,7 +14,7 @@ from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
 
 
 class EncoderEmbeddings(nn.Module):
-    """Word, position and segment embeddings, and the checks of what comes in."""
+    """Word, position and segment embeddings, and the checks of inputs."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -50,13 +50,13 @@ class EncoderEmbeddings(nn.Module):
     def words(
         self, input_ids: Int[Tensor, "b n"] | None, inputs_embeds: Float[Tensor, "b n w"] | None
     ) -> Float[Tensor, "b n w"]:
-        """The word embeddings, from ids or as they came.
+        """The word embeddings, looked up from ids or as they were given.
 
         Raises:
-            ValueError: Both or none, another rank or width, or more tokens than there are positions.
+            ValueError: Both or neither are given, the rank or width is wrong, or there are more tokens than positions.
         """
         if input_ids is not None and inputs_embeds is not None:
-            raise ValueError("input_ids and inputs_embeds both came; expected one of them.")
+            raise ValueError("input_ids and inputs_embeds are both given; expected one of them.")
         if input_ids is not None:
             if input_ids.ndim != 2 or input_ids.is_floating_point():
                 raise ValueError(
@@ -65,7 +65,7 @@ class EncoderEmbeddings(nn.Module):
                 )
             name, words = "input_ids", self.word_embeddings(input_ids)
         elif inputs_embeds is None:
-            raise ValueError("neither input_ids nor inputs_embeds came; expected one of them.")
+            raise ValueError("neither input_ids nor inputs_embeds is given; expected one of them.")
         else:
             name, words = "inputs_embeds", inputs_embeds
             width = self.word_embeddings.embedding_dim
@@ -83,20 +83,20 @@ def count_positions(words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | N
     """The row of the position table for each token."""
     place = torch.arange(words.shape[1], device=words.device)[None]
     if keep is not None:
-        # The index of the largest is that of the first real token.
+        # argmax gives the first of equal values, so the index of the first real token.
         place = (place - keep.int().argmax(dim=-1, keepdim=True)).clamp(min=0)
     return place + POSITION_OFFSET
 
 
 def check_mask(attention_mask: Tensor | None, words: Float[Tensor, "b n w"]) -> Bool[Tensor, "b n"] | None:
-    """Turn an attention mask as transformers has it into `keep`.
+    """Turn transformers' attention mask into `keep`.
 
     Args:
         attention_mask: Real tokens, as 1 or True; None where all are.
         words: The embeddings that it belongs to.
 
     Raises:
-        ValueError: Another rank or size, or floating point numbers.
+        ValueError: The rank or size is wrong, or the mask is of floating point numbers.
     """
     if attention_mask is None:
         return None

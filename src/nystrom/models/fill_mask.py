@@ -1,8 +1,8 @@
 """Fill in the masked words of texts.
 
-Each mask of a line is filled by itself, the others being masks to the model, and its words come with their probability
-over the whole vocabulary. Lines are read, encoded and answered a batch at a time, and the vocabulary is scored at the
-masks alone, so memory depends on the batch and not on the number of lines. Padding changes nothing.
+Each mask of a line is filled by itself, while the others stay masked, and its words come with their probability over
+the whole vocabulary. Lines are read, encoded and filled a batch at a time, and words are scored at the masks alone, so
+memory depends on the batch and not on the number of lines. Padding changes nothing.
 """
 
 from collections import Counter
@@ -60,7 +60,7 @@ def fill_mask(
     """Fill in masked words: `fill_mask("Paris is the [MASK] of France.", model=folder)`.
 
     Args:
-        texts: A text, or several; each but an empty one holds the tokenizer's mask at least once.
+        texts: A text, or several; each one that is not empty contains the tokenizer's mask at least once.
         model: The model, which stays where it is, or its folder.
         tokenizer: Its tokenizer; None loads the one in the folder.
         top_k: Words per mask.
@@ -86,7 +86,7 @@ class _Encoded(NamedTuple):
 
 
 class MaskFiller:
-    """A model with its tokenizer, for texts that come one after the other; arguments are those of `fill_mask`."""
+    """A model with its tokenizer, for a stream of texts; the arguments are those of `fill_mask`."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class MaskFiller:
         self.top_k, self.batch_size = top_k, batch_size
         words, known = len(self.tokenizer), self.model.config.vocab_size
         if self.tokenizer.mask_token is None:
-            raise ValueError("the tokenizer has no mask token: it is not that of a masked language model.")
+            raise ValueError("the tokenizer has no mask token: it does not belong to a masked language model.")
         if words > known:
             raise ValueError(f"the tokenizer has {words} tokens but the model {known}: they do not belong together.")
         if top_k > known:
@@ -120,7 +120,7 @@ class MaskFiller:
         """Count lines, without encoding them.
 
         Raises:
-            ValueError: The first line that holds words but no mask, by its number.
+            ValueError: A line has words but no mask; the message gives its number.
         """
         count = 0
         for count, line in enumerate(lines, start=1):
@@ -131,8 +131,8 @@ class MaskFiller:
         """Fill lines as they come; empty ones are counted and give nothing.
 
         Raises:
-            ValueError: A line without a mask or longer than the model's positions, by its number, when those before it
-                are filled.
+            ValueError: A line has no mask, or more tokens than the model has positions; the message gives its number.
+                The lines before it have been filled by then.
         """
         batch: list[_Encoded] = []
         for number, line in enumerate(lines, start=1):
@@ -149,9 +149,9 @@ class MaskFiller:
         yield from self._fill_batch(batch)
 
     def _check_line(self, number: int, line: str) -> bool:
-        """Whether there is something to fill."""
+        """Whether a line has something to fill."""
         mask = self.tokenizer.mask_token
-        assert isinstance(mask, str), "looked at when the filler was made"
+        assert isinstance(mask, str), "checked when the filler was made"
         if line.strip() and mask not in line:
             raise ValueError(
                 f"line {number} holds no {mask}: {line.strip()[:60]!r}; write {mask} for a word to fill in."
@@ -203,7 +203,7 @@ class MaskFiller:
     def _put(self, line: str, mask_number: int, token: str) -> str:
         """The line with the word in place of one of its masks."""
         mask = self.tokenizer.mask_token
-        assert isinstance(mask, str), "looked at when the filler was made"
+        assert isinstance(mask, str), "checked when the filler was made"
         parts = line.split(mask)
         return mask.join(parts[:mask_number]) + token + mask.join(parts[mask_number:])
 

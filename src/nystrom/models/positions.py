@@ -1,12 +1,12 @@
-r"""Another number of positions for a trained table of them.
+r"""A trained table of positions with another number of rows.
 
 With P trained rows $p_0 \ldots p_{P-1}$ and P' wanted ones:
 
-- "repeat": $p'_i = p_{i \bmod P}$, the table block after block, as the authors of Nyströmformer took theirs from 512 to
-  longer inputs. The first P tokens see what they saw before; P tokens apart looks like the same place.
+- "repeat": $p'_i = p_{i \bmod P}$, the table block after block, as the authors of Nyströmformer lengthened theirs from
+  512. The first P tokens get the rows that they had; tokens P apart get the same row.
 - "interpolate": $p'_i = (1 - t)\, p_{\lfloor x \rfloor} + t\, p_{\lfloor x \rfloor + 1}$ at
-  $x = i\, (P - 1) / (P' - 1)$ with $t = x - \lfloor x \rfloor$: the table stretched, its ends in place. Order is kept
-  over the whole length, but neighbours come closer than they were in training.
+  $x = i\, (P - 1) / (P' - 1)$ with $t = x - \lfloor x \rfloor$: the table stretched, its ends in place. The order is
+  kept over the whole length, but neighbours are closer than they were in training.
 
 Either is a start for further training. Fewer positions are the first rows of the table ("repeat").
 """
@@ -35,7 +35,7 @@ def resize_positions(
         how: "repeat" or "interpolate".
 
     Raises:
-        ValueError: No position is wanted, another word, or fewer positions are to be interpolated.
+        ValueError: `length` is below 1, `how` is unknown, or fewer positions are to be interpolated.
     """
     check_at_least("max_position_embeddings", length, 1)
     check_choice("positions", how, get_args(Lengthening))
@@ -47,8 +47,7 @@ def resize_positions(
     if length < trained:
         raise ValueError(
             f"max_position_embeddings is {length} but the source has {trained} positions, and positions is "
-            "'interpolate': squeezed rows are no places that the source has seen. Use 'repeat', which keeps the first "
-            "rows, or more positions."
+            "'interpolate', which only stretches. Use 'repeat', which keeps the first rows, or more positions."
         )
     stretched = F.interpolate(at_least_float32(table).mT[None], size=length, mode="linear", align_corners=True)
     return stretched[0].mT.contiguous().to(table.dtype)

@@ -1,8 +1,8 @@
 """The tokenizer beside a model.
 
-It is what AutoTokenizer makes of the folder. The published checkpoints have ALBERT's, of which some folders hold only
-`spiece.model`: AutoTokenizer does not know what to do with that file alone, so AlbertTokenizer reads it. Code that a
-folder brings along is never run.
+It is what AutoTokenizer makes of the folder. The published checkpoints have ALBERT's, and some of their folders hold
+only its `spiece.model`: AutoTokenizer cannot read that file alone, so AlbertTokenizer does. Code in a folder is never
+run.
 """
 
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         folder: The folder, or OWNER/NAME.
 
     Raises:
-        ValueError: There is none, it is broken, or a package is missing that reads it.
+        ValueError: There is none, it is broken, or the package that reads it is missing.
     """
     path = Path(folder)
     kind: type = AutoTokenizer
