@@ -25,6 +25,7 @@ for a mask raise then; `nystrom.integrations.check_attention` finds all of them,
 Departs from the methods' own default in one place: "reformer" has shared_qk=False, since these encoders have keys.
 """
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields

@@ -129,7 +129,8 @@ def rename(tensors: dict[str, Tensor], *, token_classifier: bool) -> Renamed:
                 continue
             if not _INSIDE.match(name):
                 raise ValueError(
-                    f"the source has {source}, which has no place in this encoder: without it the model would compute something else."
+                    f"the source has {source}, which has no place in this encoder: without it the model would compute "
+                    "something else."
                 )
         elif (head := _language_name(name)) is not None:
             name, place = head, masked_lm
