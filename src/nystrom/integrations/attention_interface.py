@@ -57,6 +57,8 @@ from nystrom.integrations.modules import DEFAULTS, WEIGHTLESS
 # Names under which the methods are registered.
 REGISTERED = tuple(name for name in WEIGHTLESS if name != "softmax")
 
+# Found when this file is imported, since torch.compile cannot trace an import.
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {name: find_function(name) for name in REGISTERED}
 _FIELDS = {name: {field.name for field in fields(METHODS[name].options)} for name in REGISTERED}
 _KNOWN = {
     name: frozenset(names - {"scale", *METHODS[name].weight_options} | {"exact_layers"})
@@ -143,10 +145,9 @@ def attend(
     if route.keep is not None and query.shape[2] == key.shape[2] and _attends_elsewhere(module):
         # The keys' padding says nothing about the queries: all are real.
         query_keep = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
-    function: Callable[..., Tensor] = find_function(method)
     scale = {"scale": scaling} if "scale" in _FIELDS[method] else {}
     options = DEFAULTS.get(method, {}) | route.options
-    out = function(query, key, value, keep=route.keep, query_keep=query_keep, **scale, **options)
+    out = _FUNCTIONS[method](query, key, value, keep=route.keep, query_keep=query_keep, **scale, **options)
     return out.transpose(1, 2).contiguous(), None
 
 
