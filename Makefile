@@ -39,7 +39,7 @@ slow: $(VENV)/.dev  ## the tests that take minutes
 
 shapes: $(VENV)/.dev  ## the mathematics again, each shape and dtype in a signature checked at run time
 	$(BIN)/python -m pytest -n auto --jaxtyping-packages=nystrom,beartype.beartype -m 'not refuses and not slow and not gpu' \
-	  -k 'not compiles and not triton' `# torch cannot trace through the checker, nor Triton` \
+	  -k 'not compiles and not exports and not triton' `# torch does not trace through the checker, nor does Triton` \
 	  tests/attention tests/linalg tests/parity tests/test_kernels.py tests/test_landmarks.py
 
 bare: | $(VENV)/.made  ## the core, in an environment with torch and jaxtyping alone

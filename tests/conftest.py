@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,10 @@ if not torch.cuda.is_available():
 
 # pytest-xdist runs a worker per core; a second thread in each would only wait.
 torch.set_num_threads(1)
+
+# No test depends on the clock: a busy machine is slow, and no example is wrong for that.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 SIZES = {
     "vocab_size": 40,
