@@ -36,7 +36,7 @@ train("listops", options={{"num_landmarks": 8}}, preset="demo", data=Path({str(d
         [sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 600
             while not (tmp_path / "killed" / "checkpoint-6" / "complete.json").exists():
                 assert process.poll() is None
                 assert time.monotonic() < deadline
