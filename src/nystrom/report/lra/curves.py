@@ -26,7 +26,7 @@ _CHANCE = "chance"
 GATHERED = ("run", "step", "quantity", "value", "seconds")
 
 # TASK-METHOD-PRESET-seedSEED, and what a copy was called besides.
-_RUN_NAME = re.compile(r"(?P<task>\w+)-(?P<method>.+)-(?P<preset>\w+)-seed\d+(?:-(?P<besides>\w+))?")
+_RUN_NAME = re.compile(r"(?P<task>\w+)-(?P<method>.+)-(?P<preset>[a-z]\w*(?:-\d+)?)-seed\d+(?:-(?P<besides>\w+))?")
 
 # step: (seconds, accuracy)
 _Curve = dict[int, tuple[float, float]]
