@@ -70,7 +70,7 @@ def _guarded(act: Callable[[list[str]], None], words: list[str]) -> int:
 def _overview(within: str) -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items() if name.startswith(within)]
-    return "\n".join(["usage: nystrom COMMAND ...    (nystrom COMMAND --help tells its options)", "", *lines])
+    return "\n".join(["usage: nystrom COMMAND ...    (nystrom COMMAND --help lists its options)", "", *lines])
 
 
 COMMANDS: dict[str, Command] = {
@@ -87,11 +87,11 @@ COMMANDS: dict[str, Command] = {
     "data prepare pathfinder": Command(
         "draw Pathfinder's pictures, or read the published ones", data.prepare_pathfinder_data
     ),
-    "data show": Command("look at samples of a prepared task", data.show_data),
+    "data show": Command("show samples of a prepared task", data.show_data),
     "data verify": Command("compare the files of a prepared folder with their checksums", data.verify_data),
     "lra run": Command("train methods on the tasks of the Long Range Arena, several runs at a time", train.lra_run),
-    "lra table": Command("their accuracies over seeds, beside those of the two papers", train.lra_table),
-    "lra curves": Command("their accuracies over the time of training (Fig. 2 of Skyformer)", train.lra_curves),
+    "lra table": Command("accuracies of these runs over seeds, beside those of the two papers", train.lra_table),
+    "lra curves": Command("accuracies of these runs over the time of training (Fig. 2 of Skyformer)", train.lra_curves),
     "lra overhead": Command("time of a training step beside one of a bare loop", train.lra_overhead),
     "fill-mask": Command("fill in the [MASK] of a text with a masked language model", models.fill_masks),
     "convert": Command(

@@ -57,7 +57,7 @@ def lra_run(words: list[str]) -> None:
         for failure in failures:
             print(f"nystrom: {failure.name} failed, {failure.reason}\n         log: {failure.log}", file=sys.stderr)
         raise SystemExit(1)
-    print(f"nystrom lra table {arguments['to'] / 'lra.csv'} tells the accuracies.")
+    print(f"nystrom lra table {arguments['to'] / 'lra.csv'} prints the accuracies.")
 
 
 def lra_table(words: list[str]) -> None:

@@ -146,7 +146,7 @@ def convert(
 
 
 @dataclass
-class _Plan:
+class _NewModel:
     """The parts of the new model; its position table still has the length of the source's."""
 
     config: EncoderConfig
@@ -163,7 +163,7 @@ class _Plan:
 
 def _from_bert(
     source: Path, num_landmarks: int | Literal["auto"], conv_kernel_size: int | Literal["auto"] | None
-) -> _Plan:
+) -> _NewModel:
     theirs = read_config(source)
     family = FAMILIES[theirs["model_type"]]
     shift = theirs["pad_token_id"] + 1 if family.shifted else 0
@@ -200,7 +200,7 @@ def _from_bert(
     return plan
 
 
-def _with_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> _Plan:
+def _with_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> _NewModel:
     """The model with as much of the source as has a place here."""
     body = {f"{_OWN_PREFIX}{name}": tensor for name, tensor in renamed.body.items()}
     if renamed.answers:
@@ -210,12 +210,12 @@ def _with_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], 
             config.label2id = {label: key for key, label in config.id2label.items()}
         model = EncoderForQuestionAnswering if questions else EncoderForTokenClassification
         left_behind = renamed.without_masked_lm().left_behind
-        return _Plan(config, model, body | renamed.answers, len(renamed.body) + len(renamed.answers), left_behind)
+        return _NewModel(config, model, body | renamed.answers, len(renamed.body) + len(renamed.answers), left_behind)
     if renamed.masked_lm:
         head = _language_head(renamed, config, theirs, source)
         mapped = len(renamed.body) + len(renamed.masked_lm)
-        return _Plan(config, EncoderForMaskedLM, body | head, mapped, renamed.left_behind)
-    return _Plan(config, EncoderModel, renamed.body, len(renamed.body), renamed.left_behind)
+        return _NewModel(config, EncoderForMaskedLM, body | head, mapped, renamed.left_behind)
+    return _NewModel(config, EncoderModel, renamed.body, len(renamed.body), renamed.left_behind)
 
 
 def _language_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> dict[str, Tensor]:
@@ -234,7 +234,7 @@ def _language_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, An
 
 def _from_own(
     source: Path, num_landmarks: int | Literal["auto"], conv_kernel_size: int | Literal["auto"] | None
-) -> _Plan:
+) -> _NewModel:
     config = EncoderConfig.from_pretrained(source)
     if conv_kernel_size not in ("auto", config.conv_kernel_size):
         raise ValueError(
@@ -250,7 +250,7 @@ def _from_own(
     if model is EncoderForMaskedLM and any(name.startswith("sop.") for name in tensors):
         # The published format has one name for both.
         model = EncoderForPreTraining
-    return _Plan(config, model, tensors, len(tensors))
+    return _NewModel(config, model, tensors, len(tensors))
 
 
 def _one(tensors: dict[str, Tensor], name: str, source: Path) -> Tensor:
@@ -259,7 +259,7 @@ def _one(tensors: dict[str, Tensor], name: str, source: Path) -> Tensor:
     return tensors[name]
 
 
-def _load(plan: _Plan, source: Path) -> EncoderPreTrainedModel:
+def _load(plan: _NewModel, source: Path) -> EncoderPreTrainedModel:
     """The model with these tensors.
 
     Raises:

@@ -3,7 +3,7 @@
 from nystrom.report.printed.accuracies import LRA_TASKS
 from nystrom.tasks.lra.facts import LRA
 from nystrom.tasks.lra.image import Image
-from nystrom.tasks.lra.listops.task import PUBLISHED, ListOps
+from nystrom.tasks.lra.listops.task import PUBLISHED_SETTINGS, ListOps
 from nystrom.tasks.lra.pathfinder.task import PUBLISHED_SIZES, Pathfinder
 from nystrom.tasks.lra.texts.retrieval import Retrieval
 from nystrom.tasks.lra.texts.reviews import Text
@@ -21,7 +21,10 @@ def test_vocabularies_and_classes_are_those_of_the_data():
 
 
 def test_drawn_data_have_the_published_sizes():
-    for name, sizes in (("listops", PUBLISHED), ("pathfinder", PUBLISHED_SIZES)):
+    for name, sizes in (("listops", PUBLISHED_SETTINGS), ("pathfinder", PUBLISHED_SIZES)):
         for split in ("train", "val", "test"):
             assert sizes[split] == getattr(LRA[name], split)
-    assert (LRA["listops"].min_length, LRA["listops"].max_length) == (PUBLISHED["min_length"], PUBLISHED["max_length"])
+    assert (LRA["listops"].min_length, LRA["listops"].max_length) == (
+        PUBLISHED_SETTINGS["min_length"],
+        PUBLISHED_SETTINGS["max_length"],
+    )

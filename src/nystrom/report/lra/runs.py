@@ -33,7 +33,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Accuracy:
     """Accuracy of one method on one task, in percent.
 
     Attributes:
@@ -55,7 +55,7 @@ class Cell:
     positions: int | None
 
 
-def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Cell]]:
+def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
     """Cells of the table by line and task, in the order of the rows.
 
     Args:
@@ -76,7 +76,7 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Cell]]:
                 f"rows hold two runs of {line.method} ({line.preset}) on {task} with seed {row.seed}, one with "
                 f"{row.quantity} {before.value:g} and one with {row.value:g}: tabulate them apart."
             )
-    cells: dict[Line, dict[str, Cell]] = {}
+    cells: dict[Line, dict[str, Accuracy]] = {}
     for (task, line), seeds in runs.items():
         tested = [run for run in seeds.values() if "test accuracy" in run]
         if tested:
@@ -91,7 +91,7 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Cell]]:
 _Run = dict[str, Row]
 
 
-def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Cell:
+def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Accuracy:
     first = runs[0]["test accuracy"]
     steps = [int(run["steps"].value) if "steps" in run else None for run in runs]
     for what, values in (
@@ -107,7 +107,7 @@ def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Cell:
             )
     shares = [run["test accuracy"].value for run in runs]
     mean = statistics.fmean(shares)
-    return Cell(
+    return Accuracy(
         mean=100 * mean,
         deviation=100 * statistics.stdev(shares) if len(shares) > 1 else None,
         seeds=len(shares),

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 from nystrom.measure.rows import Row
-from nystrom.report.lra.runs import Cell, Line, lra_cells
+from nystrom.report.lra.runs import Accuracy, Line, lra_cells
 from nystrom.report.markdown import markdown_table
 from nystrom.report.printed.accuracies import LRA_TASKS, PAPERS, SKYFORMER_TABLE_1
 
@@ -91,14 +91,14 @@ def _any_seed(row: Row) -> str:
     return re.sub(r"--seed \d+", "--seed SEED", command)
 
 
-def _text(cell: Cell | None) -> str:
+def _text(cell: Accuracy | None) -> str:
     if cell is None:
         return _DASH
     deviation = "" if cell.deviation is None else f" ± {cell.deviation:.1f}"
     return f"{cell.mean:.1f}{deviation} ({cell.seeds}; {cell.error:.1f})"
 
 
-def _known(cells: dict[Line, dict[str, Cell]]) -> dict[Line, dict[str, Cell]]:
+def _known(cells: dict[Line, dict[str, Accuracy]]) -> dict[Line, dict[str, Accuracy]]:
     if strange := sorted({task for row in cells.values() for task in row} - set(LRA_TASKS)):
         raise ValueError(f"rows are of {', '.join(strange)}; expected tasks among {', '.join(LRA_TASKS)}.")
     return cells

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from nystrom.tasks.sources.cifar_files import CLASSES, SIDE, find_cifar
-from nystrom.tasks.sources.cifar_pickle import PUBLISHED
+from nystrom.tasks.sources.cifar_pickle import WHERE_PUBLISHED
 from nystrom.tasks.store.picture_files import Pictures, PictureSplit, write_pictures
 from nystrom.tasks.store.prepared_folder import holds, new_folder
 
@@ -94,5 +94,5 @@ def _check_counts(source: Path, train: Pictures, test: Pictures, *, strict: bool
                 f" {wanted}, {wanted // CLASSES} of each"
             )
             if strict:
-                raise ValueError(f"{message}. {PUBLISHED} Take what is there with --no-check-counts.")
+                raise ValueError(f"{message}. {WHERE_PUBLISHED} Take what is there with --no-check-counts.")
             warnings.warn(message + ".", stacklevel=3)

@@ -15,12 +15,12 @@ from pathlib import Path, PurePosixPath
 
 from tqdm import tqdm
 
-from nystrom.tasks.sources.source import Row, Source
+from nystrom.tasks.sources.source import LabelledSample, Source
 from nystrom.tasks.sources.unpacking import BROKEN, open_unpacked, unreadable
 from nystrom.tasks.store.checksums import sha256, sha256_of_files
 
-PUBLISHED = {"train": 25_000, "test": 25_000}
-PARTS = tuple(f"{split}/{label}" for split in PUBLISHED for label in ("neg", "pos"))
+IMDB_COUNTS = {"train": 25_000, "test": 25_000}
+PARTS = tuple(f"{split}/{label}" for split in IMDB_COUNTS for label in ("neg", "pos"))
 REVIEW = re.compile(r"(\d{1,9})_\d+\.txt")
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 
@@ -40,7 +40,7 @@ def folder_source(folder: Path, *, progress: bool = False) -> Source:
         raise ValueError(f"{folder} lacks {', '.join(missing)}: unpack aclImdb_v1.tar.gz again, or name the archive.")
     paths = [path for part in PARTS for path in _reviews(folder / part)]
 
-    def rows(progress: bool) -> Iterator[Row]:
+    def rows(progress: bool) -> Iterator[LabelledSample]:
         for path in tqdm(paths, desc=folder.name, unit=" files", disable=not progress or None):
             yield _row(str(path), path.parent.parent.name, path.parent.name, path.name, path.read_bytes())
 
@@ -50,7 +50,7 @@ def folder_source(folder: Path, *, progress: bool = False) -> Source:
 def archive_source(archive: Path, *, max_unpacked: float | None = None) -> Source:
     """Make a source of the archive aclImdb_v1.tar.gz, which may unpack to so many gigabytes."""
 
-    def rows(progress: bool) -> Iterator[Row]:
+    def rows(progress: bool) -> Iterator[LabelledSample]:
         try:
             with (
                 open_unpacked(archive, max_unpacked=max_unpacked, progress=progress) as file,
@@ -66,13 +66,13 @@ def archive_source(archive: Path, *, max_unpacked: float | None = None) -> Sourc
     return _source("aclImdb, archive", sha256(archive), rows)
 
 
-def _source(kind: str, digest: str, rows: Callable[[bool], Iterator[Row]]) -> Source:
+def _source(kind: str, digest: str, rows: Callable[[bool], Iterator[LabelledSample]]) -> Source:
     return Source(
         kind=kind,
         settings={"source_sha256": digest},
         splits=("train", "test"),
         rows=rows,
-        published=PUBLISHED,
+        published=IMDB_COUNTS,
         equal_classes=True,
         val_is_test=True,
     )
@@ -93,13 +93,13 @@ def _number(place: str, name: str) -> int:
     return int(match[1])
 
 
-def _row(place: str, split: str, label: str, name: str, text: bytes) -> Row:
+def _row(place: str, split: str, label: str, name: str, text: bytes) -> LabelledSample:
     # All of neg before all of pos, each by number.
     rank = _number(place, name) + (10**9 if label == "pos" else 0)
-    return Row(place, split, label.encode(), (text,), rank)
+    return LabelledSample(place, split, label.encode(), (text,), rank)
 
 
-def _members(archive: Path, members: tarfile.TarFile) -> Iterator[Row]:
+def _members(archive: Path, members: tarfile.TarFile) -> Iterator[LabelledSample]:
     seen: set[str] = set()
     for member in members:
         path = PurePosixPath(member.name)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.tasks.sources.cifar_pickle import PUBLISHED, read_pickled_batch
+from nystrom.tasks.sources.cifar_pickle import WHERE_PUBLISHED, read_pickled_batch
 from nystrom.tasks.sources.unpacking import BROKEN, Limit, open_unpacked
 from nystrom.tasks.store.checksums import sha256
 from nystrom.tasks.store.picture_files import Pictures
@@ -81,7 +81,7 @@ def find_cifar(source: Path, *, max_unpacked: float | None = None) -> CifarSourc
     came = "holds no pictures of CIFAR-10 that can be read" if source.exists() else "is not there"
     raise ValueError(
         f"{source} {came}: name one of these folders or archives, the folder that holds it, or a .npz file with"
-        f" {', '.join(ARRAYS)}. {PUBLISHED}"
+        f" {', '.join(ARRAYS)}. {WHERE_PUBLISHED}"
     )
 
 
@@ -94,7 +94,7 @@ def to_gray(colours: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _folder_source(folder: Path, names: list[str]) -> CifarSource:
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise ValueError(f"{folder} lacks {', '.join(missing)}. {PUBLISHED}")
+        raise ValueError(f"{folder} lacks {', '.join(missing)}. {WHERE_PUBLISHED}")
     whole = hashlib.sha256("".join(sha256(folder / name) for name in names).encode()).hexdigest()
     return CifarSource(
         folder.name, whole, lambda: _read_batches(folder, names, lambda name: (folder / name).read_bytes())
@@ -109,7 +109,7 @@ def _read_batches(source: Path, names: list[str], content: Callable[[str], bytes
         if (same := seen.setdefault(hashlib.sha256(batch).digest(), name)) != name:
             raise ValueError(
                 f"{source} holds the same pictures as {same} and {name}, so they would occur twice: unpack the archive"
-                f" again. {PUBLISHED}"
+                f" again. {WHERE_PUBLISHED}"
             )
         read = _read_binary if name.endswith(".bin") else _read_python
         batches.append(read(batch, f"{source}/{name}"))
@@ -121,11 +121,11 @@ def _read_python(content: bytes, place: str) -> Pictures:
     batch = read_pickled_batch(content, place)
     data, labels = batch.get(b"data"), batch.get(b"labels")
     if not isinstance(data, np.ndarray) or not isinstance(labels, list):
-        raise ValueError(f"{place} holds {sorted(batch)[:5]}, without data or labels. {PUBLISHED}")
+        raise ValueError(f"{place} holds {sorted(batch)[:5]}, without data or labels. {WHERE_PUBLISHED}")
     if data.shape != (len(labels), COLOURS * SIDE * SIDE) or not all(type(label) is int for label in labels):
         raise ValueError(
             f"{place} holds data of shape {data.shape} and {len(labels)} labels; expected {COLOURS * SIDE * SIDE} bytes"
-            f" and a number for each picture. {PUBLISHED}"
+            f" and a number for each picture. {WHERE_PUBLISHED}"
         )
     return _planes(data, np.array(labels), place)
 
@@ -135,7 +135,7 @@ def _read_binary(content: bytes, place: str) -> Pictures:
     if not content or len(content) % row:
         raise ValueError(
             f"{place} has {len(content)} bytes, not a whole number of pictures of {row} bytes: it is cut short or of"
-            f" another kind. {PUBLISHED}"
+            f" another kind. {WHERE_PUBLISHED}"
         )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, row)
     return _planes(rows[:, 1:], rows[:, 0], place)
@@ -150,7 +150,7 @@ def _checked(labels: NDArray[Any], place: str) -> NDArray[np.uint8]:
     if (wrong := np.flatnonzero((labels < 0) | (labels >= CLASSES))).size:
         raise ValueError(
             f"{place}, picture {wrong[0]}, has the label {labels[wrong[0]]}; CIFAR-10 has 0 to {CLASSES - 1}, so the"
-            f" file is damaged or of another kind. {PUBLISHED}"
+            f" file is damaged or of another kind. {WHERE_PUBLISHED}"
         )
     return labels.astype(np.uint8)
 
@@ -174,7 +174,7 @@ def _read_archive(path: Path, max_unpacked: float | None) -> tuple[Pictures, Pic
     kind = ".bin" if any(name.endswith(".bin") for name in found) else ""
     names = [f"{name}{kind}" for name in BATCHES]
     if missing := [name for name in names if name not in found]:
-        raise ValueError(f"{path} lacks {', '.join(missing)}. {PUBLISHED}")
+        raise ValueError(f"{path} lacks {', '.join(missing)}. {WHERE_PUBLISHED}")
     return _read_batches(path, names, found.__getitem__)
 
 
@@ -216,4 +216,6 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except BROKEN as error:
-        raise ValueError(f"{path} cannot be read ({error}): it is cut short or of another kind. {PUBLISHED}") from error
+        raise ValueError(
+            f"{path} cannot be read ({error}): it is cut short or of another kind. {WHERE_PUBLISHED}"
+        ) from error

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PUBLISHED = (
+WHERE_PUBLISHED = (
     "CIFAR-10 is published at https://www.cs.toronto.edu/~kriz/cifar.html as cifar-10-python.tar.gz (folder"
     " cifar-10-batches-py) and cifar-10-binary.tar.gz (folder cifar-10-batches-bin)."
 )
@@ -92,10 +92,10 @@ def read_pickled_batch(content: bytes, place: str) -> dict[bytes, Any]:
     except (ValueError, LookupError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(
             f"{place} is not one of the published files of cifar-10-batches-py, or is cut short ({error}); nothing in"
-            f" it was run. {PUBLISHED}"
+            f" it was run. {WHERE_PUBLISHED}"
         ) from error
     if not isinstance(batch, dict):
-        raise ValueError(f"{place} holds {type(batch).__name__}, not the dict of a published file. {PUBLISHED}")
+        raise ValueError(f"{place} holds {type(batch).__name__}, not the dict of a published file. {WHERE_PUBLISHED}")
     return {key: value.pixels if isinstance(value, _Array) else value for key, value in batch.items()}
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Row(NamedTuple):
+class LabelledSample(NamedTuple):
     """One sample of a source.
 
     Attributes:
@@ -41,7 +41,7 @@ class Source:
     kind: str
     settings: Mapping[str, str]
     splits: tuple[str, ...]
-    rows: Callable[[bool], Iterator[Row]]
+    rows: Callable[[bool], Iterator[LabelledSample]]
     published: Mapping[str, int] | None = None
     equal_classes: bool = False
     val_is_test: bool = False

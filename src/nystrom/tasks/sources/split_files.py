@@ -27,7 +27,7 @@ from nystrom.tasks.sources.row_files import (
     plain_name,
     read_rows,
 )
-from nystrom.tasks.sources.source import Row, Source
+from nystrom.tasks.sources.source import LabelledSample, Source
 from nystrom.tasks.store.checksums import sha256_of_files, sha256_of_splits
 from nystrom.tasks.store.header import SPLITS
 
@@ -73,14 +73,14 @@ def row_source(
             files, remarks = _without_test(files)
     digests = sha256_of_splits(files, progress=progress)
 
-    def rows(progress: bool) -> Iterator[Row]:
+    def rows(progress: bool) -> Iterator[LabelledSample]:
         for split, path in files.items():
             empty = True
             for line, (label, *texts) in read_rows(
                 path, wanted, columns=columns, max_unpacked=max_unpacked, progress=progress
             ):
                 empty = False
-                yield Row(f"{path}, line {line}", split, label, tuple(texts))
+                yield LabelledSample(f"{path}, line {line}", split, label, tuple(texts))
             if empty:
                 raise ValueError(f"{path} holds no rows: it is cut short, fetch or make it again.")
 
@@ -157,7 +157,7 @@ def saved_source(folder: Path, wanted: Wanted, *, progress: bool = False) -> Sou
         remarks += more
     splits = tuple(split for split in SPLITS if split in known)
 
-    def rows(progress: bool) -> Iterator[Row]:
+    def rows(progress: bool) -> Iterator[LabelledSample]:
         for split in splits:
             part = parts[known[split]]
             place = f"{folder}, {known[split]}"
@@ -195,7 +195,7 @@ def _is_unlabelled(part: Any, wanted: Wanted) -> bool:
 
 def _saved_row(
     place: str, split: str, values: Sequence[object], fields: Sequence[str], label_names: Sequence[str] | None
-) -> Row:
+) -> LabelledSample:
     label, *texts = values
     if label_names is not None:
         if not isinstance(label, int) or not 0 <= label < len(label_names):
@@ -205,7 +205,7 @@ def _saved_row(
         label, *texts = (as_bytes(value, field) for value, field in zip([label, *texts], fields, strict=True))
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
-    return Row(place, split, label, tuple(texts))
+    return LabelledSample(place, split, label, tuple(texts))
 
 
 def endings() -> str:

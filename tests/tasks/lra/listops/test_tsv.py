@@ -53,7 +53,7 @@ def tree_tokens(tree):
 @pytest.fixture
 def official(tmp_path, monkeypatch):
     """Three files of three samples, as if so many were published."""
-    monkeypatch.setattr(lra_listops_tsv, "PUBLISHED", dict.fromkeys(SPLITS, 3))
+    monkeypatch.setattr(lra_listops_tsv, "PUBLISHED_COUNTS", dict.fromkeys(SPLITS, 3))
     folder = tmp_path / "official"
     folder.mkdir()
     for digit, split in enumerate(SPLITS):
@@ -147,7 +147,7 @@ def test_other_official_files_are_not_taken_for_these(official, tmp_path):
 
 def test_so_many_were_published():
     # The fixture above puts others in their place.
-    assert lra_listops_tsv.PUBLISHED == {"train": 96_000, "val": 2_000, "test": 2_000}
+    assert lra_listops_tsv.PUBLISHED_COUNTS == {"train": 96_000, "val": 2_000, "test": 2_000}
 
 
 def cut(path):

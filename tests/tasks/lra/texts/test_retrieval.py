@@ -24,7 +24,7 @@ NAMES = dict(zip(SPLITS, PAIRS, strict=True))
 @pytest.fixture(autouse=True)
 def few_published_pairs(monkeypatch):
     published = {split: len(PAIRS[name]) for split, name in NAMES.items()}
-    monkeypatch.setattr(lra_retrieval, "PUBLISHED", published)
+    monkeypatch.setattr(lra_retrieval, "RETRIEVAL_COUNTS", published)
 
 
 def official(folder):

@@ -28,7 +28,7 @@ REVIEWS = {
 def four_reviews_a_split(monkeypatch):
     """As if so many had been published."""
     for module in (acl_imdb, reviews):
-        monkeypatch.setattr(module, "PUBLISHED", {"train": 4, "test": 4})
+        monkeypatch.setattr(module, "IMDB_COUNTS", {"train": 4, "test": 4})
 
 
 def texts(data):

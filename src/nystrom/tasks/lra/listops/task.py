@@ -27,15 +27,14 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from nystrom.tasks.lra.listops.expressions import VOCABULARY, Limits, draw
-from nystrom.tasks.lra.listops.tsv import PUBLISHED as COUNTS
-from nystrom.tasks.lra.listops.tsv import TASK, export_tsv, import_tsv
+from nystrom.tasks.lra.listops.tsv import PUBLISHED_COUNTS, TASK, export_tsv, import_tsv
 from nystrom.tasks.store.header import damaged
 from nystrom.tasks.store.prepared_folder import holds, new_folder
 from nystrom.tasks.store.split import Split
 from nystrom.tasks.store.token_files import Samples, gather, write_split
 
-PUBLISHED = {split: COUNTS[split] for split in ("test", "val", "train")} | {"seed": 0}
-PUBLISHED |= {"min_length": 500, "max_length": 2_000, "max_depth": 10, "max_args": 10}
+PUBLISHED_SETTINGS = {split: PUBLISHED_COUNTS[split] for split in ("test", "val", "train")} | {"seed": 0}
+PUBLISHED_SETTINGS |= {"min_length": 500, "max_length": 2_000, "max_depth": 10, "max_args": 10}
 
 
 def prepare_listops(
@@ -92,7 +91,7 @@ def prepare_listops(
     if source is None and not check_counts:
         raise ValueError("--no-check-counts is given, but without --from there are no files to count: leave it out.")
     if source is None:
-        _generate(to, PUBLISHED | given, workers or _cores(), progress)
+        _generate(to, PUBLISHED_SETTINGS | given, workers or _cores(), progress)
     elif given:
         raise ValueError(
             f"{', '.join(given)} cannot be chosen for published files: leave it out, or leave --from out to have"

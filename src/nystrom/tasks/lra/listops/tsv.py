@@ -26,7 +26,7 @@ from nystrom.tasks.store.prepared_folder import holds, new_folder, space_for
 from nystrom.tasks.store.token_files import Samples, gather, open_split, write_split
 
 TASK = "listops"
-PUBLISHED = {"train": 96_000, "val": 2_000, "test": 2_000}
+PUBLISHED_COUNTS = {"train": 96_000, "val": 2_000, "test": 2_000}
 # Where the official files are inside the release.
 INSIDE = ("", "listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000")
 COLUMNS = b"Source\tTarget"
@@ -79,7 +79,7 @@ def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: b
 
 def _differences(folder: Path, counts: Mapping[str, int]) -> list[str]:
     """Compare the counts of the files in a folder with those of the header beside them, or else with the published."""
-    wanted, known, whose = PUBLISHED, [], "were published"
+    wanted, known, whose = PUBLISHED_COUNTS, [], "were published"
     if (folder / HEADER).exists():
         try:
             wanted, known = read_counts(folder, task=TASK), read_facts(folder, task=TASK).get("differences", [])

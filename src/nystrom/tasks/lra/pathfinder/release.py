@@ -30,7 +30,7 @@ from nystrom.tasks.store.prepared_folder import holds, new_folder
 
 TASK = "pathfinder"
 FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
-PUBLISHED = (
+RELEASE_FORM = (
     "it is published as lra_release.gz at https://storage.googleapis.com/long-range-arena/lra_release.gz; unpack it and"
     " name its folder pathfinder{size}, which holds {folder} with imgs and metadata"
 )
@@ -39,7 +39,7 @@ EMPTY = ("curv_baseline", "imgs/0/sample_172.png")
 AT_ONCE = 1000
 
 
-class Row(NamedTuple):
+class PictureLine(NamedTuple):
     """One row of metadata.
 
     Attributes:
@@ -60,7 +60,7 @@ def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: 
         ValueError: The source is missing or broken (row and file are named), or `to` is taken or cannot be written.
     """
     folder = find_folder(source.expanduser(), size=size, difficulty=difficulty)
-    rows, digest = read_rows(folder)
+    rows, digest = read_picture_lines(folder)
     settings = {"origin": "published pictures", "size": size, "difficulty": difficulty, "seed": seed}
     settings |= {"metadata_sha256": digest}
     if holds(to, task=TASK, settings=settings):
@@ -92,12 +92,12 @@ def find_folder(source: Path, *, size: int, difficulty: str) -> Path:
         if folder.resolve().name == name and (folder / "imgs").is_dir() and (folder / "metadata").is_dir():
             return folder
     raise ValueError(
-        f"{source} holds no folder {name} with imgs and metadata in it: {PUBLISHED.format(size=size, folder=name)};"
+        f"{source} holds no folder {name} with imgs and metadata in it: {RELEASE_FORM.format(size=size, folder=name)};"
         " or leave --from out to have pictures drawn."
     )
 
 
-def read_rows(folder: Path) -> tuple[list[Row], str]:
+def read_picture_lines(folder: Path) -> tuple[list[PictureLine], str]:
     """Read all metadata of a difficulty, and digest them.
 
     Raises:
@@ -106,7 +106,7 @@ def read_rows(folder: Path) -> tuple[list[Row], str]:
     files = sorted((folder / "metadata").glob("*.npy"), key=lambda file: (len(file.stem), file.stem))
     if not files:
         raise ValueError(f"{folder / 'metadata'} has no .npy file: unpack the published archive again.")
-    rows: list[Row] = []
+    rows: list[PictureLine] = []
     digest = hashlib.sha256()
     for file in files:
         content = file.read_bytes()
@@ -121,7 +121,7 @@ def read_rows(folder: Path) -> tuple[list[Row], str]:
     return rows, digest.hexdigest()
 
 
-def check_files(folder: Path, rows: list[Row]) -> list[Row]:
+def check_files(folder: Path, rows: list[PictureLine]) -> list[PictureLine]:
     """Compare the rows with the pictures that are there, and leave out the one that was published empty.
 
     Raises:
@@ -170,7 +170,7 @@ def read_picture(path: Path, size: int) -> NDArray[np.uint8]:
         raise ValueError(f"{path} is not a complete PNG ({error}): unpack the published archive again.") from error
 
 
-def _parts(folder: Path, rows: list[Row], size: int, bar: "tqdm[Any]") -> Iterator[Pictures]:
+def _parts(folder: Path, rows: list[PictureLine], size: int, bar: "tqdm[Any]") -> Iterator[Pictures]:
     for start in range(0, len(rows), AT_ONCE):
         some = rows[start : start + AT_ONCE]
         pixels = np.stack([read_picture(folder / row.file, size) for row in some])
@@ -178,7 +178,7 @@ def _parts(folder: Path, rows: list[Row], size: int, bar: "tqdm[Any]") -> Iterat
         yield Pictures(pixels, np.array([row.label for row in some], dtype=np.uint8))
 
 
-def _parse(file: Path, content: bytes) -> Iterator[Row]:
+def _parse(file: Path, content: bytes) -> Iterator[PictureLine]:
     # By what a file holds: the published ones are text, whatever their name says.
     if content.startswith(np.lib.format.MAGIC_PREFIX):
         lines = _array_lines(file, content)
@@ -199,7 +199,7 @@ def _parse(file: Path, content: bytes) -> Iterator[Row]:
         picture = PurePosixPath(fields[0], fields[1])
         if picture.is_absolute() or ".." in picture.parts or picture.parts[0] != "imgs":
             raise ValueError(f"{place}, names {picture}: pictures are in the folder imgs; the file is of another kind.")
-        yield Row(place, picture.as_posix(), int(fields[3]))
+        yield PictureLine(place, picture.as_posix(), int(fields[3]))
 
 
 def _array_lines(file: Path, content: bytes) -> list[list[str]]:

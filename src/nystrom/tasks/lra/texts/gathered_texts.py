@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.tasks.sources.source import Row
+from nystrom.tasks.sources.source import LabelledSample
 from nystrom.tasks.store.header import SPLITS
 from nystrom.tasks.store.token_files import write_pieces
 
@@ -40,7 +40,7 @@ class Gathered:
         self._codes: dict[str, int] = {}
         self._cut = array("B")
 
-    def add(self, row: Row) -> None:
+    def add(self, row: LabelledSample) -> None:
         """Take a sample."""
         if not all(row.texts):
             raise ValueError(f"{row.place}: a text is empty: fill it in, or leave such rows out with --skip-empty.")
@@ -56,7 +56,7 @@ class Gathered:
         self._splits.append(SPLITS.index(row.split))
         self._ranks.append(row.rank)
 
-    def _code(self, row: Row) -> int:
+    def _code(self, row: LabelledSample) -> int:
         try:
             label = row.label.decode("utf-8").strip()
         except UnicodeDecodeError as error:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nystrom.tasks.lra.texts.gathered_texts import Gathered
 from nystrom.tasks.lra.texts.held_out import HeldOut
-from nystrom.tasks.sources.source import Row, Source
+from nystrom.tasks.sources.source import LabelledSample, Source
 from nystrom.tasks.store.header import SPLITS, read_facts
 from nystrom.tasks.store.prepared_folder import holds, new_folder
 
@@ -111,7 +111,7 @@ def _summarize(samples: Mapping[str, int], facts: Mapping[str, Any], max_length:
         print(f"warning: {difference}.", file=sys.stderr)
 
 
-def _gather(gathered: Gathered, rows: Iterator[Row], skip_empty: bool) -> int:
+def _gather(gathered: Gathered, rows: Iterator[LabelledSample], skip_empty: bool) -> int:
     """Take all samples, and count those that are left out."""
     skipped = 0
     for row in rows:

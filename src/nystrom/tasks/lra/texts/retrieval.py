@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from nystrom.tasks.lra.texts.held_out import HeldOut
 from nystrom.tasks.lra.texts.labelled_texts import prepare_texts
 from nystrom.tasks.sources.row_files import COMPRESSED, Wanted, is_row_file
-from nystrom.tasks.sources.source import Row, Source
+from nystrom.tasks.sources.source import LabelledSample, Source
 from nystrom.tasks.sources.split_files import endings, files_of_folder, is_saved_dataset, row_source, saved_source
 from nystrom.tasks.store.byte_split import ByteSplit
 from nystrom.tasks.store.token_files import open_members
@@ -32,7 +32,7 @@ TASK = "retrieval"
 OFFICIAL = {
     split: f"new_aan_pairs.{name}.tsv" for split, name in (("train", "train"), ("val", "eval"), ("test", "test"))
 }
-PUBLISHED = {"train": 147_086, "val": 18_090, "test": 17_437}
+RETRIEVAL_COUNTS = {"train": 147_086, "val": 18_090, "test": 17_437}
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
 # Where the official files are inside the release.
 INSIDE = ("", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")
@@ -163,7 +163,7 @@ def _official_source(files: dict[str, Path], max_unpacked: float | None, progres
         progress=progress,
     )
 
-    def rows(progress: bool) -> Iterator[Row]:
+    def rows(progress: bool) -> Iterator[LabelledSample]:
         for row in plain.rows(progress):
             if (label := LABELS.get(row.label)) is None:
                 raise ValueError(
@@ -171,7 +171,7 @@ def _official_source(files: dict[str, Path], max_unpacked: float | None, progres
                 )
             yield row._replace(label=label)
 
-    return replace(plain, rows=rows, published=PUBLISHED)
+    return replace(plain, rows=rows, published=RETRIEVAL_COUNTS)
 
 
 class Retrieval(ByteSplit):

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from nystrom.tasks.lra.texts.held_out import HeldOut
 from nystrom.tasks.lra.texts.labelled_texts import prepare_texts
-from nystrom.tasks.sources.acl_imdb import ARCHIVES, PUBLISHED, archive_source, folder_source, is_acl_imdb
+from nystrom.tasks.sources.acl_imdb import ARCHIVES, IMDB_COUNTS, archive_source, folder_source, is_acl_imdb
 from nystrom.tasks.sources.row_files import Wanted, is_row_file
 from nystrom.tasks.sources.source import Source
 from nystrom.tasks.sources.split_files import endings, files_of_folder, is_saved_dataset, row_source, saved_source
@@ -79,7 +79,7 @@ def prepare_text(
     if imdb and not found.published:
         if {*found.splits} - {"val"} != {"train", "test"}:
             raise ValueError(f"--imdb is set, and the source has {', '.join(found.splits)}: IMDB has train and test.")
-        found = replace(found, published=PUBLISHED, equal_classes=True, val_is_test="val" not in found.splits)
+        found = replace(found, published=IMDB_COUNTS, equal_classes=True, val_is_test="val" not in found.splits)
     return prepare_texts(
         found,
         to,
