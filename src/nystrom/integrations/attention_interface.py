@@ -227,7 +227,7 @@ def make_mask(
 
 
 def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:
-    """Check that the code of a model reads the name of its attention, as far as its source tells.
+    """Check that the code of a model reads the name of its attention, as far as its source shows.
 
     Raises:
         ValueError: It does not, whatever its attn_implementation says; the message says what to do instead.
@@ -263,12 +263,12 @@ def _model_of(config: Any) -> type[PreTrainedModel] | None:
 def _attends_elsewhere(module: nn.Module) -> bool:
     """Whether the keys of a layer come from another sequence than its queries.
 
-    What the layer says of itself (`is_cross_attention`) decides first. A layer whose `forward` takes no second sequence
-    attends to its own, one that needs it attends to the other. One that may take it is a decoder's, where attention to
-    its own sequence is causal, or an encoder's, where `is_decoder` is False. What is left is told by its class's name.
+    An attribute `is_cross_attention` decides first. A layer whose `forward` takes no second sequence attends to its own,
+    and one that requires it attends to that. Where it is optional, a decoder's layer that is not causal attends to the
+    second, and an encoder's (`is_decoder` is False) to its own. The name of the class comes last.
 
     Raises:
-        ValueError: None of these tells.
+        ValueError: None of these decides.
     """
     stated = getattr(module, "is_cross_attention", None)
     if stated is not None:

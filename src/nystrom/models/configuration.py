@@ -40,12 +40,12 @@ Pooling = Literal["mean", "first"]
 # Rows of the position table before that of the first token: where the published checkpoints start.
 POSITION_OFFSET = 2
 
-# What transformers itself writes into a configuration or hands to its constructor, beside the fields.
+# What transformers itself writes into a configuration or passes to its constructor, besides the fields.
 _FROM_TRANSFORMERS = {
     *("model_type", "num_labels", "name_or_path", "torch_dtype", "use_cache", "output_attentions"),
     *("attn_implementation", "experts_implementation", "auto_map", "quantization_config"),
 }
-# A keyword by which `from_dict` says that the others come from a file, where unknown ones are kept.
+# The keyword by which `from_dict` marks the others as coming from a file, where unknown ones are kept.
 _FROM_FILE = "_from_file"
 
 

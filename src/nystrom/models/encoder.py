@@ -276,7 +276,7 @@ class EncoderModel(EncoderPreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the word embeddings."""
-        assert isinstance(value, nn.Embedding), "transformers hands back what get_input_embeddings gave, resized"
+        assert isinstance(value, nn.Embedding), "transformers passes back what get_input_embeddings gave, resized"
         self.embeddings.word_embeddings = value
 
     @capture_outputs

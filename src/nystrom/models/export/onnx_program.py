@@ -137,7 +137,7 @@ def export_onnx(
         written.save(partial)
         runs, difference = compare(partial, model, inputs) if check else ((), 0.0)
         megabytes = sum(file.stat().st_size for file in Path(around).iterdir()) / 1e6
-        # The weights first: whoever sees the file sees all of it.
+        # The weights first, so that the file is complete as soon as it exists.
         for file in sorted(Path(around).iterdir(), key=lambda file: file == partial):
             file.rename(to.parent / file.name)
     return Exported(to, inputs, outputs, megabytes, runs, difference)

@@ -82,7 +82,7 @@ class LanguageHead(nn.Module):
 
 
 class SentenceOrderHead(nn.Module):
-    """Tells whether the two segments are in order (0) or swapped (1)."""
+    """Scores for two segments in order (0) or swapped (1)."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -104,7 +104,7 @@ class _WithLanguageHead(EncoderPreTrainedModel):
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace the last layer of the masked LM head, and its bias under both names."""
-        assert isinstance(new_embeddings, nn.Linear), "transformers hands back what get_output_embeddings gave, resized"
+        assert isinstance(new_embeddings, nn.Linear), "transformers passes back what get_output_embeddings gave, resized"
         self.cls.predictions.decoder = new_embeddings
         self.cls.predictions.bias = new_embeddings.bias
 
