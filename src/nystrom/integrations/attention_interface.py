@@ -263,9 +263,9 @@ def _model_of(config: Any) -> type[PreTrainedModel] | None:
 def _attends_elsewhere(module: nn.Module) -> bool:
     """Whether the keys of a layer come from another sequence than its queries.
 
-    An attribute `is_cross_attention` decides first. A layer whose `forward` takes no second sequence attends to its own,
-    and one that requires it attends to that. Where it is optional, a decoder's layer that is not causal attends to the
-    second, and an encoder's (`is_decoder` is False) to its own. The name of the class comes last.
+    An attribute `is_cross_attention` decides first. A layer whose `forward` takes no second sequence attends to its
+    own, and one that requires it attends to that. Where it is optional, a decoder's layer that is not causal attends to
+    the second, and an encoder's (`is_decoder` is False) to its own. The name of the class comes last.
 
     Raises:
         ValueError: None of these decides.

@@ -104,7 +104,9 @@ class _WithLanguageHead(EncoderPreTrainedModel):
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace the last layer of the masked LM head, and its bias under both names."""
-        assert isinstance(new_embeddings, nn.Linear), "transformers passes back what get_output_embeddings gave, resized"
+        assert isinstance(new_embeddings, nn.Linear), (
+            "transformers passes back what get_output_embeddings gave, resized"
+        )
         self.cls.predictions.decoder = new_embeddings
         self.cls.predictions.bias = new_embeddings.bias
 
