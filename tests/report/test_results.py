@@ -1,4 +1,4 @@
-"""What lies in results/ can be read, and every curve belongs to a run whose rows say what made it."""
+"""What is in results/ can be read, and every curve belongs to a run whose rows say what made it."""
 
 import csv
 from pathlib import Path

@@ -128,13 +128,13 @@ def export(
 
     Args:
         folder: Where the model was saved, with config.json and model.safetensors.
-        to: The file, such as model.onnx, which must not be there yet.
+        to: The file, such as model.onnx, which must not exist yet.
         opset: Version of ONNX, 18 to 22; None is what torch writes by default.
         token_type_ids: Also take segments; otherwise all tokens belong to the first.
         check: Run the file by onnxruntime, and compare it with the model.
 
     Raises:
-        ValueError: A folder that cannot be read, or what `export_onnx` refuses.
+        ValueError: A folder that cannot be read, or as for `export_onnx`.
         ArithmeticError: The file differs from the model.
     """
     from nystrom.models.export.onnx_program import export

@@ -5,8 +5,8 @@ with what (torch version, commit) and how (command, seed, date). What was not me
 says why. In a file None is an empty cell and NaN is `nan`; numbers are written in full, so that reading gives back what
 was written.
 
-A file has one header. Rows are appended a group at a time, in one write: what an interruption leaves behind is whole
-groups, or a last line without an end, which reading and appending refuse by file and line.
+A file has one header. Rows are appended a group at a time, in one write: an interruption leaves whole groups, or a last
+line without an end, for which reading and appending raise an error that names file and line.
 
 Needs the standard library only, so that tables and plots of rows need no torch.
 """
@@ -48,7 +48,7 @@ class Row:
         seed: Of the random inputs; None where nothing was drawn.
         device: Name of the processor or accelerator.
         torch: Version of torch; "" where it is not installed.
-        commit: Short hash of the checkout that the package lies in, "+dirty" where tracked files were changed; ""
+        commit: Short hash of the checkout that holds the package, "+dirty" where tracked files were changed; ""
             outside of git.
         date: Day of the measurement, ISO 8601, UTC.
         command: What measured it.
@@ -250,7 +250,7 @@ def _commit() -> str:
         return done.stdout.strip()
 
     try:
-        # An installed copy may lie, ignored, inside somebody else's checkout, whose commit would say nothing of it.
+        # An installed copy may be inside somebody else's checkout, ignored there: that commit says nothing about it.
         git("ls-files", "--error-unmatch", here.name)
         return git("describe", "--always", "--exclude=*", "--dirty=+dirty")
     except (OSError, subprocess.SubprocessError):
@@ -258,7 +258,7 @@ def _commit() -> str:
 
 
 def _check_ends(path: Path) -> None:
-    """Refuse a file with another header, and one whose last line has no end."""
+    """Raise an error for a file with another header, and for one whose last line has no end."""
     content = path.read_bytes()
     first = content.partition(b"\n")[0].decode("utf-8", errors="replace").rstrip("\r")
     if next(csv.reader([first]), []) != list(HEADER):

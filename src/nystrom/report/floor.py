@@ -1,4 +1,4 @@
-"""Measured rows beside the memory floor: rows that are derived, for tables of runs on a GPU.
+"""Measured rows beside the memory floor: derived rows, for tables of runs on a GPU.
 
 - "forward time over the floor": time over that of the row "floor" at the same length, which is of the same run.
 - "forward extra memory": peak memory without the output (and, with a backward pass, the three gradients), in percent of
@@ -20,7 +20,7 @@ _RESULTS = {"forward": 1, "forward+backward": 4}
 
 
 def with_derived(rows: Sequence[Row]) -> list[Row]:
-    """The rows but those of the bandwidth, and what is derived of them; where there is no floor, the rows alone."""
+    """The rows but those of the bandwidth, and what is derived from them; where there is no floor, the rows alone."""
     floors = {(row.quantity, row.n): row.value for row in rows if row.method == FLOOR}
     if not floors:
         return list(rows)
@@ -37,7 +37,7 @@ def with_derived(rows: Sequence[Row]) -> list[Row]:
 
 
 def bandwidths(rows: Sequence[Row]) -> list[str]:
-    """A note on the bandwidth that copies reached, if rows tell it."""
+    """A note on the bandwidth that copies reached, if rows have it."""
     found = [row.value for row in rows if row.quantity == BANDWIDTH]
     if not found:
         return []

@@ -1,10 +1,10 @@
 """Tables of rows, for the terminal and as Markdown.
 
 The table of a study has one part per quantity ("forward time", "forward memory", ...), in it a line per method and a
-column per number of tokens (efficiency) or per task (training). Behind each value stands, as in Table 1 of the
+column per number of tokens (efficiency) or per task (training). After each value comes, as in Table 1 of the
 Nyströmformer paper (arXiv:2102.03902), how many times less it is than that of the first method: "12.3 (12.7×)". A dash
-is what was not measured; the notes below say why. Where there is a memory floor, parts that are derived of it follow:
-see `nystrom.report.floor`.
+marks what was not measured; the notes below say why. Where there is a memory floor, parts derived from it follow: see
+`nystrom.report.floor`.
 """
 
 import math

@@ -15,7 +15,7 @@ from nystrom.measure.rows import Row
 
 @dataclass(frozen=True)
 class Line:
-    """What a line of the table is of.
+    """What a line of the table is about.
 
     Attributes:
         method: As the rows name it, with its size and skip, such as "nystrom-64+skip".
@@ -59,7 +59,7 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
     """Cells of the table by line and task, in the order of the rows.
 
     Args:
-        rows: Of `nystrom lra run` or `nystrom train`; others than accuracy on the test split and steps are passed over.
+        rows: Of `nystrom lra run` or `nystrom train`; rows other than the accuracy on the test split and the steps are skipped.
 
     Raises:
         ValueError: No accuracy on a test split, two different runs of one seed, or seeds with different settings.

@@ -60,7 +60,7 @@ def command_line(words: Sequence[str], function: Callable[..., Any], asked: Mapp
 
 
 def differing_setting(row: Row, new: Row, last: str) -> tuple[str, object, object] | None:
-    """What tells a row of another run from a new one: the field, what it holds and what was wanted; None for nothing.
+    """How a row of another run differs from a new one: the field, what it holds and what was wanted; None for nothing.
 
     Args:
         row: Of an earlier run.

@@ -16,7 +16,7 @@ and a note with the estimate.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 1.
 Departs from the paper: medians of interleaved calls instead of averages; the fused softmax, the authors' formula and
-other packages stand beside the materialised softmax.
+other packages are measured beside the materialised softmax.
 """
 
 from collections.abc import Mapping
@@ -104,7 +104,7 @@ def run_efficiency(
 
 
 def _check(asked: Mapping[str, Any]) -> None:
-    """Refuse what cannot be measured, before anything is."""
+    """Raise an error for what cannot be measured, before anything is."""
     for name, plural in (("lengths", "numbers of tokens"), ("passes", "passes")):
         if not asked[name]:
             raise ValueError(f"{name} is empty; expected at least one of {plural}.")

@@ -1,6 +1,6 @@
 """Inputs that all contenders share, and what a contender becomes when it is given them.
 
-A contender stands where attention stands in a model, between the projections:
+A contender takes the place of attention in a model, between the projections:
 
 - "tokens": queries, keys and values are (b, n, h*d), as projections leave them, and heads are split as views; the
   result is (b, n, h*d), as the output projection takes it. Merging heads is part of the call.

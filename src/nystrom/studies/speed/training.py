@@ -11,8 +11,8 @@ Before that each method takes two steps with an eighth of the batch. What would 
 or would take longer than a limit per step, is not run: its rows hold NaN and a note with the estimate.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Table 2.
-Departs from the paper: a step instead of 50,000 with their evaluations; the fused softmax stands beside the
-materialised one.
+Departs from the paper: a step instead of 50,000 with their evaluations; the fused softmax is measured
+beside the materialised one.
 """
 
 from collections.abc import Mapping
