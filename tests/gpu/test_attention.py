@@ -70,7 +70,7 @@ def test_cross_attention_is_the_reference(name, m, n, s, d, e, masked):
     assert_same(METHODS[name], inputs, num_landmarks=m, pinv_steps=steps, keep=keep, query_keep=query_keep)
 
 
-@pytest.mark.parametrize("m", [1, 129])
+@pytest.mark.parametrize("m", [1, pytest.param(129, marks=pytest.mark.slow)])
 def test_any_number_of_landmarks(m):
     assert_same(nystrom_attention, draw_qkv(m + 5, m + 9, b=1, h=1), num_landmarks=m, pinv_steps=1 if m > 60 else 6)
 
@@ -106,7 +106,7 @@ def test_the_skip_is_added(taps, masked):
 
 @pytest.mark.parametrize(("z0", "m"), [("sequence", 6), ("authors", 6), ("authors", 34)])
 def test_every_start_value(z0, m):
-    assert_same(nystrom_attention, draw_qkv(40, 45), num_landmarks=m, z0=z0, pinv_steps=3)
+    assert_same(nystrom_attention, draw_qkv(40, 45), num_landmarks=m, z0=z0, pinv_steps=1 if m > 30 else 3)
 
 
 def test_no_iteration_is_the_start_value():

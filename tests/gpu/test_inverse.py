@@ -18,7 +18,7 @@ def draw(m, dtype=torch.float64, seed=0):
 
 
 # In registers up to 64 (32 backward), in scratch memory above; there torch differentiates the start value.
-@pytest.mark.parametrize(("m", "steps"), [(1, 6), (5, 0), (5, 1), (32, 6), (40, 2), (64, 1), (66, 1)])
+@pytest.mark.parametrize(("m", "steps"), [(1, 6), (5, 0), (5, 1), (32, 6), (40, 1), (64, 1), (66, 1)])
 def test_values_and_gradients_are_those_of_the_reference(m, steps):
     a = draw(m).requires_grad_()
     expected = pinv_iterative(a, steps=steps)
