@@ -124,7 +124,7 @@ def test_the_command_leaves_out_the_machines_folders(monkeypatch):
     monkeypatch.setattr(sys, "argv", words)
     assert started_as() == "nystrom bench --to runs --file=x.csv --name 'two words'"
     assert a_row().command == started_as()
-    monkeypatch.setattr(sys, "argv", ["/src/nystrom/cli/main.py", "bench"])
+    monkeypatch.setattr(sys, "argv", ["/src/nystrom/__main__.py", "bench"])
     assert started_as() == "nystrom bench"
 
 

@@ -206,8 +206,8 @@ def check_folder(folder: Path) -> None:
 def started_as() -> str:
     """The command that started this process: the program's name, and its arguments without the machine's folders."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    # `python -m nystrom` and `python -m nystrom.cli.main` are the same command.
-    program = "nystrom" if program in ("__main__.py", "cli.py") else program
+    # `python -m nystrom` and `torchrun -m nystrom` are the same command.
+    program = "nystrom" if program == "__main__.py" else program
     words = []
     for word in sys.argv[1:]:
         name, equals, value = word.rpartition("=")

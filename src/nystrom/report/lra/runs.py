@@ -59,7 +59,7 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
     """Cells of the table by line and task, in the order of the rows.
 
     Args:
-        rows: Of `nystrom lra run` or `nystrom train`; rows other than the accuracy on the test split and the steps are skipped.
+        rows: Of `nystrom lra run` or `nystrom train`; only the accuracy on the test split and the steps are read.
 
     Raises:
         ValueError: No accuracy on a test split, two different runs of one seed, or seeds with different settings.
