@@ -58,7 +58,7 @@ def segment_means(
     n = x.shape[2]
     if keep is None and isinstance(n, int) and n % m == 0:
         return x.unflatten(2, (m, n // m)).mean(dim=3, dtype=accumulator(x.dtype))
-    return group_means(x, _segments(x, m, keep), m)
+    return group_means(x, segments(x, m, keep), m)
 
 
 def uniform(
@@ -152,7 +152,8 @@ def group_means(x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int)
     return means.unflatten(0, (b, m + 1))[:, :m].transpose(1, 2)
 
 
-def _segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | None) -> Int[Tensor, "b n"]:
+def segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | None) -> Int[Tensor, "b n"]:
+    """The segment of each token, 0 ... m - 1; m for tokens that are not real."""
     keep = all_real(x) if keep is None else keep
     rank, count = ranks(keep)
     count = count[:, None]

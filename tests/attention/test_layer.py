@@ -252,3 +252,20 @@ def test_a_compiled_layer_checks_the_floats_of_a_mask():
     with pytest.raises(RuntimeError, match="key_padding_mask holds floats other than 0 and -inf"):
         compiled(x, x, x, torch.full((2, 20), 0.5, dtype=torch.float64))
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("conv_kernel_size", [None, 5])
+# torch's own: its fused attention has no rule of its own for vmap.
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_gradients_of_single_samples(conv_kernel_size):
+    layer = NystromAttention(8, 2, num_landmarks=4, conv_kernel_size=conv_kernel_size).double()
+    weights = dict(layer.named_parameters())
+    x = torch.randn(3, 2, 21, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def loss(weights, x):
+        return torch.func.functional_call(layer, weights, (x, x, x))[0].square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, x)
+    for i in range(3):
+        alone = torch.autograd.grad(loss(weights, x[i]), list(weights.values()))
+        torch.testing.assert_close([grad[i] for grad in together.values()], list(alone), rtol=1e-9, atol=1e-10)

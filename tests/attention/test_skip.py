@@ -4,8 +4,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystrom.attention import skip
-from nystrom.attention.skip import DepthwiseSkip, depthwise_skip
+from nystrom.attention.skip import DepthwiseSkip, depthwise_skip, with_skip
 
 
 def draw(seed, b, h, n, e, size, dtype=torch.float64):
@@ -65,14 +64,62 @@ def test_what_it_is_added_to_passes_through(laid_out, keep, dtype):
         assert torch.equal(ours, wanted)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_stretches_meet_without_a_seam(monkeypatch, masked):
-    v, w = draw(3, 2, 2, 50, 4, 9, torch.float32)
-    v, keep = by_token(v), torch.arange(50)[None] < torch.tensor([[50], [31]]) if masked else None
-    whole = depthwise_skip(v, w, keep=keep)
-    monkeypatch.setattr(skip, "_STRETCH", 7)
-    assert torch.equal(depthwise_skip(v, w, keep=keep), whole)
-    assert torch.equal(depthwise_skip(v, w, keep=keep, to=v), whole + v)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, by_token])
+def test_pieces_meet_without_a_seam(laid_out, dtype):
+    # So wide that a piece holds 32 to 256 tokens, and a mask that ends inside of one.
+    v, w = draw(3, 2, 1, 300, 4096, 9, dtype)
+    keep = torch.arange(300)[None] < torch.tensor([[300], [170]])
+    v = laid_out(v).requires_grad_()
+    w = w.requires_grad_()
+    out = depthwise_skip(v, w, keep=keep)
+    real = keep[:, None, :, None]
+    v64, w64 = v.detach().double().requires_grad_(), w.detach().double().requires_grad_()
+    expected = F.conv2d(v64 * real, w64, padding=(4, 0)) * real
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-10}
+    torch.testing.assert_close(out.double(), expected, **close)
+    (ours, of_w), (theirs, of_w64) = (
+        torch.autograd.grad(x.square().sum(), y) for x, y in ((out, (v, w)), (expected, (v64, w64)))
+    )
+    torch.testing.assert_close(ours.double(), theirs, **close)
+    # Sums of two million products.
+    torch.testing.assert_close(of_w.double(), of_w64, rtol=1e-4, atol=1e-4 * float(of_w64.abs().max()))
+
+
+def test_what_it_is_added_to_is_never_overwritten():
+    v, w = draw(0, 1, 2, 35, 4, 5, torch.float32)
+    for laid_out in (torch.Tensor.contiguous, by_token):
+        to = laid_out(v + 1)
+        before = to.clone()
+        with torch.no_grad():
+            depthwise_skip(laid_out(v), w, to=to)
+        assert torch.equal(to, before)
+
+
+def test_the_values_have_one_gradient():
+    v, w = (x.requires_grad_() for x in draw(6, 2, 2, 40, 3, 5))
+    grads = []
+    for create_graph in (False, True):
+        values, out = with_skip(v, w)
+        made = (values * values + out.sin()).sum()
+        grads.append(torch.autograd.grad(made, (v, w), create_graph=create_graph))
+    # With a graph nothing is done in place.
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-12, atol=1e-12)
+    made = (v * v + F.conv2d(v, w, padding=(2, 0), groups=2).sin()).sum()
+    torch.testing.assert_close(grads[0], torch.autograd.grad(made, (v, w)), rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_of_single_samples():
+    v, w = draw(7, 3, 2, 20, 3, 5)
+
+    def loss(w, v):
+        return depthwise_skip(v[None], w, to=v[None]).sin().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss), (None, 0))(w, v)
+    for i in range(3):
+        leaf = w.clone().requires_grad_()
+        (alone,) = torch.autograd.grad(loss(leaf, v[i]), leaf)
+        torch.testing.assert_close(together[i], alone, rtol=1e-10, atol=1e-11)
 
 
 def test_gradients_are_right():

@@ -27,7 +27,7 @@ def fused_softmax(
         width = -(-max(d, e) // 8) * 8
         q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    mask = None if keep is None else _open_empty(keep)[:, None, None, :]
+    mask = None if keep is None else open_empty(keep)[:, None, None, :]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[..., :e]
 
 
@@ -47,10 +47,10 @@ def softmax_rows(
     scores = scale * (q @ k.mT)
     if keep is None:
         return scores.softmax(dim=-1).to(dtype)
-    weights = scores.masked_fill(~_open_empty(keep)[:, None, None, :], -torch.inf).softmax(dim=-1)
+    weights = scores.masked_fill(~open_empty(keep)[:, None, None, :], -torch.inf).softmax(dim=-1)
     return torch.where(keep[:, None, None, :], weights, 0.0).to(dtype)
 
 
-def _open_empty(keep: Bool[Tensor, "b s"]) -> Bool[Tensor, "b s"]:
+def open_empty(keep: Bool[Tensor, "b s"]) -> Bool[Tensor, "b s"]:
     """Open every key of a sequence that has none: softmax over nothing is NaN, over zero values it is zero."""
     return keep | ~keep.any(dim=-1, keepdim=True)

@@ -13,19 +13,20 @@ values lie token by token, as a projection leaves them, the forward is a channel
 Source: Xiong et al. (2021), arXiv:2102.03902, Fig. 4.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from nystrom.attention.stretches import Piece, pieces
 from nystrom.checks import check_at_least
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import check_keep, zero_masked
 
 # Outputs per window: the band wastes (K - 1) / T of its products, a long window wastes none but leaves the cache.
-_WINDOW = 32
-# Tokens that a channels-last convolution takes at a time: few enough that what it gives is added from the cache.
-_STRETCH = 2048
+_WINDOW = 16
 
 
 def depthwise_skip(
@@ -41,8 +42,7 @@ def depthwise_skip(
         v: Values.
         weight: One kernel per head, of odd size, laid out as `nn.Conv2d(h, h, (k, 1), groups=h)` has it.
         keep: Real tokens; None where all are. Others count as zeros and give zeros.
-        to: What the result is added to, the attention; None for the convolution alone. Where no gradient is recorded
-            the sum is made in its memory: use what is returned, not `to` itself, from then on.
+        to: What the result is added to, the attention; None for the convolution alone.
 
     Raises:
         ValueError: An even kernel, another number of heads, or a mask or sum that does not fit.
@@ -58,13 +58,26 @@ def depthwise_skip(
             out = F.conv2d(v, weight, padding=(weight.shape[2] // 2, 0), groups=weight.shape[0])
         elif torch.compiler.is_compiling():
             # The compiler differentiates plain products itself, and plans their copies.
-            kernel = weight[:, 0, :, 0]
-            out = (_band(kernel)[:, None] @ _windows(v, kernel.shape[1])).flatten(2, 3)[:, :, : v.shape[2]]
+            out = _by_band(v, weight[:, 0, :, 0])
         else:
-            to = None if to is None else to.to(v.dtype)
-            return _BandedConvolution.apply(v, weight[:, 0, :, 0], keep, to, not torch.is_grad_enabled())
+            out = with_skip(v, weight)[1]
         out = zero_masked(out, keep)
         return out if to is None else out + to
+
+
+def with_skip(
+    v: Float[Tensor, "b h n e"], weight: Float[Tensor, "h 1 k 1"]
+) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n e"]]:
+    """The values, and `depthwise_skip` of them on a CPU, which may be added to in place.
+
+    Both share one gradient of the values, to which that of the convolution is added in place: the values that are
+    returned may be used only where their gradient is made anew, as attention makes it.
+
+    Args:
+        v: Values, which hold zeros where they are not real.
+        weight: See `depthwise_skip`.
+    """
+    return _Convolution.apply(v, weight.to(v.dtype)[:, 0, :, 0])
 
 
 def check_skip(v: Tensor, weight: Tensor, q: Tensor, keep: Tensor | None, query_keep: Tensor | None) -> None:
@@ -122,85 +135,133 @@ class DepthwiseSkip(nn.Module):
         return f"num_heads={self.weight.shape[0]}, kernel_size={self.weight.shape[2]}"
 
 
-class _BandedConvolution(torch.autograd.Function):
-    """out = band(w) @ windows(v) + to; the gradient of v is the same with the kernel reversed."""
+class _Convolution(torch.autograd.Function):
+    """Gives the values and their convolution.
+
+    The values are handed on so that there is one gradient of them: that of the convolution is added to it in place.
+    """
 
     @staticmethod
-    def forward(ctx, v: Tensor, w: Tensor, keep: Tensor | None, to: Tensor | None, reuse: bool) -> Tensor:
-        ctx.save_for_backward(v, w, keep)
-        if (
-            v.dtype != torch.float32
-            or not v.transpose(1, 2).is_contiguous()
-            or not torch.backends.mkldnn.is_available()
-        ):
-            out = zero_masked(_by_windows(v, w), keep)
-            return out if to is None else out.add_(to)
-        return _by_channels(v, w, keep, to, to if reuse else None)
+    def forward(v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.empty_like(v)
+        for piece, part in _convolved(v, w):
+            out[piece].copy_(part)
+            # Freed before the next is made.
+            del part
+        return v.view_as(v), out
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (grad,), (v, w, keep) = grads, ctx.saved_tensors
-        needs_v, needs_w, _, needs_to, _ = ctx.needs_input_grad
-        real = zero_masked(grad, keep)
-        grad_v = _BandedConvolution.apply(real, w.flip(1), None, None, False) if needs_v else None
-        grad_w = _kernel_gradient(v, real, w.shape[1]).to(w.dtype) if needs_w else None
-        return grad_v, grad_w, None, grad if needs_to else None, None
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[0], inputs[1])
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (grad_v, grad), (v, w) = grads, ctx.saved_tensors
+        if grad is None:
+            return grad_v, None
+        needs_v, needs_w = ctx.needs_input_grad
+        grad_w = _kernel_gradient(v, grad, w.shape[1]).to(w.dtype) if needs_w else None
+        if not needs_v:
+            return None, grad_w
+        if torch.is_grad_enabled():
+            more = _by_band(grad, w.flip(1))
+            return more if grad_v is None else more + grad_v, grad_w
+        grad_v = torch.zeros_like(v) if grad_v is None else grad_v
+        for piece, part in _convolved(grad, w.flip(1)):
+            grad_v[piece].add_(part)
+            del part
+        return grad_v, grad_w
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return torch.vmap(lambda v, w: (v.view_as(v), _by_band(v, w)), in_dims)(*inputs), (0, 0)
+
+
+def _by_band(v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]) -> Float[Tensor, "b h n e"]:
+    whole = (slice(None), slice(None), slice(0, v.shape[2]))
+    windows = torch.stack([_windows(x[None], whole, w.shape[1]) for x in v])
+    return (_band(w)[:, None] @ windows).flatten(2, 3)[:, :, : v.shape[2]]
+
+
+def _convolved(
+    v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]
+) -> Iterator[tuple[Piece, Float[Tensor, "g h p e"]]]:
+    """The convolution of values, a piece at a time."""
+    b, h, n, e = v.shape
+    if v.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        band = _band(w)
+        for piece in pieces(b, n, h * e):
+            yield piece, _by_windows(v, band, piece, w.shape[1])
+        return
+    # The channels that lie side by side: those of all heads, token by token, or those of one head.
+    together = h if v.stride(1) < v.stride(2) else 1
+    for first in range(0, h, together):
+        heads = slice(first, first + together)
+        kernels = w[heads].repeat_interleave(e, dim=0)[:, None, None]
+        for sequences, _, tokens in pieces(b, n, together * e):
+            piece = (sequences, heads, tokens)
+            yield piece, _by_channels(v, kernels, piece)
 
 
 def _by_channels(
-    v: Float[Tensor, "b h n e"],
-    w: Float[Tensor, "h k"],
-    keep: Bool[Tensor, "b n"] | None,
-    to: Float[Tensor, "b h n e"] | None,
-    out: Float[Tensor, "b h n e"] | None,
-) -> Float[Tensor, "b h n e"]:
-    """A channels-last convolution of values that lie token by token, a stretch of tokens at a time."""
-    (_, h, n, e), half = v.shape, w.shape[1] // 2
-    lines = v.transpose(1, 2).flatten(2).mT[:, :, None]
-    kernels = w.repeat_interleave(e, dim=0)[:, None, None]
-    out = v.new_empty(v.shape[0], n, h, e).transpose(1, 2) if out is None else out
-    for start in range(0, n, _STRETCH):
-        stop, first, last = min(n, start + _STRETCH), max(0, start - half), min(n, start + _STRETCH + half)
-        part = F.conv2d(lines[..., first:last], kernels, padding=(0, half), groups=h * e)
-        part = part[:, :, 0, start - first : stop - first].mT.unflatten(2, (h, e)).transpose(1, 2)
-        part = zero_masked(part, None if keep is None else keep[:, start:stop])
-        place = out[:, :, start:stop]
-        if to is None:
-            place.copy_(part)
-        else:
-            torch.add(to[:, :, start:stop], part, out=place)
-    return out
+    v: Float[Tensor, "b h n e"], kernels: Float[Tensor, "c 1 1 k"], piece: Piece
+) -> Float[Tensor, "g h p e"]:
+    """A channels-last convolution."""
+    (sequences, heads, tokens), half = piece, kernels.shape[3] // 2
+    first, last = max(0, tokens.start - half), min(v.shape[2], tokens.stop + half)
+    part = v[sequences, heads, first:last]
+    lines = part.transpose(1, 2).flatten(2).mT[:, :, None]
+    lines = F.conv2d(lines, kernels, padding=(0, half), groups=len(kernels))
+    return lines[:, :, 0, tokens.start - first : tokens.stop - first].mT.unflatten(2, (-1, v.shape[3])).transpose(1, 2)
 
 
-def _by_windows(v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]) -> Float[Tensor, "b h n e"]:
-    b, h, n, e = v.shape
-    windows, band = _windows(v, w.shape[1]), _band(w)
-    out = v.new_empty(b, h, windows.shape[2], _WINDOW, e)
-    for i in range(b):
-        for j in range(h):
-            # One head at a time: over heads, matmul would copy the overlapping windows.
-            torch.bmm(band[j].expand(windows.shape[2], -1, -1), windows[i, j], out=out[i, j])
-    return out.flatten(2, 3)[:, :, :n]
+def _by_windows(
+    v: Float[Tensor, "b h n e"], band: Float[Tensor, "h t l"], piece: Piece, size: int
+) -> Float[Tensor, "g h p e"]:
+    """Products of overlapping windows with the kernel as a banded matrix."""
+    windows, length = _windows(v, piece, size), piece[2].stop - piece[2].start
+    (h, count), slot, e = windows.shape[:2], _slot(length, size), v.shape[3]
+    out = v.new_empty(h, len(v[piece]) * slot // _WINDOW, _WINDOW, e)
+    for i in range(h):
+        # One head at a time: over heads, the product would copy the overlapping windows.
+        torch.bmm(band[i].expand(count, -1, -1), windows[i], out=out[i, :count])
+    return out.view(h, -1, slot, e)[:, :, :length].transpose(0, 1)
 
 
 def _kernel_gradient(v: Float[Tensor, "b h n e"], grad: Float[Tensor, "b h n e"], size: int) -> Float[Tensor, "h k"]:
     """Sum of each diagonal of grad @ window^T over the windows, in float32 at least."""
-    windows = _windows(v, size)
-    blocks = F.pad(grad, (0, 0, 0, windows.shape[2] * _WINDOW - v.shape[2])).unflatten(2, (-1, _WINDOW))
-    pairs = zip(blocks.flatten(0, 1), windows.flatten(0, 1), strict=True)
-    outer = torch.stack([(at_least_float32(x) @ at_least_float32(y).mT).sum(0) for x, y in pairs])
-    outer = outer.unflatten(0, v.shape[:2]).sum(0)
+    b, h, n, e = v.shape
+    outer: list[Tensor] = [torch.zeros((), device=v.device)] * h
+    for piece in pieces(b, n, h * e):
+        windows, blocks = _windows(v, piece, size), _windows(grad, piece, size)
+        blocks = blocks[:, :, size // 2 : size // 2 + _WINDOW]
+        outer = [
+            total + torch.bmm(at_least_float32(x), at_least_float32(y).mT).sum(dim=0)
+            for total, x, y in zip(outer, blocks, windows, strict=True)
+        ]
     row = torch.arange(_WINDOW, device=v.device)
     column = row + torch.arange(size, device=v.device)[:, None]
-    return outer[:, row.expand_as(column), column].sum(-1)
+    return torch.stack(outer)[:, row.expand_as(column), column].sum(-1)
 
 
-def _windows(v: Float[Tensor, "b h n e"], size: int) -> Float[Tensor, "b h w l e"]:
-    """Overlapping windows of T + K - 1 tokens, T apart, as a view of the padded values."""
-    count = -(-v.shape[2] // _WINDOW)
-    half = size // 2
-    padded = F.pad(v, (0, 0, half, count * _WINDOW - v.shape[2] + half))
-    return padded.unfold(2, _WINDOW + size - 1, _WINDOW).mT
+def _windows(v: Float[Tensor, "b h n e"], piece: Piece, size: int) -> Float[Tensor, "h w l e"]:
+    """Overlapping windows of T + K - 1 tokens of a piece, T apart, as a view: from (K - 1) / 2 tokens before it on.
+
+    Several sequences lie one behind the other, zeros between them.
+    """
+    half, (sequences, _, tokens) = size // 2, piece
+    first, last = max(0, tokens.start - half), min(v.shape[2], tokens.stop + half)
+    line, slot = v[sequences, :, first:last].transpose(0, 1), _slot(tokens.stop - tokens.start, size)
+    if slot != last - first:
+        front = half - tokens.start + first
+        line = F.pad(line, (0, 0, front, slot - front - last + first))
+    return line.flatten(1, 2).unfold(1, _WINDOW + size - 1, _WINDOW).mT
+
+
+def _slot(length: int, size: int) -> int:
+    """Tokens that a sequence takes in a line of windows, with the zeros around it: a multiple of T."""
+    return (-(-length // _WINDOW) - (-(size - 1) // _WINDOW)) * _WINDOW
 
 
 def _band(w: Float[Tensor, "h k"]) -> Float[Tensor, "h t l"]:

@@ -5,6 +5,9 @@ from nystrom import nystrom_attention, softmax_attention
 from nystrom.attention.methods.nystrom import nystrom_factors, nystrom_rows
 from nystrom.landmarks import segment_means
 from nystrom.linalg import pinv_iterative, residual
+from nystrom.measure.clock import peak_bytes
+from nystrom.studies.speed.contenders import find_contender
+from nystrom.studies.speed.inputs import Sizes, make_inputs
 
 
 def draw(seed, n, s=None, *, b=2, h=3, d=8, size=1.0):
@@ -138,3 +141,45 @@ def test_an_autocast_result_past_float16_stays_finite():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         nystrom_attention(*draw(0, 8), **options)
+
+
+@pytest.mark.parametrize("layout", ["heads", "tokens"])
+@pytest.mark.parametrize("skip", [False, True])
+def test_training_needs_at_most_a_tenth_more_memory_than_fused_softmax(layout, skip):
+    cpu = torch.device("cpu")
+    inputs = make_inputs(8192, Sizes(1, 8, 64, 33, torch.float32, cpu, layout), 0)
+    contender, number = find_contender("nystrom-64")
+    call = contender.build(inputs, number, skip)
+
+    def step():
+        out = call.forward()
+        out.backward(inputs.grad)
+        return out
+
+    # Fused softmax needs the output and three gradients, and copies a gradient that is laid out by head.
+    needed = 5 if layout == "heads" else 4
+    assert peak_bytes(step, cpu) <= 1.1 * needed * inputs.grad.nbytes
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("num_landmarks", [4, 5])
+def test_gradients_made_in_place_are_those_of_the_plain_operations(num_landmarks, masked):
+    q, k, v = (x.requires_grad_() for x in draw(0, 20))
+    weight = torch.randn(3, 1, 5, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    keep = None
+    if masked:
+        keep = torch.arange(20)[None] < torch.tensor([[17], [3]])
+        keep[0, 4] = False
+    for skip in (None, weight):
+        out = nystrom_attention(q, k, v, num_landmarks=num_landmarks, keep=keep, skip=skip)
+        leaves = [q, k, v] if skip is None else [q, k, v, skip]
+        ours = torch.autograd.grad(out.sin().sum(), leaves, retain_graph=True)
+        again = torch.autograd.grad(out.sin().sum(), leaves, create_graph=True)
+        torch.testing.assert_close(ours, again, rtol=1e-10, atol=1e-11)
+        # In the low dtypes nothing is shared: another path to the same gradients, up to their rounding.
+        low = [x.detach().bfloat16().requires_grad_() for x in leaves]
+        other = nystrom_attention(
+            *low[:3], num_landmarks=num_landmarks, keep=keep, skip=None if skip is None else low[3]
+        )
+        for x, y in zip(ours, torch.autograd.grad(other.double().sin().sum(), low), strict=True):
+            assert (x - y).norm() <= 0.1 * x.norm()

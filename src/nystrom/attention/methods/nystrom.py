@@ -28,7 +28,9 @@ from nystrom.attention.door import attend
 from nystrom.attention.exact_limit import ExactLimit, all_are_short, exact_limit
 from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.options import NystromOptions, documented
-from nystrom.attention.skip import check_skip, depthwise_skip
+from nystrom.attention.shared_gradient import with_segment_means
+from nystrom.attention.skip import check_skip, depthwise_skip, with_skip
+from nystrom.attention.stretches import add_attention, runs_in_stretches
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue
 from nystrom.landmarks import draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv
@@ -211,18 +213,27 @@ def _nystrom(
 ) -> Float[Tensor, "b h n e"]:
     if skip is not None:
         check_skip(v, skip, q, keep, query_keep)
+    m, scale = options.num_landmarks, options.scale
+    short, stretches = all_are_short(q, k, m), runs_in_stretches(q, k, v)
+    if skip is not None and (short or not stretches):
         out = _nystrom(q, k, v, keep, query_keep, options, generator, None)
         return depthwise_skip(v, skip, keep=keep, to=out)
-    m, scale = options.num_landmarks, options.scale
-    if all_are_short(q, k, m):
+    if short:
         return fused_softmax(q, k, v, keep=keep, scale=scale)
-    limit = exact_limit(q, k, keep, query_keep, m)
-    factors = _factors(q, k, limit, options, generator)
+    limit, convolved = exact_limit(q, k, keep, query_keep, m), None
+    if skip is not None:
+        # Made first: attention is then added to it in place, and the values have one gradient.
+        v, convolved = with_skip(v, skip)
+    q_means = k_means = None
+    if options.landmarks == "segment_means" and stretches and torch.is_grad_enabled():
+        q, q_means = with_segment_means(q, m, keep=limit and limit.query_keep)
+        k, k_means = with_segment_means(k, m, keep=limit and limit.keep)
+    factors = _factors(q, k, limit, options, generator, q_means, k_means)
     right = fused_softmax(factors.q_landmarks.to(q.dtype), k, v, keep=keep, scale=scale)
     middle, k_landmarks = factors.inverse @ at_least_float32(right), factors.k_landmarks.to(k.dtype)
     if limit is None:
-        return _left(q, k_landmarks, middle, None, scale)
-    out = _left(q, k_landmarks, limit.values_as_middle(middle, v), limit.real_landmarks(), scale)
+        return _left(q, k_landmarks, middle, None, scale, convolved)
+    out = _left(q, k_landmarks, limit.values_as_middle(middle, v), limit.real_landmarks(), scale, convolved)
     return limit.results(out, right)
 
 
@@ -262,7 +273,10 @@ def _factors(
     limit: ExactLimit | None,
     options: NystromOptions,
     generator: Generator,
+    q_means: Float[Tensor, "b h m d"] | None = None,
+    k_means: Float[Tensor, "b h m d"] | None = None,
 ) -> NystromFactors:
+    """The small matrices, from segment means where they are known already."""
     m = options.num_landmarks
     draws = draw(m, generator, q.device) if options.landmarks == "uniform" else None
 
@@ -273,8 +287,10 @@ def _factors(
             return uniform(x, m, keep=keep, draws=draws)
         return segment_means(x, m, keep=keep)
 
-    q_landmarks, k_landmarks = choose(q, limit and limit.query_keep), choose(k, limit and limit.keep)
-    if limit is not None:
+    q_landmarks = choose(q, limit and limit.query_keep) if q_means is None else q_means
+    k_landmarks = choose(k, limit and limit.keep) if k_means is None else k_means
+    # At most m tokens are their own means.
+    if limit is not None and q_means is None:
         q_landmarks, k_landmarks = limit.queries_as_landmarks(q_landmarks, q), limit.keys_as_landmarks(k_landmarks, k)
     a = softmax_rows(q_landmarks, k_landmarks, scale=options.scale)
     if limit is not None:
@@ -289,7 +305,10 @@ def _left(
     middle: Float[Tensor, "b h m e"],
     real: Bool[Tensor, "b m"] | None,
     scale: float | None,
+    convolved: Float[Tensor, "b h n e"] | None = None,
 ) -> Float[Tensor, "b h n e"]:
+    if convolved is not None:
+        return add_attention(convolved, q, k_landmarks, middle, keep=real, scale=score_scale(q, scale))
     if q.dtype != torch.float16:
         return fused_softmax(q, k_landmarks, middle.to(q.dtype), keep=real, scale=scale)
     # The inverse may carry values past the largest float16: scale them into range, and hold the result there.
