@@ -30,9 +30,21 @@ def softmax_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, sc
 
 def gaussian_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
     """Gaussian scores in (0, 1]."""
+    return torch.exp(gaussian_logarithm(q, k, scale=scale))
+
+
+def gaussian_logarithm(
+    q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float
+) -> Float[Tensor, "*b n s"]:
+    """Logarithms of Gaussian scores, at most 0."""
     norms = 0.5 * (q.square().sum(-1)[..., :, None] + k.square().sum(-1)[..., None, :])
-    # The exponent is at most 0; rounding of three large terms can leave it a little above.
-    return torch.exp((scale * (q @ k.mT - norms)).clamp(max=0))
+    # Rounding of three large terms can leave a little above 0.
+    return (scale * (q @ k.mT - norms)).clamp(max=0)
+
+
+def half_norms(x: Float[Tensor, "*b n d"], *, scale: float = 1.0) -> Float[Tensor, "*b n 1"]:
+    """Half the squared norm of each token, times `scale`; so far below infinity that sums of a few stay finite."""
+    return (0.5 * scale * x.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(x.dtype).max / 8)
 
 
 def elu_features(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:

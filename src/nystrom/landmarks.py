@@ -21,7 +21,10 @@ from nystrom.precision import accumulator, at_least_float32
 from nystrom.shapes import Generator
 
 KMEANS_STEPS = 5
-_GOLDEN = 0.6180339887498949
+# Fractional parts of its multiples are spread evenly.
+GOLDEN_RATIO = 0.6180339887498949
+# Distances to centres that k-means holds at a time: these, or a quarter of the tokens' own size where that is more.
+_DISTANCES = 2**14
 
 
 def ranks(keep: Bool[Tensor, "b n"]) -> tuple[Int[Tensor, "b n"], Int[Tensor, " b"]]:
@@ -110,20 +113,30 @@ def kmeans(
     centres = segment_means(x, m, keep=keep).flatten(0, 1)[:, None]
     for _ in range(steps):
         with torch.no_grad():
-            # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c
-            nearest = (0.5 * centres.square().sum(-1)[..., None, :] - flat @ centres.mT).argmin(dim=-1)[:, 0]
+            nearest = _nearest(flat[:, 0], centres[:, 0])
             nearest = nearest if real is None else torch.where(real, nearest, m)
             sizes = nearest.new_zeros(b * h, m + 1).scatter_add(1, nearest, torch.ones_like(nearest))[:, :m]
         centres = torch.where(sizes[:, None, :, None] > 0, group_means(flat, nearest, m), centres)
     return centres[:, 0].unflatten(0, (b, h))
 
 
+def _nearest(x: Float[Tensor, "b n d"], centres: Float[Tensor, "b m d"]) -> Int[Tensor, "b n"]:
+    """The nearest centre of each token, a stretch of tokens at a time: nothing of size n x m is stored."""
+    # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c
+    half = 0.5 * centres.square().sum(dim=-1)[:, None]
+    (b, n, d), m = x.shape, centres.shape[1]
+    # A compiler takes the whole: the number of stretches would be part of its graph.
+    whole = torch.compiler.is_compiling() or not isinstance(n, int)
+    stretches = [x] if whole else x.split(max(1, _DISTANCES // (b * m), n * d // (4 * m)), dim=1)
+    return torch.cat([(half - part @ centres.mT).argmin(dim=-1) for part in stretches], dim=1)
+
+
 def even_draws(m: int, device: torch.device) -> Float[Tensor, " m"]:
     """Numbers in [0, 1) spread by the golden ratio: what stands for random draws where none are given."""
     if torch.compiler.is_exporting():
         # The numbers themselves: ONNX would take the ratio as float32, and a draw decides between tokens.
-        return torch.tensor([i * _GOLDEN % 1 for i in range(1, m + 1)], device=device)
-    return (torch.arange(1, m + 1, device=device, dtype=torch.float64) * _GOLDEN % 1).float()
+        return torch.tensor([i * GOLDEN_RATIO % 1 for i in range(1, m + 1)], device=device)
+    return (torch.arange(1, m + 1, device=device, dtype=torch.float64) * GOLDEN_RATIO % 1).float()
 
 
 def draw(m: int, generator: Generator, device: torch.device) -> Float[Tensor, " m"]:

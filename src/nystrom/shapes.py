@@ -17,7 +17,7 @@ honour, such as a causal mask or an n x s bias, and name it.
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 # Where a method's draws come from: None spreads them evenly, "global" is torch's global generator.
@@ -138,3 +138,11 @@ def score_scale(q: Tensor, scale: float | None) -> float:
 def zero_masked(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b h n d"]:
     """Put zeros where a token is not real, so that neither its value nor its gradient, NaN or not, goes on."""
     return x if keep is None else torch.where(keep[:, None, :, None], x, 0.0)
+
+
+def cut_blocks(x: Shaped[Tensor, "b t *d"], size: int) -> Shaped[Tensor, "b l c *d"]:
+    """A whole number of blocks, one after the other.
+
+    Where the length is only a symbol they are cut as windows: a view would ask whether the blocks divide it.
+    """
+    return x.unflatten(1, (-1, size)) if isinstance(x.shape[1], int) else x.unfold(1, size, size).movedim(-1, 2)

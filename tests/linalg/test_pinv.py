@@ -93,6 +93,22 @@ def test_gradients_are_right(inverse):
     assert torch.autograd.gradcheck(lambda x: pinv(x, inverse=inverse, steps=3), a)
 
 
+@pytest.mark.parametrize("inverse", ["iterative", "ridge", "exact"])
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, 0.0])
+def test_a_matrix_without_an_inverse_leaves_its_neighbours_alone(inverse, broken):
+    a = attention_matrix(6, 2, b=3)
+    soiled = a.clone()
+    soiled[1] = broken
+    soiled.requires_grad_()
+    out = pinv(soiled, inverse=inverse)
+    if broken != 0:
+        assert not out[1].isfinite().all()
+    # float64 rounding: the same decomposition, in batches of another size
+    torch.testing.assert_close(out[[0, 2]], pinv(a[[0, 2]], inverse=inverse), rtol=1e-10, atol=1e-10)
+    out[[0, 2]].square().sum().backward()
+    assert soiled.grad[[0, 2]].isfinite().all()
+
+
 @pytest.mark.refuses
 @pytest.mark.parametrize(
     ("options", "message"),

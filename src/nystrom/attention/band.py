@@ -18,8 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from nystrom.attention.fused import fused_softmax
 from nystrom.landmarks import take
+from nystrom.shapes import cut_blocks
 
-Reach = Callable[[Tensor, int], Tensor]
+Reach = Callable[..., Tensor]
 
 
 def pad_to_blocks(x: Shaped[Tensor, "*b n d"], size: int) -> Shaped[Tensor, "*b t d"]:
@@ -31,6 +32,11 @@ def pad_to_blocks(x: Shaped[Tensor, "*b n d"], size: int) -> Shaped[Tensor, "*b 
     n = x.shape[-2]
     blocks = -(-n // size) if isinstance(n, int) else n // size + 2
     return F.pad(x, (0, 0, 0, blocks * size - n))
+
+
+def without_padding(x: Shaped[Tensor, "b h t d"], n: int) -> Shaped[Tensor, "b h n d"]:
+    """The first n tokens; a symbol is not compared with the length, as a slice would."""
+    return x[:, :, :n] if isinstance(n, int) else x.index_select(2, torch.arange(n, device=x.device))
 
 
 def windows(x: Shaped[Tensor, "b t d"], size: int, half: int) -> Shaped[Tensor, "b l k d"]:
@@ -50,7 +56,7 @@ def attend_blocks(
     v: Float[Tensor, "b h t e"],
     reach: Reach,
     may: Bool[Tensor, "#b #h l #c k"],
-    *,
+    *tables: Shaped[Tensor, "..."],
     size: int,
     scale: float,
     copies: bool,
@@ -61,9 +67,12 @@ def attend_blocks(
         q: Queries, a whole number of blocks.
         k: Keys.
         v: Values.
-        reach: From the keys or values of one head (b, t, d) and its number to those of each block (b, l, k, d).
+        reach: Gathers what each block attends to (b, l, k, d), from the keys or values of one head (b, t, d), the
+            head's number and `tables`.
         may: Which of these a query may attend to, at least one each; c is the block's size, or 1 where all its queries
             may the same.
+        tables: Tensors that `reach` reads, without a gradient. What it reads must come through here, not from a
+            closure, for torch.func to see it.
         size: Tokens of a block.
         scale: Factor on the scores.
         copies: Whether what `reach` returns is a copy, which training then makes anew instead of keeping it.
@@ -72,30 +81,58 @@ def attend_blocks(
     # Fused kernels want one width; zeros change neither the scores nor the values.
     q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, k, v))
     bias = torch.zeros_like(may, dtype=q.dtype).masked_fill(~may, -torch.inf).expand(-1, q.shape[1], -1, -1, -1)
-    training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    attend = _attend_again if copies and training and not torch.compiler.is_exporting() else _attend_head
+    if not copies or torch.compiler.is_exporting():
+        attend = _attend_head
+    else:
+        # A compiler traces through a checkpoint; torch.func does not, but knows an autograd Function.
+        attend = _attend_head_again if torch.compiler.is_compiling() else _AttendHead.apply
     heads = zip(q.unbind(1), k.unbind(1), v.unbind(1), bias.unbind(1), strict=True)
-    out = [attend(a, b, c, mask, reach, head, size, scale) for head, (a, b, c, mask) in enumerate(heads)]
+    out = [attend(reach, head, size, scale, *tensors, *tables) for head, tensors in enumerate(heads)]
     return torch.stack(out, dim=1)[..., :e]
 
 
 def _attend_head(
-    q: Float[Tensor, "b t d"],
-    k: Float[Tensor, "b t d"],
-    v: Float[Tensor, "b t d"],
-    bias: Float[Tensor, "#b l #c k"],
     reach: Reach,
     head: int,
     size: int,
     scale: float,
+    q: Float[Tensor, "b t d"],
+    k: Float[Tensor, "b t d"],
+    v: Float[Tensor, "b t d"],
+    bias: Float[Tensor, "#b l #c k"],
+    *tables: Shaped[Tensor, "..."],
 ) -> Float[Tensor, "b t d"]:
-    blocks = q.unflatten(1, (q.shape[1] // size, size))
-    keys, values = reach(k, head), reach(v, head)
+    blocks = cut_blocks(q, size)
+    keys, values = (reach(x, head, *tables) for x in (k, v))
     return F.scaled_dot_product_attention(blocks, keys, values, attn_mask=bias, scale=scale).flatten(1, 2)
 
 
-def _attend_again(*args: object) -> Tensor:
+def _attend_head_again(*args: object) -> Tensor:
     return checkpoint(_attend_head, *args, use_reentrant=False, preserve_rng_state=False)
+
+
+class _AttendHead(torch.autograd.Function):
+    """`_attend_head`, whose backward copies the keys and attends once more rather than keep them."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(reach: Reach, head: int, size: int, scale: float, *tensors: Tensor) -> Tensor:
+        return _attend_head(reach, head, size, scale, *tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output: Tensor) -> None:
+        ctx.numbers, tensors = inputs[:4], inputs[4:]
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, *fixed = ctx.saved_tensors
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return _attend_head(*ctx.numbers, q, k, v, *fixed)
+
+        return *(None,) * 4, *torch.func.vjp(attend, q, k, v)[1](*grads), *(None for _ in fixed)
 
 
 def attend_globally(
@@ -125,4 +162,4 @@ def attend_globally(
     rows = fused_softmax(take(q, positions), k, v, keep=keep, scale=scale)
     # What is not to be replaced goes to a row behind the last.
     index = torch.where(real, positions, n)[:, None, :, None].expand_as(rows)
-    return F.pad(out, (0, 0, 0, 1)).scatter(2, index, rows)[:, :, :n]
+    return without_padding(F.pad(out, (0, 0, 0, 1)).scatter(2, index, rows), n)

@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nystrom.landmarks import GOLDEN_RATIO
 from nystrom.precision import at_least_float32
+from nystrom.shapes import cut_blocks
 
 # Directions that tokens are compared with at a time: all of them would be n x B/2 numbers.
 _COLUMNS = 16
-_GOLDEN = 0.6180339887498949
 
 
 class Plan(NamedTuple):
@@ -85,10 +86,10 @@ def even_rotations(shape: tuple[int, int, int, int], device: torch.device) -> Fl
     if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
         # The numbers themselves: ONNX has no quantile function.
         quantile = NormalDist().inv_cdf
-        numbers = [min(max(quantile(i * (i * _GOLDEN % 1) % 1), -8), 8) for i in range(1, count + 1)]
+        numbers = [min(max(quantile(i * (i * GOLDEN_RATIO % 1) % 1), -8), 8) for i in range(1, count + 1)]
         return torch.tensor(numbers, device=device).reshape(shape)
     i = torch.arange(1, count + 1, device=device, dtype=torch.float64)
-    return torch.special.ndtri(i * (i * _GOLDEN % 1) % 1).clamp(-8, 8).float().reshape(shape)
+    return torch.special.ndtri(i * (i * GOLDEN_RATIO % 1) % 1).clamp(-8, 8).float().reshape(shape)
 
 
 def plan_rounds(
@@ -126,7 +127,8 @@ class _Sorted(NamedTuple):
 
 def _sort(number: Int[Tensor, "b h n"], count: int) -> _Sorted:
     buckets, order = number.flatten(0, 1).sort(dim=-1, stable=True)
-    wanted = torch.arange(max(count, 1) + 1, device=number.device).repeat(buckets.shape[0], 1)
+    # Added rather than expanded: a search wants its rows one after the other, under torch.func.vmap too.
+    wanted = torch.zeros_like(buckets[:, :1]) + torch.arange(max(count, 1) + 1, device=number.device)
     return _Sorted(buckets, order, torch.searchsorted(buckets, wanted))
 
 
@@ -149,16 +151,16 @@ def _plan_round(queries: _Sorted, keys: _Sorted, m: int, across_buckets: bool) -
     first = anchor - m
     reach = first[..., None] + torch.arange(2 * m, device=device)
     key_rows = keys.order.gather(1, reach.flatten(1).clamp(0, n - 1)) + line * n
-    low, high = (keys.edges.gather(1, own + i).unflatten(1, (chunks, m)) for i in (0, 1))
+    low, high = (cut_blocks(keys.edges.gather(1, own + i), m) for i in (0, 1))
     if across_buckets:
         low, high = torch.zeros_like(low), keys.edges[:, -1:, None].expand_as(high)
     low, high = torch.maximum(low, first[..., None]), torch.minimum(high, first[..., None] + 2 * m)
-    high = torch.where((bucket < last).unflatten(1, (chunks, m)), high, 0)
+    high = torch.where(cut_blocks(bucket < last, m), high, 0)
     here = torch.arange(n, device=device).expand(lines, -1)
     spots = torch.empty_like(here).scatter(1, queries.order, here) + line * (chunks * m)
     places = torch.empty_like(here).scatter(1, keys.order, here)
-    rows = (order + line * n).unflatten(1, (chunks, m)).flatten(0, 1)
-    key_rows = key_rows.unflatten(1, (chunks, 2 * m)).flatten(0, 1)
+    rows = cut_blocks(order + line * n, m).flatten(0, 1)
+    key_rows = cut_blocks(key_rows, 2 * m).flatten(0, 1)
     return rows, key_rows, first.flatten(), low.flatten(0, 1), high.flatten(0, 1), spots.flatten(), places.flatten()
 
 

@@ -71,6 +71,10 @@ def pinv_iterative(a: Float[Tensor, "*b m m"], *, steps: int = 6, z0: StartValue
         z = a.mT / largest.amax(dim=-1, keepdim=True)[..., None, None]
     else:
         z = a.mT / _norm_product(a)
+    return _iterate(a, z, steps)
+
+
+def _iterate(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"], steps: int) -> Float[Tensor, "*b m m"]:
     batch, m = a.shape[:-2], a.shape[-1]
     a, z = a.reshape(-1, m, m), z.reshape(-1, m, m)
     for _ in range(steps):
@@ -95,12 +99,47 @@ def pinv_ridge(a: Float[Tensor, "*b m m"], *, ridge: float = RIDGE) -> Float[Ten
     if not ridge > 0:
         raise ValueError(f"ridge is {ridge}; expected a positive number, or pinv_exact for none.")
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    return torch.linalg.solve(a.mT @ a + ridge**2 * _norm_product(a) * eye, a.mT)
+    # `solve` raises for the whole batch where one matrix is zero or not finite; `solve_ex` leaves it without a result.
+    return torch.linalg.solve_ex(a.mT @ a + ridge**2 * _norm_product(a) * eye, a.mT)[0]
 
 
 def pinv_exact(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
-    """Invert by singular value decomposition; singular values below m * eps of the largest count as zero."""
-    return torch.linalg.pinv(a)
+    """Invert by singular value decomposition; singular values below m * eps of the largest count as zero.
+
+    A matrix that is not finite has a result of NaN, and no gradient; the rest of the batch is not affected.
+    """
+    finite = a.isfinite().all(dim=-1, keepdim=True).all(dim=-2, keepdim=True)
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    # The decomposition raises for the whole batch where one matrix is not finite.
+    return torch.where(finite, torch.linalg.pinv(torch.where(finite, a, eye)), torch.nan)
+
+
+def pinv_similar(
+    a: Float[Tensor, "*b m m"], symmetric: Float[Tensor, "*b m m"], *, inverse: Inverse = "iterative", steps: int = 6
+) -> Float[Tensor, "*b m m"]:
+    r"""Invert $A = e^{-t} S e^t$, a diagonal scaling of a symmetric positive definite matrix: $e^{-t} S^+ e^t$.
+
+    All is computed on A, so that rounding is relative to its entries, where S has some far below its norm.
+
+    Args:
+        a: The scaled matrices.
+        symmetric: S, for its norms.
+        inverse: "iterative", "ridge" or "exact"; exact is the inverse itself.
+        steps: Iterations; used by "iterative".
+
+    Raises:
+        ValueError: `inverse` is none of its words, or `steps` is negative.
+    """
+    check_choice("pinv", inverse, get_args(Inverse))
+    check_at_least("pinv_steps", steps, 0)
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    if inverse == "exact":
+        return torch.linalg.solve_ex(a, eye.expand_as(a))[0]
+    # S is its own transpose, and A takes the place of both.
+    norms = _norm_product(symmetric)
+    if inverse == "ridge":
+        return torch.linalg.solve_ex(a @ a + RIDGE**2 * norms * eye, a)[0]
+    return _iterate(a, a / norms, steps)
 
 
 def residual(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b"]:

@@ -97,3 +97,14 @@ def test_no_query_by_sample_matrix_is_stored():
 def test_bad_options_are_refused(option):
     with pytest.raises(ValueError, match=f"{option} is 0; expected a whole number of at least 1"):
         informer_attention(*draw(0, 8), **{option: 0})
+
+
+@pytest.mark.parametrize("case", ["one sample", "equal keys"])
+def test_where_no_query_stands_out_the_first_are_exact(case):
+    q, k, v = draw(4, 40)
+    if case == "equal keys":
+        # All but a few that no sample takes: it takes keys spread evenly.
+        k[:, :, 1:] = k[:, :, 1:2]
+    out = informer_attention(q, k, v, num_queries=5, num_samples=1 if case == "one sample" else 3)
+    assert torch.equal(out[:, :, 5:], v.mean(dim=2, keepdim=True).expand(-1, -1, 35, -1))
+    torch.testing.assert_close(out[:, :, :5], torch.softmax(q[:, :, :5] @ k.mT / 6**0.5, dim=-1) @ v)

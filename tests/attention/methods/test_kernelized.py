@@ -43,3 +43,21 @@ def test_huge_norms_stay_finite(size):
     assert out.isfinite().all()
     assert out.abs().max() <= 10 * v.abs().max()
     assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("offset", [0.0, 10.0])
+@pytest.mark.parametrize("d", [4, 16, 64])
+def test_float32_rounds_distances_rather_than_norms(d, offset):
+    def direct(q, k, v):
+        return torch.exp(-0.5 * d**-0.5 * (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)) @ v
+
+    error, plain = 0.0, 0.0
+    for seed in range(8):
+        g = torch.Generator().manual_seed(seed)
+        q, k, v = (x * torch.randn(1, 2, 48, d, generator=g) for x in (10**0.5, 10**0.5, 1.0))
+        q, k = q + offset, k + offset
+        expected = direct(*(x.double() for x in (q, k, v)))
+        error += (kernelized_attention(q, k, v) - expected).norm() / expected.norm()
+        plain += (direct(q, k, v) - expected).norm() / expected.norm()
+    # Differences are taken there before any product; here of groups of channels.
+    assert error <= 4 * plain

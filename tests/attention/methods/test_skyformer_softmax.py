@@ -5,12 +5,12 @@ from nystrom import softmax_attention
 from nystrom.attention.methods.skyformer_softmax import (
     SkyformerSoftmaxOptions,
     _guarded_ratio,
-    _half_norms,
     _left,
+    _levels,
     _middle,
     skyformer_softmax_attention,
 )
-from nystrom.kernels import softmax_kernel
+from nystrom.kernels import gaussian_logarithm, softmax_kernel
 from nystrom.landmarks import draw as draw_numbers
 from nystrom.landmarks import uniform
 
@@ -53,8 +53,8 @@ def test_all_queries_and_keys_as_landmarks_are_exact():
     scale = 6**-0.5
     landmarks = torch.cat([q, k], dim=2)
     options = SkyformerSoftmaxOptions(num_landmarks=16, gamma=1e-9, pinv="exact")
-    middle, _ = _middle(landmarks, k, v, None, scale, options)
-    sums, total = _left(q, landmarks, _half_norms(landmarks, scale), middle, None, scale)
+    middle, sizes, _ = _middle(landmarks, k, v, None, scale, options)
+    sums, total = _left(q, landmarks, sizes, middle, None, scale)
     # The ridge, times the condition of the Gaussian matrix of 16 points
     torch.testing.assert_close(sums / total, softmax_attention(q, k, v), rtol=0, atol=1e-6)
 
@@ -126,3 +126,27 @@ def test_a_row_without_a_positive_sum_gives_the_mean():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         skyformer_softmax_attention(*draw(0, 8), **options)
+
+
+@pytest.mark.parametrize("pinv", ["iterative", "ridge", "exact"])
+@pytest.mark.parametrize(("n", "m", "d"), [(60, 6, 6), (256, 64, 4), (256, 64, 16)])
+def test_scores_of_a_hundred_are_exact_in_float32(n, m, d, pinv):
+    q, k, v = (x.float() for x in draw(3, n, d=d, size=10.0))
+    options = {"num_landmarks": m, "pinv": pinv}
+    out = skyformer_softmax_attention(q, k, v, **options)
+    expected = skyformer_softmax_attention(*(x.double() for x in (q, k, v)), **options)
+    # Exponents of a few hundred, each rounded to 2^-24 of itself
+    assert (out - expected).norm() < 1e-3 * expected.norm()
+    # Hardly any row is without a positive sum.
+    mean = v.mean(dim=2, keepdim=True)
+    assert ((out - mean).abs().amax(dim=-1) < 1e-6).double().mean() < 0.5
+
+
+def test_levels_hold_every_entry_at_one():
+    # A long chain of landmarks, along which levels spread for longer than they are followed.
+    points = torch.arange(40.0, dtype=torch.float64)[None, None, :, None]
+    kernel = gaussian_logarithm(points, points, scale=3.0)
+    logs = -30.0 * torch.arange(40.0, dtype=torch.float64)[None, None, :, None]
+    levels = _levels(logs, kernel)
+    assert (levels >= logs).all()
+    assert (kernel + levels.mT - levels).max() <= 1e-9

@@ -24,12 +24,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.band import attend_blocks, attend_globally, pad_to_blocks, windows
+from nystrom.attention.band import attend_blocks, attend_globally, pad_to_blocks, windows, without_padding
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import BigBirdOptions, documented
 from nystrom.landmarks import draw, take
-from nystrom.shapes import Generator, score_scale, zero_masked
+from nystrom.shapes import Generator, cut_blocks, score_scale, zero_masked
 
 
 @documented(BigBirdOptions)
@@ -88,15 +88,15 @@ def _bigbird(
     count = (span + size - 1) // size
     drawn, found = _random_blocks(draws.view(h, r), count, torch.arange(q.shape[2] // size, device=q.device))
 
-    def reach(x: Float[Tensor, "b t d"], head: int) -> Float[Tensor, "b l k d"]:
+    def reach(x: Tensor, head: int, drawn: Tensor, count: Tensor) -> Tensor:
         return _keys(x, drawn[:, head], count, size)
 
     may = _may(real, drawn, found, count, size)
-    out = attend_blocks(q, k, v, reach, may, size=size, scale=scale, copies=True)
+    out = attend_blocks(q, k, v, reach, may, drawn, count, size=size, scale=scale, copies=True)
     place, named = _global_tokens(count, size)
     out = attend_globally(out, q, k, v, place, named, keep=real, scale=scale)
     if keep is None or first is None:
-        return out[:, :, :n]
+        return without_padding(out, n)
     back = (torch.arange(n, device=q.device) - first[:, None]).clamp(min=0)
     return take(out, back)
 
@@ -145,13 +145,18 @@ def _keys(
 ) -> Float[Tensor, "b l k d"]:
     """The first block, the last, the window and the random ones of each block."""
     b, t, d = x.shape
-    blocks = x.unflatten(1, (t // size, size))
+    blocks = cut_blocks(x, size)
     last = (count - 1).clamp(min=0)[:, None, None, None].expand(-1, 1, size, d)
     ends = torch.cat([blocks[:, :1], blocks.gather(1, last)], dim=1).flatten(1, 2)
     parts = [ends[:, None].expand(-1, t // size, -1, -1), windows(x, size, size)]
     if drawn.shape[2]:
-        index = drawn + torch.arange(b, device=x.device)[:, None, None] * (t // size)
-        parts.append(blocks.flatten(2).flatten(0, 1).index_select(0, index.flatten()).view(b, t // size, -1, d))
+        row = torch.arange(b, device=x.device)[:, None, None]
+        if isinstance(t, int):
+            # Faster than indexing on a CPU, but no length that is only a symbol passes such a view.
+            index = (drawn + row * (t // size)).flatten()
+            parts.append(blocks.flatten(2).flatten(0, 1).index_select(0, index).view(b, t // size, -1, d))
+        else:
+            parts.append(blocks[row, drawn].flatten(2, 3))
     return torch.cat(parts, dim=2)
 
 
@@ -166,7 +171,7 @@ def _may(
     b, h, length = drawn.shape[:3]
     row = torch.arange(length, device=real.device)
     last = count[:, None] - 1
-    blocks = real.unflatten(1, (length, size))
+    blocks = cut_blocks(real, size)
     ends = torch.stack([blocks[:, 0], blocks[torch.arange(b, device=real.device), last[:, 0].clamp(min=0)]], dim=1)
     between = (row > 0) & (row < last)
     window = windows((blocks & between[..., None]).flatten(1)[..., None], size, size)[..., 0]

@@ -10,6 +10,9 @@ its own. Softmax over all of them gives $\sum_j \kappa_{ij} v_j\, w_i$; dividing
 Nothing of size n x s is stored, and the weights never overflow. Time stays quadratic; `skyformer` is its linear
 approximation.
 
+Norms and product nearly cancel where tokens are near each other, and their rounding stays. So tokens are taken relative
+to the mean of the keys, and where channels are few each of a few groups of them has two columns of its own.
+
 Not normalised: with $\|q - k\|$ large for every key, output and gradient vanish.
 
 Source: Chen et al. (2021), arXiv:2111.00035, eq. (3).
@@ -23,8 +26,15 @@ from torch import Tensor
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import KernelizedOptions, documented
+from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
 from nystrom.shapes import score_scale
+
+# A distance in a few channels may be far below the norms of its two tokens, and the rounding of norms and product with
+# it. Summed over groups of channels, what stands between two groups is a distance so far. In many channels distances
+# are about as large as norms, and one group does.
+_FEW_CHANNELS = 16
+_GROUPS = 4
 
 
 @documented(KernelizedOptions)
@@ -75,19 +85,35 @@ def gaussian_sum(
     """Sum of values weighted by the Gaussian kernel, in one fused call and in float32 at least."""
     scale = score_scale(q, scale)
     q, k, v = (at_least_float32(x) for x in (q, k, v))
-    q = torch.cat([q, _half_norm(q), torch.ones_like(q[..., :1])], dim=-1)
-    k = torch.cat([k, torch.ones_like(k[..., :1]), _half_norm(k)], dim=-1)
-    # The null key comes last; the last value column tells its weight.
+    centre = _centre(k, keep)
+    q, k = _widen(q - centre, ones_first=False), _widen(k - centre, ones_first=True)
+    # The null key comes last, and a value column of its own gives its weight. One width for all spares copies.
+    e = v.shape[-1]
+    width = max(q.shape[-1], e + 1)
+    null = F.pad(v.new_ones(1, 1), (e, width - e - 1)).expand(*v.shape[:2], -1, -1)
+    v = torch.cat([F.pad(v, (0, width - e)), null], dim=2)
     k = F.pad(k, (0, 0, 0, 1))
-    null = F.pad(v.new_ones(1, 1), (0, 0, v.shape[-2], 0)).expand(*v.shape[:2], -1, -1)
-    v = torch.cat([F.pad(v, (0, 0, 0, 1)), null], dim=-1)
     # Joined, not padded: torch's C++ code generator mixes up the types of a padded mask.
     keep = None if keep is None else torch.cat([keep, torch.ones_like(keep[:, :1])], dim=1)
     out = fused_softmax(q, k, v, keep=keep, scale=scale)
     # The weight is at least 1 / (1 + s); rounding of huge norms may push it below.
-    return out[..., :-1] / out[..., -1:].clamp(min=1 / k.shape[-2])
+    return out[..., :e] / out[..., e : e + 1].clamp(min=1 / k.shape[-2])
 
 
-def _half_norm(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n 1"]:
-    # An infinite norm times a zero of the null key would be NaN.
-    return -(0.5 * x.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(x.dtype).max / 8)
+@torch.no_grad()
+def _centre(k: Float[Tensor, "b h s d"], keep: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b h 1 d"]:
+    """Mean of the real keys, a constant for the gradient: distances do not change where all tokens move alike."""
+    count = k.shape[2] if keep is None else keep.sum(dim=-1).clamp(min=1)[:, None, None, None]
+    return k.sum(dim=2, keepdim=True) / count
+
+
+def _widen(x: Float[Tensor, "b h n d"], *, ones_first: bool) -> Float[Tensor, "b h n wide"]:
+    """Tokens in groups of channels, each group with two columns: minus half its squared norm, and ones."""
+    if x.shape[-1] <= _FEW_CHANNELS:
+        width = -(-x.shape[-1] // _GROUPS)
+        x = F.pad(x, (0, -x.shape[-1] % width)).unflatten(-1, (-1, width))
+    else:
+        x = x[..., None, :]
+    norms = -half_norms(x)
+    ones = torch.ones_like(norms)
+    return torch.cat([x, ones, norms] if ones_first else [x, norms, ones], dim=-1).flatten(-2)

@@ -68,8 +68,7 @@ def _linear(
         # Far below every real key: no weight next to one, an even weight on zero values where there is none.
         k = torch.where(keep[:, None, :, None], k, -torch.finfo(k.dtype).max / 4)
     # A compiler derives the gradient, and fuses what stands between the products.
-    average = _two_softmaxes if torch.compiler.is_compiling() else _TwoAverages.apply
-    return average(q, k, v)
+    return _two_softmaxes(q, k, v) if torch.compiler.is_compiling() else _TwoAverages.apply(q, k, v)[0]
 
 
 def _two_softmaxes(
@@ -84,7 +83,7 @@ class _TwoAverages(torch.autograd.Function):
     """Values averaged over the keys in each channel, then over the channels for each query."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         # Exponentials relative to the largest of their channel: the sum of the features is 1 at least. The passes over
         # tokens write where they read, and phi = e + e max(x, 0) is one of them.
         features = k.clamp(max=0)
@@ -97,16 +96,30 @@ class _TwoAverages(torch.autograd.Function):
         weights.sub_(weights.amax(dim=-1, keepdim=True)).exp_()
         weights.addcmul_(weights, q.clamp(min=0))
         weights.div_(weights.sum(dim=-1, keepdim=True))
-        out = weights @ means
-        ctx.save_for_backward(q, k, v, features, total, means, weights, out)
-        return out
+        return weights @ means, features, total, means, weights
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    def vmap(info, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[tuple[Tensor, ...], int]:
+        """Another axis of sequences is more sequences."""
+        rows = [
+            (x if dim is None else x.movedim(dim, 0)).expand(info.batch_size, *x.shape[-4:]).flatten(0, 1)
+            for x, dim in zip(inputs, in_dims, strict=True)
+        ]
+        return tuple(x.unflatten(0, (info.batch_size, -1)) for x in _TwoAverages.apply(*rows)), 0
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (grad,), (q, k, v, features, total, means, weights, out) = grads, ctx.saved_tensors
+        grad, (q, k, v, out, features, total, means, weights) = grads[0], ctx.saved_tensors
         with without_autocast(grad):
             if torch.is_grad_enabled():
-                return _differentiable_gradient(q, k, v, grad)
+                # A second derivative, or a transform of torch.func.
+                return torch.func.vjp(_two_softmaxes, q, k, v)[1](grad)
             # The weights are a softmax over channels of ln phi(q) + ln z, the features over z one over keys of
             # ln phi(k); the derivative of ln phi(x) is 1 / (1 + max(x, 0)).
             grad_q = (grad @ means.mT).sub_((grad * out).sum(dim=-1, keepdim=True)).mul_(weights)
@@ -116,13 +129,6 @@ class _TwoAverages(torch.autograd.Function):
             grad_means = grad_means / total.mT
             grad_k = (v @ grad_means.mT).add_(shared / total).mul_(features)
             return _over_slope(grad_q, q), _over_slope(grad_k, k), features @ grad_means
-
-
-def _differentiable_gradient(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradient where a second derivative is asked for."""
-    inputs = [x for x in (q, k, v) if x.requires_grad]
-    found = iter(torch.autograd.grad(_two_softmaxes(q, k, v), inputs, grad, create_graph=True))
-    return tuple(next(found) if x.requires_grad else None for x in (q, k, v))
 
 
 def _over_slope(grad: Float[Tensor, "b h n d"], x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:

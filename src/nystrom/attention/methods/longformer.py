@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.band import attend_blocks, attend_globally, pad_to_blocks, windows
+from nystrom.attention.band import attend_blocks, attend_globally, pad_to_blocks, windows, without_padding
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LongformerOptions, documented
@@ -78,13 +78,13 @@ def _longformer(
     positions, present = (x.expand(q.shape[0], -1) for x in (positions, present))
     size = max(_LEAST, min(half, _MOST))
 
-    def reach(x: Float[Tensor, "b t d"], head: int) -> Float[Tensor, "b l k d"]:
+    def reach(x: Tensor, head: int, positions: Tensor) -> Tensor:
         return _keys(x, positions, size, half)
 
     may = _band(real, g, size, half)
     padded_q, padded_k, padded_v = (pad_to_blocks(x, size) for x in (q, k, v))
-    out = attend_blocks(padded_q, padded_k, padded_v, reach, may, size=size, scale=scale, copies=g > 0)
-    out = out[:, :, :n]
+    out = attend_blocks(padded_q, padded_k, padded_v, reach, may, positions, size=size, scale=scale, copies=g > 0)
+    out = without_padding(out, n)
     if g:
         out = attend_globally(out, q, k, v, positions, present, keep=keep, scale=scale)
     return out

@@ -28,6 +28,7 @@ from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.logsumexp import softmax_and_logsumexp
 from nystrom.attention.options import PerformerOptions, documented
+from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, score_scale
 
@@ -89,9 +90,7 @@ def _performer(
     q, k, v = (at_least_float32(x) for x in (q, k, v))
     scale = score_scale(q, options.scale)
     rows = (scale**0.5 * projection.to(q.dtype)).expand(*q.shape[:2], -1, -1)
-    # An infinite norm would meet another in a difference.
-    norms = (0.5 * scale * k.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(k.dtype).max / 8)
-    means, logs = softmax_and_logsumexp(rows, k, v, keep=keep, scale=1.0, bias=-norms)
+    means, logs = softmax_and_logsumexp(rows, k, v, keep=keep, scale=1.0, bias=-half_norms(k, scale=scale))
     wide_q = torch.cat([q, torch.ones_like(q[..., :1])], dim=-1)
     return fused_softmax(wide_q, torch.cat([rows, logs], dim=-1), means, scale=1.0)
 

@@ -27,7 +27,6 @@ constant: the ports' 2 n / m would see the padding, so set it for the length at 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from nystrom.attention.door import attend
 from nystrom.attention.lsh import Plan, even_rotations, plan_rounds
@@ -139,9 +138,12 @@ def _rotations(
 
 
 def _directions(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
-    """Tokens scaled to length sqrt(d); one of nearly no length is scaled by 1000 and no more."""
-    wide = at_least_float32(x)
-    return (wide * wide.square().mean(dim=-1, keepdim=True).clamp(min=1e-6).rsqrt()).to(x.dtype)
+    """Tokens scaled to length sqrt(d), in float32 at least; one of nearly no length is scaled by 1000 and no more.
+
+    Their gradient is that of the tokens times the tokens' length: float16 would not hold it.
+    """
+    x = at_least_float32(x)
+    return x * x.square().mean(dim=-1, keepdim=True).clamp(min=1e-6).rsqrt()
 
 
 def _attend_rounds(
@@ -190,8 +192,10 @@ def _scores(
 
 
 def _take(x: Float[Tensor, "t d"], rows: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
-    """Rows of a matrix; faster than indexing on a CPU."""
-    return x.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+    """Rows of a matrix; faster than indexing on a CPU, but no number that is only a symbol passes the view."""
+    if all(isinstance(size, int) for size in rows.shape):
+        return x.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+    return x[rows]
 
 
 def _parts(plan: Plan) -> list[slice]:
@@ -206,23 +210,33 @@ def _parts(plan: Plan) -> list[slice]:
 class _AttendRounds(torch.autograd.Function):
     """`_attend_rounds`, whose backward computes the scores again rather than keep them."""
 
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, scale: float, exclude_self: bool, *plan: Tensor):
-        ctx.scale, ctx.exclude_self = scale, exclude_self
-        out, top, total = _attend_rounds(q, k, v, Plan(*plan), scale, exclude_self)
-        ctx.save_for_backward(q, k, v, out, top, total, *plan)
-        ctx.mark_non_differentiable(top, total)
-        return out, top, total
+    generate_vmap_rule = True
 
     @staticmethod
-    @once_differentiable
+    def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, exclude_self: bool, *plan: Tensor):
+        return _attend_rounds(q, k, v, Plan(*plan), scale, exclude_self)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        (q, k, v, ctx.scale, ctx.exclude_self, *plan), (out, top, total) = inputs, output
+        ctx.mark_non_differentiable(top, total)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, out, top, total, *plan)
+
+    @staticmethod
     def backward(ctx, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         grad, (q, k, v, out, top, total, *tables) = grads[0], ctx.saved_tensors
         plan = Plan(*tables)
+        if torch.is_grad_enabled():
+            # A second derivative, or a transform of torch.func: plain operations, which keep the scores.
+            def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                return _attend_rounds(q, k, v, plan, ctx.scale, ctx.exclude_self)[0]
+
+            return *torch.func.vjp(attend, q, k, v)[1](grad), None, None, *(None for _ in plan)
         # With p the weights over the union: dv = p^T g, ds = p (g v^T - g.out).
         level = (grad * out).sum(dim=-1, keepdim=True)
         share = torch.where(total == 0, 0.0, 1 / total)
-        sums = [torch.zeros_like(x, dtype=out.dtype) for x in (q, k, v)]
+        sums = [grad.new_zeros(x.shape, dtype=out.dtype) for x in (q, k, v)]
         for r in range(plan.queries.shape[0]):
             for part in _parts(plan):
                 rows, keys = plan.queries[r, part], plan.keys[r, part]

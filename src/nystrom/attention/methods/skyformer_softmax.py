@@ -11,7 +11,14 @@ $$\mathrm{out}_i = \frac{\sum_f p_{if} (B \rho C)_f}{\sum_f p_{if} (B \rho \math
 B = (\kappa(L, L) + \gamma I)^{-1}, \qquad C = \mathrm{softmax}(c\, L K^\top) V,$$
 with $\rho_f = \exp(\ell_f - \tfrac c2 \|l_f\|^2)$, $\ell_f$ the logarithm of the normaliser of row f of C, relative to
 the largest of them, and $p_i = \mathrm{softmax}_f(c\, q_i^\top l_f - \tfrac c2 \|l_f\|^2)$. C with $\ell$ is one
-fused call, the sums over p are another: nothing of size n x m is stored, and no exponential is above 1.
+fused call, the sums over p are another: nothing of size n x m is stored.
+
+**In logarithms.** $\rho$ spans more than the range of a dtype where scores are large. So each row f of the middle
+is taken relative to a level $t_f$ of its own, which goes over to the weights:
+$$\mathrm{out}_i = \frac{\sum_f p'_{if} (B' \rho' C)_f}{\sum_f p'_{if} (B' \rho' \mathbf 1)_f}, \qquad
+B' = e^{-t} B e^t, \quad \rho'_f = e^{\ln \rho_f - t_f}, \quad p'_{if} \propto p_{if} e^{t_f}.$$
+With $t_f = \max(\ln \rho_f, \max_g \ln \kappa_{fg} + t_g)$ neither $\rho'$ nor $e^{-t} \kappa e^t$ is above 1. The
+inverse is taken of the matrix as scaled by these levels, so that its rounding is relative to the level of a row.
 
 **Guard.** Rows of $\hat A$ may have a sum that is tiny or negative. A result is kept within the smallest and the
 largest real value of its channel, where every softmax average lies: that never adds to the error, and ends the gradient
@@ -35,13 +42,16 @@ from nystrom.attention.door import attend
 from nystrom.attention.exact_limit import all_are_short, exact_limit
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.logsumexp import softmax_and_logsumexp
-from nystrom.attention.methods.skyformer import mixed_landmarks, ridged_inverse
+from nystrom.attention.methods.skyformer import mixed_landmarks
 from nystrom.attention.options import SkyformerSoftmaxOptions, documented
-from nystrom.checks import Inverse
-from nystrom.kernels import gaussian_kernel
+from nystrom.kernels import gaussian_logarithm, half_norms
 from nystrom.landmarks import draw
+from nystrom.linalg.pinv import pinv_similar
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, score_scale
+
+# Passes over the landmarks' kernel in which levels spread from landmark to landmark.
+_LEVEL_STEPS = 8
 
 
 @documented(SkyformerSoftmaxOptions)
@@ -95,16 +105,16 @@ def _skyformer_softmax(
     landmarks = mixed_landmarks(q, k, keep, query_keep, draw(m, generator, q.device))
     limit = exact_limit(q, k, keep, query_keep, m)
     if limit is None:
-        middle, _ = _middle(landmarks, k, v, None, scale, options)
-        sums, total = _left(q, landmarks, _half_norms(landmarks, scale), middle, None, scale)
+        middle, sizes, _ = _middle(landmarks, k, v, None, scale, options)
+        sums, total = _left(q, landmarks, sizes, middle, None, scale)
         return _guarded_ratio(sums, total, v, None)
     landmarks = limit.queries_as_landmarks(landmarks, q)
-    middle, means = _middle(landmarks, k, v, limit.keep, scale, options)
+    middle, sizes, means = _middle(landmarks, k, v, limit.keep, scale, options)
     # Keys that are landmarks have no weight of their own, and their values come with a denominator of 1.
     middle = limit.values_as_middle(middle, F.pad(v, (0, 1), value=1.0))
-    norms = torch.where(limit.few_keys, 0.0, _half_norms(landmarks, scale))
+    sizes = torch.where(limit.few_keys, 0.0, sizes)
     landmarks = limit.keys_as_landmarks(landmarks, k)
-    sums, total = _left(q, landmarks, norms, middle, limit.real_landmarks(), scale)
+    sums, total = _left(q, landmarks, sizes, middle, limit.real_landmarks(), scale)
     return limit.results(_guarded_ratio(sums, total, v, limit.keep), means)
 
 
@@ -115,30 +125,59 @@ def _middle(
     keep: Bool[Tensor, "b s"] | None,
     scale: float,
     options: SkyformerSoftmaxOptions,
-) -> tuple[Float[Tensor, "b h m f"], Float[Tensor, "b h m e"]]:
-    """What the queries sum over the landmarks (values, then the denominator), and the landmarks' own results."""
+) -> tuple[Float[Tensor, "b h m f"], Float[Tensor, "b h m 1"], Float[Tensor, "b h m e"]]:
+    """What the queries sum over the landmarks: values, then the denominator, relative to a size; its logarithm, less
+    that of the landmark's own factor; and the landmarks' own results.
+    """
     means, logs = softmax_and_logsumexp(landmarks, k, v, keep=keep, scale=scale)
-    sizes = logs - _half_norms(landmarks, scale)
-    sizes = torch.exp(sizes - sizes.detach().amax(dim=2, keepdim=True))
-    right = sizes * F.pad(means, (0, 1), value=1.0)
-    # Scores between far clouds of queries and of keys are below the rounding of a solver in float32, which would then
-    # decide; the products of the iteration keep them.
+    norms = half_norms(landmarks, scale=scale)
+    logs = logs - norms
+    logs = logs - logs.detach().amax(dim=2, keepdim=True)
+    # A solver needs float64 where the products of the iteration do not.
     wide = landmarks if options.pinv == "iterative" else landmarks.double()
-    inverse = ridged_inverse(gaussian_kernel(wide, wide, scale=scale), options)
-    return (inverse @ right.to(inverse.dtype)).to(right.dtype), means
+    kernel = gaussian_logarithm(wide, wide, scale=scale)
+    levels = _levels(logs.to(kernel.dtype), kernel)
+    right = torch.exp(logs - levels) * F.pad(means, (0, 1), value=1.0)
+    middle = _levelled_inverse(kernel, levels, options) @ right
+    return middle.to(means.dtype), levels.to(norms.dtype) - norms, means
+
+
+@torch.no_grad()
+def _levels(logs: Float[Tensor, "b h m 1"], kernel: Float[Tensor, "b h m m"]) -> Float[Tensor, "b h m 1"]:
+    r"""Logarithms t of about the size of each row of the middle: $t \ge \ln \rho$, $t_f \ge \ln \kappa_{fg} + t_g$."""
+    levels = logs
+    for _ in range(_LEVEL_STEPS):
+        levels = torch.maximum(levels, (kernel + levels.mT).amax(dim=-1, keepdim=True))
+    # Where that has not settled (long chains of near landmarks), levels move towards the largest of all, 0, as far as
+    # the worst pair needs.
+    rise = levels.mT - levels
+    share = torch.where(rise > -kernel, -kernel / rise.clamp(min=torch.finfo(rise.dtype).tiny), 1.0)
+    return levels * share.amin(dim=(-2, -1), keepdim=True)
+
+
+def _levelled_inverse(
+    kernel: Float[Tensor, "b h m m"], levels: Float[Tensor, "b h m 1"], options: SkyformerSoftmaxOptions
+) -> Float[Tensor, "b h m m"]:
+    r"""$e^{-t} (\kappa + \gamma I)^{-1} e^t$ through the scaling of Lemma 3, from $\ln \kappa$."""
+    ridge = options.gamma * torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
+    plain = torch.exp(kernel) + ridge
+    root = plain.sum(dim=-1, keepdim=True).rsqrt()
+    levelled = root * (torch.exp(kernel + levels.mT - levels) + ridge) * root.mT
+    inverse = pinv_similar(levelled, root * plain * root.mT, inverse=options.pinv, steps=options.pinv_steps)
+    return root * inverse * root.mT
 
 
 def _left(
     q: Float[Tensor, "b h n d"],
     landmarks: Float[Tensor, "b h m d"],
-    norms: Float[Tensor, "b h m 1"],
+    sizes: Float[Tensor, "b h m 1"],
     middle: Float[Tensor, "b h m f"],
     real: Bool[Tensor, "b m"] | None,
     scale: float,
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n 1"]]:
     """Sums over the landmarks: numerators, and the denominator, which came as the last column."""
     wide_q = torch.cat([scale * q, torch.ones_like(q[..., :1])], dim=-1)
-    out = fused_softmax(wide_q, torch.cat([landmarks, -norms], dim=-1), middle, keep=real, scale=1.0)
+    out = fused_softmax(wide_q, torch.cat([landmarks, sizes], dim=-1), middle, keep=real, scale=1.0)
     return out[..., :-1], out[..., -1:]
 
 
@@ -161,8 +200,3 @@ def _guarded_ratio(
     # Chosen before the division, so that a row without a ratio has no gradient through one.
     ratio = torch.where(positive, sums, 0.0) / torch.where(positive, total, 1.0)
     return torch.where(positive, ratio.clamp(least, most), mean)
-
-
-def _half_norms(x: Float[Tensor, "b h m d"], scale: float) -> Float[Tensor, "b h m 1"]:
-    # An infinite norm would meet another in a difference.
-    return (0.5 * scale * x.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(x.dtype).max / 8)

@@ -7,6 +7,7 @@ r"""Exact attention, $\mathrm{softmax}(c\, Q K^\top)\, V$, in two forms.
 Source: Vaswani et al. (2017), arXiv:1706.03762, eq. (1).
 """
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -54,4 +55,7 @@ def _softmax(
 ) -> Float[Tensor, "b h n e"]:
     if options.form == "fused":
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
+    if v.dtype == torch.float16:
+        # The gradient of a weight, an inner product of a value and a gradient, passes the largest float16.
+        q, k, v = q.float(), k.float(), v.float()
     return softmax_rows(q, k, keep=keep, scale=options.scale) @ v
