@@ -44,6 +44,7 @@ from nystrom.attention.fused import fused_softmax
 from nystrom.attention.logsumexp import softmax_and_logsumexp
 from nystrom.attention.methods.skyformer import mixed_landmarks
 from nystrom.attention.options import SkyformerSoftmaxOptions, documented
+from nystrom.checks import Inverse
 from nystrom.kernels import gaussian_logarithm, half_norms
 from nystrom.landmarks import draw
 from nystrom.linalg.pinv import pinv_similar
