@@ -6,9 +6,10 @@ are not real. Positions are relative, so padding at either end changes nothing; 
 
 On an accelerator and in export this is `conv2d`. On a CPU, `conv2d` with one channel per head is slower than the
 attention itself, its backward slower still, and its kernel gradient wrong at some lengths (torch 2.13 with oneDNN on
-AVX-512, for one: 76 tokens, K = 33). There the kernel is laid out as a small banded matrix (T x (T + K - 1), one per
-head) that multiplies overlapping windows of the values, forward and backward being plain matrix products; where the
-values lie token by token, as a projection leaves them, the forward is a channels-last convolution.
+AVX-512, for example: 76 tokens, K = 33). There float32 values are convolved channels-last, the channels of all heads
+together where they are stored side by side, otherwise those of one head at a time. In other dtypes the kernel becomes
+a small banded matrix (T x (T + K - 1), one per head) that multiplies overlapping windows of the values. The gradient of
+the values is the same convolution with the kernel reversed; that of the kernel is a product of windows in every dtype.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Fig. 4.
 """
@@ -25,7 +26,7 @@ from nystrom.checks import check_at_least
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import check_keep, zero_masked
 
-# Outputs per window: the band wastes (K - 1) / T of its products, a long window wastes none but leaves the cache.
+# Outputs per window: the band has T + K - 1 products per output, of which K count.
 _WINDOW = 16
 
 
