@@ -6,8 +6,8 @@ from nystrom.attention.methods.nystrom import nystrom_factors, nystrom_rows
 from nystrom.landmarks import segment_means
 from nystrom.linalg import pinv_iterative, residual
 from nystrom.measure.clock import peak_bytes
-from nystrom.studies.speed.contenders import find_contender
-from nystrom.studies.speed.inputs import Sizes, make_inputs
+from nystrom.studies.speed.contenders.inputs import Sizes, make_inputs
+from nystrom.studies.speed.contenders.table import find_contender
 
 
 def draw(seed, n, s=None, *, b=2, h=3, d=8, size=1.0):

@@ -95,7 +95,7 @@ def test_a_skip_keeps_its_methods_colour(rows, drawn, tmp_path):
 
 
 def test_the_default_methods_have_a_colour_each_within_their_panel(rows, drawn, tmp_path):
-    from nystrom.studies.speed.contenders import DEFAULT
+    from nystrom.studies.speed.contenders.table import DEFAULT
 
     names = [*DEFAULT, "nystrom-64+skip", "authors-64+skip"]
     draw_efficiency([replace(row, method=name) for name in names for row in rows if row.method == "softmax"],

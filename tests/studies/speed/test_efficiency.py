@@ -9,11 +9,12 @@ import torch
 import tyro
 
 from nystrom.measure.rows import read_rows
-from nystrom.studies.speed import contenders, floor, interleaved, sweep
+from nystrom.studies.speed import floor, interleaved, sweep
 from nystrom.studies.speed.asked import command_line
-from nystrom.studies.speed.contenders import Contender
+from nystrom.studies.speed.contenders import table as contenders
+from nystrom.studies.speed.contenders.inputs import Call
+from nystrom.studies.speed.contenders.table import Contender
 from nystrom.studies.speed.efficiency import run_efficiency
-from nystrom.studies.speed.inputs import Call
 
 SMALL = {"lengths": (16, 32), "methods": ("softmax", "nystrom-8"), "batch": 1, "heads": 2, "width": 8, "repeats": 3}
 SMALL |= {"kernel_size": 3}

@@ -38,6 +38,14 @@ def test_a_checkpoint_counts_once_it_is_complete(run):
     assert run.last_step() == 100
 
 
+def test_a_checkpoint_of_a_version_without_checksums_counts_by_its_sizes(run):
+    save(run, 3)
+    (run.checkpoint(3) / "complete.json").write_text('{"weights": 8}')
+    assert run.last_step() == 3
+    (run.checkpoint(3) / "complete.json").write_text('{"weights": 9}')
+    assert run.last_step() is None
+
+
 @pytest.mark.parametrize(
     "harm",
     [

@@ -81,8 +81,8 @@ def run_efficiency(
     _check(asked)
     import torch
 
-    from nystrom.studies.speed.contenders import available, find_contender
-    from nystrom.studies.speed.inputs import Sizes
+    from nystrom.studies.speed.contenders.inputs import Sizes
+    from nystrom.studies.speed.contenders.table import available, find_contender
     from nystrom.studies.speed.interleaved import Setup
     from nystrom.studies.speed.sweep import cells_of, sweep_lengths, versions_of
 

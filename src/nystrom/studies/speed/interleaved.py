@@ -23,8 +23,8 @@ from nystrom.attention.backend import kernel_errors
 from nystrom.measure.clock import free_bytes, peak_bytes, seconds
 from nystrom.measure.rows import Row, new_row
 from nystrom.studies.speed.choices import Pass
-from nystrom.studies.speed.contenders import Contender
-from nystrom.studies.speed.inputs import Call, Inputs, Sizes, make_inputs
+from nystrom.studies.speed.contenders.inputs import Call, Inputs, Sizes, make_inputs
+from nystrom.studies.speed.contenders.table import Contender
 
 MEMORY_SHARE = 0.5
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 from nystrom.models.heads.pairs import EncoderForPairClassification
-from nystrom.studies.speed.contenders import Ours, find_contender
+from nystrom.studies.speed.contenders.table import Ours, find_contender
 from nystrom.studies.speed.lra_shapes import HEADS, HIDDEN, LAYERS, WIDTH, TaskShape
 
 Batch = dict[str, Tensor]

@@ -13,7 +13,7 @@ import torch
 from nystrom.measure.rows import Row, append_rows, read_rows
 from nystrom.studies.speed.asked import differing_setting
 from nystrom.studies.speed.choices import Pass, Skip
-from nystrom.studies.speed.contenders import check_kernels, find_contender
+from nystrom.studies.speed.contenders.table import check_kernels, find_contender
 from nystrom.studies.speed.floor import floor_quantities, floor_rows
 from nystrom.studies.speed.interleaved import Cell, Setup, measure, plain_row
 

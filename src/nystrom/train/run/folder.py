@@ -247,8 +247,10 @@ class RunFolder:
         folder = self.checkpoint(step)
         try:
             written = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
-            for name, (size, digest) in written.items():
-                if (folder / name).stat().st_size != size or _digest(folder / name) != digest:
+            for name, entry in written.items():
+                # Versions before this one wrote sizes alone.
+                size, digest = (entry, None) if isinstance(entry, int) else entry
+                if (folder / name).stat().st_size != size or digest not in (None, _digest(folder / name)):
                     return f"{name} is damaged"
         except FileNotFoundError as error:
             return f"{Path(error.filename).name} is missing"

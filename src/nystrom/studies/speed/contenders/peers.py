@@ -15,7 +15,7 @@ Both take and return (b, n, h*d): the layout "tokens" only. Neither runs in bflo
 import torch
 from torch import Tensor, nn
 
-from nystrom.studies.speed.inputs import Call, Inputs, check_divides
+from nystrom.studies.speed.contenders.inputs import Call, Inputs, check_divides
 
 
 class Given(nn.Module):

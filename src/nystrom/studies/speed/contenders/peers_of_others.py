@@ -1,6 +1,6 @@
 """Other packages' Linformer, Longformer, Performer, Reformer and BigBird as contenders.
 
-As in `nystrom.studies.speed.peers` the projections of queries, keys, values and output are taken out, so that attention
+As in `peers` the projections of queries, keys, values and output are taken out, so that attention
 is compared with attention, and each gets its inputs in the form that its forward expects:
 
 - `linformer`: `LinformerSelfAttention` with projections of the tokens that all heads share; to_q, to_k, to_v hand out
@@ -16,8 +16,8 @@ None takes a dtype of 16 bits on a CPU in every operation; what fails says so in
 import torch
 from torch import Tensor, nn
 
-from nystrom.studies.speed.inputs import Call, Inputs, call_of_heads
-from nystrom.studies.speed.peers import Given, check_layout
+from nystrom.studies.speed.contenders.inputs import Call, Inputs, call_of_heads
+from nystrom.studies.speed.contenders.peers import Given, check_layout
 
 REFORMER_CHUNK = 64
 BIGBIRD_BLOCK = 64

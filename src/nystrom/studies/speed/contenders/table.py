@@ -13,10 +13,10 @@ from nystrom.attention.backend import check_backend
 from nystrom.attention.heads import build_attention
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import check_names
-from nystrom.studies.speed.authors import AuthorsAttention
-from nystrom.studies.speed.inputs import Call, Inputs, call_of_heads, check_divides
-from nystrom.studies.speed.peers import nystrom_attention_call, transformers_call
-from nystrom.studies.speed.peers_of_others import (
+from nystrom.studies.speed.contenders.authors import AuthorsAttention
+from nystrom.studies.speed.contenders.inputs import Call, Inputs, call_of_heads, check_divides
+from nystrom.studies.speed.contenders.peers import nystrom_attention_call, transformers_call
+from nystrom.studies.speed.contenders.peers_of_others import (
     BIGBIRD_BLOCK,
     REFORMER_CHUNK,
     bigbird_call,

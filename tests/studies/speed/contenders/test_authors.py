@@ -3,7 +3,7 @@ import torch
 
 from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.skip import DepthwiseSkip
-from nystrom.studies.speed.authors import AuthorsAttention
+from nystrom.studies.speed.contenders.authors import AuthorsAttention
 
 
 @pytest.fixture

@@ -11,8 +11,15 @@ from torch.nn.modules.module import register_module_forward_hook
 from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.methods.softmax import softmax_attention
 from nystrom.attention.skip import DepthwiseSkip
-from nystrom.studies.speed.contenders import CONTENDERS, DEFAULT, available, check_kernels, find_contender, installed
-from nystrom.studies.speed.inputs import Sizes, make_inputs
+from nystrom.studies.speed.contenders.inputs import Sizes, make_inputs
+from nystrom.studies.speed.contenders.table import (
+    CONTENDERS,
+    DEFAULT,
+    available,
+    check_kernels,
+    find_contender,
+    installed,
+)
 from nystrom.train.method_names import split_name
 
 # Each with a length that it takes.
@@ -247,7 +254,7 @@ def test_kernels_are_for_a_gpu_or_for_the_interpreter():
     check_kernels("softmax", CONTENDERS["softmax"], cpu)
     check_kernels("nystrom-triton-8", CONTENDERS["nystrom-triton"], gpu)
     code = (
-        "import torch; from nystrom.studies.speed.contenders import CONTENDERS, check_kernels\n"
+        "import torch; from nystrom.studies.speed.contenders.table import CONTENDERS, check_kernels\n"
         "check_kernels('nystrom-triton-8', CONTENDERS['nystrom-triton'], torch.device('cpu'))"
     )
     for interpret, message in (("1", ""), ("0", "'nystrom-triton-8' needs a CUDA device but device is 'cpu'")):
