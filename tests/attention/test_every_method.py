@@ -726,11 +726,14 @@ LONG = {"reformer", "longformer", "bigbird"}
 )
 def test_compiles_to_one_graph_for_any_length(name, backend):
     attend = build(name, {**VARIANTS[name][0], **backend})
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager", dynamic=True)
-    inputs, keep = [x.requires_grad_() for x in draw(12, 47)], draw_keep(12, 2, 47)
-    out = compiled(*inputs, keep=keep)
-    torch.testing.assert_close(out, attend(*inputs, keep=keep), **CLOSE)
-    out.sum().backward()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    # The second length compiles the last time, with a symbolic one. With dynamic=True batch and heads are symbols too,
+    # for which torch 2.13 plans a backward pass of its own fused call that fails.
+    for n in (40, 47):
+        inputs, keep = [x.requires_grad_() for x in draw(12, n)], draw_keep(12, 2, n)
+        out = compiled(*inputs, keep=keep)
+        torch.testing.assert_close(out, attend(*inputs, keep=keep), **CLOSE)
+        out.sum().backward()
     torch.compiler.reset()
 
 

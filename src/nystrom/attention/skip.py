@@ -26,6 +26,8 @@ from nystrom.checks import check_at_least
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import check_keep, zero_masked
 
+# Tokens from which on a convolution of each head is faster than the band.
+_LONG = 4096
 # Outputs per window: the band has T + K - 1 products per output, of which K count.
 _WINDOW = 16
 
@@ -63,7 +65,10 @@ def depthwise_skip(
         else:
             out = with_skip(v, weight)[1]
         out = zero_masked(out, keep)
-        return out if to is None else out + to
+        if to is None:
+            return out
+        # The convolution is nobody else's yet.
+        return out.add_(to) if out.dtype == to.dtype and not torch.compiler.is_compiling() else out + to
 
 
 def with_skip(
@@ -190,13 +195,14 @@ def _convolved(
 ) -> Iterator[tuple[Piece, Float[Tensor, "g h p e"]]]:
     """The convolution of values, a piece at a time."""
     b, h, n, e = v.shape
-    if v.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+    # The channels that lie side by side: those of all heads, token by token, or those of one head.
+    together = h if v.stride(1) < v.stride(2) else 1
+    by_band = v.dtype != torch.float32 or not torch.backends.mkldnn.is_available()
+    if by_band or (together == 1 and n < _LONG):
         band = _band(w)
         for piece in pieces(b, n, h * e):
             yield piece, _by_windows(v, band, piece, w.shape[1])
         return
-    # The channels that lie side by side: those of all heads, token by token, or those of one head.
-    together = h if v.stride(1) < v.stride(2) else 1
     for first in range(0, h, together):
         heads = slice(first, first + together)
         kernels = w[heads].repeat_interleave(e, dim=0)[:, None, None]

@@ -37,6 +37,9 @@ from nystrom.linalg.pinv import pinv
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import Generator, check_inputs, score_scale, zero_masked
 
+# Tokens from which on working in stretches on a CPU gains more than its calls cost.
+_LONG = 4096
+
 
 class NystromFactors(NamedTuple):
     """The small matrices of the approximation, in float32 at least.
@@ -214,7 +217,7 @@ def _nystrom(
     if skip is not None:
         check_skip(v, skip, q, keep, query_keep)
     m, scale = options.num_landmarks, options.scale
-    short, stretches = all_are_short(q, k, m), runs_in_stretches(q, k, v)
+    short, stretches = all_are_short(q, k, m), runs_in_stretches(q, k, v) and q.shape[2] >= _LONG
     if skip is not None and (short or not stretches):
         out = _nystrom(q, k, v, keep, query_keep, options, generator, None)
         return depthwise_skip(v, skip, keep=keep, to=out)
