@@ -378,10 +378,10 @@ every_exact_case = pytest.mark.parametrize(("name", "backend"), EXACT_CASES, ids
 
 @every_exact_case
 @few
-@given(n=st.integers(1, 12), seed=seeds)
-def test_the_exact_limit_is_met(name, backend, n, seed):
+@given(count=st.integers(1, 12), seed=seeds)
+def test_the_exact_limit_is_met(name, backend, count, seed):
     attend, oracle = build_exact(name, backend)
-    q, k, v = draw(seed, n)
+    q, k, v = draw(seed, count)
     # float64 rounding of a softmax
     torch.testing.assert_close(attend(q, k, v), oracle(q, k, v), rtol=1e-10, atol=1e-12)
 

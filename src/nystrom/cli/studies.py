@@ -43,6 +43,18 @@ def bench_efficiency(words: list[str]) -> None:
     show_study(rows, Path(arguments["to"]))
 
 
+def bench_runs(words: list[str]) -> None:
+    """Compare methods in several runs."""
+    from nystrom.studies.speed.runs import run_runs
+
+    arguments = arguments_of(run_runs, words, "bench runs")
+    for row in run_runs(**arguments):
+        layout = row.sizes.partition("layout=")[2].split()[0]
+        what = f"n={row.n} {layout:7} {row.method:18} {row.quantity}"
+        print(f"{what:100} {row.value:9.3f} {row.unit:3} ({row.low:.3f} to {row.high:.3f})")
+    print(f"Rows: {Path(arguments['to']) / 'runs.csv'}")
+
+
 def bench_training(words: list[str]) -> None:
     """Measure a training step."""
     from nystrom.report import show_study

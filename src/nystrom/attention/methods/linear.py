@@ -116,6 +116,8 @@ class _TwoAverages(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         grad, (q, k, v, out, features, total, means, weights) = grads[0], ctx.saved_tensors
+        if grad is None:
+            return None, None, None
         with without_autocast(grad):
             if torch.is_grad_enabled():
                 # A second derivative, or a transform of torch.func.

@@ -227,6 +227,8 @@ class _AttendRounds(torch.autograd.Function):
     def backward(ctx, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         grad, (q, k, v, out, top, total, *tables) = grads[0], ctx.saved_tensors
         plan = Plan(*tables)
+        if grad is None:
+            return None, None, None, None, None, *(None for _ in plan)
         if torch.is_grad_enabled():
             # A second derivative, or a transform of torch.func: plain operations, which keep the scores.
             def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

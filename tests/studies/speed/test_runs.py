@@ -1,0 +1,45 @@
+"""Medians over runs, and ratios taken within a run."""
+
+import pytest
+
+from nystrom.measure.rows import new_row, read_rows
+from nystrom.studies.speed.runs import run_runs, summary
+
+
+def run_of(slow, fast):
+    values = {"authors-2+skip": slow, "nystrom-2+skip": fast}
+    return [
+        new_row(
+            study="efficiency", quantity="forward time", method=method, value=value, unit="ms", device="a CPU", n=16,
+            sizes="layout=heads", seed=0, command="c",
+        )
+        for method, value in values.items()
+    ]  # fmt: skip
+
+
+def test_a_ratio_is_the_median_of_the_runs_ratios():
+    """The slow second run changes neither: the median of the ratios is not the ratio of the medians."""
+    rows = summary([run_of(2.0, 1.0), run_of(90.0, 30.0), run_of(8.0, 2.0)], "nystrom bench runs", 3)
+    values = {(row.method, row.quantity): (row.value, row.low, row.high) for row in rows}
+    assert values == {
+        ("authors-2+skip", "forward time"): (8.0, 5.0, 49.0),
+        ("nystrom-2+skip", "forward time"): (2.0, 1.5, 16.0),
+        ("nystrom-2+skip", "forward time: times less than authors-2+skip"): (3.0, 2.5, 3.5),
+    }
+    assert {row.repeats for row in rows} == {3}
+    assert {row.seed for row in rows} == {3}
+
+
+def test_runs_are_kept_and_their_summary_is_written(tmp_path):
+    asked = {"lengths": (16,), "methods": ("authors-2", "nystrom-2"), "layouts": ("heads",), "repeats": 1}
+    run_runs(**asked, runs=1, to=tmp_path)
+    kept = (tmp_path / "heads-0" / "efficiency.csv").read_bytes()
+    rows = run_runs(**asked, runs=2, to=tmp_path)
+    assert (tmp_path / "heads-0" / "efficiency.csv").read_bytes() == kept
+    assert read_rows(tmp_path / "runs.csv") == rows
+    assert all("--runs 2" in row.command and row.repeats == 2 for row in rows)
+
+
+def test_a_run_that_fails_is_named(tmp_path):
+    with pytest.raises(ValueError, match="a run failed: .*nystorm"):
+        run_runs(methods=("nystorm-2",), runs=1, to=tmp_path)
