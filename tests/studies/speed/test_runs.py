@@ -41,5 +41,5 @@ def test_runs_are_kept_and_their_summary_is_written(tmp_path):
 
 
 def test_a_run_that_fails_is_named(tmp_path):
-    with pytest.raises(ValueError, match="a run failed: .*nystorm"):
+    with pytest.raises(ValueError, match=r"a run failed: .*nystorm"):
         run_runs(methods=("nystorm-2",), runs=1, to=tmp_path)

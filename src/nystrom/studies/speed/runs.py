@@ -124,6 +124,5 @@ def _run(words: Sequence[str]) -> None:
         [sys.executable, "-m", "nystrom", "bench", "efficiency", *words], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise ValueError(
-            f"a run failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no output'}"
-        )
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ValueError(f"a run failed: {said[-1]}")
