@@ -86,7 +86,7 @@ def uniform(
 
 
 def uniform_positions(keep: Bool[Tensor, "b n"], m: int, draws: Float[Tensor, " m"]) -> Int[Tensor, "b m"]:
-    """Where the real token lies that is drawn from each of m near-equal segments."""
+    """Position of the real token that is drawn from each of m near-equal segments."""
     rank, count = ranks(keep)
     edge = _ceil_div(torch.arange(m + 1, device=keep.device) * count[:, None], m)
     start, length = edge[:, :-1], edge.diff(dim=-1)
@@ -132,7 +132,7 @@ def _nearest(x: Float[Tensor, "b n d"], centres: Float[Tensor, "b m d"]) -> Int[
 
 
 def even_draws(m: int, device: torch.device) -> Float[Tensor, " m"]:
-    """Numbers in [0, 1) spread by the golden ratio: what stands for random draws where none are given."""
+    """Numbers in [0, 1) spread by the golden ratio, used where no random draws are given."""
     if torch.compiler.is_exporting():
         # The numbers themselves: ONNX would take the ratio as float32, and a draw decides between tokens.
         return torch.tensor([i * GOLDEN_RATIO % 1 for i in range(1, m + 1)], device=device)

@@ -45,6 +45,15 @@ def test_every_option_is_documented_once_and_reaches_the_function(name):
         assert " ".join(docs[option].split()) in " ".join(text.split())
 
 
+@pytest.mark.refuses
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("argument", [{"is_causal": True}, {"attn_mask": torch.zeros(9, 9)}], ids=["causal", "mask"])
+def test_a_causal_mask_and_a_bias_raise_by_name(name, argument):
+    q = torch.randn(1, 2, 9, 4)
+    with pytest.raises(ValueError, match=rf"{next(iter(argument))} cannot be honoured: {name}_attention.*Use torch"):
+        find_function(name)(q, q, q, **argument)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_options_are_keywords_alone(name):
     with pytest.raises(TypeError):

@@ -59,7 +59,7 @@ def attend(
 def _nothing(
     q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], v: Float[Tensor, "b h s e"]
 ) -> Float[Tensor, "b h n e"]:
-    """Zeros, of which there may be none: an empty batch, no query, or no key to attend to."""
+    """Zeros, or an empty result: for an empty batch, no query, or no key to attend to."""
     zeros = v.new_zeros(*q.shape[:3], v.shape[-1])
     # Part of the graph, so that a backward pass through an empty batch works as through any other.
     return zeros + sum(x.flatten()[:0].sum() for x in (q, k, v))

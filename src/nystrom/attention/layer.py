@@ -1,4 +1,4 @@
-r"""Any method where `nn.MultiheadAttention` stood.
+r"""A drop-in replacement of `nn.MultiheadAttention` with any method.
 
 $$\mathrm{out} = W_o\, \mathrm{concat}_h(\mathrm{attention}(Q_h, K_h, V_h) + \mathrm{skip}(V_h)) + b_o$$
 with a method of `nystrom.attention.registry` and the depthwise convolution of `skip` where the layer has one. Its

@@ -1,13 +1,13 @@
 r"""Locality-sensitive hashing of tokens, and the plan of who meets whom.
 
-With a rotation $R$ (d x B/2) of Gaussian numbers, a token's bucket is $h(x) = \arg\max\,[xR; -xR]$: one of B, the
-nearer two directions, the likelier the same. In each round the real tokens are sorted by bucket, then by position, and
+With a rotation $R$ (d x B/2) of Gaussian numbers, a token's bucket is $h(x) = \arg\max\,[xR; -xR]$, one of B: the
+closer the directions of two tokens, the more likely they share a bucket. In each round the real tokens are sorted by bucket, then by position, and
 cut into chunks of m; a query reaches 2 m keys, and of these it may attend to those of its own bucket. Among sorted keys
 a bucket is an interval, and so is a reach: what a query may attend to is one interval of places, `low` to `high`.
 
 Masked tokens are in no bucket and sort behind all others, so that a chunk is cut by the ranks of real tokens alone.
 
-Source: Andoni et al. (2015), arXiv:1509.02897; brought to attention by Kitaev et al. (2020), arXiv:2001.04451.
+Source: Andoni et al. (2015), arXiv:1509.02897; used for attention by Kitaev et al. (2020), arXiv:2001.04451.
 """
 
 from statistics import NormalDist
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
         first: Place of the first of these among the sorted keys of its sequence; before it, negative.
         low: First place that a query may attend to.
         high: The place behind the last; `low` or less where there is none.
-        spots: Where a row's query lies among the queries of all chunks.
+        spots: Index of a row's query among the queries of all chunks.
         places: Place of a row's key among the sorted keys of its sequence.
     """
 
@@ -78,7 +78,7 @@ def hash_buckets(
 
 
 def even_rotations(shape: tuple[int, int, int, int], device: torch.device) -> Float[Tensor, "r h d half"]:
-    """Gaussian numbers without a draw: what stands for random rotations where none are given.
+    """Gaussian numbers without a draw, used where no random rotations are given.
 
     The quantiles at the fractional parts of i^2 times the golden ratio: those of i itself would repeat from row to row.
     """

@@ -4,10 +4,11 @@ A method's function takes the fields of its class as keyword arguments with the 
 they mean to the function's docstring.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from nystrom.attention.backend import check_backend
 from nystrom.checks import (
@@ -335,16 +336,27 @@ def option_docs(options: type) -> dict[str, str]:
 
 
 def documented(options: type) -> Callable[[F], F]:
-    """Put what the fields of `options` mean where a function's docstring has the line `**options: ...`.
+    """What all functions of methods share: documented options, and an error by name for what no method can do.
 
-    Only fields that the function takes are named: those that shape weights concern its Module alone.
+    What the fields of `options` mean is put where the docstring has the line `**options: ...`. Only fields that the
+    function takes are named: those that shape weights concern its Module alone. The arguments `is_causal` and
+    `attn_mask` of `scaled_dot_product_attention`, which no method here can honour, raise a ValueError.
     """
 
     def document(function: F) -> F:
-        if function.__doc__ is None:
-            return function
+        @functools.wraps(function)
+        def attention(*args: Any, **kwargs: Any) -> Any:
+            for name in ("is_causal", "attn_mask"):
+                if name in kwargs:
+                    raise ValueError(
+                        f"{name} cannot be honoured: {function.__name__} attends to whole sequences. Use "
+                        "torch.nn.functional.scaled_dot_product_attention for causal or n x s masks, and keep for "
+                        "padding."
+                    )
+            return function(*args, **kwargs)
+
         lines = []
-        for line in function.__doc__.splitlines():
+        for line in (function.__doc__ or "").splitlines():
             if line.strip().startswith("**options:"):
                 indent = line[: len(line) - len(line.lstrip())]
                 taken = inspect.signature(function).parameters
@@ -353,7 +365,7 @@ def documented(options: type) -> Callable[[F], F]:
                         lines.append(f"{indent}{name}: " + doc.replace("\n", f"\n{indent}    "))
             else:
                 lines.append(line)
-        function.__doc__ = "\n".join(lines)
-        return function
+        attention.__doc__ = "\n".join(lines)
+        return attention  # pyright: ignore[reportReturnType]
 
     return document

@@ -1,14 +1,14 @@
-"""The attention of a model that is there already, replaced in place by a method of the library.
+"""The attention of an existing model, replaced in place by a method of the library.
 
-Each `nn.MultiheadAttention`, and each `Attention` of timm (a ViT's), makes room for a module that holds the same
-parameters under the same names, so that the state dict stays, optimizers stay valid, and where the method has reached
-its exact limit ("nystrom" with as many landmarks as tokens) the model gives what it gave.
+Each `nn.MultiheadAttention`, and each `Attention` of timm (a ViT's), is replaced by a module that holds the same
+parameters under the same names. So the state dict and the optimizers stay valid, and where the method reaches its exact
+limit ("nystrom" with as many landmarks as tokens) the model's results stay the same.
 
 In evaluation `nn.TransformerEncoder` would hand the weights of a layer to a fused exact attention instead of calling
 it, and padded sequences as nested tensors: neither happens after a replacement. What a method draws it draws as its
 Module does: in training alone, but for the features of "performer", which become part of the state dict.
 
-Departs from the modules that stood there: weights are not returned, nor dropped in training, of which a warning tells.
+Departs from the modules that it replaces: weights are not returned, nor dropped in training, which a warning says.
 """
 
 import warnings
@@ -59,7 +59,7 @@ class MultiheadReplacement(MultiheadAttention):
 
 
 class TimmReplacement(nn.Module):
-    """Any method where timm's `Attention` stood, with its layers: one projection of all, norms, gate, output."""
+    """Any method in the place of timm's `Attention`, with its layers: the joint projection, norms, gate and output."""
 
     qkv: nn.Linear
     q_norm: nn.Module

@@ -10,7 +10,7 @@ singular values are large, bounded by $1 / (2 \lambda)$ where they are not.
 
 **Exact**, by singular values: for study; on attention matrices, which are nearly singular, it amplifies rounding.
 
-Source: Razavi et al. (2014); brought to attention by Xiong et al. (2021), arXiv:2102.03902, eq. (14).
+Source: Razavi et al. (2014); used for attention by Xiong et al. (2021), arXiv:2102.03902, eq. (14).
 Departs from the authors' code: norms are per matrix ("paper"), not over batch and heads ("authors"); "sequence" is
 theirs for each sequence alone.
 """

@@ -128,7 +128,7 @@ def _random_blocks(
     edge = (edge + r - 1) // max(r, 1)
     length = edge.diff(dim=-1)
     rank = 1 + edge[..., :-1] + (hashed * length >> 32)
-    # The window lies between the free blocks.
+    # The window is between the free blocks.
     chosen = rank + torch.where(rank >= low[:, None], inside[:, None, :, None], 0)
     return chosen.clamp(min=0, max=row.shape[0] - 1), (length > 0).expand_as(chosen)
 

@@ -1,6 +1,6 @@
 r"""Informer's ProbSparse attention: exact for the u queries that need it, the mean of the values for the rest.
 
-A query whose scores are all alike attends to everything alike. How far it is from that is told by
+A query whose scores are all equal attends to all keys equally. Its distance from that is measured by
 $$M(q_i) = \max_{j \in S} c\, q_i^\top k_j - \frac{1}{|S|} \sum_{j \in S} c\, q_i^\top k_j, \qquad c = 1 / \sqrt d,$$
 over a sample S of the keys. The u queries with the largest M, in each head, get exact attention over all real keys, in
 one fused call of u queries; the others get the mean of the real values. The selection carries no gradient; equal M are
@@ -102,7 +102,7 @@ def _sample(
     size = draws.shape[0]
     spot = (torch.arange(size, device=k.device) + draws.double()) / size
     wanted = torch.minimum((spot * count[:, None]).long(), count[:, None] - 1)
-    # Ranks never fall: a rank lies where it would be inserted, at the real token rather than at masked ones behind it.
+    # Ranks never decrease: the place where a rank would be inserted is its real token, not the masked ones after it.
     return torch.searchsorted(rank, wanted).clamp(max=k.shape[2] - 1)
 
 

@@ -6,7 +6,7 @@ E K and F V are m x d and m x e; the softmax over them is one fused attention ca
 E and F themselves, which are parameters.
 
 **Positions.** A token's column of E and F is its position, counted from the first real token of its sequence; masked
-tokens count as zeros. L is `max_length`; a shorter sequence uses the first columns, a longer one is refused.
+tokens count as zeros. L is `max_length`; a shorter sequence uses the first columns, a longer one raises an error.
 
 **Exact limit.** With E = F the identity and as many real tokens as its size, softmax attention. The mixtures are not
 masked, as in the paper: a row of E that sees no real token is a key of zeros with a value of zeros, which takes its

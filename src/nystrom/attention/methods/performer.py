@@ -83,7 +83,7 @@ def _performer(
     d = q.shape[-1]
     if projection is None:
         projection = _draw(options.num_features, d, generator, q.device)
-    elif projection.ndim != 2 or projection.shape[1] != d:
+    elif projection.ndim != 2 or projection.shape[1] != d or projection.shape[0] == 0:
         raise ValueError(
             f"projection has shape {tuple(projection.shape)}; expected (features, {d}) for head width {d}."
         )

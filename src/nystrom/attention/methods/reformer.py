@@ -59,7 +59,7 @@ def reformer_attention(
 
     Args:
         q: Queries.
-        k: Keys, of the same tokens; with `shared_qk` the queries stand for them.
+        k: Keys, of the same tokens; with `shared_qk` the queries are used instead.
         v: Values.
         **options: Those of `ReformerOptions`.
         keep: Real tokens; None where all are.

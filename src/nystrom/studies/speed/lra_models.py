@@ -20,7 +20,7 @@ Batch = dict[str, Tensor]
 
 
 def find_method(name: str) -> tuple[Ours, int]:
-    """The method of this library that a name such as "nystrom-128" stands for, and its number.
+    """The method of this library that a name such as "nystrom-128" means, and its number.
 
     Raises:
         ValueError: A name that is unknown, or of another package's method: a model is built of this library's.

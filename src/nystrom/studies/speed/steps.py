@@ -223,6 +223,6 @@ def _done(path: Path, setup: StepSetup) -> list[Row]:
             name, came, wanted = found
             raise ValueError(
                 f"{path} holds rows of another setting: {name} is {came!r} there and {wanted!r} now. "
-                "Name another folder in to, or delete that file to start anew."
+                "Name another folder in to, or move that file away to start again."
             )
     return rows

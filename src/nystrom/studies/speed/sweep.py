@@ -131,6 +131,6 @@ def _done(path: Path, setup: Setup) -> list[Row]:
         name, came, wanted = differ[0]
         raise ValueError(
             f"{path} holds rows of another setting: {name} is {came!r} there and {wanted!r} now. "
-            "Name another folder in to, or delete that file to start anew."
+            "Name another folder in to, or move that file away to start again."
         )
     return rows

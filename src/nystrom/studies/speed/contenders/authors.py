@@ -9,7 +9,7 @@ heads, and conv is a depthwise convolution along the tokens, one kernel per head
 stored.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. (13)-(17) and Fig. 4; the scaling, Z0 and the order of the products
-are those of the authors' code. Written anew in plain torch.
+are those of the authors' code. Written independently in plain torch.
 """
 
 import torch

@@ -19,7 +19,7 @@ from nystrom.studies.speed.contenders.inputs import Call, Inputs, check_divides
 
 
 class Given(nn.Module):
-    """Stands where a projection stood, and hands out a tensor."""
+    """Replaces a projection, and returns a tensor."""
 
     def __init__(self, x: Tensor):
         super().__init__()
