@@ -1,9 +1,10 @@
 r"""Locality-sensitive hashing of tokens, and the plan of who meets whom.
 
 With a rotation $R$ (d x B/2) of Gaussian numbers, a token's bucket is $h(x) = \arg\max\,[xR; -xR]$, one of B: the
-closer the directions of two tokens, the more likely they share a bucket. In each round the real tokens are sorted by bucket, then by position, and
-cut into chunks of m; a query reaches 2 m keys, and of these it may attend to those of its own bucket. Among sorted keys
-a bucket is an interval, and so is a reach: what a query may attend to is one interval of places, `low` to `high`.
+closer the directions of two tokens, the more likely they share a bucket. In each round the real tokens are sorted by
+bucket, then by position, and cut into chunks of m; a query reaches 2 m keys, and of these it may attend to those of its
+own bucket. Among sorted keys a bucket is an interval, and so is a reach: what a query may attend to is one interval of
+places, `low` to `high`.
 
 Masked tokens are in no bucket and sort behind all others, so that a chunk is cut by the ranks of real tokens alone.
 
