@@ -62,17 +62,16 @@ def depthwise_skip(
         elif torch.compiler.is_compiling():
             # The compiler differentiates plain products itself, and plans their copies.
             out = _by_band(v, weight[:, 0, :, 0])
+        elif to is not None and keep is None and to.dtype == v.dtype:
+            return with_skip(v, weight, to)[1]
         else:
             out = with_skip(v, weight)[1]
         out = zero_masked(out, keep)
-        if to is None:
-            return out
-        # The convolution is nobody else's yet.
-        return out.add_(to) if out.dtype == to.dtype and not torch.compiler.is_compiling() else out + to
+        return out if to is None else out + to
 
 
 def with_skip(
-    v: Float[Tensor, "b h n e"], weight: Float[Tensor, "h 1 k 1"]
+    v: Float[Tensor, "b h n e"], weight: Float[Tensor, "h 1 k 1"], to: Float[Tensor, "b h n e"] | None = None
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n e"]]:
     """The values, and `depthwise_skip` of them on a CPU, which may be added to in place.
 
@@ -82,8 +81,9 @@ def with_skip(
     Args:
         v: Values, which hold zeros where they are not real.
         weight: See `depthwise_skip`.
+        to: What the convolution is added to; not written to.
     """
-    return _Convolution.apply(v, weight.to(v.dtype)[:, 0, :, 0])
+    return _Convolution.apply(v, weight.to(v.dtype)[:, 0, :, 0], to)
 
 
 def check_skip(v: Tensor, weight: Tensor, q: Tensor, keep: Tensor | None, query_keep: Tensor | None) -> None:
@@ -148,10 +148,13 @@ class _Convolution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(v: Tensor, w: Tensor, to: Tensor | None) -> tuple[Tensor, Tensor]:
         out = torch.empty_like(v)
         for piece, part in _convolved(v, w):
-            out[piece].copy_(part)
+            if to is None:
+                out[piece].copy_(part)
+            else:
+                torch.add(to[piece], part, out=out[piece])
             # Freed before the next is made.
             del part
         return v.view_as(v), out
@@ -165,23 +168,28 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad_v, grad), (v, w) = grads, ctx.saved_tensors
         if grad is None:
-            return grad_v, None
-        needs_v, needs_w = ctx.needs_input_grad
+            return grad_v, None, None
+        needs_v, needs_w, needs_to = ctx.needs_input_grad
+        grad_to = grad if needs_to else None
         grad_w = _kernel_gradient(v, grad, w.shape[1]).to(w.dtype) if needs_w else None
         if not needs_v:
-            return None, grad_w
+            return None, grad_w, grad_to
         if torch.is_grad_enabled():
             more = _by_band(grad, w.flip(1))
-            return more if grad_v is None else more + grad_v, grad_w
+            return more if grad_v is None else more + grad_v, grad_w, grad_to
         grad_v = torch.zeros_like(v) if grad_v is None else grad_v
         for piece, part in _convolved(grad, w.flip(1)):
             grad_v[piece].add_(part)
             del part
-        return grad_v, grad_w
+        return grad_v, grad_w, grad_to
 
     @staticmethod
-    def vmap(info, in_dims, *inputs):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return torch.vmap(lambda v, w: (v.view_as(v), _by_band(v, w)), in_dims)(*inputs), (0, 0)
+    def vmap(info, in_dims, v, w, to):  # pyright: ignore[reportIncompatibleMethodOverride]
+        def plain(v: Tensor, w: Tensor, to: Tensor | None) -> tuple[Tensor, Tensor]:
+            out = _by_band(v, w)
+            return v.view_as(v), out if to is None else out + to
+
+        return torch.vmap(plain, in_dims)(v, w, to), (0, 0)
 
 
 def _by_band(v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]) -> Float[Tensor, "b h n e"]:

@@ -38,7 +38,7 @@ from nystrom.precision import at_least_float32, cast_for_autocast, without_autoc
 from nystrom.shapes import Generator, check_inputs, score_scale, zero_masked
 
 # Tokens from which on working in stretches on a CPU gains more than its calls cost.
-_LONG = 4096
+_LONG = 2048
 
 
 class NystromFactors(NamedTuple):
@@ -270,6 +270,19 @@ def _by_kernels(
     )
 
 
+def _choose(
+    x: Float[Tensor, "b h n d"],
+    keep: Bool[Tensor, "b n"] | None,
+    options: NystromOptions,
+    draws: Float[Tensor, " m"] | None,
+) -> Float[Tensor, "b h m d"]:
+    if options.landmarks == "kmeans":
+        return kmeans(x, options.num_landmarks, keep=keep)
+    if options.landmarks == "uniform":
+        return uniform(x, options.num_landmarks, keep=keep, draws=draws)
+    return segment_means(x, options.num_landmarks, keep=keep)
+
+
 def _factors(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
@@ -282,16 +295,8 @@ def _factors(
     """The small matrices, from segment means where they are known already."""
     m = options.num_landmarks
     draws = draw(m, generator, q.device) if options.landmarks == "uniform" else None
-
-    def choose(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b h m d"]:
-        if options.landmarks == "kmeans":
-            return kmeans(x, m, keep=keep)
-        if options.landmarks == "uniform":
-            return uniform(x, m, keep=keep, draws=draws)
-        return segment_means(x, m, keep=keep)
-
-    q_landmarks = choose(q, limit and limit.query_keep) if q_means is None else q_means
-    k_landmarks = choose(k, limit and limit.keep) if k_means is None else k_means
+    q_landmarks = _choose(q, limit and limit.query_keep, options, draws) if q_means is None else q_means
+    k_landmarks = _choose(k, limit and limit.keep, options, draws) if k_means is None else k_means
     # At most m tokens are their own means.
     if limit is not None and q_means is None:
         q_landmarks, k_landmarks = limit.queries_as_landmarks(q_landmarks, q), limit.keys_as_landmarks(k_landmarks, k)
