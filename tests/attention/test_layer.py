@@ -230,6 +230,7 @@ def test_an_empty_batch_and_no_token_give_empty_results():
         assert out.shape == x.grad.shape == shape
 
 
+@pytest.mark.refuses
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_layer_put_into_an_encoder_by_hand_names_the_nested_tensor():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 24, batch_first=True), 1).eval()
@@ -244,7 +245,7 @@ def test_a_layer_put_into_an_encoder_by_hand_names_the_nested_tensor():
         assert encoder(x, src_key_padding_mask=ignore).isfinite().all()
 
 
-def test_a_compiled_layer_checks_the_floats_of_a_mask():
+def test_a_layer_that_compiles_checks_the_floats_of_a_mask():
     layer, x = layer_and_input(num_landmarks=4, conv_kernel_size=None)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     floats = torch.zeros(2, 20, dtype=torch.float64).masked_fill(padding(), -torch.inf)

@@ -68,6 +68,7 @@ def test_what_looks_into_nystrom_attention_takes_its_arguments(function):
     }
 
 
+@pytest.mark.refuses
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "linear"])
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -1.0, 0.0, True, torch.tensor(0.5), "2"])
 def test_a_scale_that_is_no_positive_number_raises(name, scale):
@@ -75,6 +76,7 @@ def test_a_scale_that_is_no_positive_number_raises(name, scale):
         build_attention(name, num_heads=2, head_dim=4, scale=scale)
 
 
+@pytest.mark.refuses
 @pytest.mark.parametrize(
     ("name", "option", "message"),
     [

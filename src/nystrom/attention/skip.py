@@ -221,7 +221,7 @@ def _convolved(
 
 def _by_channels(
     v: Float[Tensor, "b h n e"], kernels: Float[Tensor, "c 1 1 k"], piece: Piece
-) -> Float[Tensor, "g h p e"]:
+) -> Float[Tensor, "g i p e"]:
     """A channels-last convolution."""
     (sequences, heads, tokens), half = piece, kernels.shape[3] // 2
     first, last = max(0, tokens.start - half), min(v.shape[2], tokens.stop + half)

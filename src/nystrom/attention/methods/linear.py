@@ -114,7 +114,7 @@ class _TwoAverages(torch.autograd.Function):
         return tuple(x.unflatten(0, (info.batch_size, -1)) for x in _TwoAverages.apply(*rows)), 0
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         grad, (q, k, v, out, features, total, means, weights) = grads[0], ctx.saved_tensors
         if grad is None:
             return None, None, None

@@ -224,7 +224,7 @@ class _AttendRounds(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, top, total, *plan)
 
     @staticmethod
-    def backward(ctx, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx, *grads: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
         grad, (q, k, v, out, top, total, *tables) = grads[0], ctx.saved_tensors
         plan = Plan(*tables)
         if grad is None:
