@@ -67,7 +67,7 @@ def test_a_process_says_by_its_code_why_it_ended(error, code, tmp_path, monkeypa
         raise error
 
     monkeypatch.setattr("nystrom.train.engine.train", train)
-    monkeypatch.setattr(child, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(child, "end_with_parent", lambda: None)
     monkeypatch.setattr(sys, "argv", ["child", json.dumps({"task": "text", "data": "d", "to": str(tmp_path / "run")})])
     assert child.main() == code
 

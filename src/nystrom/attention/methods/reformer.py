@@ -35,7 +35,7 @@ from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, score_scale
 
 # Scores that are worked on at a time: what the caches of a core hold, and enough to fill an accelerator.
-_SCORES = {"cpu": 2**20}
+SCORES_AT_A_TIME = {"cpu": 2**20}
 _MANY_SCORES = 2**25
 
 
@@ -203,7 +203,7 @@ def _parts(plan: Plan) -> list[slice]:
     _, g, m = plan.queries.shape
     if torch.compiler.is_compiling() or not isinstance(g, int):
         return [slice(None)]
-    size = max(1, _SCORES.get(plan.queries.device.type, _MANY_SCORES) // (m * plan.keys.shape[-1]))
+    size = max(1, SCORES_AT_A_TIME.get(plan.queries.device.type, _MANY_SCORES) // (m * plan.keys.shape[-1]))
     return [slice(i, i + size) for i in range(0, g, size)]
 
 

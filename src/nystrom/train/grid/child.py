@@ -19,7 +19,7 @@ _WAIT_SECONDS = 120
 
 def main() -> int:
     """Train, from the last checkpoint where there is one."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     arguments = json.loads(sys.argv[1])
 
     import torch
@@ -41,7 +41,8 @@ def main() -> int:
     return 0
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Wait for the end of the standard input, which the parent holds open, and exit."""
     while os.read(0, 1):
         pass
     os._exit(1)
