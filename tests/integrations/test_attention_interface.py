@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from nystrom.integrations import set_attention
-from nystrom.integrations.attention_interface import REGISTERED, attend, option_names
+from nystrom.integrations.attention_interface import REGISTERED, attend_layer, option_names
 from nystrom.models import EncoderConfig
 
 SMALL = {
@@ -266,7 +266,7 @@ def test_cross_attention_of_equal_lengths_keeps_all_queries(layer, elsewhere):
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 9, 8, generator=g) for _ in range(3))
     keep = torch.arange(9) < torch.tensor([[9], [5]])
-    out, _ = attend("nystrom", layer, q, k, v, keep[:, None, None], num_landmarks=20)
+    out, _ = attend_layer("nystrom", layer, q, k, v, keep[:, None, None], num_landmarks=20)
     exact = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep[:, None, None])
     real = torch.ones_like(keep) if elsewhere else keep
     assert_close(out[real], exact.transpose(1, 2)[real], **CLOSE)
@@ -280,10 +280,10 @@ def test_a_layer_that_could_attend_to_either_sequence_raises_where_the_mask_does
     with pytest.raises(
         ValueError, match=r"EitherLayer may attend to its own .*\(key_value_states\).*is_cross_attention"
     ):
-        attend("nystrom", EitherLayer(), q, q, q, keep)
+        attend_layer("nystrom", EitherLayer(), q, q, q, keep)
     # Without a mask, or with other numbers of queries and keys, nothing is in doubt.
-    assert attend("nystrom", EitherLayer(), q, q, q, None)[0].isfinite().all()
-    assert attend("nystrom", EitherLayer(), q[:, :, :5], q, q, keep)[0].isfinite().all()
+    assert attend_layer("nystrom", EitherLayer(), q, q, q, None)[0].isfinite().all()
+    assert attend_layer("nystrom", EitherLayer(), q[:, :, :5], q, q, keep)[0].isfinite().all()
 
 
 def test_a_model_of_two_towers_takes_a_method_in_one():

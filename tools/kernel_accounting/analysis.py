@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from nystrom.gpu import launch
 from nystrom.gpu.arithmetic import INTERPRETED
 from nystrom.gpu.attention import backward_pass, forward_pass, inputs_of
-from nystrom.gpu.inputs import Inputs
+from nystrom.gpu.inputs import StageInputs
 from tools.kernel_accounting.driver import Launch, OfflineDriver, Shape, size_of
 
 # Largest shared memory of a program in bytes, by compute capability (CUDA C++ Programming Guide).
@@ -71,7 +71,7 @@ def analyse(shape: Shape, *, capability: str = "9.0", multiprocessors: int = 132
     draws = torch.empty(shape.landmarks, device="meta") if shape.gaussian else None
     gamma = 0.1 if shape.gaussian else -1.0
 
-    def inputs() -> Inputs:
+    def inputs() -> StageInputs:
         return inputs_of(q, k, v, taps, keep, keep, draws, shape.landmarks, shape.width**-0.5, gamma)
 
     def forward() -> Sequence[Tensor]:

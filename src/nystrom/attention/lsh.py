@@ -1,4 +1,4 @@
-r"""Locality-sensitive hashing of tokens, and the plan of who meets whom.
+r"""Locality-sensitive hashing of tokens, and the rounds in which they meet.
 
 With a rotation $R$ (d x B/2) of Gaussian numbers, a token's bucket is $h(x) = \arg\max\,[xR; -xR]$, one of B: the
 closer the directions of two tokens, the more likely they share a bucket. In each round the real tokens are sorted by
@@ -27,7 +27,7 @@ from nystrom.shapes import cut_blocks
 _COLUMNS = 16
 
 
-class Plan(NamedTuple):
+class HashRounds(NamedTuple):
     """Where r rounds look. A row is one of the t tokens of all sequences and heads; g chunks hold them.
 
     Attributes:
@@ -101,7 +101,7 @@ def plan_rounds(
     keep: Bool[Tensor, "b n"] | None,
     chunk_size: int,
     across_buckets: bool,
-) -> Plan:
+) -> HashRounds:
     """Hash, sort and cut, once for each rotation.
 
     Args:
@@ -117,7 +117,7 @@ def plan_rounds(
         queries = _sort(hash_buckets(q, rotation, keep), 2 * rotation.shape[-1])
         keys = queries if k is None else _sort(hash_buckets(k, rotation, keep), 2 * rotation.shape[-1])
         rounds.append(_plan_round(queries, keys, chunk_size, across_buckets))
-    return Plan(*(torch.stack(x) for x in zip(*rounds, strict=True)))
+    return HashRounds(*(torch.stack(x) for x in zip(*rounds, strict=True)))
 
 
 class _Sorted(NamedTuple):

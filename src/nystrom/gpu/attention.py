@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from nystrom.gpu import inversion, stages
-from nystrom.gpu.inputs import Inputs, empty_like
+from nystrom.gpu.inputs import StageInputs, empty_like
 from nystrom.gpu.launch import check_launch, launching_on
-from nystrom.gpu.matrix import divisors, inverse_backward, matrix_backward, matrix_of, unscaled
+from nystrom.gpu.matrix import divisors, matrix_backward, matrix_of, unscaled, unscaled_backward
 from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, segment_plan, token_plan
 from nystrom.landmarks import even_draws
 from nystrom.precision import accumulator
@@ -99,7 +99,9 @@ def _attention(
         return forward_pass(inputs_of(q, k, v, skip, keep, query_keep, draws, m, scale, gamma), steps, z0, gamma)
 
 
-def forward_pass(x: Inputs, steps: int, z0: str, gamma: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def forward_pass(
+    x: StageInputs, steps: int, z0: str, gamma: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Launch the forward pass; gives the output, and what the backward pass needs."""
     table, share = stages.landmarks(x)
     # The right factor comes first, so that its splits and the landmarks' matrices never exist at the same time.
@@ -148,7 +150,7 @@ def _attention_backward(
 
 
 def backward_pass(
-    x: Inputs,
+    x: StageInputs,
     grad: Tensor,
     table: Tensor,
     share: Tensor,
@@ -174,7 +176,7 @@ def backward_pass(
         few_keys, few_queries = ((x.few == kind)[:, None, None, None] for kind in (FEW_KEYS, FEW_QUERIES))
         right_grad = torch.where(few_queries, middle_grad, torch.where(few_keys, 0.0, right_grad))
         whole_grad = torch.where(few_keys | few_queries, 0.0, whole_grad)
-    matrix_grad, root_grad = inverse_backward(matrix, inverse, root, whole_grad, steps, z0)
+    matrix_grad, root_grad = unscaled_backward(matrix, inverse, root, whole_grad, steps, z0)
     deltas = (right_grad * right).sum(-1)
     queries_grad = stages.right_queries(x, table, right_grad, logs, deltas)
     table_grad = matrix_backward(x, table, matrix, root, matrix_grad, root_grad, gamma)
@@ -274,7 +276,7 @@ def inputs_of(
     m: int,
     scale: float,
     gamma: float,
-) -> Inputs:
+) -> StageInputs:
     """What all stages share, with the plan of the landmarks where it depends on masks or draws."""
     masked, plan = keep is not None or query_keep is not None or min(q.shape[2], k.shape[2]) <= m, None
     gaussian = gamma >= 0
@@ -288,10 +290,10 @@ def inputs_of(
     if masked and draws is None:
         plan = segment_plan(keep, query_keep, q.shape[2], k.shape[2], q.shape[0], m, q)
     conv = None if skip is None else skip.contiguous()
-    return Inputs(q, k, v, conv, keep, query_keep, plan, masked, m, scale, gaussian)
+    return StageInputs(q, k, v, conv, keep, query_keep, plan, masked, m, scale, gaussian)
 
 
-def _middle(x: Inputs, whole: Tensor, right: Tensor) -> Tensor:
+def _middle(x: StageInputs, whole: Tensor, right: Tensor) -> Tensor:
     middle = whole @ right
     if x.few is None or x.plan is None:
         return middle

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nystrom.gpu.launch import FLOAT32_PRECISION, Tiles, tiles
-from nystrom.gpu.plan import Plan
+from nystrom.gpu.plan import LandmarkPlan
 from nystrom.precision import accumulator
 
 _TRITON = {
@@ -20,7 +20,7 @@ _TRITON = {
 
 
 @dataclass(frozen=True)
-class Inputs:
+class StageInputs:
     """What all stages share.
 
     Attributes:
@@ -43,7 +43,7 @@ class Inputs:
     conv: Tensor | None
     keep: Tensor | None
     query_keep: Tensor | None
-    plan: Plan | None
+    plan: LandmarkPlan | None
     masked: bool
     m: int
     scale: float
@@ -66,7 +66,7 @@ class Inputs:
 
     @property
     def few(self) -> Tensor | None:
-        """See `Plan.few`."""
+        """See `LandmarkPlan.few`."""
         return self.plan.few if self.plan is not None and self.masked else None
 
     @property

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from nystrom.gpu import inversion
-from nystrom.gpu.inputs import Inputs
+from nystrom.gpu.inputs import StageInputs
 from nystrom.kernels import gaussian_kernel
 
 
-def matrix_of(x: Inputs, table: Tensor, gamma: float) -> tuple[Tensor, Tensor | None]:
+def matrix_of(x: StageInputs, table: Tensor, gamma: float) -> tuple[Tensor, Tensor | None]:
     """The matrix to invert, and the roots that scale it (Gaussian kernel only); the identity for short sequences."""
     if x.gaussian:
         ridged = _ridged(x, table, gamma)
@@ -20,7 +20,7 @@ def matrix_of(x: Inputs, table: Tensor, gamma: float) -> tuple[Tensor, Tensor | 
     return a, None
 
 
-def _ridged(x: Inputs, table: Tensor, gamma: float) -> Tensor:
+def _ridged(x: StageInputs, table: Tensor, gamma: float) -> Tensor:
     eye = torch.eye(x.m, dtype=table.dtype, device=table.device)
     return gaussian_kernel(table, table, scale=x.scale) + gamma * eye
 
@@ -39,7 +39,7 @@ def divisors(matrix: Tensor, z0: str) -> Tensor | None:
     return largest.expand(matrix.shape[:2]).contiguous()
 
 
-def inverse_backward(
+def unscaled_backward(
     matrix: Tensor, inverse: Tensor, root: Tensor | None, grad: Tensor, steps: int, z0: str
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of the inverted matrix and of the roots, from the gradient of the inverse."""
@@ -63,7 +63,7 @@ def inverse_backward(
 
 
 def matrix_backward(
-    x: Inputs,
+    x: StageInputs,
     table: Tensor,
     matrix: Tensor,
     root: Tensor | None,

@@ -25,7 +25,7 @@ _BLOCK = 4096
 
 
 @dataclass(frozen=True)
-class Plan:
+class LandmarkPlan:
     """The landmarks of a batch.
 
     Attributes:
@@ -47,7 +47,9 @@ class Plan:
     real: Tensor
 
 
-def segment_plan(keep: Tensor | None, query_keep: Tensor | None, n: int, s: int, b: int, m: int, at: Tensor) -> Plan:
+def segment_plan(
+    keep: Tensor | None, query_keep: Tensor | None, n: int, s: int, b: int, m: int, at: Tensor
+) -> LandmarkPlan:
     """Landmarks as means of m segments of the real queries and of the real keys.
 
     Args:
@@ -78,10 +80,10 @@ def segment_plan(keep: Tensor | None, query_keep: Tensor | None, n: int, s: int,
         BLOCK_M=power(m),
         num_warps=8,
     )
-    return Plan(starts, stops, None, query_group, key_group, few, real)
+    return LandmarkPlan(starts, stops, None, query_group, key_group, few, real)
 
 
-def token_plan(keep: Tensor, query_keep: Tensor, m: int, draws: Tensor) -> Plan:
+def token_plan(keep: Tensor, query_keep: Tensor, m: int, draws: Tensor) -> LandmarkPlan:
     """Landmarks as tokens: m // 2 of the queries and the others of the keys, one drawn from each segment."""
     half = m // 2
     few, real = _few(keep, query_keep, m)
@@ -117,5 +119,5 @@ def _few(keep: Tensor, query_keep: Tensor, m: int) -> tuple[Tensor, Tensor]:
     return few, torch.where(few == FEW_KEYS, keys, m)
 
 
-def _plan(*parts: Tensor) -> Plan:
-    return Plan(*(part.to(torch.int32).contiguous() for part in parts))
+def _plan(*parts: Tensor) -> LandmarkPlan:
+    return LandmarkPlan(*(part.to(torch.int32).contiguous() for part in parts))

@@ -13,11 +13,11 @@ from nystrom.gpu import left as left_kernels
 from nystrom.gpu import left_backward as left_backward_kernels
 from nystrom.gpu import means as means_kernels
 from nystrom.gpu import right as right_kernels
-from nystrom.gpu.inputs import Inputs, empty_like, triton_dtype
+from nystrom.gpu.inputs import StageInputs, empty_like, triton_dtype
 from nystrom.gpu.launch import FLOAT32_PRECISION, power, splits
 
 
-def landmarks(x: Inputs) -> tuple[Tensor, Tensor]:
+def landmarks(x: StageInputs) -> tuple[Tensor, Tensor]:
     """The table of landmarks, and the reciprocal of each one's number of tokens."""
     (b, h, n, d), s, blocks = x.q.shape, x.k.shape[2], x.tiles()
     table, share = torch.empty(b, h, x.rows, d, **x.small), torch.empty(b, h, x.rows, **x.small)
@@ -48,7 +48,7 @@ def landmarks(x: Inputs) -> tuple[Tensor, Tensor]:
     return table, share
 
 
-def right(x: Inputs, land: Tensor) -> tuple[Tensor, Tensor]:
+def right(x: StageInputs, land: Tensor) -> tuple[Tensor, Tensor]:
     """The right factor times the values, and the logarithms of its normalisers (none for the Gaussian kernel)."""
     (b, h, s, e), options, blocks = x.v.shape, x.options(), x.tiles()
     row_blocks = -(-x.m // blocks.block_m)
@@ -93,7 +93,7 @@ def right(x: Inputs, land: Tensor) -> tuple[Tensor, Tensor]:
     return result, logs
 
 
-def right_queries(x: Inputs, land: Tensor, grad: Tensor, logs: Tensor, deltas: Tensor) -> Tensor:
+def right_queries(x: StageInputs, land: Tensor, grad: Tensor, logs: Tensor, deltas: Tensor) -> Tensor:
     """Gradient of the landmarks as queries of the right factor."""
     (b, h, s, _), options, blocks = x.v.shape, x.options(), x.tiles()
     row_blocks = -(-x.m // blocks.block_m)
@@ -123,7 +123,7 @@ def right_queries(x: Inputs, land: Tensor, grad: Tensor, logs: Tensor, deltas: T
 
 
 def right_keys(
-    x: Inputs,
+    x: StageInputs,
     land: Tensor,
     grad: Tensor,
     logs: Tensor,
@@ -169,7 +169,7 @@ def right_keys(
     return k_grad, v_grad
 
 
-def left(x: Inputs, land: Tensor, middle: Tensor) -> Tensor:
+def left(x: StageInputs, land: Tensor, middle: Tensor) -> Tensor:
     """The left factor times the middle, and the skip."""
     (b, h, n, _), e, options, blocks = x.q.shape, x.v.shape[-1], x.options(), x.tiles()
     out = empty_like(x.q, e)
@@ -199,7 +199,7 @@ def left(x: Inputs, land: Tensor, middle: Tensor) -> Tensor:
     return out
 
 
-def left_statistics(x: Inputs, land: Tensor, middle: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def left_statistics(x: StageInputs, land: Tensor, middle: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Two numbers per query if its weights do not fit into one block, otherwise none."""
     (b, h, n, _), options, blocks = x.q.shape, x.options(), x.tiles()
     whole = x.gaussian or x.m <= blocks.block_m
@@ -228,7 +228,7 @@ def left_statistics(x: Inputs, land: Tensor, middle: Tensor, grad: Tensor) -> tu
 
 
 def left_landmarks(
-    x: Inputs, land: Tensor, middle: Tensor, grad: Tensor, logs: Tensor, deltas: Tensor
+    x: StageInputs, land: Tensor, middle: Tensor, grad: Tensor, logs: Tensor, deltas: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the landmarks as keys of the left factor, and of the middle."""
     (b, h, n, d), e, options, blocks = x.q.shape, x.v.shape[-1], x.options(), x.tiles()
@@ -265,7 +265,7 @@ def left_landmarks(
 
 
 def left_queries(
-    x: Inputs, land: Tensor, middle: Tensor, grad: Tensor, logs: Tensor, deltas: Tensor, land_grad: Tensor
+    x: StageInputs, land: Tensor, middle: Tensor, grad: Tensor, logs: Tensor, deltas: Tensor, land_grad: Tensor
 ) -> Tensor:
     """Gradient of the queries."""
     (b, h, n, _), options, blocks = x.q.shape, x.options(), x.tiles()
@@ -297,7 +297,7 @@ def left_queries(
     return q_grad
 
 
-def skip_taps(x: Inputs, grad: Tensor) -> Tensor:
+def skip_taps(x: StageInputs, grad: Tensor) -> Tensor:
     """Gradient of the skip's kernel, (h, taps)."""
     assert x.conv is not None
     (b, h, n, e), blocks, taps = x.v.shape, x.tiles(), x.conv.shape[1]

@@ -91,7 +91,7 @@ class Route(NamedTuple):
 def register_methods() -> None:
     """Register the methods with transformers under their names."""
     for name in REGISTERED:
-        AttentionInterface.register(name, partial(attend, name))
+        AttentionInterface.register(name, partial(attend_layer, name))
         AttentionMaskInterface.register(name, partial(make_mask, name))
 
 
@@ -100,7 +100,7 @@ def option_names(method: str) -> frozenset[str]:
     return _KNOWN[method]
 
 
-def attend(
+def attend_layer(
     method: str,
     module: nn.Module,
     query: Float[Tensor, "b h n d"],
@@ -152,7 +152,7 @@ def attend(
 
 
 def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, named: Mapping[str, Any]) -> Route:
-    """Decide how a layer attends; arguments and errors are those of `attend`."""
+    """Decide how a layer attends; arguments and errors are those of `attend_layer`."""
     who = type(module).__name__
     _check_causal(method, who, named.get("is_causal"), module)
     options = _options(method, module, named)

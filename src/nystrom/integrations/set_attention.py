@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from nystrom.checks import check_names
-from nystrom.integrations.attention_interface import REGISTERED, attend, check_asks, choose_route, option_names
+from nystrom.integrations.attention_interface import REGISTERED, attend_layer, check_asks, choose_route, option_names
 
 
 class AttentionUse(NamedTuple):
@@ -112,7 +112,7 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
             exact[names[module]] = None
         else:
             layers[names[module]] = route.options
-        return attend(method, module, query, key, value, attention_mask, scaling, dropout, **named)
+        return attend_layer(method, module, query, key, value, attention_mask, scaling, dropout, **named)
 
     registered = AttentionInterface()[method]
     AttentionInterface.register(method, note)

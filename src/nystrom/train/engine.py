@@ -121,9 +121,9 @@ def train(
     if threads is not None:
         check_at_least("threads", threads, 1)
     with run.held(settings, resume=resume, main=is_main()):
-        from nystrom.train.run.start import run_training
+        from nystrom.train.run.start import train_model
 
-        run_training(settings, chosen, data, run, columns=columns, resume=resume, threads=threads)
+        train_model(settings, chosen, data, run, columns=columns, resume=resume, threads=threads)
     return run.path
 
 

@@ -16,7 +16,7 @@ from nystrom.models.files.loading import check_fit
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.data.batches import shortest_first
 from nystrom.train.data.columns import Columns
-from nystrom.train.data.tasks import Model, Split, Task, check_lengths, class_names, find_task, prepared_folder
+from nystrom.train.data.tasks import LabelledSplit, Model, Task, check_lengths, class_names, find_task, prepared_folder
 from nystrom.train.results import Place, accuracy_row
 from nystrom.train.run.progress import no_file_bars
 
@@ -118,7 +118,7 @@ def is_right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def accuracy(model: Model, split: Split, task: Task, *, batch_size: int, device: str, precision: str) -> float:
+def accuracy(model: Model, split: LabelledSplit, task: Task, *, batch_size: int, device: str, precision: str) -> float:
     """The share of samples that a model classifies correctly.
 
     Args:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystrom.tasks.sources.row_files import is_row_file, read_rows
+from nystrom.tasks.sources.row_files import is_row_file, read_fields
 
 WANTED = {"label_field": ("label", "Target"), "text_field": ("text", "Source")}
 ROWS = [(b"1", "gr\u00fcn, \u201eja\u201c".encode()), (b"0", b'say "no"')]
@@ -21,7 +21,7 @@ JSONL = '{"text": "gr\\u00fcn, \u201eja\u201c", "label": 1}\n\n{"label": 0.0, "t
 
 
 def read(path, wanted=WANTED, **options):
-    return list(read_rows(path, wanted, **options))
+    return list(read_fields(path, wanted, **options))
 
 
 def write(path, content):

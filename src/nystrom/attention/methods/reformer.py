@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.door import attend
-from nystrom.attention.lsh import Plan, even_rotations, plan_rounds
+from nystrom.attention.lsh import HashRounds, even_rotations, plan_rounds
 from nystrom.attention.options import ReformerOptions, documented
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, score_scale
@@ -150,7 +150,7 @@ def _attend_rounds(
     q: Float[Tensor, "t d"],
     k: Float[Tensor, "t d"],
     v: Float[Tensor, "t e"],
-    plan: Plan,
+    plan: HashRounds,
     scale: float,
     exclude_self: bool,
 ) -> tuple[Float[Tensor, "t e"], Float[Tensor, "t 1"], Float[Tensor, "t 1"]]:
@@ -177,7 +177,7 @@ def _attend_rounds(
 def _scores(
     q: Float[Tensor, "t d"],
     k: Float[Tensor, "t d"],
-    plan: Plan,
+    plan: HashRounds,
     r: int,
     part: slice,
     scale: float,
@@ -198,7 +198,7 @@ def _take(x: Float[Tensor, "t d"], rows: Int[Tensor, "*p"]) -> Float[Tensor, "*p
     return x[rows]
 
 
-def _parts(plan: Plan) -> list[slice]:
+def _parts(plan: HashRounds) -> list[slice]:
     """Chunks to work on at a time."""
     _, g, m = plan.queries.shape
     if torch.compiler.is_compiling() or not isinstance(g, int):
@@ -214,7 +214,7 @@ class _AttendRounds(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, exclude_self: bool, *plan: Tensor):
-        return _attend_rounds(q, k, v, Plan(*plan), scale, exclude_self)
+        return _attend_rounds(q, k, v, HashRounds(*plan), scale, exclude_self)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -226,7 +226,7 @@ class _AttendRounds(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
         grad, (q, k, v, out, top, total, *tables) = grads[0], ctx.saved_tensors
-        plan = Plan(*tables)
+        plan = HashRounds(*tables)
         if grad is None:
             return None, None, None, None, None, *(None for _ in plan)
         if torch.is_grad_enabled():

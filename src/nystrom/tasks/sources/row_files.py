@@ -43,7 +43,7 @@ def is_row_file(path: Path) -> bool:
     return plain_name(path).lower().endswith(PLAIN)
 
 
-def read_rows(
+def read_fields(
     path: Path,
     wanted: Wanted,
     *,
@@ -95,7 +95,7 @@ def lacks_field(path: Path, names: Sequence[str], *, max_unpacked: float | None 
             else:
                 fields = list(json.loads(next(line for line in file if not line.isspace())))
     except (_RowError, ValueError, StopIteration, TypeError, *BROKEN):
-        # What is wrong with the file is for `read_rows` to say.
+        # What is wrong with the file is for `read_fields` to say.
         return False
     return not _alike(fields, names)
 

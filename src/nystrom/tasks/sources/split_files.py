@@ -25,7 +25,7 @@ from nystrom.tasks.sources.row_files import (
     is_row_file,
     lacks_field,
     plain_name,
-    read_rows,
+    read_fields,
 )
 from nystrom.tasks.sources.source import LabelledSample, Source
 from nystrom.tasks.store.checksums import sha256_of_files, sha256_of_splits
@@ -57,7 +57,7 @@ def row_source(
 
     Args:
         files: File of each split.
-        wanted: The fields: the label, then the texts; see `read_rows`.
+        wanted: The fields: the label, then the texts; see `read_fields`.
         kind: What the files are, in words.
         columns: Names of the columns where the files have no header.
         max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
@@ -76,7 +76,7 @@ def row_source(
     def rows(progress: bool) -> Iterator[LabelledSample]:
         for split, path in files.items():
             empty = True
-            for line, (label, *texts) in read_rows(
+            for line, (label, *texts) in read_fields(
                 path, wanted, columns=columns, max_unpacked=max_unpacked, progress=progress
             ):
                 empty = False

@@ -19,7 +19,7 @@ SPLITS = ("train", "val", "test")
 # Their data can be drawn; all others are prepared from files.
 DRAWN = ("listops", "pathfinder")
 
-Settings = Mapping[str, int | float | str]
+DataSettings = Mapping[str, int | float | str]
 
 
 def prepare_command(task: str, *, source: Path | str = "FILES", to: Path | str) -> str:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from nystrom.tasks.store.checksums import sha256
-from nystrom.tasks.store.header import HEADER, SPLITS, Settings, damaged, read_header, write_header
+from nystrom.tasks.store.header import HEADER, SPLITS, DataSettings, damaged, read_header, write_header
 from nystrom.tasks.store.partial_folder import partial_folder, remove_leftovers
 from nystrom.tasks.store.token_files import describe_splits, open_split
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def holds(folder: Path, *, task: str, settings: Settings) -> bool:
+def holds(folder: Path, *, task: str, settings: DataSettings) -> bool:
     """Whether the folder already holds this data set (True) or is free for it (False).
 
     Raises:
@@ -62,7 +62,9 @@ def space_for(to: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(to: Path, *, task: str, settings: Settings, facts: Mapping[str, Any] | None = None) -> Iterator[Path]:
+def new_folder(
+    to: Path, *, task: str, settings: DataSettings, facts: Mapping[str, Any] | None = None
+) -> Iterator[Path]:
     """Lend a folder to write splits into, which becomes `to` when the block ends, and vanishes when the block fails.
 
     What killed processes left of earlier attempts at `to` is removed.
@@ -137,7 +139,7 @@ def _problem(path: Path, wanted: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _describe(folder: Path, task: str, settings: Settings, facts: Mapping[str, Any]) -> None:
+def _describe(folder: Path, task: str, settings: DataSettings, facts: Mapping[str, Any]) -> None:
     """Write the header of the splits that a folder holds."""
     splits = describe_splits(folder)
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(folder.glob("*.npy"))}

@@ -34,7 +34,7 @@ from nystrom.train.presets.sizes import DataSizes
 Model = EncoderForSequenceClassification | EncoderForPairClassification
 
 
-class Split(Protocol):
+class LabelledSplit(Protocol):
     """One split of a data set, its samples `{"input_ids": tokens, "labels": class}`.
 
     A sample of two documents has a pair of them as its `input_ids`.
@@ -70,9 +70,9 @@ class Split(Protocol):
 class Splits(NamedTuple):
     """A data set."""
 
-    train: Split
-    val: Split
-    test: Split
+    train: LabelledSplit
+    val: LabelledSplit
+    test: LabelledSplit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Task:
         takes_own_texts: Whether a user's own labelled texts, or pairs of them, can be trained on as they are.
     """
 
-    open: Callable[[Path, str], Split]
+    open: Callable[[Path, str], LabelledSplit]
     prepare: Callable[[Path, DataSizes], None] | None = None
     model: type[Model] = EncoderForSequenceClassification
     collate: Collate = collate
@@ -172,7 +172,7 @@ def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns 
     return folder
 
 
-def class_names(split: Split) -> list[str]:
+def class_names(split: LabelledSplit) -> list[str]:
     """Labels of the classes, in their order; their numbers where they have none."""
     named = isinstance(split, ByteSplit | PictureSplit)
     return [*split.classes] if named else [str(label) for label in range(split.num_labels)]
@@ -226,7 +226,7 @@ def open_splits(task: str, folder: Path, *, positions: int, batch_size: int) -> 
     return splits
 
 
-def check_lengths(folder: Path, name: str, split: Split, positions: int) -> None:
+def check_lengths(folder: Path, name: str, split: LabelledSplit, positions: int) -> None:
     """See that no sample is longer than the model has positions.
 
     Raises:

@@ -31,7 +31,7 @@ from nystrom.train.run.writing import NotWritten
 from nystrom.train.settings import Settings
 
 
-def run_training(
+def train_model(
     settings: Settings,
     preset: Preset,
     data: Path | None,

@@ -21,8 +21,8 @@ from nystrom.tasks.lra.listops.expressions import (
     VOCABULARY,
     ZERO,
     Limits,
-    draw,
-    evaluate,
+    draw_expressions,
+    evaluate_expressions,
     is_expression,
     length_share,
 )
@@ -105,12 +105,12 @@ def test_the_vocabulary_is_what_a_model_is_built_for():
     ],
 )
 def test_values_known_by_hand(text, value):
-    assert evaluate(numbered(text)).tolist() == [value]
+    assert evaluate_expressions(numbered(text)).tolist() == [value]
     assert recursive_value(text.split()) == value
 
 
 def test_values_agree_with_the_recursion():
-    samples = draw(np.random.default_rng(1), 3000, PUBLISHED)
+    samples = draw_expressions(np.random.default_rng(1), 3000, PUBLISHED)
     assert samples.labels.size > 150
     assert samples.labels.tolist() == [recursive_value(sequence) for sequence in words(samples)]
     assert samples.labels.dtype == samples.tokens.dtype == np.uint8
@@ -118,7 +118,7 @@ def test_values_agree_with_the_recursion():
 
 def test_every_draw_is_one_expression_inside_the_limits():
     limits = Limits(min_length=9, max_length=13, max_depth=4, max_args=3)
-    samples = draw(np.random.default_rng(2), 20_000, limits)
+    samples = draw_expressions(np.random.default_rng(2), 20_000, limits)
     # Strict at both ends, and both ends are met.
     assert set(np.diff(samples.offsets)) == {10, 11, 12}
     for sequence in words(samples):
@@ -129,7 +129,7 @@ def test_every_draw_is_one_expression_inside_the_limits():
 def test_operators_arguments_and_digits_are_as_published():
     # Nothing is thrown away, so the draw must show the plain frequencies; the seed is fixed.
     limits = Limits(min_length=0, max_length=2000, max_depth=4, max_args=10)
-    sequences = words(draw(np.random.default_rng(3), 20_000, limits))
+    sequences = words(draw_expressions(np.random.default_rng(3), 20_000, limits))
     assert len(sequences) == 20_000
     nodes = np.array([node for sequence in sequences for node in nodes_of(sequence, limits.max_depth)])
     depth, arity = nodes.T
@@ -155,7 +155,7 @@ def test_lengths_and_values_are_distributed_as_by_the_recursion(limits):
         sequence = recursive_draw(rng, 1, limits)
         if limits.min_length < len(sequence) < limits.max_length:
             expected.append(sequence)
-    samples = draw(np.random.default_rng(5), 30_000, limits)
+    samples = draw_expressions(np.random.default_rng(5), 30_000, limits)
     lengths = np.diff(samples.offsets)
     assert lengths.size > 2000
     assert stats.ks_2samp(lengths, [len(sequence) for sequence in expected]).pvalue > 0.01
@@ -168,7 +168,7 @@ def test_the_shape_of_a_tree_is_distributed_as_by_the_recursion():
     # Which argument is nested, not only how many tokens there are: whole expressions, digits and operators masked.
     rng = random.Random(6)
     mask = dict.fromkeys("0123456789", "v") | dict.fromkeys(APPLY, "(") | {"X": ")"}
-    drawn = words(draw(np.random.default_rng(7), 40_000, WHOLE))
+    drawn = words(draw_expressions(np.random.default_rng(7), 40_000, WHOLE))
     expected = [recursive_draw(rng, 1, WHOLE) for _ in range(40_000)]
     assert len(drawn) == 40_000
     shapes = [["".join(mask[word] for word in sequence) for sequence in sequences] for sequences in (drawn, expected)]
@@ -183,13 +183,13 @@ def test_the_share_of_expressions_that_are_kept_is_known():
     # A lone digit; an operator with two digits: 1/4 * 1/9 * (3/4)^2.
     assert length_share(Limits(0, 2, 10, 10)) == pytest.approx(0.75, abs=1e-8)
     assert length_share(Limits(3, 5, 10, 10)) == pytest.approx(0.25 / 9 * 0.75**2, abs=1e-8)
-    kept = draw(np.random.default_rng(8), 50_000, PUBLISHED).labels.size
+    kept = draw_expressions(np.random.default_rng(8), 50_000, PUBLISHED).labels.size
     assert stats.binomtest(kept, 50_000, length_share(PUBLISHED)).pvalue > 0.01
 
 
 def test_a_chunk_without_a_single_fit_is_empty():
     limits = Limits(min_length=25, max_length=27, max_depth=3, max_args=4)
-    samples = draw(np.random.default_rng(9), 1, limits)
+    samples = draw_expressions(np.random.default_rng(9), 1, limits)
     assert (samples.tokens.size, samples.offsets.tolist(), samples.labels.size) == (0, [0], 0)
 
 
@@ -197,7 +197,7 @@ def test_trees_that_are_too_long_grow_no_further():
     # A node has 51 / 4 children in the mean, so 400 whole trees of depth 5 hold about 11 million nodes.
     limits = Limits(min_length=0, max_length=2000, max_depth=5, max_args=100)
     tracemalloc.start()
-    samples = draw(np.random.default_rng(10), 400, limits)
+    samples = draw_expressions(np.random.default_rng(10), 400, limits)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # Three quarters are lone digits.
@@ -217,7 +217,7 @@ def test_what_is_no_single_expression_is_told(text):
 def test_expressions_are_followed_to_a_depth_and_refused_beyond():
     deepest = numbered("[SM 1 " * DEEPEST + "7 " + "X " * DEEPEST)
     assert is_expression(deepest)
-    assert evaluate(deepest).tolist() == [(7 + DEEPEST) % 10]
+    assert evaluate_expressions(deepest).tolist() == [(7 + DEEPEST) % 10]
     assert not is_expression(np.concatenate([deepest[:1], deepest, deepest[-1:]]))
 
 

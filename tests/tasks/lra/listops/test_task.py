@@ -154,14 +154,14 @@ def test_a_link_and_a_relative_name_lead_to_the_folder(tmp_path, monkeypatch):
     ],
 )
 def test_impossible_settings_are_refused_before_the_work(tmp_path, monkeypatch, change, message):
-    monkeypatch.setattr(lra_listops, "draw", lambda *_: pytest.fail("the work began"))
+    monkeypatch.setattr(lra_listops, "draw_expressions", lambda *_: pytest.fail("the work began"))
     with pytest.raises(ValueError, match=message):
         prepare(tmp_path / "data", **change)
     assert not list(tmp_path.iterdir())
 
 
 def test_places_that_cannot_be_used_are_refused_before_the_work(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(lra_listops, "draw", lambda *_: pytest.fail("the work began"))
+    monkeypatch.setattr(lra_listops, "draw_expressions", lambda *_: pytest.fail("the work began"))
     (tmp_path / "letter.txt").touch()
     with pytest.raises(ValueError, match="is not empty and holds no data set"):
         prepare(tmp_path)
@@ -193,7 +193,7 @@ def test_a_missing_data_set_says_how_to_make_it(tmp_path):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch, error):
-    draw, calls = lra_listops.draw, []
+    draw, calls = lra_listops.draw_expressions, []
 
     def draw_once(*arguments):
         calls.append(arguments)
@@ -201,7 +201,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch, error):
             raise error
         return draw(*arguments)
 
-    monkeypatch.setattr(lra_listops, "draw", draw_once)
+    monkeypatch.setattr(lra_listops, "draw_expressions", draw_once)
     with pytest.raises(error):
         prepare(tmp_path / "data", train=5000, workers=1)
     assert not list(tmp_path.iterdir())

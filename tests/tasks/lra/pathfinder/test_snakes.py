@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 
 from nystrom.tasks.lra.pathfinder.dashes import GEOMETRIES, SEED_ANGLES, dashes, disc
-from nystrom.tasks.lra.pathfinder.snakes import Grid, Planes, Snakes
+from nystrom.tasks.lra.pathfinder.snakes import PixelGrid, Planes, Snakes
 
 
 def field(size, margin, count, *, lanes=1):
     """Empty planes, with the first dash of each snake in the middle, pointing right."""
     parts = dashes(GEOMETRIES[size], margin)
-    grid = Grid(size, parts.surroundings.shape[-1] // 2)
+    grid = PixelGrid(size, parts.surroundings.shape[-1] // 2)
     planes = Planes(*(np.zeros((count * lanes, grid.width**2), dtype=np.uint8) for _ in range(2)))
     snakes = Snakes(grid, parts, planes, lanes=lanes, length=4)
     middle = np.full(count, grid.places(np.array([size // 2, size // 2])))
@@ -108,7 +108,7 @@ def test_a_dash_lies_on_its_line():
 
 
 def test_places_and_pixels_are_one_another_back():
-    grid = Grid(5, 3)
+    grid = PixelGrid(5, 3)
     pixels = np.stack(np.indices((5, 5)), axis=-1)
     assert (grid.pixels(grid.places(pixels)) == pixels).all()
     assert grid.edges(1, 7).reshape(11, 11)[4:7, 4:7].tolist() == [[0] * 3] * 3

@@ -92,7 +92,7 @@ def length_share(limits: Limits) -> float:
     return float((np.fft.fft(p).real[lengths] / points / radius**lengths).sum())
 
 
-def draw(rng: np.random.Generator, attempts: int, limits: Limits) -> Samples:
+def draw_expressions(rng: np.random.Generator, attempts: int, limits: Limits) -> Samples:
     """Draw expressions and return, with their values, those that keep the limits, in the order drawn."""
     arities = _grow(rng, attempts, limits)
     # Level by level from the leaves: how many tokens each node spans.
@@ -122,7 +122,7 @@ def draw(rng: np.random.Generator, attempts: int, limits: Limits) -> Samples:
             begin = before + np.repeat(begin[operators] + 1 - before[first], count)
         else:
             begin = np.zeros(0, dtype=np.int64)
-    return Samples(tokens, offsets, evaluate(tokens))
+    return Samples(tokens, offsets, evaluate_expressions(tokens))
 
 
 def _grow(rng: np.random.Generator, attempts: int, limits: Limits) -> list[NDArray[np.int64]]:
@@ -149,7 +149,7 @@ def _grow(rng: np.random.Generator, attempts: int, limits: Limits) -> list[NDArr
     return [arity[fits[tree]] for tree, arity in levels]
 
 
-def evaluate(tokens: NDArray[np.unsignedinteger]) -> NDArray[np.uint8]:
+def evaluate_expressions(tokens: NDArray[np.unsignedinteger]) -> NDArray[np.uint8]:
     """Compute the value of each of the expressions, which are end to end and well formed (`is_expression`)."""
     depth = _depth(tokens)
     nodes = np.flatnonzero(tokens != CLOSE)
@@ -182,7 +182,7 @@ def _apply(operator: NDArray[np.uint8], values: NDArray[np.int64], first: NDArra
 def is_expression(tokens: NDArray[np.uint8]) -> bool:
     """Check whether the tokens are one expression: brackets in pairs, an argument in each, nothing before or after.
 
-    One that nests deeper than `DEEPEST` is none, since `evaluate` cannot follow it.
+    One that nests deeper than `DEEPEST` is none, since `evaluate_expressions` cannot follow it.
     """
     opens, closes = (tokens >= MIN) & (tokens < CLOSE), tokens == CLOSE
     if tokens.size < 2:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from nystrom.tasks.lra.listops.expressions import VOCABULARY, Limits, draw
+from nystrom.tasks.lra.listops.expressions import VOCABULARY, Limits, draw_expressions
 from nystrom.tasks.lra.listops.tsv import PUBLISHED_COUNTS, TASK, export_tsv, import_tsv
 from nystrom.tasks.store.header import damaged
 from nystrom.tasks.store.prepared_folder import holds, new_folder
@@ -183,7 +183,7 @@ def _chunks(seed: int, limits: Limits, workers: int) -> Generator[Samples, None,
     def chunk(number: int) -> Samples:
         # The number-th child of SeedSequence(seed).spawn, whatever was drawn before it.
         child = np.random.SeedSequence(seed, spawn_key=(number,))
-        return draw(np.random.Generator(np.random.PCG64(child)), attempts, limits)
+        return draw_expressions(np.random.Generator(np.random.PCG64(child)), attempts, limits)
 
     ahead: deque[Future[Samples]] = deque()
     pool = ThreadPoolExecutor(workers)

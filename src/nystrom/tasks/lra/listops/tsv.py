@@ -19,7 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from nystrom.tasks.lra.listops.expressions import CLOSE, DEEPEST, MIN, VOCABULARY, ZERO, evaluate, is_expression
+from nystrom.tasks.lra.listops.expressions import (
+    CLOSE,
+    DEEPEST,
+    MIN,
+    VOCABULARY,
+    ZERO,
+    evaluate_expressions,
+    is_expression,
+)
 from nystrom.tasks.store.checksums import sha256_of_splits
 from nystrom.tasks.store.header import HEADER, SPLITS, read_counts, read_facts
 from nystrom.tasks.store.prepared_folder import holds, new_folder, space_for
@@ -164,7 +172,7 @@ def read_tsv(path: Path, *, progress: bool = False) -> Samples:
         raise ValueError(f"{path} holds no samples after its header: the file is cut off, fetch or make it again.")
     for start in range(0, len(sequences), AT_ONCE):
         batch = gather(sequences[start : start + AT_ONCE], labels[start : start + AT_ONCE])
-        values = evaluate(batch.tokens)
+        values = evaluate_expressions(batch.tokens)
         if (wrong := np.flatnonzero(values != batch.labels)).size:
             came, wanted, number = batch.labels[wrong[0]], values[wrong[0]], start + wrong[0] + 2
             raise ValueError(

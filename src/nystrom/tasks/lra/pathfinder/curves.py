@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.tasks.lra.pathfinder.dashes import SEED_ANGLES, Geometry, dashes, disc
-from nystrom.tasks.lra.pathfinder.snakes import EDGE, Grid, Ints, Levels, Planes, Snakes
+from nystrom.tasks.lra.pathfinder.snakes import EDGE, Ints, Levels, PixelGrid, Planes, Snakes
 
 # Times that a short snake is begun, and places that are looked at each time.
 SHORT_TRIES, PLACE_TRIES = 5, 64
@@ -72,7 +72,7 @@ class _Painter:
     def __init__(self, geometry: Geometry, margin: int):
         self.geometry, self.margin, self.dashes = geometry, margin, dashes(geometry, margin)
         stamps = self.dashes.surroundings, disc(geometry)
-        self.grid = Grid(geometry.size, max(stamp.shape[-1] // 2 for stamp in stamps))
+        self.grid = PixelGrid(geometry.size, max(stamp.shape[-1] // 2 for stamp in stamps))
         self.at_once = PLANES_BYTES // (4 * self.grid.width**2) + 1
         angles = self.dashes.angles[:SEED_ANGLES]
         directions = np.stack([np.sin(angles), np.cos(angles)], axis=1)

@@ -59,7 +59,7 @@ def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: 
     Raises:
         ValueError: The source is missing or broken (row and file are named), or `to` is taken or cannot be written.
     """
-    folder = find_folder(source.expanduser(), size=size, difficulty=difficulty)
+    folder = find_release(source.expanduser(), size=size, difficulty=difficulty)
     rows, digest = read_picture_lines(folder)
     settings = {"origin": "published pictures", "size": size, "difficulty": difficulty, "seed": seed}
     settings |= {"metadata_sha256": digest}
@@ -80,7 +80,7 @@ def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: 
     return to
 
 
-def find_folder(source: Path, *, size: int, difficulty: str) -> Path:
+def find_release(source: Path, *, size: int, difficulty: str) -> Path:
     """Find the folder of a difficulty in, or as, a source.
 
     Raises:

@@ -42,7 +42,7 @@ class Planes(NamedTuple):
     near: Levels
 
 
-class Grid:
+class PixelGrid:
     """A square of pixels with a rim. A place is the number of a pixel, counted row after row, the rim included.
 
     Args:
@@ -103,7 +103,7 @@ class Snakes:
         length: Dashes of a snake.
     """
 
-    def __init__(self, grid: Grid, dashes: Dashes, planes: Planes, *, lanes: int, length: int):
+    def __init__(self, grid: PixelGrid, dashes: Dashes, planes: Planes, *, lanes: int, length: int):
         self.grid, self.dashes, self.planes, self.lanes = grid, dashes, planes, lanes
         self.far = np.zeros((len(planes.blocked), length), dtype=np.int64)
         self.kinds = np.zeros_like(self.far)
