@@ -10,13 +10,14 @@ from nystrom.report.lra.curves import GATHERED
 
 RESULTS = Path(__file__).parents[2] / "results"
 CURVES = sorted(RESULTS.glob("lra-curves_*.csv"))
+COMMANDS = ("nystrom ", "python tools/", "python -m tools.")
 ROWS = sorted(set(RESULTS.glob("*.csv")) - set(CURVES))
 
 
 @pytest.mark.parametrize("path", ROWS, ids=lambda path: path.stem)
 def test_every_row_says_what_measured_it_and_on_what(path):
     for row in read_rows(path):
-        assert row.command.startswith(("nystrom ", "python tools/")), row
+        assert row.command.startswith(COMMANDS), row
         assert all((row.device, row.torch, row.commit, row.date)), row
 
 
@@ -25,8 +26,10 @@ def test_every_curve_is_of_a_run_whose_rows_are_there(path):
     with path.open(newline="") as file:
         header, *lines = csv.reader(file)
     assert tuple(header) == GATHERED
+    runs = [line[0] for line in lines]
+    assert runs == sorted(runs), "the order in which --gather writes them"
     commands = [row.command for file in ROWS if file.name.startswith("lra-") for row in read_rows(file)]
-    for run in {line[0].removesuffix("-4000") for line in lines}:
+    for run in {run.removesuffix("-4000") for run in runs}:
         assert any(command.endswith(f"/{run}") for command in commands), run
 
 

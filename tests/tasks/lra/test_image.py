@@ -29,17 +29,17 @@ def files(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix == ".npy"}
 
 
-def write(kind, folder):
+def write(kind, folder, batches=BATCHES):
     python, binary = folder / "cifar-10-batches-py", folder / "cifar-10-batches-bin"
     if kind == "python":
-        return cifar_like.write_python(python, BATCHES)
+        return cifar_like.write_python(python, batches)
     if kind == "binary":
-        return cifar_like.write_binary(binary, BATCHES)
+        return cifar_like.write_binary(binary, batches)
     if kind == "python archive":
-        return cifar_like.write_archive(folder / "cifar-10-python.tar.gz", cifar_like.write_python(python, BATCHES))
+        return cifar_like.write_archive(folder / "cifar-10-python.tar.gz", cifar_like.write_python(python, batches))
     if kind == "binary archive":
-        return cifar_like.write_archive(folder / "cifar-10-binary.tar.gz", cifar_like.write_binary(binary, BATCHES))
-    arrays = cifar_like.write_arrays(folder / "cifar.npz", BATCHES)
+        return cifar_like.write_archive(folder / "cifar-10-binary.tar.gz", cifar_like.write_binary(binary, batches))
+    arrays = cifar_like.write_arrays(folder / "cifar.npz", batches)
     if kind == "compressed arrays":
         (folder / "cifar.npz.xz").write_bytes(lzma.compress(arrays.read_bytes()))
         return folder / "cifar.npz.xz"
@@ -113,6 +113,17 @@ def test_gray_arrays_are_taken_as_they_are(made, tmp_path):
     assert files(prepare(source, tmp_path / "data")) == files(made)
 
 
+def test_the_arrays_inside_a_folder_are_found(made, tmp_path):
+    arrays = cifar_like.write_arrays(tmp_path / "cifar.npz", BATCHES)
+    (tmp_path / "seeds").mkdir()
+    (tmp_path / "seeds" / "README.md").touch()
+    (tmp_path / "seeds" / "cifar10_gray.npz.xz").write_bytes(lzma.compress(arrays.read_bytes()))
+    assert files(prepare(tmp_path / "seeds", tmp_path / "data")) == files(made)
+    arrays.rename(tmp_path / "seeds" / "cifar.npz")
+    with pytest.raises(ValueError, match=r"seeds holds .*cifar.npz and .*cifar10_gray.npz.xz: name one of the files"):
+        find_cifar(tmp_path / "seeds")
+
+
 def test_a_folder_is_used_again_and_other_sources_are_named(tmp_path, capsys):
     source = write("python", tmp_path)
     to = prepare(source, tmp_path / "data")
@@ -180,34 +191,33 @@ def test_a_source_cut_short_is_named_and_an_earlier_output_stays(made, tmp_path,
 
 
 @pytest.mark.parametrize("kind", ["python", "binary archive"])
-def test_a_batch_that_occurs_twice_is_named(tmp_path, monkeypatch, kind):
-    monkeypatch.setitem(BATCHES, "test_batch", BATCHES["data_batch_4"])
-    source = write(kind, tmp_path)
+def test_a_batch_that_occurs_twice_is_named(tmp_path, kind):
+    source = write(kind, tmp_path, BATCHES | {"test_batch": BATCHES["data_batch_4"]})
     with pytest.raises(
         ValueError, match=r"the same pictures as data_batch_4(.bin)? and test_batch(.bin)?, so they would"
     ):
         prepare_image(source, tmp_path / "data", check_counts=False)
 
 
-def test_archives_that_lack_a_batch_are_named(tmp_path, monkeypatch):
-    monkeypatch.delitem(BATCHES, "data_batch_5")
+def test_archives_that_lack_a_batch_are_named(tmp_path):
+    source = write("python archive", tmp_path, {name: BATCHES[name] for name in BATCHES if name != "data_batch_5"})
     with pytest.raises(ValueError, match=r"cifar-10-python.tar.gz lacks data_batch_5\."):
-        prepare_image(write("python archive", tmp_path), tmp_path / "data", check_counts=False)
+        prepare_image(source, tmp_path / "data", check_counts=False)
 
 
-def test_labels_out_of_range_are_named(tmp_path, monkeypatch):
+def test_labels_out_of_range_are_named(tmp_path):
     data, labels = BATCHES["data_batch_1"]
-    monkeypatch.setitem(BATCHES, "data_batch_1", (data, [*labels[:4], 10, *labels[5:]]))
+    wrong = BATCHES | {"data_batch_1": (data, [*labels[:4], 10, *labels[5:]])}
     for kind in ("python", "binary"):
         with pytest.raises(ValueError, match=r"data_batch_1(.bin)?, picture 4, has the label 10; CIFAR-10 has 0 to 9"):
-            prepare_image(write(kind, tmp_path), tmp_path / "data", check_counts=False)
+            prepare_image(write(kind, tmp_path, wrong), tmp_path / "data", check_counts=False)
 
 
-def test_pictures_of_another_size_are_named(tmp_path, monkeypatch):
+def test_pictures_of_another_size_are_named(tmp_path):
     data, labels = BATCHES["data_batch_1"]
-    monkeypatch.setitem(BATCHES, "data_batch_1", (data[:, :1024], labels))
+    source = write("python", tmp_path, BATCHES | {"data_batch_1": (data[:, :1024], labels)})
     with pytest.raises(ValueError, match=r"data_batch_1 holds data of shape \(30, 1024\) and 30 labels; expected 3072"):
-        prepare_image(write("python", tmp_path), tmp_path / "data", check_counts=False)
+        prepare_image(source, tmp_path / "data", check_counts=False)
 
 
 @pytest.mark.parametrize(

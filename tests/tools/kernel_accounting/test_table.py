@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import pytest
 
-from nystrom.measure.rows import new_row
+from nystrom.measure.rows import new_row, read_rows
 from tools.kernel_accounting.table import kernel_lines, kernel_notes, kernels_markdown, print_kernels
 
+ROOT = Path(__file__).parents[3]
 NUMBERS = {"launches": 1, "programs": 64, "registers": 255, "stack": 80, "shared memory": 66048, "bytes": 2.5e8}
 
 
@@ -44,6 +47,15 @@ def test_markdown_has_both_passes_and_the_command():
     assert text.count("| means | 1 | 64 | 255 | 80 | 64.5 | 250.00 | 2.00 |") == 2
     assert "    python -m tools.kernel_accounting count\n" in text
     assert "compiled, not run" in text
+
+
+def test_the_page_shows_the_rows_in_results():
+    (path,) = (ROOT / "results").glob("kernels_sm90_*.csv")
+    rows, page = read_rows(path), (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    notes = [note[0].upper() + note[1:] for timed in ("forward", "backward") if (note := kernel_notes(rows, timed))]
+    tables = [line for line in kernels_markdown(rows).splitlines() if line.startswith("|")]
+    assert [line for line in tables + notes if line not in page.splitlines()] == []
+    assert f"    {rows[0].command}\n" in page
 
 
 def test_the_terminal_shows_all_columns_in_eighty_characters(capsys, monkeypatch):
