@@ -11,6 +11,9 @@ by one at most.
 
 What a token that is not real holds, and how many of them there are, changes nothing. A sequence with fewer than m
 real tokens leaves landmarks empty (zero): callers give such sequences exact attention instead.
+
+**Exact limit.** A sequence is short if it has at most m real keys, or at most m real queries: then m landmarks are
+enough for exact attention. `short_sequences` counts what is real, `all_are_short` knows the lengths alone.
 """
 
 import torch
@@ -171,6 +174,30 @@ def segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | No
     rank, count = ranks(keep)
     count = count[:, None]
     return torch.where(keep, rank * count.clamp(max=m) // count.clamp(min=1), m)
+
+
+def all_are_short(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], m: int) -> bool:
+    """Whether each sequence has at most m queries or m keys by its length alone; False for an exporter's symbols."""
+    return is_known(q, k) and min(q.shape[2], k.shape[2]) <= m
+
+
+def is_known(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"]) -> bool:
+    """Whether lengths are numbers rather than an exporter's symbols."""
+    return isinstance(q.shape[2], int) and isinstance(k.shape[2], int)
+
+
+def short_sequences(
+    keep: Bool[Tensor, "b s"], query_keep: Bool[Tensor, "b n"], m: int
+) -> tuple[Bool[Tensor, " b"], Bool[Tensor, " b"] | None]:
+    """Sequences of at most m real keys, and sequences of at most m real queries and more keys.
+
+    Args:
+        keep: Real keys.
+        query_keep: Real queries. If it is the same object as `keep`, there are as many, and the second result is None.
+        m: Landmarks.
+    """
+    few_keys = keep.sum(-1) <= m
+    return few_keys, None if query_keep is keep else (query_keep.sum(-1) <= m) & ~few_keys
 
 
 def all_real(x: Float[Tensor, "b h n d"]) -> Bool[Tensor, "b n"]:

@@ -6,6 +6,8 @@ result over all keys, an m x m matrix B, and a left factor over the landmarks.
 - At most m real keys: they become the landmarks and their values the middle, so that the left factor is exact.
 - At most m real queries, and more keys: they become the landmarks, so that the right factor holds the exact results.
 
+Which sequences are short is counted by `nystrom.landmarks.short_sequences`, for the kernels too.
+
 Both are choices between tensors of one shape, made for each sequence of a batch by itself without looking at the
 others, so that results do not depend on neighbours, and compilation and export need no branch.
 """
@@ -16,18 +18,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.landmarks import all_real, first_tokens, ranks, take
+from nystrom.landmarks import all_real, first_tokens, is_known, ranks, short_sequences, take
 from nystrom.shapes import zero_masked
-
-
-def all_are_short(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], m: int) -> bool:
-    """Whether each sequence has at most m queries or m keys by its length alone."""
-    return is_known(q, k) and min(q.shape[2], k.shape[2]) <= m
-
-
-def is_known(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"]) -> bool:
-    """Whether lengths are numbers rather than an exporter's symbols."""
-    return isinstance(q.shape[2], int) and isinstance(k.shape[2], int)
 
 
 @dataclass(frozen=True)
@@ -106,11 +98,9 @@ def exact_limit(
     keep = all_real(k) if keep is None else keep
     if query_keep is None:
         query_keep = keep if q is k else all_real(q)
-    few_keys = (keep.sum(-1) <= m)[:, None, None, None]
-    if query_keep is keep:
-        return ExactLimit(m, keep, keep, few_keys, None)
-    few_queries = (query_keep.sum(-1) <= m)[:, None, None, None]
-    return ExactLimit(m, keep, query_keep, few_keys, few_queries & ~few_keys)
+    few_keys, few_queries = short_sequences(keep, query_keep, m)
+    few_queries = None if few_queries is None else few_queries[:, None, None, None]
+    return ExactLimit(m, keep, query_keep, few_keys[:, None, None, None], few_queries)
 
 
 def _first(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"], m: int) -> Float[Tensor, "b h m d"]:

@@ -23,7 +23,7 @@ from nystrom.gpu.inputs import StageInputs, empty_like
 from nystrom.gpu.launch import check_launch, launching_on
 from nystrom.gpu.matrix import divisors, matrix_backward, matrix_of, unscaled, unscaled_backward
 from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, segment_plan, token_plan
-from nystrom.landmarks import even_draws
+from nystrom.landmarks import all_are_short, all_real, even_draws
 from nystrom.precision import accumulator
 
 
@@ -278,13 +278,10 @@ def inputs_of(
     gamma: float,
 ) -> StageInputs:
     """What all stages share, with the plan of the landmarks where it depends on masks or draws."""
-    masked, plan = keep is not None or query_keep is not None or min(q.shape[2], k.shape[2]) <= m, None
+    masked, plan = keep is not None or query_keep is not None or all_are_short(q, k, m), None
     gaussian = gamma >= 0
     if draws is not None:
-        keys, queries = (
-            torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=q.device) if mask is None else mask
-            for x, mask in ((k, keep), (q, query_keep))
-        )
+        keys, queries = (all_real(x) if mask is None else mask for x, mask in ((k, keep), (q, query_keep)))
         plan = token_plan(keys, queries, m, draws)
     keep, query_keep = (None if x is None else x.contiguous().view(torch.uint8) for x in (keep, query_keep))
     if masked and draws is None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nystrom.gpu import segments
 from nystrom.gpu.launch import power
-from nystrom.landmarks import ranks, uniform_positions
+from nystrom.landmarks import ranks, short_sequences, uniform_positions
 
 # As in `nystrom.gpu.segments`.
 FEW_KEYS, FEW_QUERIES = 1, 2
@@ -114,9 +114,9 @@ def _position_of_rank(rank: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _few(keep: Tensor, query_keep: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    keys, queries = keep.sum(-1), query_keep.sum(-1)
-    few = torch.where(keys <= m, FEW_KEYS, torch.where(queries <= m, FEW_QUERIES, 0))
-    return few, torch.where(few == FEW_KEYS, keys, m)
+    few_keys, few_queries = short_sequences(keep, query_keep, m)
+    few = FEW_KEYS * few_keys if few_queries is None else FEW_KEYS * few_keys + FEW_QUERIES * few_queries
+    return few, keep.sum(-1).clamp(max=m)
 
 
 def _plan(*parts: Tensor) -> LandmarkPlan:

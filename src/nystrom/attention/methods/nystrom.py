@@ -25,14 +25,14 @@ from torch import Tensor
 
 from nystrom.attention.backend import uses_triton
 from nystrom.attention.door import attend
-from nystrom.attention.exact_limit import ExactLimit, all_are_short, exact_limit
+from nystrom.attention.exact_limit import ExactLimit, exact_limit
 from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.options import NystromOptions, documented
 from nystrom.attention.shared_gradient import with_segment_means
 from nystrom.attention.skip import check_skip, depthwise_skip, with_skip
 from nystrom.attention.stretches import add_attention, runs_in_stretches
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue
-from nystrom.landmarks import draw, kmeans, segment_means, uniform
+from nystrom.landmarks import all_are_short, draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import Generator, check_inputs, score_scale, zero_masked

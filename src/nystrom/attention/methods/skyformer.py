@@ -23,12 +23,12 @@ from torch import Tensor
 
 from nystrom.attention.backend import uses_triton
 from nystrom.attention.door import attend
-from nystrom.attention.exact_limit import all_are_short, exact_limit
+from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.methods.kernelized import gaussian_sum
 from nystrom.attention.options import SkyformerOptions, SkyformerSoftmaxOptions, documented
 from nystrom.checks import Backend, Inverse
 from nystrom.kernels import gaussian_kernel
-from nystrom.landmarks import draw, uniform
+from nystrom.landmarks import all_are_short, draw, uniform
 from nystrom.linalg.pinv import pinv
 from nystrom.shapes import Generator, score_scale
 

@@ -39,14 +39,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nystrom.attention.door import attend
-from nystrom.attention.exact_limit import all_are_short, exact_limit
+from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.logsumexp import softmax_and_logsumexp
 from nystrom.attention.methods.skyformer import mixed_landmarks
 from nystrom.attention.options import SkyformerSoftmaxOptions, documented
 from nystrom.checks import Inverse
 from nystrom.kernels import gaussian_logarithm, half_norms
-from nystrom.landmarks import draw
+from nystrom.landmarks import all_are_short, draw
 from nystrom.linalg.pinv import pinv_similar
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, score_scale

@@ -1,0 +1,36 @@
+"""The kernels give exact attention to the sequences that the reference calls short."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, segment_plan, token_plan
+from nystrom.landmarks import even_draws, short_sequences
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def first(counts, n):
+    """Masks whose sequences have so many real tokens, the first ones."""
+    return torch.arange(n, device=DEVICE) < torch.tensor(counts, device=DEVICE)[:, None]
+
+
+def test_both_plans_find_the_sequences_of_few_keys_and_of_few_queries():
+    m, n, s = 3, 9, 7
+    keep, query_keep = first([0, 3, 4, 7, 4], s), first([9, 2, 3, 4, 0], n)
+    few_keys, few_queries = short_sequences(keep, query_keep, m)
+    assert few_keys.tolist() == [True, True, False, False, False]
+    assert few_queries.tolist() == [False, False, True, False, True]
+    as_bytes = [x.view(torch.uint8) for x in (keep, query_keep)]
+    plans = segment_plan(*as_bytes, n, s, 5, m, keep), token_plan(keep, query_keep, m, even_draws(m, keep.device))
+    for plan in plans:
+        assert (plan.few == FEW_KEYS).tolist() == few_keys.tolist()
+        assert (plan.few == FEW_QUERIES).tolist() == few_queries.tolist()
+        assert plan.real.tolist() == [0, 3, 3, 3, 3]
+
+
+def test_a_mask_of_both_queries_and_keys_is_counted_once():
+    keep = first([0, 3, 4], 6)
+    assert short_sequences(keep, keep, 3)[1] is None
+    assert token_plan(keep, keep, 3, even_draws(3, keep.device)).few.tolist() == [FEW_KEYS, FEW_KEYS, 0]
