@@ -21,7 +21,7 @@ class UsageError(ValueError):
 
 
 def arguments_of(
-    function: Callable[..., Any], words: list[str], name: str, **replaced: inspect.Parameter
+    function: Callable[..., Any], words: list[str], name: str, /, **replaced: inspect.Parameter
 ) -> dict[str, Any]:
     """Parse a command line by a function's signature and docstring, without calling the function.
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from nystrom.cli import data, models, studies, train
+from nystrom.cli import data, models, reproduce, studies, train
 
 
 class Command(NamedTuple):
@@ -99,6 +99,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "export": Command("write a model as ONNX, for any batch and length", models.export_model),
     "methods": Command("list the attention methods and their options", studies.list_methods),
+    "reproduce": Command("run a table, a figure or a claim of the papers by name", reproduce.reproduce_study),
     "bench efficiency": Command(
         "time and memory of attention over the length (Table 1 of Nyströmformer)", studies.bench_efficiency
     ),

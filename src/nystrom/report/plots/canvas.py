@@ -4,8 +4,12 @@ Colours are those that colour-blind readers can tell apart, and each comes with 
 drawn with matplotlib's own canvases: no window is opened, and no state is shared with a caller's figures.
 """
 
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +21,83 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 REFERENCE = "#7F7F7F"
 FORMATS = (".png", ".svg")
 _DPI = 150
+
+# Inches: one column of a paper's two, and the whole page.
+COLUMN, PAGE = 3.4, 7.0
+_STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.5,
+    "image.cmap": "viridis",
+}
+
+
+class Look(NamedTuple):
+    """How a method looks in every figure.
+
+    Attributes:
+        colour: Its colour.
+        marker: Its marker.
+        line: The style of its line.
+    """
+
+    colour: str
+    marker: str
+    line: str = "-"
+
+
+# Methods that are kin share a colour and differ in marker and line.
+METHOD_LOOKS: dict[str, Look] = {
+    "softmax": Look(REFERENCE, "", "-"),
+    "softmax-materialised": Look(REFERENCE, "", "--"),
+    "nystrom": Look("#0072B2", "o"),
+    "nystrom-kmeans": Look("#0072B2", "h", "--"),
+    "nystrom-uniform": Look("#0072B2", "p", ":"),
+    "nystrom-columns": Look("#56B4E9", "d", "--"),
+    "near_far": Look("#000000", "*"),
+    "skyformer": Look("#D55E00", "s"),
+    "skyformer_softmax": Look("#D55E00", "D", "--"),
+    "skyformer-independent": Look("#D55E00", "P", ":"),
+    "kernelized": Look("#882255", "X", "-"),
+    "performer": Look("#009E73", "^"),
+    "linear": Look("#999933", "v"),
+    "linformer": Look("#CC79A7", ">"),
+    "informer": Look("#E69F00", "<"),
+    "reformer": Look("#56B4E9", "P"),
+    "longformer": Look("#332288", "d"),
+    "bigbird": Look("#AA4499", "H"),
+}
+
+
+def method_look(name: str) -> Look:
+    """How a method looks, by its name in rows, such as "nystrom-64": numbers behind a name do not count."""
+    base = re.sub(r"(-\d+)+$", "", name.removesuffix("+skip"))
+    known = METHOD_LOOKS.get(base)
+    if known is not None:
+        return known
+    # The same word has the same place each time, in every figure and process.
+    colour, marker = look(zlib.crc32(base.encode()))
+    return Look(colour, marker, "-.")
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Fonts, lines and grids that all figures share, legible where a figure is as wide as printed."""
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        yield
 
 
 def check_figure(path: Path) -> None:

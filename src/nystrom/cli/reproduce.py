@@ -1,0 +1,92 @@
+"""The command that runs the studies of the papers by name."""
+
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Literal
+
+from nystrom.cli.arguments import arguments_of, positional
+
+if TYPE_CHECKING:
+    from nystrom.studies.reproduce.run import Job
+
+
+def reproduce_study(words: list[str]) -> None:
+    """Run a study of the papers."""
+
+    def reproduce(
+        name: str | None = None,
+        *,
+        list: bool = False,
+        all: bool = False,
+        size: Literal["small", "paper"] = "small",
+        model: Path | None = None,
+        texts: tuple[Path, ...] = (),
+        data: Path | None = None,
+        runs: Path | None = None,
+        to: Path = Path("runs/reproduce"),
+    ) -> None:
+        """Run a table, a figure or a claim of the papers as a study: rows, figures, tables and a verdict.
+
+        The same command goes on where it was interrupted.
+
+        Args:
+            name: Name of the study, as --list prints it.
+            list: Print the studies: what each shows, its source, what it needs, its minutes, and whether it was run.
+            all: Run every study that can run here, and write the page of all of them, index.html.
+            size: "small", minutes on two cores, or "paper", the paper's setting in full.
+            model: Folder of an encoder in Hugging Face format; all-MiniLM-L6-v2 of nystrom[real] if not given.
+            texts: Files of prose, compressed or not; the reference of the Python language if not given.
+            data: Folder with prepared tasks in folders of their names, such as data/text.
+            runs: Folder of the trained runs of `nystrom lra run`.
+            to: Folder of the results; each study has its own inside.
+        """
+
+    asked = arguments_of(reproduce, words, "reproduce", name=positional(reproduce, "name"))
+    name, size, to = asked.get("name"), asked["size"], asked["to"]
+    if (name is not None) + asked["list"] + asked["all"] != 1:
+        raise ValueError("name a study, or pass --list or --all: nystrom reproduce --list prints the names.")
+    if asked["list"]:
+        print(_list(to), end="")
+        return
+    from nystrom.report.gallery import print_summary, write_gallery
+    from nystrom.studies.reproduce.catalogue import CATALOGUE
+    from nystrom.studies.reproduce.run import check_study, run_study
+    from nystrom.studies.reproduce.study import Setting
+
+    setting = Setting(
+        size=size, model=asked["model"], texts=tuple(asked["texts"]), data=asked["data"], runs=asked["runs"]
+    )
+    if name is not None:
+        job = check_study(name, setting, to)
+        print_summary(run_study(job), job.folder)
+        return
+    missing: dict[str, str] = {}
+    jobs: dict[str, Job] = {}
+    for each, entry in CATALOGUE.items():
+        if entry.home is None:
+            missing[each] = "not written yet"
+            continue
+        try:
+            jobs[each] = check_study(each, setting, to)
+        except ValueError as error:
+            missing[each] = str(error)
+            print(f"{each}: not run: {error}")
+    for each, job in jobs.items():
+        run_study(job)
+        write_gallery({other: done.folder for other, done in jobs.items()}, missing, to / "index.html")
+    print(f"Page: {to / 'index.html'}")
+
+
+def _list(to: Path) -> str:
+    """The studies as lines of text."""
+    from nystrom.report.catalogue import StudyLine, catalogue_text
+    from nystrom.report.summary import SUMMARY
+    from nystrom.studies.reproduce.catalogue import CATALOGUE
+
+    lines = []
+    for name, entry in CATALOGUE.items():
+        done = [size for size in ("small", "paper") if (to / f"{name}-{size}" / SUMMARY).is_file()]
+        minutes = "" if entry.minutes is None else f"{entry.minutes:g}"
+        state = "not written yet" if entry.home is None else ", ".join(done) or "not run"
+        lines.append(StudyLine(name, entry.shows, entry.source, entry.needs, entry.paper_needs, minutes, state))
+    return catalogue_text(lines, width=get_terminal_size().columns)

@@ -1,0 +1,50 @@
+"""The list of studies, for the terminal."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class StudyLine(NamedTuple):
+    """What is said of one study.
+
+    Attributes:
+        name: Its name.
+        shows: What it shows.
+        source: Where the papers have it.
+        needs: What the small size needs; "" for nothing.
+        paper_needs: What the paper's size needs besides.
+        minutes: Of the small size on two cores; "" where it was not measured.
+        state: Whether it was run, and at what size.
+    """
+
+    name: str
+    shows: str
+    source: str
+    needs: str
+    paper_needs: str
+    minutes: str
+    state: str
+
+
+def catalogue_text(lines: Sequence[StudyLine], width: int) -> str:
+    """The studies as text, a block each, no line wider than `width` where words allow it."""
+    return "\n".join(_block(line, width) for line in lines)
+
+
+def _block(line: StudyLine, width: int) -> str:
+    facts = [line.source]
+    if line.needs or line.paper_needs:
+        facts.append("; ".join(filter(None, (line.needs, line.paper_needs and f"--size paper: {line.paper_needs}"))))
+    head = f"{line.name}: {line.shows}"
+    state = f"{line.state}" + (f"; about {line.minutes} min on two cores" if line.minutes else "")
+    return "\n".join(
+        [
+            textwrap.fill(head, width, subsequent_indent="    "),
+            *(
+                textwrap.fill(text, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+                for text in (line.source, *(f"needs {fact}" for fact in facts[1:]), state)
+            ),
+            "",
+        ]
+    )

@@ -1,0 +1,87 @@
+"""Lines of methods over a size, in panels: medians, and bands of what lies around them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from nystrom.measure.rows import Row
+from nystrom.report.plots.canvas import PAGE, figure_of, method_look, plain_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def draw_lines(
+    panels: Mapping[str, Sequence[Row]],
+    *,
+    over: Callable[[Row], float | None],
+    x_label: str,
+    y_label: str,
+    band: str,
+    columns: int = 2,
+    log_y: bool = True,
+) -> "Figure":
+    """Draw a panel for each group of rows, in it a line for each method, with one legend below all.
+
+    Args:
+        panels: Rows by the title of their panel.
+        over: What a row lies at on the horizontal axis, which is logarithmic; None for a method that has no such size:
+            it is a level line.
+        x_label: Name of the horizontal axis.
+        y_label: Name of the vertical axis, with the unit.
+        band: What `low` and `high` are, for the legend, such as "quartiles over heads and texts"; "" for no bands.
+        columns: Panels in a row.
+        log_y: Whether the vertical axis is logarithmic.
+    """
+    columns = min(columns, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    figure = figure_of(PAGE, 0.9 + 2.2 * lines)
+    grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey="row")
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    handles: dict[str, object] = {}
+    for place, (title, rows) in enumerate(panels.items()):
+        axes: Axes = grid.flat[place]
+        axes.set_xscale("log", base=2)
+        if log_y:
+            axes.set_yscale("log")
+        for method in dict.fromkeys(row.method for row in rows):
+            those = [row for row in rows if row.method == method and not math.isnan(row.value)]
+            if those:
+                handles.setdefault(method, _line(axes, method, those, over, bool(band)))
+        ticks = sorted({x for row in rows if (x := over(row)) is not None})
+        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        axes.minorticks_off()
+        if log_y:
+            plain_numbers(axes, "y")
+        axes.grid(True)
+        axes.set_title(title)
+        if place % columns == 0:
+            axes.set_ylabel(y_label)
+        if place >= len(panels) - columns:
+            axes.set_xlabel(x_label)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=min(5, len(handles)),
+        title=f"lines: means; bands: {band}" if band else None,
+        title_fontsize=7.5,
+    )
+    return figure
+
+
+def _line(axes: "Axes", method: str, rows: Sequence[Row], over: Callable[[Row], float | None], banded: bool) -> object:
+    look = method_look(method)
+    style = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
+    points = sorted(((x, row) for row in rows if (x := over(row)) is not None), key=lambda point: point[0])
+    if not points:
+        return axes.axhline(rows[0].value, color=look.colour, linestyle=look.line, linewidth=1.0)
+    xs = [x for x, _ in points]
+    (line,) = axes.plot(xs, [row.value for _, row in points], **style)
+    if banded:
+        low = [row.value if row.low is None else row.low for _, row in points]
+        high = [row.value if row.high is None else row.high for _, row in points]
+        axes.fill_between(xs, low, high, color=look.colour, alpha=0.15, linewidth=0)
+    return line

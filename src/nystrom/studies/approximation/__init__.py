@@ -1,0 +1,1 @@
+"""Studies of the approximation itself, on queries, keys and values of a real encoder."""

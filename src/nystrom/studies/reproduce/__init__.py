@@ -1,0 +1,1 @@
+"""The tables, figures and claims of the papers as studies with names."""

@@ -1,0 +1,159 @@
+"""Every table, figure and measurable claim of the papers, by name, in one literal table that needs no torch."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from nystrom.checks import check_names
+
+if TYPE_CHECKING:
+    from nystrom.studies.reproduce.study import Study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A study in the list.
+
+    Attributes:
+        shows: What it shows, in a few words.
+        source: Where the papers have it.
+        home: The module in `nystrom.studies` whose `STUDIES` hold it; None where it is not written yet.
+        needs: What it needs beyond this library at the small size; "" for nothing.
+        paper_needs: What the paper's size needs besides.
+        minutes: About how long the small size takes on two cores; None where that was not measured.
+    """
+
+    shows: str
+    source: str
+    home: str | None = None
+    needs: str = ""
+    paper_needs: str = ""
+    minutes: float | None = None
+
+
+_N = "Nyströmformer, arXiv:2102.03902"
+_U = "Nyströmformer, supplement"
+_S = "Skyformer, arXiv:2111.00035"
+_ENCODER = "an encoder: nystrom[real] or --model"
+_BERT = "--model with bert-base-cased"
+
+CATALOGUE: dict[str, Entry] = {
+    "nystromformer-table-1": Entry(
+        shows="time and memory of attention over the length",
+        source=f"{_N}, Table 1",
+        home="speed.as_printed",
+    ),
+    "nystromformer-table-2": Entry(shows="GLUE and IMDB after fine-tuning", source=f"{_N}, Table 2"),
+    "nystromformer-table-3": Entry(shows="accuracies in the Long Range Arena", source=f"{_N}, Table 3"),
+    "nystromformer-figure-2": Entry(
+        shows="one attention matrix and the three factors of its approximation",
+        source=f"{_N}, Fig. 2",
+        home="approximation.attention_maps",
+        needs=_ENCODER,
+    ),
+    "nystromformer-figure-3": Entry(
+        shows="attention of several heads, exact above approximate",
+        source=f"{_N}, Fig. 3",
+        home="approximation.attention_maps",
+        needs=_ENCODER,
+    ),
+    "nystromformer-figure-5": Entry(shows="MLM and SOP of small models over the steps", source=f"{_N}, Fig. 5"),
+    "nystromformer-figure-6": Entry(shows="MLM and SOP of base models over the steps", source=f"{_N}, Fig. 6"),
+    "supplement-table-1": Entry(shows="GLUE after pretraining on 512 and 1,024 tokens", source=f"{_U}, Table 1"),
+    "supplement-figure-1": Entry(
+        shows="landmarks drawn, segment means and k-means beside the softmax matrix",
+        source=f"{_U}, Fig. 1",
+        home="approximation.landmark_choice",
+        needs=_ENCODER,
+    ),
+    "supplement-figure-2": Entry(
+        shows="16, 64 and 256 landmarks beside the softmax matrix",
+        source=f"{_U}, Fig. 2",
+        home="approximation.landmark_choice",
+        needs=_ENCODER,
+    ),
+    "supplement-figure-3": Entry(
+        shows="the pseudoinverse after 2, 4 and 6 iterations, and the order of convergence",
+        source=f"{_U}, Fig. 3 and Lemma 1",
+        home="approximation.pseudoinverse",
+        needs=_ENCODER,
+    ),
+    "supplement-figure-4": Entry(
+        shows="the pseudoinverse of six heads after 6 iterations",
+        source=f"{_U}, Fig. 4",
+        home="approximation.pseudoinverse",
+        needs=_ENCODER,
+    ),
+    "supplement-figure-5": Entry(shows="MLM and SOP with 1,024 tokens", source=f"{_U}, Fig. 5"),
+    "supplement-proposition-1": Entry(
+        shows="the bound on the error beside the error, over the landmarks",
+        source=f"{_U}, Proposition 1 and Lemma 2",
+        home="approximation.error_bound",
+        needs=_ENCODER,
+    ),
+    "skyformer-table-1": Entry(shows="accuracies in the Long Range Arena", source=f"{_S}, Table 1"),
+    "skyformer-table-2": Entry(
+        shows="time and memory of a training step of each task",
+        source=f"{_S}, Table 2",
+        home="speed.as_printed",
+    ),
+    "skyformer-figure-1": Entry(
+        shows="spectral norm of the error of each method over features and length",
+        source=f"{_S}, Fig. 1",
+        home="approximation.spectral_norm",
+        needs=_ENCODER,
+        paper_needs=_BERT,
+    ),
+    "skyformer-figure-2": Entry(
+        shows="learning rates, seeds and gradient norms: which methods diverge",
+        source=f"{_S}, Fig. 2 and section 5",
+        home="stability.learning_rates",
+    ),
+    "skyformer-theorem-2": Entry(
+        shows="error of independent draws beside the statistical dimension",
+        source=f"{_S}, Definition 2 and Theorem 2",
+        home="approximation.statistical_dimension",
+        needs=_ENCODER,
+    ),
+    "skyformer-appendix-a": Entry(shows="validation loss over seconds and steps", source=f"{_S}, Appendix A"),
+    "skyformer-appendix-b": Entry(
+        shows="singular values of the attention output of trained models",
+        source=f"{_S}, Appendix B",
+        home="stability.spectra",
+    ),
+    "skyformer-appendix-f": Entry(
+        shows="instability of training, relative to softmax attention",
+        source=f"{_S}, Appendix F",
+        home="stability.instability",
+    ),
+    "complexity": Entry(
+        shows="counted multiplications and stored numbers beside the formulas",
+        source=f"{_N}, section 3, and the description page",
+        home="approximation.complexity",
+    ),
+    "low-rank": Entry(
+        shows="singular values of softmax and Gaussian score matrices",
+        source=f"{_N}, section 3; {_S}, sections 2 and 4",
+        home="approximation.low_rank",
+        needs=_ENCODER,
+    ),
+    "blog": Entry(
+        shows="the masked word of the Hugging Face post, its five scores",
+        source="Hugging Face, post on Nyströmformer",
+        home="fill_mask",
+        needs="--model with a published Nyströmformer",
+    ),
+}
+
+
+def find_study(name: str) -> "Study":
+    """The study of a name; its module is imported now.
+
+    Raises:
+        ValueError: The name is unknown, or the study is not written yet.
+    """
+    check_names("study", [name], CATALOGUE)
+    home = CATALOGUE[name].home
+    if home is None:
+        raise ValueError(f"{name} is not written yet: nystrom reproduce --list says which studies are.")
+    return import_module(f"nystrom.studies.{home}").STUDIES[name]

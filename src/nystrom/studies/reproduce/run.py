@@ -1,0 +1,179 @@
+"""Run a study: check, go on where it was interrupted, write rows part by part, draw, and say what was found.
+
+A study has a folder of its own, TO/NAME-SIZE:
+
+- setting.json: what is measured, so that rows of another setting are never mixed in;
+- rows.csv: the rows of `nystrom.measure.rows`, appended part by part; `part=` in their sizes names the part;
+- arrays for the figures, where there are any;
+- NAME.png and NAME.svg, and summary.json: the tables, verdicts and provenance, drawn from the rows at the end.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from nystrom.measure.rows import Row, append_rows, check_folder, read_rows
+from nystrom.report.plots.canvas import house_style, save_figure
+from nystrom.report.summary import Summary, write_summary
+from nystrom.studies.reproduce.catalogue import CATALOGUE, find_study
+from nystrom.studies.reproduce.study import Plan, Setting, Study
+
+SETTING, ROWS = "setting.json", "rows.csv"
+
+
+class Job(NamedTuple):
+    """A study that is checked and ready to run.
+
+    Attributes:
+        name: Its name.
+        study: What it is.
+        plan: Its work.
+        setting: The setting.
+        folder: Where it writes.
+    """
+
+    name: str
+    study: Study
+    plan: Plan
+    setting: Setting
+    folder: Path
+
+
+def check_study(name: str, setting: Setting, to: Path) -> Job:
+    """Plan a study, and check all that can be checked before any work.
+
+    Raises:
+        ValueError: The name is unknown, the study cannot run in this setting, or its folder holds rows of another one
+            or cannot be written.
+    """
+    study = find_study(name)
+    plan = study.plan(setting)
+    names = [part.name for part in plan.parts]
+    assert len(set(names)) == len(names) and not any(" " in part for part in names), names
+    folder = folder_of(to, name, setting.size)
+    check_folder(folder)
+    _check_setting(folder, plan.setting)
+    return Job(name, study, plan, setting, folder)
+
+
+def folder_of(to: Path, name: str, size: str) -> Path:
+    """The folder of a study."""
+    return to / f"{name}-{size}"
+
+
+def run_study(job: Job, say: Callable[[str], None] = print) -> Summary:
+    """Measure the parts that have no rows yet, draw the figures, and write and return the summary.
+
+    Args:
+        job: What `check_study` returned.
+        say: Takes a line for each part that is done.
+    """
+    name, file, parts = job.name, job.folder / ROWS, job.plan.parts
+    done = {_part_of(row) for row in read_rows(file)} if file.exists() else set()
+    (job.folder / SETTING).write_text(json.dumps(dict(job.plan.setting), indent=1) + "\n", encoding="utf-8")
+    if done:
+        say(f"{name}: going on, {len(done)} of {len(parts)} parts have their rows.")
+    for place, part in enumerate(parts, start=1):
+        if part.name in done:
+            continue
+        began = time.monotonic()
+        rows = list(part.measure(job.folder))
+        seconds = time.monotonic() - began
+        append_rows(file, [_tagged(row, name, part.name) for row in rows])
+        _add_seconds(job.folder, part.name, seconds)
+        say(f"{name}: part {place} of {len(parts)}, {part.name}, {seconds:.1f} s")
+    return draw_study(job)
+
+
+def draw_study(job: Job) -> Summary:
+    """Draw the rows that are there, and write and return the summary.
+
+    Raises:
+        ValueError: There are no rows.
+    """
+    rows = read_rows(job.folder / ROWS)
+    if not rows:
+        raise ValueError(f"{job.folder / ROWS} holds no rows: run the study first.")
+    # What a user reads below are the rows' own sizes.
+    plain = [replace(row, sizes=_without_part(row.sizes)) for row in rows]
+    figures = []
+    with house_style():
+        for which, figure in job.study.figures(plain, job.folder).items():
+            figures.append(f"{job.name}{'-' if which else ''}{which}.png")
+            for suffix in (".png", ".svg"):
+                save_figure(figure, (job.folder / figures[-1]).with_suffix(suffix))
+    entry = CATALOGUE[job.name]
+    summary = Summary(
+        name=job.name,
+        shows=entry.shows,
+        source=entry.source,
+        size=job.setting.size,
+        setting=dict(job.plan.setting),
+        differs=job.plan.differs,
+        tables=list(job.study.tables(plain)),
+        verdicts=list(job.study.verdicts(plain)),
+        figures=figures,
+        rows=len(rows),
+        provenance=_provenance(rows),
+        command=", then ".join(dict.fromkeys(row.command for row in rows)),
+        minutes=sum(_seconds(job.folder).values()) / 60,
+    )
+    write_summary(summary, job.folder)
+    return summary
+
+
+def _check_setting(folder: Path, wanted: Mapping[str, str]) -> None:
+    file = folder / SETTING
+    if not (folder / ROWS).exists() or not file.exists():
+        return
+    with suppress(UnicodeDecodeError, json.JSONDecodeError):
+        came = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(came, dict):
+            for name in dict.fromkeys([*wanted, *came]):
+                if came.get(name) != wanted.get(name):
+                    raise ValueError(
+                        f"{folder} holds rows with {name} = {came.get(name)!r}, and {wanted.get(name)!r} was asked "
+                        "for: choose another folder with --to."
+                    )
+            return
+    raise ValueError(f"{file} is damaged, so nobody can tell what the rows beside it are of: choose another --to.")
+
+
+def _tagged(row: Row, study: str, part: str) -> Row:
+    return replace(row, study=study, sizes=f"{row.sizes} part={part}".strip())
+
+
+def _part_of(row: Row) -> str:
+    return row.sizes.rpartition("part=")[2]
+
+
+def _without_part(sizes: str) -> str:
+    return sizes.rpartition("part=")[0].strip()
+
+
+def _seconds(folder: Path) -> dict[str, float]:
+    file = folder / "seconds.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _add_seconds(folder: Path, part: str, seconds: float) -> None:
+    text = json.dumps(_seconds(folder) | {part: round(seconds, 3)}, indent=1) + "\n"
+    (folder / "seconds.json").write_text(text, encoding="utf-8")
+
+
+def _provenance(rows: Sequence[Row]) -> str:
+    shared = [
+        (row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date) for row in rows
+    ]
+    return ", ".join(" and ".join(dict.fromkeys(values)) for values in zip(*shared, strict=True))
+
+
+def done_sizes(to: Path, name: str) -> Iterable[str]:
+    """The sizes at which a study in a folder has been run to its end."""
+    from nystrom.report.summary import SUMMARY
+
+    return [size for size in ("small", "paper") if (folder_of(to, name, size) / SUMMARY).is_file()]
