@@ -71,7 +71,7 @@ def reproduce_study(words: list[str]) -> None:
         except ValueError as error:
             missing[each] = str(error)
             print(f"{each}: not run: {error}")
-    for each, job in jobs.items():
+    for job in jobs.values():
         run_study(job)
         write_gallery({other: done.folder for other, done in jobs.items()}, missing, to / "index.html")
     print(f"Page: {to / 'index.html'}")

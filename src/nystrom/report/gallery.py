@@ -12,21 +12,31 @@ from pathlib import Path
 from nystrom.report.summary import Summary, Table, Verdict, read_summary
 
 _STYLE = """
-:root { color-scheme: light; --ink: #1b1f24; --faint: #5b6570; --line: #d8dde3; --paper: #ffffff; --tint: #f5f7f9; }
+:root { --ink: #1b1f24; --faint: #5b6570; --line: #d8dde3; --tint: #f5f7f9; }
 * { box-sizing: border-box; }
-body { margin: 0; color: var(--ink); background: var(--paper); font: 15px/1.55 system-ui, sans-serif; }
+body { margin: 0; color: var(--ink); background: #ffffff; font: 15px/1.55 system-ui, sans-serif; }
 main { max-width: 60rem; margin: 0 auto; padding: 2rem 1.2rem 4rem; }
-h1 { font-size: 1.7rem; margin: 0 0 .3rem; } h2 { font-size: 1.25rem; margin: 0; } h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
-p { margin: .4rem 0; } .faint { color: var(--faint); } code { font-size: .86em; overflow-wrap: anywhere; }
+h1 { font-size: 1.7rem; margin: 0 0 .3rem; }
+h2 { font-size: 1.25rem; margin: 0; }
+h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
+p { margin: .4rem 0; }
+.faint { color: var(--faint); }
+code { font-size: .86em; overflow-wrap: anywhere; }
 section { border-top: 1px solid var(--line); padding: 1.6rem 0 .4rem; margin-top: 1.6rem; }
 img { max-width: 100%; height: auto; display: block; margin: .8rem 0; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
 th, td { padding: .22rem .7rem .22rem 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th.word, td.word { text-align: left; } th { color: var(--faint); font-weight: 600; }
+th.word, td.word { text-align: left; }
+th { color: var(--faint); font-weight: 600; }
 .verdict { background: var(--tint); border-left: 4px solid var(--line); padding: .45rem .8rem; margin: .45rem 0; }
-.agrees { border-color: #009E73; } .differs { border-color: #D55E00; } .unknown { border-color: #999999; }
-.word-of { font-weight: 600; } dl { margin: .4rem 0; font-size: .88rem; } dt { float: left; clear: left; color: var(--faint);
-width: 7.5rem; } dd { margin: 0 0 .1rem 7.5rem; overflow-wrap: anywhere; }
+.agrees { border-color: #009E73; }
+.differs { border-color: #D55E00; }
+.unknown { border-color: #999999; }
+.decided { font-weight: 600; }
+dl { margin: .6rem 0; font-size: .88rem; }
+dt { float: left; clear: left; color: var(--faint); width: 7.5rem; }
+dd { margin: 0 0 .1rem 7.5rem; overflow-wrap: anywhere; }
 """
 
 
@@ -119,7 +129,7 @@ def _section(summary: Summary, folder: Path) -> str:
 def _verdict(verdict: Verdict) -> str:
     kind = {True: "agrees", False: "differs", None: "unknown"}[verdict.agrees]
     return (
-        f'<div class="verdict {kind}">{_text(verdict.claim)} <span class=word-of>{_text(verdict.word.capitalize())}'
+        f'<div class="verdict {kind}">{_text(verdict.claim)} <span class=decided>{_text(verdict.word.capitalize())}'
         f"</span>: {_text(verdict.numbers)}</div>"
     )
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nystrom.measure.rows import Row
 from nystrom.report.plots.canvas import PAGE, figure_of, method_look, plain_numbers
@@ -10,6 +10,7 @@ from nystrom.report.plots.canvas import PAGE, figure_of, method_look, plain_numb
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 
 def draw_lines(
@@ -40,7 +41,7 @@ def draw_lines(
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey="row")
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
-    handles: dict[str, object] = {}
+    handles: dict[str, Line2D] = {}
     for place, (title, rows) in enumerate(panels.items()):
         axes: Axes = grid.flat[place]
         axes.set_xscale("log", base=2)
@@ -72,9 +73,11 @@ def draw_lines(
     return figure
 
 
-def _line(axes: "Axes", method: str, rows: Sequence[Row], over: Callable[[Row], float | None], banded: bool) -> object:
+def _line(
+    axes: "Axes", method: str, rows: Sequence[Row], over: Callable[[Row], float | None], banded: bool
+) -> "Line2D":
     look = method_look(method)
-    style = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
+    style: dict[str, Any] = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
     points = sorted(((x, row) for row in rows if (x := over(row)) is not None), key=lambda point: point[0])
     if not points:
         return axes.axhline(rows[0].value, color=look.colour, linestyle=look.line, linewidth=1.0)

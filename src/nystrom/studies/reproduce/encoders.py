@@ -172,7 +172,7 @@ def _record(model: PreTrainedModel, ids: Int[Tensor, "b n"], layers: tuple[int, 
 
     AttentionInterface.register(_RECORDED, keep)
     AttentionMaskInterface.register(_RECORDED, sdpa_mask)
-    before = model.config._attn_implementation
+    before = model.config._attn_implementation or "sdpa"
     model.set_attn_implementation(_RECORDED)
     try:
         with torch.no_grad():

@@ -53,7 +53,8 @@ def check_study(name: str, setting: Setting, to: Path) -> Job:
     study = find_study(name)
     plan = study.plan(setting)
     names = [part.name for part in plan.parts]
-    assert len(set(names)) == len(names) and not any(" " in part for part in names), names
+    assert len(set(names)) == len(names), names
+    assert not any(" " in part for part in names), names
     folder = folder_of(to, name, setting.size)
     check_folder(folder)
     _check_setting(folder, plan.setting)
