@@ -1,8 +1,8 @@
 r"""Attention of each query to a few keys around it and a few chosen ones, in memory linear in n.
 
 Queries are cut into blocks of `size` tokens; block l attends to K keys, the same ones for all of its queries up to a
-mask. `windows` gives each block the tokens around it without copying them, `attend_blocks` attends to whatever keys a
-method reaches for, and `attend_globally` gives some queries all keys and puts their results among the others'.
+bias of 0 or -inf. `windows` gives each block the tokens around it without copying them, `attend_blocks` attends to the
+keys that a method gathers, and `attend_globally` gives some queries all keys and puts their results among the others'.
 
 Scores exist inside a fused call alone. Keys that a method copies, several times n of them, exist for one head at a
 time: for the gradient they are not kept, but copied and attended to once more.
@@ -50,12 +50,17 @@ def windows(x: Shaped[Tensor, "b t d"], size: int, half: int) -> Shaped[Tensor, 
     return F.pad(x, (0, 0, half, half)).unfold(1, size + 2 * half, size).mT
 
 
+def bias_of(may: Bool[Tensor, "*a"], dtype: torch.dtype) -> Float[Tensor, "*a"]:
+    """What is added to scores: 0 where a query may attend to a key, and -inf elsewhere."""
+    return torch.zeros_like(may, dtype=dtype).masked_fill(~may, -torch.inf)
+
+
 def attend_blocks(
     q: Float[Tensor, "b h t d"],
     k: Float[Tensor, "b h t d"],
     v: Float[Tensor, "b h t e"],
     reach: Reach,
-    may: Bool[Tensor, "#b #h l #c k"],
+    bias: Float[Tensor, "#b #h l #c k"],
     *tables: Shaped[Tensor, "..."],
     size: int,
     scale: float,
@@ -69,8 +74,8 @@ def attend_blocks(
         v: Values.
         reach: Gathers what each block attends to (b, l, k, d), from the keys or values of one head (b, t, d), the
             head's number and `tables`.
-        may: Which of these a query may attend to, at least one each; c is the block's size, or 1 where all its queries
-            may the same.
+        bias: 0 for those of them that a query may attend to, at least one each, and -inf for the others; c is the
+            block's size, or 1 where it is the same for all queries of the block.
         tables: Tensors that `reach` reads, without a gradient. What it reads must come through here, not from a
             closure, for torch.func to see it.
         size: Tokens of a block.
@@ -80,7 +85,7 @@ def attend_blocks(
     d, e = q.shape[-1], v.shape[-1]
     # Fused kernels want one width; zeros change neither the scores nor the values.
     q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, k, v))
-    bias = torch.zeros_like(may, dtype=q.dtype).masked_fill(~may, -torch.inf).expand(-1, q.shape[1], -1, -1, -1)
+    bias = bias.expand(-1, q.shape[1], -1, -1, -1)
     if not copies or torch.compiler.is_exporting():
         attend = _attend_head
     else:

@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystrom.attention.methods.longformer import _band, longformer_attention
 from nystrom.attention.methods.softmax import softmax_attention
@@ -65,7 +66,35 @@ def test_a_full_window_and_all_global_are_exact(window, num_global, before):
 @pytest.mark.parametrize("num_global", [0, 2])
 def test_no_query_is_left_without_a_key(num_global):
     keep = torch.arange(40) < torch.tensor([[0], [1], [40]])
-    assert _band(keep, num_global, 8, 3).any(dim=-1).all()
+    bias = _band(keep, num_global, 8, 3, torch.float32)
+    assert (bias == 0).any(dim=-1).all()
+
+
+class LargeStorages(TorchDispatchMode):
+    """Counts the storages of at least so many numbers that operations made."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers, self.count = numbers, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+            storage = out.untyped_storage()
+            is_new = storage.data_ptr() not in given
+            self.count += is_new and storage.nbytes() >= self.numbers * out.element_size()
+        return out
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_bias_is_the_only_tensor_of_its_size(masked):
+    q, k, v = draw(3, 640, b=1, h=1, d=2, e=2)
+    keep = torch.arange(640)[None] < 600 if masked else None
+    # Blocks of 16 queries and 48 keys.
+    with LargeStorages(640 * 48) as large:
+        longformer_attention(q, k, v, window=33, keep=keep)
+    assert large.count == 1
 
 
 @pytest.mark.parametrize("num_global", [0, 2])

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.band import attend_blocks, attend_globally, pad_to_blocks, windows, without_padding
+from nystrom.attention.band import attend_blocks, attend_globally, bias_of, pad_to_blocks, windows, without_padding
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import BigBirdOptions, documented
@@ -91,8 +91,8 @@ def _bigbird(
     def reach(x: Tensor, head: int, drawn: Tensor, count: Tensor) -> Tensor:
         return _keys(x, drawn[:, head], count, size)
 
-    may = _may(real, drawn, found, count, size)
-    out = attend_blocks(q, k, v, reach, may, drawn, count, size=size, scale=scale, copies=True)
+    bias = bias_of(_may(real, drawn, found, count, size), q.dtype)
+    out = attend_blocks(q, k, v, reach, bias, drawn, count, size=size, scale=scale, copies=True)
     place, named = _global_tokens(count, size)
     out = attend_globally(out, q, k, v, place, named, keep=real, scale=scale)
     if keep is None or first is None:

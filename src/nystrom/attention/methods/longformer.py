@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.band import attend_blocks, attend_globally, pad_to_blocks, windows, without_padding
+from nystrom.attention.band import attend_blocks, attend_globally, bias_of, pad_to_blocks, windows, without_padding
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LongformerOptions, documented
@@ -81,9 +81,9 @@ def _longformer(
     def reach(x: Tensor, head: int, positions: Tensor) -> Tensor:
         return _keys(x, positions, size, half)
 
-    may = _band(real, g, size, half)
+    bias = _band(real, g, size, half, q.dtype)
     padded_q, padded_k, padded_v = (pad_to_blocks(x, size) for x in (q, k, v))
-    out = attend_blocks(padded_q, padded_k, padded_v, reach, may, positions, size=size, scale=scale, copies=g > 0)
+    out = attend_blocks(padded_q, padded_k, padded_v, reach, bias, positions, size=size, scale=scale, copies=g > 0)
     out = without_padding(out, n)
     if g:
         out = attend_globally(out, q, k, v, positions, present, keep=keep, scale=scale)
@@ -99,12 +99,14 @@ def _keys(x: Float[Tensor, "b t d"], positions: Int[Tensor, "b g"], size: int, h
     return torch.cat([chosen[:, None].expand(-1, around.shape[1], -1, -1), around], dim=2)
 
 
-def _band(keep: Bool[Tensor, "b n"], g: int, size: int, half: int) -> Bool[Tensor, "b 1 l c k"]:
-    """Which of `_keys` each query of a block may attend to: the global tokens, and the others of its window."""
+def _band(keep: Bool[Tensor, "b n"], g: int, size: int, half: int, dtype: torch.dtype) -> Float[Tensor, "b 1 l c k"]:
+    """The bias of each query of a block on `_keys`: 0 for the global tokens and for the others of its window."""
     others = keep & (ranks(keep)[0] >= g)
-    others = windows(pad_to_blocks(others[..., None], size), size, half).mT
     offset = torch.arange(size + 2 * half, device=keep.device) - torch.arange(size, device=keep.device)[:, None]
+    # The sum alone has n k numbers: masks of that size would take more than the bias itself.
+    real = bias_of(windows(pad_to_blocks(others[..., None], size), size, half).mT, dtype)
+    bias = real + bias_of((offset >= 0) & (offset <= 2 * half), dtype)
     # A query always has itself: one that is not real has nothing else, and softmax over nothing may be NaN.
-    band = (others & (offset >= 0) & (offset <= 2 * half)) | (offset == half)
+    bias.diagonal(half, -2, -1).zero_()
     # With fewer than g real tokens all of them are global, and none of these results stays.
-    return F.pad(band, (g, 0), value=True)[:, None] if g else band[:, None]
+    return F.pad(bias, (g, 0))[:, None] if g else bias[:, None]
