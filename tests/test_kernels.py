@@ -1,8 +1,18 @@
 import numpy as np
+import pytest
+import scipy.special
 import torch
 from scipy.spatial.distance import cdist
 
-from nystrom.kernels import elu_features, gaussian_kernel, positive_features, softmax_kernel
+from nystrom.kernels import (
+    elu_features,
+    gaussian_kernel,
+    laplace_kernel,
+    matern32_kernel,
+    matern52_kernel,
+    positive_features,
+    softmax_kernel,
+)
 
 
 def points(seed, n=7, d=5):
@@ -46,3 +56,50 @@ def test_positive_features_are_the_softmax_kernel_on_average():
     deviation = exact * (torch.expm1(spread) / 200_000).sqrt()
     # 24 numbers, each beyond 5 standard deviations once in a million.
     assert ((estimate - exact).abs() <= 5 * deviation).all()
+
+
+def matern(r, nu):
+    """The Matérn kernel of any smoothness, by Rasmussen and Williams (2006), eq. 4.14."""
+    x = np.sqrt(2 * nu) * r
+    return 2 ** (1 - nu) / scipy.special.gamma(nu) * x**nu * scipy.special.kv(nu, x)
+
+
+@pytest.mark.parametrize(("kernel", "nu"), [(laplace_kernel, 0.5), (matern32_kernel, 1.5), (matern52_kernel, 2.5)])
+def test_laplace_and_matern_are_those_of_the_bessel_function(kernel, nu):
+    q, k = points(0), points(1, n=4)
+    for i in range(2):
+        expected = matern(0.25**0.5 * cdist(q[i].numpy(), k[i].numpy()), nu)
+        np.testing.assert_allclose(kernel(q, k, scale=0.25)[i].numpy(), expected, rtol=1e-12)
+
+
+OF_DISTANCES = [laplace_kernel, matern32_kernel, matern52_kernel]
+
+
+@pytest.mark.parametrize("kernel", [gaussian_kernel, *OF_DISTANCES])
+def test_the_scale_is_that_of_the_paper(kernel):
+    q, k = points(2), points(3)
+    torch.testing.assert_close(kernel(q, k, scale=5**-0.5), kernel(q / 5**0.25, k / 5**0.25, scale=1.0))
+
+
+@pytest.mark.parametrize("kernel", [softmax_kernel, gaussian_kernel, *OF_DISTANCES])
+def test_a_kernel_of_points_with_themselves_is_positive_semidefinite(kernel):
+    x = points(4, n=40, d=2)
+    c = kernel(x, x, scale=0.7)
+    # Rounding of the eigenvalues of 40 x 40 numbers
+    rounding = 40 * torch.finfo(c.dtype).eps * torch.linalg.matrix_norm(c, ord=2)
+    assert (torch.linalg.eigvalsh(c)[..., 0] >= -rounding).all()
+
+
+@pytest.mark.parametrize("kernel", OF_DISTANCES)
+def test_rounding_leaves_no_distance_between_equal_points(kernel):
+    x = 1e3 + points(5).float()
+    assert (kernel(x, x, scale=1.0).diagonal(dim1=-2, dim2=-1) == 1).all()
+
+
+@pytest.mark.parametrize("kernel", OF_DISTANCES)
+def test_gradients_are_right_and_zero_between_equal_points(kernel):
+    q, k = points(6, n=4, d=3).requires_grad_(), points(7, n=3, d=3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda q, k: kernel(q, k, scale=0.4), (q, k))
+    x = points(8)[:, :1].requires_grad_()
+    kernel(x, x.detach(), scale=0.4).sum().backward()
+    assert not x.grad.any()

@@ -4,7 +4,15 @@ With `scale` $c$ (the $1 / \sqrt{d}$ of attention):
 
 - softmax kernel $\mathrm{SM}(q, k) = \exp(c\, q^\top k)$,
 - Gaussian kernel $\kappa(q, k) = \exp(-\tfrac{c}{2} \|q - k\|^2)$; at $c = d^{-1/2}$ this is $\kappa(q / d^{1/4}, k /
-  d^{1/4})$ of Skyformer, eq. (3).
+  d^{1/4})$ of Skyformer, eq. (3),
+- with $r = \sqrt c\, \|q - k\|$: Laplace $e^{-r}$ and Matérn $(1 + \sqrt3 r)\, e^{-\sqrt3 r}$ (smoothness 3/2) and
+  $(1 + \sqrt5 r + \tfrac53 r^2)\, e^{-\sqrt5 r}$ (smoothness 5/2); the Laplace kernel of the Euclidean norm is the
+  Matérn kernel of smoothness 1/2.
+
+All are positive semidefinite. The first two are computed from inner products, those of r from differences, since the
+rounding of a difference of squares is magnified by the root. The gradient of r is 0 where q = k: the right one for
+both Matérn kernels, a subgradient for Laplace's, which has a peak there. Second derivatives of kernels of r are not
+there, and raise.
 
 They are tied by $\mathrm{SM}(q, k) = e^{c \|q\|^2 / 2}\, \kappa(q, k)\, e^{c \|k\|^2 / 2}$ (Skyformer, Lemma 1, whose
 inline Gaussian lacks the minus sign).
@@ -14,7 +22,8 @@ inline Gaussian lacks the minus sign).
   distribution $N(0, I)$: $\mathrm E\, \phi(q)^\top \phi(k) = \mathrm{SM}(q, k)$.
 
 Source: Chen et al. (2021), arXiv:2111.00035, sections 3.1 and 4.1; Katharopoulos et al. (2020), arXiv:2006.16236,
-eq. (7); Choromanski et al. (2020), arXiv:2009.14794, Lemma 1.
+eq. (7); Choromanski et al. (2020), arXiv:2009.14794, Lemma 1; Rasmussen and Williams (2006), section 4.2.1, for the
+Matérn class.
 """
 
 import torch
@@ -40,6 +49,27 @@ def gaussian_logarithm(
     norms = 0.5 * (q.square().sum(-1)[..., :, None] + k.square().sum(-1)[..., None, :])
     # Rounding of three large terms can leave a little above 0.
     return (scale * (q @ k.mT - norms)).clamp(max=0)
+
+
+def laplace_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
+    """Laplace scores of Euclidean distances, in (0, 1]."""
+    return torch.exp(-_distances(q, k, scale))
+
+
+def matern32_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
+    """Matérn scores of smoothness 3/2, in (0, 1]."""
+    x = 3**0.5 * _distances(q, k, scale)
+    return (1 + x) * torch.exp(-x)
+
+
+def matern52_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
+    """Matérn scores of smoothness 5/2, in (0, 1]."""
+    x = 5**0.5 * _distances(q, k, scale)
+    return (1 + x + x.square() / 3) * torch.exp(-x)
+
+
+def _distances(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], scale: float) -> Float[Tensor, "*b n s"]:
+    return scale**0.5 * torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def half_norms(x: Float[Tensor, "*b n d"], *, scale: float = 1.0) -> Float[Tensor, "*b n 1"]:

@@ -1,0 +1,143 @@
+r"""The Nyström method on dense matrices: what attention by landmarks is measured against.
+
+- Symmetric positive semidefinite C and a choice of columns S:
+  $\tilde C = C S\, (S^\top C S + \gamma I)^+ S^\top C$ (`nystrom_psd`; Skyformer, eq. 5, with $\gamma = 0$).
+- Any matrix S, such as the softmax matrix itself, with columns c and rows r:
+  $\hat S = S_{:c}\, A^+ S_{r:}$ with $A = S_{rc}$ (`nystrom_columns_and_rows`; Nyströmformer, eq. 3-6).
+- $B = \phi(Q, K)$ for a positive semidefinite kernel $\phi$: an off-diagonal block of the completion
+  $\bar B = \phi(\binom QK, \binom QK)$ (`complete`; Skyformer, eq. 4), and that block of its approximation
+  (`nystrom_off_diagonal`; eq. 5-6), which needs neither $\bar B$ nor B.
+
+For symmetric W the product $L\, W^+ R$ is computed as $(L\, W^{+1/2})(W^{+1/2} R)$. Kernel matrices are nearly
+singular: in this form $\tilde C \preceq C$ holds in float64 to a few roundings of the norm, and with $W^+$ in the
+middle only to some $10^{-5}$ of it.
+
+Source: Chen et al. (2021), arXiv:2111.00035, section 4.2; Xiong et al. (2021), arXiv:2102.03902.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+# A kernel function as a dense matrix: points (.., n, d) and (.., s, d) -> (.., n, s).
+DenseKernel = Callable[[Tensor, Tensor], Tensor]
+# An approximate inverse of a batch of square matrices, such as one of `nystrom.linalg.pinv`.
+SquareInverse = Callable[[Tensor], Tensor]
+
+
+def nystrom_psd(
+    c: Float[Tensor, "*b n n"],
+    indices: Int[Tensor, "*#b m"],
+    *,
+    weights: Float[Tensor, "*#b m"] | None = None,
+    ridge: float = 0.0,
+    inverse: SquareInverse | None = None,
+) -> Float[Tensor, "*b n n"]:
+    r"""Approximate symmetric positive semidefinite matrices from some of their columns.
+
+    Args:
+        c: Matrices.
+        indices: Columns, the same for all matrices or some for each; one that is there twice changes nothing.
+        weights: Factors on the columns of S; they cancel without a ridge.
+        ridge: $\gamma$, added to the diagonal of $S^\top C S$.
+        inverse: What takes the place of the Moore-Penrose inverse, given $S^\top C S + \gamma I$.
+
+    Raises:
+        ValueError: `ridge` is negative.
+    """
+    rows = _rows(c, indices)
+    return _through(rows.mT, _rows(rows.mT, indices), rows, weights, ridge, inverse)
+
+
+def nystrom_columns_and_rows(
+    s: Float[Tensor, "*b n t"],
+    columns: Int[Tensor, "*#b m"],
+    rows: Int[Tensor, "*#b m"],
+    *,
+    inverse: SquareInverse = torch.linalg.pinv,
+) -> Float[Tensor, "*b n t"]:
+    """Approximate matrices from some of their columns and as many of their rows, which it meets where A is regular.
+
+    Args:
+        s: Matrices; they need be neither symmetric nor square.
+        columns: Columns, the same for all matrices or some for each.
+        rows: Rows; those of `columns`' indices are the paper's choice.
+        inverse: Inverse of A; the Moore-Penrose inverse unless given.
+    """
+    left, right = _rows(s.mT, columns).mT, _rows(s, rows)
+    a = _rows(left, rows)
+    return left @ inverse(a) @ right
+
+
+def complete(
+    kernel: DenseKernel, q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"]
+) -> Float[Tensor, "*b all all"]:
+    """The positive semidefinite matrix of queries and keys together, of which kernel(q, k) is a block.
+
+    Args:
+        kernel: A positive semidefinite kernel, such as those of `nystrom.kernels`.
+        q: Queries; they come first.
+        k: Keys.
+    """
+    tokens = torch.cat([q, k], dim=-2)
+    return kernel(tokens, tokens)
+
+
+def nystrom_off_diagonal(
+    kernel: DenseKernel,
+    q: Float[Tensor, "*b n d"],
+    k: Float[Tensor, "*b s d"],
+    indices: Int[Tensor, "*#b m"],
+    *,
+    weights: Float[Tensor, "*#b m"] | None = None,
+    ridge: float = 0.0,
+    inverse: SquareInverse | None = None,
+) -> Float[Tensor, "*b n s"]:
+    """Approximate kernel(q, k) by the block of `nystrom_psd(complete(kernel, q, k), ...)` that it is.
+
+    Args:
+        kernel: A positive semidefinite kernel, such as those of `nystrom.kernels`.
+        q: Queries.
+        k: Keys.
+        indices: Landmarks: below n a query, from n on a key.
+        weights: Factors on the columns of S; they cancel without a ridge.
+        ridge: What is added to the diagonal of the landmarks' matrix.
+        inverse: What takes the place of the Moore-Penrose inverse, given that sum.
+
+    Raises:
+        ValueError: `ridge` is negative.
+    """
+    landmarks = _rows(torch.cat([q, k], dim=-2), indices)
+    inner = kernel(landmarks, landmarks)
+    return _through(kernel(q, landmarks), inner, kernel(landmarks, k), weights, ridge, inverse)
+
+
+def _rows(x: Float[Tensor, "*b n d"], indices: Int[Tensor, "*#b m"]) -> Float[Tensor, "*b m d"]:
+    return torch.take_along_dim(x, indices.expand(*x.shape[:-2], -1)[..., None], dim=-2)
+
+
+def _through(
+    left: Float[Tensor, "*b n m"],
+    inner: Float[Tensor, "*b m m"],
+    right: Float[Tensor, "*b m s"],
+    weights: Float[Tensor, "*#b m"] | None,
+    ridge: float,
+    inverse: SquareInverse | None,
+) -> Float[Tensor, "*b n s"]:
+    """The product of the outer factors with an inverse of the symmetric inner one between them."""
+    if not ridge >= 0:
+        raise ValueError(f"ridge is {ridge}; expected 0 or a positive number.")
+    if weights is not None:
+        weights = weights.to(inner)
+        left, right = left * weights[..., None, :], weights[..., :, None] * right
+        inner = weights[..., :, None] * inner * weights[..., None, :]
+    inner = inner + ridge * torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
+    if inverse is not None:
+        return left @ inverse(inner) @ right
+    values, vectors = torch.linalg.eigh(inner)
+    # As the Moore-Penrose inverse has it: what is within rounding of 0 counts as 0.
+    least = values.shape[-1] * torch.finfo(values.dtype).eps * values.amax(dim=-1, keepdim=True)
+    root = torch.where(values > least, values, torch.inf).rsqrt()
+    return (left @ vectors * root[..., None, :]) @ (root[..., :, None] * (vectors.mT @ right))

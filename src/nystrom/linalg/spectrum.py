@@ -1,0 +1,124 @@
+r"""What singular values and eigenvalues say about a matrix, for a batch of matrices.
+
+With singular values $\sigma_1 \ge \sigma_2 \ge \dots$ and $p_i = \sigma_i / \sum_j \sigma_j$:
+
+- spectral norm $\|A\| = \sigma_1$, from powers of $A^\top A$,
+- effective rank $\exp(-\sum_i p_i \ln p_i)$,
+- stable rank $\|A\|_F^2 / \|A\|^2$,
+- condition number, the largest singular value over the smallest.
+
+For symmetric positive semidefinite C and a ridge $\lambda > 0$:
+
+- leverage scores $\ell_i = (C (C + \lambda I)^{-1})_{ii}$, in [0, 1),
+- statistical dimension $\sum_i \ell_i$, roughly the number of eigenvalues above $\lambda$,
+- the Loewner order: $A \preceq B$ where $B - A$ has no negative eigenvalue.
+
+Source: Roy and Vetterli (2007) for the effective rank; Chen et al. (2021), arXiv:2111.00035, Theorem 2, for the rest.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.checks import check_at_least
+
+
+def spectral_norm(a: Float[Tensor, "*b n s"], *, steps: int = 32) -> Float[Tensor, "*b"]:
+    r"""Estimate the largest singular value of each matrix from below, by products with vectors.
+
+    A power iteration from a fixed start that keeps all its iterates: with Q an orthonormal basis of $(A^\top A)^i x$,
+    i below `steps`, the result is $\|A Q\|$, at least what the last power alone gives. It is exact up to rounding where
+    `steps` is n or s at least. Below that the relative error falls roughly as
+    $e^{-4 i \sqrt{1 - \sigma_2 / \sigma_1}}$; 32 steps leave about $10^{-6}$ on a square matrix of random numbers.
+
+    Args:
+        a: Matrices, such as an approximation less what it approximates; one that is not finite gives NaN.
+        steps: Powers, each of two products of the matrix with a vector.
+
+    Raises:
+        ValueError: `steps` is below 1.
+    """
+    check_at_least("steps", steps, 1)
+    a = a.mT if a.shape[-1] > a.shape[-2] else a
+    # Relative to the largest entry, so that squares neither overflow nor vanish.
+    size = a.abs().amax(dim=(-2, -1), keepdim=True)
+    a = torch.where(size.isfinite() & (size > 0), a / size, 0.0)
+    # A generator of its own: the same start in every call, and no other draw moves.
+    start = torch.randn(a.shape[-1], 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = start.to(a).expand(*a.shape[:-2], -1, -1)
+    basis = x[..., :0]
+    for _ in range(min(steps, a.shape[-1])):
+        x = x - basis @ (basis.mT @ x)
+        length = torch.linalg.vector_norm(x, dim=-2, keepdim=True)
+        x = x / torch.where(length > 0, length, 1.0)
+        basis = torch.cat([basis, x], dim=-1)
+        x = a.mT @ (a @ x)
+    # What rounding has left of earlier vectors in later ones goes here, so that the result is never too large.
+    norm = torch.linalg.matrix_norm(a @ torch.linalg.qr(basis).Q, ord=2)
+    return torch.where(size.isfinite(), norm[..., None, None] * size, torch.nan)[..., 0, 0]
+
+
+def effective_rank(singular_values: Float[Tensor, "*b r"]) -> Float[Tensor, "*b"]:
+    """Exponential of the entropy of the singular values over their sum: r where all are equal; NaN where all are 0."""
+    shares = singular_values / singular_values.sum(dim=-1, keepdim=True)
+    return torch.special.entr(shares).sum(dim=-1).exp()
+
+
+def stable_rank(singular_values: Float[Tensor, "*b r"]) -> Float[Tensor, "*b"]:
+    """Sum of squares of the singular values over the largest square, at most the rank; NaN where all are 0."""
+    largest = singular_values.amax(dim=-1, keepdim=True)
+    return (singular_values / largest).square().sum(dim=-1)
+
+
+def condition_number(singular_values: Float[Tensor, "*b r"]) -> Float[Tensor, "*b"]:
+    """The largest singular value over the smallest: infinite for a singular matrix, NaN where all are 0."""
+    return singular_values.amax(dim=-1) / singular_values.amin(dim=-1)
+
+
+def statistical_dimension(c: Float[Tensor, "*b n n"], ridge: float | Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    r"""Trace of $C (C + \lambda I)^{-1}$.
+
+    Args:
+        c: Symmetric positive semidefinite matrices; eigenvalues that rounding has made negative count as 0.
+        ridge: $\lambda$, one for all matrices or one for each.
+
+    Raises:
+        ValueError: `ridge` is not positive.
+    """
+    return _shrunk(torch.linalg.eigvalsh(c), ridge).sum(dim=-1)
+
+
+def leverage_scores(c: Float[Tensor, "*b n n"], ridge: float | Float[Tensor, "*b"]) -> Float[Tensor, "*b n"]:
+    r"""Diagonal of $C (C + \lambda I)^{-1}$; it sums to the statistical dimension.
+
+    Args:
+        c: Symmetric positive semidefinite matrices; eigenvalues that rounding has made negative count as 0.
+        ridge: $\lambda$, one for all matrices or one for each.
+
+    Raises:
+        ValueError: `ridge` is not positive.
+    """
+    values, vectors = torch.linalg.eigh(c)
+    return (vectors.square() @ _shrunk(values, ridge)[..., None])[..., 0]
+
+
+def loewner_gap(a: Float[Tensor, "*b n n"], b: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
+    r"""Smallest eigenvalue of $B - A$: $A \preceq B$ in the Loewner order where it is not negative.
+
+    Rounding moves it by about n eps $\|B - A\|$, and an error E in the entries of A or B by $\|E\|$ at most, so that a
+    gap above $-n\, \text{eps}\, (\|A\| + \|B\|)$ is none that float numbers can tell from 0.
+
+    Args:
+        a: Symmetric matrices.
+        b: Symmetric matrices.
+    """
+    return torch.linalg.eigvalsh(b - a).amin(dim=-1)
+
+
+def _shrunk(values: Float[Tensor, "*b n"], ridge: float | Float[Tensor, "*b"]) -> Float[Tensor, "*b n"]:
+    """Eigenvalues of C (C + ridge I)^-1 from those of C."""
+    ridge = torch.as_tensor(ridge, dtype=values.dtype, device=values.device)
+    if not (ridge > 0).all():
+        raise ValueError(f"ridge is {ridge.tolist()}; expected positive numbers.")
+    values = values.clamp(min=0)
+    return values / (values + ridge[..., None])
