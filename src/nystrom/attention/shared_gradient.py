@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.stretches import pieces
+from nystrom.attention.stretches import known_signature, pieces
 from nystrom.landmarks import segment_means, segments, take
 
 
@@ -32,6 +32,7 @@ def with_segment_means(
 
 class _WithMeans(torch.autograd.Function):
     @staticmethod
+    @known_signature
     def forward(x: Tensor, m: int, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         return _plain(x, m, keep)
 

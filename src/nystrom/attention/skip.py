@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from nystrom.attention.stretches import Piece, pieces
+from nystrom.attention.stretches import Piece, known_signature, pieces
 from nystrom.checks import check_at_least
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import check_keep, zero_masked
@@ -148,6 +148,7 @@ class _Convolution(torch.autograd.Function):
     """
 
     @staticmethod
+    @known_signature
     def forward(v: Tensor, w: Tensor, to: Tensor | None) -> tuple[Tensor, Tensor]:
         out = torch.empty_like(v)
         for piece, part in _convolved(v, w):

@@ -6,7 +6,9 @@ size n x m is stored, and the result may be added to what is there already. Wher
 recorded, and inside `torch.vmap`, the plain formula is used, which stores n x m numbers and has every derivative.
 """
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -19,6 +21,7 @@ _NUMBERS = 2**19
 _SHORTEST = 32
 
 Piece = tuple[slice, slice, slice]
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def runs_in_stretches(*inputs: Tensor) -> bool:
@@ -42,6 +45,15 @@ def pieces(batch: int, tokens: int, numbers: int) -> Iterator[Piece]:
     for first in range(0, batch, group):
         for start in range(0, tokens, length):
             yield slice(first, first + group), slice(None), slice(start, min(tokens, start + length))
+
+
+def known_signature(forward: F) -> F:
+    """Keep the signature of the `forward` of an autograd.Function.
+
+    torch binds the arguments of each call to it; finding it anew each time takes longer than a short stretch.
+    """
+    forward.__signature__ = inspect.signature(forward)  # pyright: ignore[reportFunctionMemberAccess]
+    return forward
 
 
 def add_attention(
@@ -68,6 +80,7 @@ def add_attention(
 
 class _AddAttention(torch.autograd.Function):
     @staticmethod
+    @known_signature
     def forward(
         out: Tensor,
         q: Tensor,
