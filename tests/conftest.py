@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,3 +90,40 @@ def pairs(tmp_path_factory) -> Path:
         lines = [json.dumps({"text1": a, "text2": b, "label": i % 2}) for i, (a, b) in enumerate(texts)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     return prepare_retrieval(folder, folder / "retrieval", progress=False)
+
+
+@pytest.fixture
+def hooks() -> Iterator[ExitStack]:
+    """Holds the hooks that a test has set, which go with it."""
+    with ExitStack() as handles:
+        yield handles
+
+
+@pytest.fixture
+def after_forward(hooks) -> Callable[[type, Callable], None]:
+    """Call a function with each module of a class, its keyword inputs and its output; what it gives replaces that."""
+
+    def add(kind: type, call: Callable) -> None:
+        def hook(module, _, named, output):
+            return call(module, named, output) if isinstance(module, kind) else None
+
+        hooks.enter_context(register_module_forward_hook(hook, with_kwargs=True))
+
+    return add
+
+
+@pytest.fixture
+def around_step(hooks) -> Callable[..., None]:
+    """Call functions with the weights before and after each step of AdamW."""
+
+    def add(*, before: Callable | None = None, after: Callable | None = None) -> None:
+        for call, register in ((before, register_optimizer_step_pre_hook), (after, register_optimizer_step_post_hook)):
+
+            def hook(optimizer, *_, call=call):
+                if type(optimizer) is torch.optim.AdamW:
+                    call([weight for group in optimizer.param_groups for weight in group["params"]])
+
+            if call is not None:
+                hooks.callback(register(hook).remove)
+
+    return add

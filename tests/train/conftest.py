@@ -1,18 +1,13 @@
 """A small data set, and runs of a few steps on it."""
 
 import csv
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.modules.module import register_module_forward_hook
-from torch.optim import AdamW
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from nystrom.models import EncoderForSequenceClassification
 from nystrom.train.engine import train
 from nystrom.train.run.trainer import EncoderTrainer
 
@@ -77,40 +72,3 @@ def interrupt_at() -> Callable[[pytest.MonkeyPatch, int], None]:
         patch.setattr(EncoderTrainer, "training_step", training_step)
 
     return interrupt
-
-
-@pytest.fixture
-def hooks() -> Iterator[ExitStack]:
-    """Hooks of torch that a test has set, and that go with it."""
-    with ExitStack() as handles:
-        yield handles
-
-
-@pytest.fixture
-def after_forward(hooks) -> Callable[[Callable], None]:
-    """Call a function with each model, its inputs and its output; what it gives takes the output's place."""
-
-    def add(call: Callable) -> None:
-        def hook(module, _, inputs, output):
-            return call(module, inputs, output) if isinstance(module, EncoderForSequenceClassification) else None
-
-        hooks.enter_context(register_module_forward_hook(hook, with_kwargs=True))
-
-    return add
-
-
-@pytest.fixture
-def around_step(hooks) -> Callable[..., None]:
-    """Call functions with the parameters before and after each step of the optimizer."""
-
-    def add(*, before: Callable | None = None, after: Callable | None = None) -> None:
-        for call, register in ((before, register_optimizer_step_pre_hook), (after, register_optimizer_step_post_hook)):
-
-            def hook(optimizer, *_, call=call):
-                if type(optimizer) is AdamW:
-                    call([weight for group in optimizer.param_groups for weight in group["params"]])
-
-            if call is not None:
-                hooks.callback(register(hook).remove)
-
-    return add

@@ -28,14 +28,17 @@ def usable_device(device: str) -> str:
     return device
 
 
-def usable_precision(precision: str, device: str) -> str:
+def usable_precision(precision: str, device: str, *, has_bfloat16: bool | None = None) -> str:
     """What to compute in: "auto" means bfloat16 on an accelerator that has it, and float32 elsewhere.
+
+    Args:
+        precision: A word of `Precision`.
+        device: "cpu" or "cuda".
+        has_bfloat16: Whether the accelerator computes in bfloat16; torch is asked where it is not given.
 
     Raises:
         ValueError: Another word, or one that the device cannot compute in.
     """
-    import torch
-
     check_choice("precision", precision, get_args(Precision))
     if precision == "float16" and device == "cpu":
         raise ValueError(
@@ -43,19 +46,26 @@ def usable_precision(precision: str, device: str) -> str:
         )
     if device == "cpu":
         return "float32" if precision == "auto" else precision
-    has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if has_bfloat16 is None:
+        import torch
+
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bfloat16" and not has_bfloat16:
-        name = torch.cuda.get_device_name()
-        raise ValueError(f"precision is 'bfloat16', but {name} does not compute in it: take 'float16' or 'float32'.")
+        raise ValueError("precision is 'bfloat16', but this GPU does not compute in it: take 'float16' or 'float32'.")
     return ("bfloat16" if has_bfloat16 else "float32") if precision == "auto" else precision
 
 
-def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, in the words of CUDA_VISIBLE_DEVICES."""
-    import torch
+def visible_gpus(count: int | None = None) -> list[str]:
+    """The GPUs that this process may use, in the words of CUDA_VISIBLE_DEVICES.
 
+    Args:
+        count: How many torch sees; it is asked where this is not given.
+    """
+    if count is None:
+        import torch
+
+        count = torch.cuda.device_count()
     words = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = torch.cuda.device_count()
     return [str(i) for i in range(count)] if words is None else words.split(",")[:count]
 
 

@@ -1,5 +1,6 @@
 """The grid trains what is missing, loses nothing to a kill, and leaves no process behind."""
 
+import inspect
 import json
 import os
 import shlex
@@ -21,8 +22,9 @@ from nystrom.cli.main import main
 from nystrom.measure.rows import read_rows
 from nystrom.report.lra.tables import lra_lines
 from nystrom.tasks.lra.listops.task import prepare_listops
-from nystrom.train.grid.plan import run_grid
-from nystrom.train.grid.processes import Grid
+from nystrom.train.engine import train
+from nystrom.train.grid.plan import Planned, run_grid, run_of
+from nystrom.train.settings import settle
 
 SMALL = {"tasks": ["listops"], "methods": ["softmax"], "seeds": [0], "preset": "demo", "steps": 60, "threads": 1}
 NAME = "listops-softmax-demo-seed0"
@@ -85,16 +87,30 @@ def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
         assert test.command.startswith(f"nystrom train listops --attention {method} --preset demo --seed 0 --steps 60")
 
 
-def test_a_grid_compiles_where_it_is_asked_to(grid, tmp_path, monkeypatch):
+def test_a_grid_compiles_where_it_is_asked_to(grid, whole, monkeypatch):
     asked = []
     monkeypatch.setattr("nystrom.train.run.compiling.check_compiler", asked.append)
-    monkeypatch.setattr(Grid, "train", lambda self, runs: asked.extend(run.arguments["compile"] for run in runs))
-    grid(tmp_path, compile=True)
-    assert asked == ["cpu", True]
+    with pytest.raises(ValueError, match="compile is True but was False"):
+        grid(whole, compile=True)
+    assert asked == ["cpu"]
 
 
-def test_what_is_finished_is_skipped(whole, grid, capsys, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+def test_a_run_is_given_all_that_a_training_takes(tmp_path):
+    changes = {"steps": 60, "batch_size": 8}
+    settings = settle(
+        "listops", attention="softmax", options=None, conv_kernel_size=None, preset="demo", device="cpu",
+        precision="auto", accumulation=2, seed=3, changes=changes, compile=True,
+    )  # fmt: skip
+    arguments = run_of(tmp_path, Planned("one", settings), Path("data"), threads=1).arguments
+    # The child resumes where there is something to resume; a grid takes prepared data.
+    left_out = {"resume", "text_field", "label_field", "pair_field"}
+    assert arguments.keys() == inspect.signature(train).parameters.keys() - left_out
+    assert (arguments["compile"], arguments["batch_size"], arguments["accumulation"], arguments["seed"]) == (
+        True, 8, 2, 3,
+    )  # fmt: skip
+
+
+def test_what_is_finished_is_skipped(whole, grid, capsys):
     before = (whole / "lra.csv").read_bytes()
     assert grid(whole, methods=["softmax", "linear"]) == []
     printed = capsys.readouterr().out.splitlines()
@@ -198,25 +214,25 @@ def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
         ({"tasks": ["listops", "text"]}, "prepare text --from FILES --to .*text-demo"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_any_training(whole, grid, monkeypatch, wrong, says):
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+def test_what_cannot_be_run_is_refused_before_any_training(whole, grid, capsys, wrong, says):
     with pytest.raises(ValueError, match=says):
         grid(whole, **wrong)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("last", ["lisops", "text"])
-def test_nothing_is_drawn_for_a_grid_that_cannot_run(grid, tmp_path, monkeypatch, last):
-    monkeypatch.setattr("nystrom.train.data.tasks.prepare_listops", lambda *_, **__: pytest.fail("data were drawn"))
+def test_nothing_is_drawn_for_a_grid_that_cannot_run(grid, tmp_path, last):
     with pytest.raises(ValueError, match=r"'lisops' is unknown|prepare text --from FILES"):
         grid(tmp_path / "runs", tasks=["listops", last], data=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
-def test_other_data_are_refused_before_any_training(whole, grid, tmp_path, monkeypatch):
+def test_other_data_are_refused_before_any_training(whole, grid, tmp_path, capsys):
     sizes = {"train": 64, "val": 20, "test": 30, "min_length": 5, "max_length": 41}
     prepare_listops(tmp_path / "listops-demo", **sizes, seed=1, progress=False)
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     with pytest.raises(ValueError, match="whose data were others"):
         grid(whole, data=tmp_path)
+    assert capsys.readouterr().out == ""
 
 
 def test_two_grids_do_not_share_a_folder(whole, grid):

@@ -1,10 +1,12 @@
 """Presets hold the numbers of the papers' code."""
 
 import pytest
+import torch
 
 from nystrom.attention.registry import METHODS
 from nystrom.gpu import launch
 from nystrom.train.engine import train
+from nystrom.train.hardware import usable_precision
 from nystrom.train.presets.published import PRESETS, find_preset
 from nystrom.train.settings import settle
 
@@ -215,20 +217,17 @@ def test_settings_that_cannot_be_used_are_refused(wrong, says):
         settled(**({"preset": "nystromformer"} | wrong))
 
 
-def test_an_accelerator_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_an_accelerator_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="device is 'cuda', but torch finds none here"):
         settled("demo", device="cuda")
 
 
-def test_auto_means_bfloat16_on_an_accelerator_that_has_it(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Old")
-    for has, wanted in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation, has=has: has)
-        assert settled("demo", device="auto").precision == wanted
-    with pytest.raises(ValueError, match="precision is 'bfloat16', but Old does not compute in it"):
-        settled("demo", device="cuda", precision="bfloat16")
+def test_auto_means_bfloat16_on_an_accelerator_that_has_it():
+    assert usable_precision("auto", "cuda", has_bfloat16=True) == "bfloat16"
+    assert usable_precision("auto", "cuda", has_bfloat16=False) == "float32"
+    with pytest.raises(ValueError, match=r"precision is 'bfloat16'.*take 'float16' or 'float32'"):
+        usable_precision("bfloat16", "cuda", has_bfloat16=False)
 
 
 @pytest.mark.refuses

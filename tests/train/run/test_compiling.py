@@ -13,22 +13,27 @@ from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 from nystrom.train.engine import evaluate
 from nystrom.train.run import compiling
 from nystrom.train.run.compiling import compile_model
-from nystrom.train.run.trainer import EncoderTrainer
 
 # The method with the smallest graph.
 SOFTMAX = {"attention": "softmax", "options": {}}
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """The graph as for any compiler, run operation by operation; none from other tests."""
-    monkeypatch.setattr(compiling, "BACKEND", "eager")
+def backend(monkeypatch):
+    """Chooses what takes the graphs of runs; before that, they run operation by operation."""
+
+    def choose(backend):
+        monkeypatch.setattr(compiling, "BACKEND", backend)
+
+    choose("eager")
+    # None from other tests.
     torch._dynamo.reset()
+    return choose
 
 
-def test_a_compiled_run_gives_the_result_of_the_plain_one(small_run, data, tmp_path, monkeypatch, weights, curves):
+def test_a_compiled_run_gives_the_result_of_the_plain_one(small_run, data, tmp_path, backend, weights, curves):
     # With a graph of the backward, too.
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    backend("aot_eager")
     # A method whose weights belong to positions.
     changes = {"attention": "linformer", "options": {}, "dropout": 0.0, "steps": 6, "evaluate_every": 6}
     plain = small_run(tmp_path / "plain", **changes)
@@ -52,28 +57,22 @@ def test_autocast_and_pairs_compile_too(small_run, pairs, tmp_path, weights, cha
     assert_close(weights(compiled, 3), weights(plain, 3), **close)
 
 
-def test_one_graph_serves_all_steps_and_one_each_size_of_evaluation(small_run, tmp_path, monkeypatch):
-    graphs, shapes = [], set()
+def test_one_graph_serves_all_steps_and_one_each_size_of_evaluation(small_run, tmp_path, backend):
+    graphs, shapes = [], []
 
-    def backend(graph, inputs):
+    def count(graph, inputs):
         graphs.append(sum(node.op == "call_function" for node in graph.graph.nodes))
+        shapes.append({tuple(x.shape) for x in inputs if x.dtype == torch.int64 and x.ndim == 2})
         return graph.forward
 
-    inner = EncoderTrainer.training_step
-
-    def training_step(self, model, inputs, *rest):
-        shapes.add(tuple(inputs["input_ids"].shape))
-        return inner(self, model, inputs, *rest)
-
-    monkeypatch.setattr(compiling, "BACKEND", backend)
-    monkeypatch.setattr(EncoderTrainer, "training_step", training_step)
+    backend(count)
     small_run(tmp_path / "run", compile=True, **SOFTMAX)
-    # The demo's positions, whatever the samples of a batch need.
-    assert shapes == {(8, 512)}
     # The steps; the 20 samples of the evaluations, by eight and the last four. One more shows first that there is a
     # compiler.
     assert len(graphs) == 4
     assert graphs[0] < 5 < 50 < min(graphs[1:])
+    # The demo's positions, whatever the samples of a batch need.
+    assert set().union(*shapes) == {(8, 512), (4, 512)}
 
 
 def test_a_compiled_run_goes_on_where_it_was_cut_off(small_run, tmp_path, monkeypatch, weights, curves, interrupt_at):
@@ -91,21 +90,20 @@ def test_a_compiled_run_goes_on_where_it_was_cut_off(small_run, tmp_path, monkey
     assert curves(broken) == curves(whole)
 
 
-def test_where_torch_cannot_compile_the_run_is_refused_before_there_is_a_model(small_run, tmp_path, monkeypatch):
-    def backend(graph, inputs):
+def test_where_torch_cannot_compile_the_run_leaves_no_folder(small_run, tmp_path, backend):
+    def fail(graph, inputs):
         raise RuntimeError("no compiler\nwas found")
 
-    monkeypatch.setattr(compiling, "BACKEND", backend)
-    monkeypatch.setattr(EncoderForSequenceClassification, "__init__", lambda *a: pytest.fail("a model was made"))
+    backend(fail)
     with pytest.raises(ValueError, match=r"compile is on, but torch cannot compile for 'cpu' here \(.*no compiler.*\)"):
         small_run(tmp_path / "run", compile=True)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_in_one_graph(method, monkeypatch):
+def test_every_method_trains_in_one_graph(method, backend):
     graphs = []
-    monkeypatch.setattr(compiling, "BACKEND", lambda graph, inputs: graphs.append(graph) or graph.forward)
+    backend(lambda graph, inputs: graphs.append(graph) or graph.forward)
     config = EncoderConfig(
         vocab_size=20,
         hidden_size=8,
@@ -129,8 +127,8 @@ def test_every_method_trains_in_one_graph(method, monkeypatch):
 @pytest.mark.slow
 # torch's own code generator imports a part of torch that is deprecated.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-def test_inductor_gives_the_result_of_the_plain_run(small_run, tmp_path, monkeypatch, weights):
-    monkeypatch.setattr(compiling, "BACKEND", "inductor")
+def test_inductor_gives_the_result_of_the_plain_run(small_run, tmp_path, backend, weights):
+    backend("inductor")
     changes = {"steps": 3, "dropout": 0.0, "threads": 1}
     plain, compiled = (small_run(tmp_path / str(compile), compile=compile, **changes) for compile in (False, True))
     # Fused sums in float32, over three steps of Adam.

@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from nystrom.measure.rows import read_rows
+from nystrom.models import EncoderForSequenceClassification
 from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
 from nystrom.train.data.batches import TrainingOrder
 from nystrom.train.engine import evaluate
@@ -28,7 +29,10 @@ def test_evaluation_takes_no_more_samples_at_a_time_than_a_step(
     small_run, data, tmp_path, after_forward, accumulation, part
 ):
     sizes = {True: [], False: []}
-    after_forward(lambda model, inputs, _: sizes[model.training].append(len(inputs["input_ids"])))
+    after_forward(
+        EncoderForSequenceClassification,
+        lambda model, inputs, _: sizes[model.training].append(len(inputs["input_ids"])),
+    )
     run = small_run(tmp_path / "run", steps=3, dropout=0.0, accumulation=accumulation)
     assert {*sizes[True]} == {part} == {max(sizes[False])}
     # The 20 samples of the one evaluation, and the 30 of the test, each once.
@@ -40,7 +44,10 @@ def test_evaluation_takes_no_more_samples_at_a_time_than_a_step(
 
 def test_the_order_of_the_samples_is_that_of_the_seed_and_the_whole_batch(small_run, data, tmp_path, after_forward):
     seen = []
-    after_forward(lambda model, inputs, _: seen.extend(inputs["attention_mask"].sum(1)) if model.training else None)
+    after_forward(
+        EncoderForSequenceClassification,
+        lambda model, inputs, _: seen.extend(inputs["attention_mask"].sum(1)) if model.training else None,
+    )
     small_run(tmp_path / "run", seed=5, steps=3, accumulation=2)
     lengths = ListOps(data, "train").lengths
     assert seen == [lengths[i] for i in TrainingOrder(lengths, batch_size=8, steps=3, seed=5)]
@@ -86,7 +93,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(small_run, tmp_path, after_forw
         calls.extend([None] if model.training else [])
         return output if len(calls) < 8 else type(output)(loss=output.loss * torch.nan, logits=output.logits)
 
-    after_forward(spoil)
+    after_forward(EncoderForSequenceClassification, spoil)
     good = tmp_path / "run" / "checkpoint-6"
     with pytest.raises(
         FloatingPointError, match=f"the loss is nan at step 8 of 12; the last good checkpoint is {good}"
@@ -118,7 +125,10 @@ def test_gradients_are_clipped_by_value_where_the_preset_says_so(small_run, tmp_
 
     around_step(before=note)
     # Gradients a thousand times as large as they are.
-    after_forward(lambda model, _, output: type(output)(loss=1000 * output.loss, logits=output.logits))
+    after_forward(
+        EncoderForSequenceClassification,
+        lambda model, _, output: type(output)(loss=1000 * output.loss, logits=output.logits),
+    )
     for name in ("nystromformer", "skyformer"):
         small_run(tmp_path / name, preset=name, steps=3, data=_short_samples(tmp_path / f"{name}-data"))
     assert max(largest["skyformer"]) == 1
@@ -135,7 +145,7 @@ def test_the_best_checkpoint_is_chosen_after_the_share_that_the_preset_says(smal
         classes = inputs["labels"] + (torch.arange(4) >= count)
         return type(output)(loss=output.loss, logits=torch.eye(10)[classes % 10])
 
-    after_forward(judge)
+    after_forward(EncoderForSequenceClassification, judge)
     # A fifth of the steps, which the first evaluation is within.
     run = small_run(tmp_path / "run", preset="skyformer", data=_short_samples(tmp_path / "data"), evaluate_every=2)
     assert {row.quantity: row.value for row in read_rows(run / "rows.csv")}["best step"] == 4

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 # The exit code where no memory was left; the parent tries such a run again.
@@ -22,16 +23,24 @@ def main() -> int:
     threading.Thread(target=end_with_parent, daemon=True).start()
     arguments = json.loads(sys.argv[1])
 
-    import torch
+    def work() -> None:
+        from nystrom.train.engine import train
+        from nystrom.train.run.folder import RunFolder
 
-    from nystrom.train.engine import train
-    from nystrom.train.run.folder import RunFolder
-
-    run = RunFolder(Path(arguments.pop("to")))
-    data = Path(arguments.pop("data"))
-    try:
+        run = RunFolder(Path(arguments.pop("to")))
+        data = Path(arguments.pop("data"))
         run.wait(_WAIT_SECONDS)
         train(**arguments, data=data, to=run.path, resume=run.is_started)
+
+    return exit_code(work)
+
+
+def exit_code(work: Callable[[], object]) -> int:
+    """Do some work, and give the exit code that says how it ended; what went wrong is printed."""
+    import torch
+
+    try:
+        work()
     except (MemoryError, torch.OutOfMemoryError) as error:
         print(f"out of memory: {error}", file=sys.stderr)
         return OUT_OF_MEMORY

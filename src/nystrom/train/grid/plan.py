@@ -154,7 +154,7 @@ def run_grid(
         plans.append((base, folder, planned))
     with _alone(to):
         _prepare(to, plans, check_compile=compile and usable == "cpu")
-        runs = [_run(to, each, folder, threads) for _, folder, planned in plans for each in planned]
+        runs = [run_of(to, each, folder, threads=threads) for _, folder, planned in plans for each in planned]
         gpus = visible_gpus() if usable == "cuda" else []
         return Grid(to, jobs=jobs, gpus=gpus).train(runs)
 
@@ -173,7 +173,8 @@ def _prepare(to: Path, plans: Sequence[tuple[Preset, Path, list[Planned]]], *, c
         _check(to, planned, folder)
 
 
-def _run(to: Path, planned: Planned, data: Path, threads: int) -> Run:
+def run_of(to: Path, planned: Planned, data: Path, *, threads: int) -> Run:
+    """The run of a plan, with all that `train` takes."""
     settings = planned.settings
     arguments: dict[str, object] = {
         "task": settings.task,

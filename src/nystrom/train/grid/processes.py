@@ -24,6 +24,7 @@ from nystrom.train.grid.child import OUT_OF_MEMORY
 from nystrom.train.run.folder import RunFolder
 
 TABLE = "lra.csv"
+CHILD = (sys.executable, "-m", "nystrom.train.grid.child")
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,11 @@ class Grid:
         to: Folder of the runs.
         jobs: Processes at a time.
         gpus: GPUs for them, in the words of CUDA_VISIBLE_DEVICES; none where they share the CPU and its memory.
+        command: What starts the process of a run; its arguments follow as JSON.
     """
 
-    def __init__(self, to: Path, *, jobs: int, gpus: Sequence[str] = ()):
-        self.to, self.jobs, self.gpus = to, jobs, gpus
+    def __init__(self, to: Path, *, jobs: int, gpus: Sequence[str] = (), command: Sequence[str] = CHILD):
+        self.to, self.jobs, self.gpus, self.command = to, jobs, gpus, command
         self.running: dict[subprocess.Popen[bytes], Run] = {}
         self.places: dict[subprocess.Popen[bytes], str] = {}
         self.failures: list[Failure] = []
@@ -82,7 +84,7 @@ class Grid:
         tried: set[str] = set()
         try:
             while waiting or again or self.running:
-                while waiting and len(self.running) < self.jobs and self._is_room():
+                while waiting and len(self.running) < self.jobs and self._is_room(psutil.virtual_memory().available):
                     self._start(waiting.popleft())
                 if again and not waiting and not self.running:
                     self._start(again.popleft())
@@ -100,9 +102,9 @@ class Grid:
             self._stop()
         return self.failures
 
-    def _is_room(self) -> bool:
-        """Whether the memory that is free holds another run as large as those so far."""
-        return not self.running or bool(self.gpus) or psutil.virtual_memory().available > 1e6 * self.peak
+    def _is_room(self, available: int) -> bool:
+        """Whether the memory that is free, in bytes, holds another run as large as those so far."""
+        return not self.running or bool(self.gpus) or available > 1e6 * self.peak
 
     def _next_gpu(self) -> str | None:
         """The GPU with the fewest runs; None where there is no choice."""
@@ -118,7 +120,7 @@ class Grid:
         environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
         with self._log(run).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "nystrom.train.grid.child", json.dumps(run.arguments)],
+                [*self.command, json.dumps(run.arguments)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
