@@ -10,7 +10,7 @@ A study has a folder of its own, TO/NAME-SIZE:
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +57,7 @@ def check_study(name: str, setting: Setting, to: Path) -> Job:
     assert not any(" " in part for part in names), names
     folder = folder_of(to, name, setting.size)
     check_folder(folder)
-    _check_setting(folder, plan.setting)
+    check_setting(folder, plan.setting)
     return Job(name, study, plan, setting, folder)
 
 
@@ -127,7 +127,8 @@ def draw_study(job: Job) -> Summary:
     return summary
 
 
-def _check_setting(folder: Path, wanted: Mapping[str, str]) -> None:
+def check_setting(folder: Path, wanted: Mapping[str, str]) -> None:
+    """Raise ValueError if the folder of a study holds rows of another setting than the one that is wanted."""
     file = folder / SETTING
     if not (folder / ROWS).exists() or not file.exists():
         return
@@ -171,10 +172,3 @@ def _provenance(rows: Sequence[Row]) -> str:
         (row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date) for row in rows
     ]
     return ", ".join(" and ".join(dict.fromkeys(values)) for values in zip(*shared, strict=True))
-
-
-def done_sizes(to: Path, name: str) -> Iterable[str]:
-    """The sizes at which a study in a folder has been run to its end."""
-    from nystrom.report.summary import SUMMARY
-
-    return [size for size in ("small", "paper") if (folder_of(to, name, size) / SUMMARY).is_file()]

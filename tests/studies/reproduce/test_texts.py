@@ -1,0 +1,44 @@
+import gzip
+import lzma
+
+import pytest
+
+from nystrom.studies.reproduce.texts import read_prose
+
+TEXT = "Die Brücke über den Fluß.\n\nThe hill, and the road.\n"
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("txt", bytes), ("txt.gz", gzip.compress), ("txt.xz", lzma.compress)])
+def test_prose_is_read_compressed_or_not(suffix, pack, tmp_path):
+    file = tmp_path / f"prose.{suffix}"
+    file.write_bytes(pack(TEXT.encode()))
+    prose = read_prose([file])
+    assert prose.text == TEXT
+    assert prose.name.startswith(f"prose.{suffix} (sha256 ")
+
+
+def test_other_words_have_another_name(tmp_path):
+    file, names = tmp_path / "prose.txt", set()
+    for text in (TEXT, TEXT + "x"):
+        file.write_text(text)
+        names.add(read_prose([file]).name)
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(b"\xff\xfe\x00words", "UTF-8"), (b"  \n", "empty"), (None, "not there")]
+)
+def test_no_prose_ends_in_one_line(content, says, tmp_path):
+    file = tmp_path / "prose.txt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=says) as error:
+        read_prose([file])
+    assert str(file) in str(error.value)
+
+
+def test_a_damaged_archive_ends_in_one_line(tmp_path):
+    file = tmp_path / "prose.xz"
+    file.write_bytes(lzma.compress(TEXT.encode() * 100)[:-20])
+    with pytest.raises(ValueError, match=r"prose\.xz"):
+        read_prose([file])
