@@ -14,7 +14,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from nystrom.report.plots.canvas import REFERENCE, check_figure, figure_of, look, save_figure
+from nystrom.report.plots.canvas import (
+    REFERENCE,
+    Look,
+    check_figure,
+    figure_of,
+    house_style,
+    method_looks,
+    save_figure,
+)
 from nystrom.report.plots.curves import read_curves
 from nystrom.report.printed.accuracies import LRA_CLASSES, LRA_TASKS
 
@@ -41,6 +49,7 @@ class _Drawn(NamedTuple):
     curve: _Curve
 
 
+@house_style()
 def draw_lra_curves(source: Path, path: Path) -> None:
     """Draw the runs of a grid, finished or not.
 
@@ -60,31 +69,30 @@ def draw_lra_curves(source: Path, path: Path) -> None:
         )
     tasks = sorted({task for task, _ in runs}, key=lambda task: (*LRA_TASKS, task).index(task))
     methods = list(dict.fromkeys(method for _, method in sorted(runs)))
-    figure = figure_of(1.8 + 3.6 * len(tasks), 4.0)
+    looks = method_looks(methods)
+    figure = figure_of(1.4 + 2.6 * len(tasks), 2.8)
     panels = figure.subplots(1, len(tasks), squeeze=False)[0]
     for axes, task in zip(panels, tasks, strict=True):
-        for place, method in enumerate(methods):
+        for method in methods:
             if (task, method) in runs:
-                _draw(axes, runs[task, method], method, place)
+                _draw(axes, runs[task, method], method, looks[method])
         if task in LRA_CLASSES:
             axes.axhline(100 / LRA_CLASSES[task], color=REFERENCE, linestyle="--", linewidth=1, label=_CHANCE)
         axes.margins(y=0.12)
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
-        axes.set_title(task, fontsize=11)
+        axes.set_title(task)
         axes.set_xlabel("seconds of training")
-        axes.grid(alpha=0.3)
+        axes.grid(True)
     panels[0].set_ylabel(f"{QUANTITY} (%)")
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     # Chance comes after the methods.
     handles = {name: handles[name] for name in sorted(handles, key=lambda name: name == _CHANCE)}
-    figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
+    figure.legend(handles.values(), handles.keys(), loc="outside right center")
     seeds = max(map(len, runs.values()))
-    figure.suptitle(
-        "one seed each" if seeds == 1 else f"mean of up to {seeds} seeds; bands: lowest to highest", fontsize=9
-    )
+    figure.suptitle("one seed each" if seeds == 1 else f"mean of up to {seeds} seeds; bands: lowest to highest")
     save_figure(figure, path)
 
 
@@ -160,16 +168,15 @@ def _read_gathered(path: Path) -> Iterator[_Drawn]:
         yield _Drawn(named["task"], named["method"] + besides, named["preset"], curve)
 
 
-def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, place: int) -> None:
+def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, look: Look) -> None:
     """One line with its band, over the steps that all its seeds have come to."""
     steps = sorted(set.intersection(*map(set, curves)))
     times = [statistics.fmean(curve[step][0] for curve in curves) for step in steps]
     values = [[100 * curve[step][1] for curve in curves] for step in steps]
-    colour, marker = look(place)
-    marker = marker if len(steps) <= 50 else ""
+    marker = look.marker if len(steps) <= 50 else ""
     means = [statistics.fmean(each) for each in values]
-    axes.plot(times, means, color=colour, marker=marker, markersize=4, linewidth=1.3, label=method)
+    axes.plot(times, means, color=look.colour, linestyle=look.line, marker=marker, label=method)
     if len(curves) > 1:
         axes.fill_between(
-            times, [min(each) for each in values], [max(each) for each in values], color=colour, alpha=0.15
+            times, [min(each) for each in values], [max(each) for each in values], color=look.colour, alpha=0.15
         )

@@ -6,7 +6,7 @@ drawn with matplotlib's own canvases: no window is opened, and no state is share
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,8 +81,8 @@ METHOD_LOOKS: dict[str, Look] = {
 
 
 def method_look(name: str) -> Look:
-    """How a method looks, by its name in rows, such as "nystrom-64": numbers behind a name do not count."""
-    base = re.sub(r"(-\d+)+$", "", name.removesuffix("+skip"))
+    """How a method looks, by its name in rows, such as "nystrom-64" or "nystrom, 4000": what follows does not count."""
+    base = re.sub(r"((-\d+)+|,.*| \(.*)$", "", name.removesuffix("+skip"))
     known = METHOD_LOOKS.get(base)
     if known is not None:
         return known
@@ -91,9 +91,21 @@ def method_look(name: str) -> Look:
     return Look(colour, marker, "-.")
 
 
+def method_looks(names: Iterable[str]) -> dict[str, Look]:
+    """How the methods of one figure look: those that share a colour and differ in their size differ in their line."""
+    seen: dict[Look, int] = {}
+    looks = {}
+    for name in names:
+        plain = method_look(name)
+        place = seen[plain] = seen.get(plain, -1) + 1
+        styles = ("-", "--", ":", "-.")
+        looks[name] = plain._replace(line=styles[(styles.index(plain.line) + place) % len(styles)])
+    return looks
+
+
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Fonts, lines and grids that all figures share, legible where a figure is as wide as printed."""
+    """Fonts, lines and grids that all figures share, legible where a figure is as wide as printed; also a decorator."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):

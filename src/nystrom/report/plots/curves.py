@@ -3,12 +3,13 @@
 import csv
 from pathlib import Path
 
-from nystrom.report.plots.canvas import figure_of, look, save_figure
+from nystrom.report.plots.canvas import figure_of, house_style, look, save_figure
 
 _COLUMNS = ("step", "quantity", "value", "seconds")
 _SPLITS = ("train", "validation", "test")
 
 
+@house_style()
 def draw_curves(csv_path: Path, path: Path) -> None:
     """Draw training curves: a panel for each kind of quantity, in it a line per split.
 
@@ -24,7 +25,7 @@ def draw_curves(csv_path: Path, path: Path) -> None:
     """
     curves = {name: [(step, value) for step, value, _ in points] for name, points in read_curves(csv_path).items()}
     kinds = list(dict.fromkeys(_kind(name) for name in curves))
-    figure = figure_of(5.0 * len(kinds), 3.8)
+    figure = figure_of(3.4 * len(kinds), 2.6)
     panels = figure.subplots(1, len(kinds), squeeze=False, sharex=True)[0]
     for axes, kind in zip(panels, kinds, strict=True):
         for name in (name for name in curves if _kind(name) == kind):
@@ -33,12 +34,12 @@ def draw_curves(csv_path: Path, path: Path) -> None:
             colour, marker = look(_SPLITS.index(split) if split else len(_SPLITS))
             steps, values = zip(*sorted(curves[name]), strict=True)
             marker = marker if len(steps) <= 50 else ""
-            axes.plot(steps, values, color=colour, marker=marker, markersize=5, linewidth=1.3, label=split or kind)
+            axes.plot(steps, values, color=colour, marker=marker, label=split or kind)
         axes.set_ylabel(kind)
         axes.set_xlabel("step")
-        axes.grid(alpha=0.3)
+        axes.grid(True)
         if any(name != kind for name in curves if _kind(name) == kind):
-            axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     save_figure(figure, path)
 
 
