@@ -1,4 +1,3 @@
-import functools
 import inspect
 import math
 import re
@@ -9,12 +8,14 @@ import torch
 import tyro
 
 from nystrom.measure.rows import read_rows
-from nystrom.studies.speed import floor, interleaved, sweep
 from nystrom.studies.speed.asked import command_line
-from nystrom.studies.speed.contenders import table as contenders
-from nystrom.studies.speed.contenders.inputs import Call
-from nystrom.studies.speed.contenders.table import Contender
+from nystrom.studies.speed.contenders.inputs import Call, Sizes
+from nystrom.studies.speed.contenders.table import Contender, Ours
 from nystrom.studies.speed.efficiency import run_efficiency
+from nystrom.studies.speed.interleaved import Cell, Setup
+from nystrom.studies.speed.sweep import cells_of, sweep_lengths
+
+CPU = torch.device("cpu")
 
 SMALL = {"lengths": (16, 32), "methods": ("softmax", "nystrom-8"), "batch": 1, "heads": 2, "width": 8, "repeats": 3}
 SMALL |= {"kernel_size": 3}
@@ -26,14 +27,21 @@ def measured(capsys):
     return lambda: [int(n) for n in re.findall(r"^n=(\d+): \d+ of", capsys.readouterr().err, flags=re.MULTILINE)]
 
 
-@pytest.fixture
-def joins(monkeypatch):
-    """Adds a method that is built by a function, for one test."""
+def cells(*passes, **builds):
+    """Methods that are built by a function."""
+    return tuple(
+        Cell(name, Contender(name, None, build), 0, False, timed)
+        for name, build in builds.items()
+        for timed in passes or ("forward", "forward+backward")
+    )
 
-    def add(name, build):
-        monkeypatch.setitem(contenders.CONTENDERS, name, Contender(name, None, build))
 
-    return add
+def setup(cells, *, dtype="float32", **changes):
+    """What `run_efficiency` would measure with these methods."""
+    sizes = Sizes(1, 2, 8, 3, getattr(torch, dtype), CPU, "tokens")
+    plain = {"repeats": 3, "seed": 0, "threads": torch.get_num_threads(), "limit_seconds": 60.0}
+    plain |= {"device": "cpu", "command": "nystrom bench efficiency --lengths 16"}
+    return Setup(cells, sizes, dtype, **plain | changes)
 
 
 def test_rows_hold_each_method_pass_quantity_and_length(tmp_path):
@@ -73,7 +81,7 @@ def test_memory_is_that_of_the_matrices(tmp_path):
     assert rows["softmax-materialised", "forward+backward memory"] > rows["softmax-materialised", "forward memory"]
 
 
-def test_methods_take_turns_after_one_warm_up(tmp_path, joins):
+def test_methods_take_turns_after_one_warm_up(tmp_path):
     turns = []
 
     def builder(name):
@@ -88,13 +96,12 @@ def test_methods_take_turns_after_one_warm_up(tmp_path, joins):
 
         return build
 
-    for name in ("one", "two"):
-        joins(name, builder(name))
-    run_efficiency(lengths=(4,), methods=("one", "two"), passes=("forward+backward",), repeats=3, to=tmp_path)
+    both = cells("forward+backward", one=builder("one"), two=builder("two"))
+    sweep_lengths((4,), setup(both), tmp_path / "rows.csv")
     assert turns == ["one", "two"] * 5
 
 
-def test_a_run_goes_on_where_it_was_interrupted(tmp_path, joins, capsys):
+def test_a_run_goes_on_where_it_was_interrupted(tmp_path, capsys):
     interrupted = []
 
     def build(inputs, number, skip):
@@ -103,14 +110,13 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path, joins, capsys):
             raise KeyboardInterrupt
         return Call(lambda: sum(inputs.leaves), inputs.leaves)
 
-    joins("interrupted", build)
-    asked = SMALL | {"methods": ("interrupted", "softmax")}
+    asked = (16, 32), setup(cells(interrupted=build)), tmp_path / "rows.csv"
     with pytest.raises(KeyboardInterrupt):
-        run_efficiency(**asked, to=tmp_path)
-    assert "efficiency.csv keeps the lengths that are done" in capsys.readouterr().err
-    kept = read_rows(tmp_path / "efficiency.csv")
+        sweep_lengths(*asked)
+    assert "rows.csv keeps the lengths that are done" in capsys.readouterr().err
+    kept = read_rows(tmp_path / "rows.csv")
     assert {row.n for row in kept} == {16}
-    rows = run_efficiency(**asked, to=tmp_path)
+    rows = sweep_lengths(*asked)
     assert rows[: len(kept)] == kept
     assert {row.n for row in rows} == {16, 32}
 
@@ -133,13 +139,11 @@ def test_another_setting_in_the_same_folder_raises(tmp_path, measured):
     assert measured() == [16, 32]
 
 
-def test_methods_that_came_or_went_are_another_setting(tmp_path, monkeypatch):
-    monkeypatch.setattr(contenders, "DEFAULT", ("softmax", "authors-8"))
-    asked = SMALL | {"methods": ()}
-    run_efficiency(**asked, to=tmp_path)
-    monkeypatch.setattr(contenders, "DEFAULT", ("softmax",))
+def test_methods_that_came_or_went_are_another_setting(tmp_path):
+    both = cells_of(("softmax", "authors-8"), ("forward",), "without", CPU)
+    sweep_lengths((16,), setup(both), tmp_path / "rows.csv")
     with pytest.raises(ValueError, match=r"another setting: methods at n=16"):
-        run_efficiency(**asked, to=tmp_path)
+        sweep_lengths((16,), setup(both[:1]), tmp_path / "rows.csv")
 
 
 def test_the_command_of_a_row_is_the_same_setting(tmp_path, measured):
@@ -151,10 +155,9 @@ def test_the_command_of_a_row_is_the_same_setting(tmp_path, measured):
     assert measured() == [16, 32]
 
 
-def test_what_does_not_fit_in_memory_is_not_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(interleaved, "free_bytes", lambda device: 2_000_000)
-    asked = SMALL | {"lengths": (512,), "methods": ("softmax-materialised", "softmax")}
-    rows = run_efficiency(**asked, passes=("forward",), to=tmp_path)
+def test_what_does_not_fit_in_memory_is_not_run(tmp_path, capsys):
+    both = cells_of(("softmax-materialised", "softmax"), ("forward",), "both", CPU)
+    rows = sweep_lengths((512,), setup(both, free_bytes=lambda device: 2_000_000), tmp_path / "rows.csv")
     left, run = rows[:2], rows[2:]
     for row in left:
         assert math.isnan(row.value)
@@ -164,15 +167,13 @@ def test_what_does_not_fit_in_memory_is_not_run(tmp_path, monkeypatch, capsys):
     assert "n=512: softmax-materialised forward is not measured: needs about" in capsys.readouterr().err
 
 
-def test_memory_is_estimated_from_the_length_before(tmp_path, monkeypatch, joins):
+def test_memory_is_estimated_from_the_length_before(tmp_path):
     # Held by the contender, and known from its first length alone.
     def build(inputs, number, skip):
         return Call(lambda: torch.empty(inputs.n, 1000).sum() + inputs.leaves[0], inputs.leaves)
 
-    joins("hungry", build)
-    monkeypatch.setattr(interleaved, "free_bytes", lambda device: 2 * 1_000_000)
-    asked = SMALL | {"lengths": (128, 512), "methods": ("hungry",)}
-    rows = run_efficiency(**asked, passes=("forward",), to=tmp_path)
+    asked = setup(cells("forward", hungry=build), free_bytes=lambda device: 2_000_000)
+    rows = sweep_lengths((128, 512), asked, tmp_path / "rows.csv")
     assert [math.isnan(row.value) for row in rows] == [False, False, True, True]
 
 
@@ -182,15 +183,16 @@ def test_a_call_that_would_take_too_long_is_not_run(tmp_path):
     assert rows[-1].note.startswith("would take about 0 s a call, the limit is 1e-09 s")
 
 
-def test_a_long_first_length_is_estimated_from_a_short_call(tmp_path, monkeypatch, measured):
-    monkeypatch.setattr(sweep, "PROBE_TOKENS", 16)
-    rows = run_efficiency(**SMALL | {"lengths": (64,)}, skip="without", limit_seconds=1e-9, to=tmp_path)
+def test_a_long_first_length_is_estimated_from_a_short_call(tmp_path, measured):
+    both = cells_of(("softmax", "nystrom-8"), ("forward", "forward+backward"), "without", CPU)
+    asked = setup(both, probe_tokens=16, limit_seconds=1e-9)
+    rows = sweep_lengths((64,), asked, tmp_path / "rows.csv")
     assert measured() == [64]
     # Linear methods are not probed, and have no estimate yet.
     assert {row.method for row in rows if math.isnan(row.value)} == {"softmax"}
-    assert {row.n for row in read_rows(tmp_path / "efficiency.csv")} == {64}
+    assert {row.n for row in read_rows(tmp_path / "rows.csv")} == {64}
     # The rows of the first length serve the next.
-    run_efficiency(**SMALL | {"lengths": (64, 128)}, skip="without", limit_seconds=1e-9, to=tmp_path)
+    sweep_lengths((64, 128), asked, tmp_path / "rows.csv")
     assert measured() == [128]
 
 
@@ -201,17 +203,16 @@ def test_a_method_that_cannot_run_says_why_and_the_others_go_on(tmp_path):
     assert notes == {"softmax": "", "authors-8": "wants a length that is a multiple of 8 and longer"}
 
 
-def test_threads_are_set_for_the_run_alone(tmp_path, joins):
+def test_threads_are_set_for_the_run_alone(tmp_path):
     seen = []
 
     def build(inputs, number, skip):
         seen.append(torch.get_num_threads())
         return Call(lambda: sum(inputs.leaves), inputs.leaves)
 
-    joins("counting", build)
     before = torch.get_num_threads()
     other = 1 if before > 1 else 2
-    rows = run_efficiency(**SMALL | {"methods": ("counting",)}, threads=other, to=tmp_path)
+    rows = sweep_lengths((16,), setup(cells(counting=build), threads=other), tmp_path / "rows.csv")
     assert set(seen) == {other}
     assert torch.get_num_threads() == before
     assert rows[0].sizes.endswith(f"threads={other}")
@@ -265,10 +266,10 @@ def test_other_dtypes_run(tmp_path):
         assert {(row.dtype, row.note) for row in rows} == {(dtype, "")}
 
 
-def test_each_length_has_a_floor_where_memory_bounds(tmp_path, monkeypatch, measured):
-    monkeypatch.setattr(sweep, "has_floor", lambda plan: True)
-    monkeypatch.setattr(floor, "copy_bandwidth", lambda device: (4e9, 2e9, 8e9))
-    rows = run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path)
+def test_each_length_has_a_floor_where_memory_bounds(tmp_path, measured):
+    softmax = cells_of(("softmax",), ("forward", "forward+backward"), "both", CPU)
+    bounded = setup(softmax, dtype="bfloat16", bandwidth=lambda device: (4e9, 2e9, 8e9))
+    rows = sweep_lengths((16, 32), bounded, tmp_path / "rows.csv")
     floors = {(row.quantity, row.n): row for row in rows if row.method == "floor"}
     assert len(floors) == 3 * 2
     for n in (16, 32):
@@ -279,11 +280,10 @@ def test_each_length_has_a_floor_where_memory_bounds(tmp_path, monkeypatch, meas
             assert [row.value, row.low, row.high] == pytest.approx(expected)
         assert floors["copy bandwidth", n].value == 4.0
     # They belong to the setting: a run goes on, and one without them is another.
-    assert run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path) == rows
+    assert sweep_lengths((16, 32), bounded, tmp_path / "rows.csv") == rows
     assert measured() == [16, 32]
-    monkeypatch.setattr(sweep, "has_floor", lambda plan: False)
     with pytest.raises(ValueError, match="another setting: methods at n=16"):
-        run_efficiency(**SMALL, dtype="bfloat16", to=tmp_path)
+        sweep_lengths((16, 32), setup(softmax, dtype="bfloat16"), tmp_path / "rows.csv")
 
 
 def test_rows_say_when_kernels_were_interpreted(tmp_path):
@@ -293,11 +293,11 @@ def test_rows_say_when_kernels_were_interpreted(tmp_path):
     assert all(row.sizes.endswith(" triton=interpreted") and row.note == "" for row in rows)
 
 
-def test_compiled_methods_run_at_more_lengths_than_a_function_may_have_graphs(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+def test_compiled_methods_run_at_more_lengths_than_a_function_may_have_graphs(tmp_path):
     lengths = tuple(range(20, 20 + torch._dynamo.config.recompile_limit + 1))
-    asked = {"lengths": lengths, "methods": ("nystrom-compiled-4",), "skip": "without", "passes": ("forward",)}
-    assert all(row.note == "" for row in run_efficiency(**SMALL | asked | {"repeats": 1}, to=tmp_path))
+    compiled = Ours("nystrom", lambda number, n: {"num_landmarks": 4}, compiled=True, backend="eager")
+    rows = sweep_lengths(lengths, setup(cells("forward", compiled=compiled), repeats=1), tmp_path / "rows.csv")
+    assert all(row.note == "" for row in rows)
 
 
 @pytest.mark.slow
@@ -308,7 +308,7 @@ def test_compiled_methods_run_by_the_compiler_itself(tmp_path):
     assert {row.note for row in rows} == {""}
 
 
-def test_an_error_of_triton_is_noted_and_any_other_is_raised(tmp_path, joins):
+def test_an_error_of_triton_is_noted_and_any_other_is_raised(tmp_path):
     out_of_resources = pytest.importorskip("triton.runtime.errors").OutOfResources
 
     def fails_with(error):
@@ -317,15 +317,15 @@ def test_an_error_of_triton_is_noted_and_any_other_is_raised(tmp_path, joins):
 
         return build
 
-    joins("large", fails_with(out_of_resources(2, 1, "shared memory")))
-    joins("wrong", fails_with(KeyError("x")))
-    rows = run_efficiency(**SMALL | {"lengths": (16,), "methods": ("large", "softmax")}, to=tmp_path)
+    large = cells(large=fails_with(out_of_resources(2, 1, "shared memory")))
+    softmax = cells_of(("softmax",), ("forward",), "without", CPU)
+    rows = sweep_lengths((16,), setup(large + softmax), tmp_path / "rows.csv")
     assert {row.method: row.note[:41] for row in rows} == {
         "large": "out of resource: shared memory, Required:",
         "softmax": "",
     }
     with pytest.raises(KeyError):
-        run_efficiency(**SMALL | {"methods": ("wrong",)}, to=tmp_path / "other")
+        sweep_lengths((16,), setup(cells(wrong=fails_with(KeyError("x")))), tmp_path / "other.csv")
 
 
 @pytest.mark.gpu

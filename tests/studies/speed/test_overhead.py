@@ -1,13 +1,13 @@
 """The engine's steps are timed beside those of a bare loop that does the same."""
 
 import pytest
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.testing import assert_close
 
 from nystrom.measure.rows import read_rows
-from nystrom.studies.speed import turns
+from nystrom.models import EncoderForSequenceClassification
 from nystrom.studies.speed.overhead import run_overhead
-from nystrom.studies.speed.turns import BareLoop
-from nystrom.train.run.trainer import EncoderTrainer
 
 
 @pytest.mark.parametrize("task", ["listops", "retrieval"])
@@ -28,26 +28,14 @@ def test_rows_tell_the_times_of_both_and_of_loading(data, pairs, tmp_path, task)
     assert {row.sizes.split()[-2] for row in rows} == {"b=32" if task == "listops" else "b=16"}
 
 
-def test_both_loops_train_the_same_model(data, tmp_path, monkeypatch):
+def test_both_loops_train_the_same_model(data, tmp_path, after_forward, hooks):
     trained = {}
-    inner = BareLoop.step
-
-    def step(self, batch):
-        trained["bare"] = self.model
-        return inner(self, batch)
-
-    init = EncoderTrainer.__init__
-
-    def remember(self, *arguments, **named):
-        init(self, *arguments, **named)
-        trained["engine"] = self.network
-
-    monkeypatch.setattr(BareLoop, "step", step)
-    monkeypatch.setattr(EncoderTrainer, "__init__", remember)
-    settle = turns.settle
-    monkeypatch.setattr(
-        turns, "settle", lambda *a, changes, **named: settle(*a, changes=changes | {"dropout": 0.0}, **named)
+    after_forward(EncoderForSequenceClassification, lambda model, *_: trained.setdefault(id(model), model) and None)
+    # Each model would draw its own dropout.
+    hooks.enter_context(
+        register_module_forward_hook(lambda part, given, _: given[0] if isinstance(part, nn.Dropout) else None)
     )
     run_overhead("listops", preset="demo", data=data, steps=3, device="cpu", to=tmp_path)
+    one, other = trained.values()
     # The same operations in the same order.
-    assert_close(dict(trained["bare"].named_parameters()), dict(trained["engine"].named_parameters()), rtol=0, atol=0)
+    assert_close(dict(one.named_parameters()), dict(other.named_parameters()), rtol=0, atol=0)

@@ -1,3 +1,5 @@
+import dataclasses
+import inspect
 import math
 
 import pytest
@@ -6,6 +8,7 @@ import torch
 from nystrom.measure.rows import read_rows
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.studies.speed import lra_models, steps
+from nystrom.studies.speed.asked import command_line
 from nystrom.studies.speed.lra_models import build_model, random_batch
 from nystrom.studies.speed.lra_shapes import SHAPES, TABLE_2_METHODS, TaskShape
 from nystrom.studies.speed.training import run_training
@@ -14,16 +17,18 @@ CPU = torch.device("cpu")
 SMALL = {"tasks": ("text", "retrieval"), "methods": ("softmax", "nystrom-8"), "batch": 2, "repeats": 3}
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    """The tasks with fewer tokens."""
-    for name, task in SHAPES.items():
-        short = TaskShape(24, task.vocab_size, task.num_labels, task.batch, task.padded, task.documents)
-        monkeypatch.setitem(SHAPES, name, short)
+# The tasks with fewer tokens.
+SHORT = {name: dataclasses.replace(task, n=24) for name, task in SHAPES.items()}
 
 
-def test_the_shapes_are_those_of_the_papers(monkeypatch):
-    monkeypatch.undo()
+def setup(**changes):
+    """What `run_training` would measure, of short samples."""
+    plain = {"methods": SMALL["methods"], "batch": 2, "precision": "float32", "repeats": 3, "seed": 0, "threads": 1}
+    plain |= {"limit_seconds": 60.0, "device": CPU, "command": "nystrom bench training --tasks text", "shapes": SHORT}
+    return steps.StepSetup(**plain | changes)
+
+
+def test_the_shapes_are_those_of_the_papers():
     shapes = {name: (task.n, task.vocab_size, task.num_labels, task.batch) for name, task in SHAPES.items()}
     assert shapes == {
         "listops": (2000, 17, 10, 32),
@@ -34,8 +39,20 @@ def test_the_shapes_are_those_of_the_papers(monkeypatch):
     }
 
 
+def test_the_command_measures_at_the_shapes_of_the_papers(tmp_path):
+    asked = {"tasks": ("image",), "methods": ("nystrom-8",), "batch": 1, "repeats": 1, "threads": 1}
+    rows = run_training(**asked, to=tmp_path)
+    assert read_rows(tmp_path / "training.csv") == rows
+    assert [(row.quantity, row.n, row.note) for row in rows] == [
+        ("image step time", 1024, ""),
+        ("image step memory", 1024, ""),
+    ]
+    words = "--methods nystrom-8 --batch 1 --repeats 1 --threads 1 --tasks image"
+    assert {row.command for row in rows} == {f"nystrom bench training {words}"}
+
+
 def test_rows_hold_each_task_method_and_quantity(tmp_path):
-    rows = run_training(**SMALL, seed=3, to=tmp_path)
+    rows = steps.measure_tasks(SMALL["tasks"], setup(seed=3), tmp_path / "training.csv")
     assert [(row.quantity, row.method) for row in rows] == [
         (f"{task} step {what}", method)
         for task in ("text", "retrieval")
@@ -56,22 +73,20 @@ def test_rows_hold_each_task_method_and_quantity(tmp_path):
 @pytest.mark.parametrize("name", TABLE_2_METHODS)
 @pytest.mark.parametrize("task", SHAPES)
 def test_a_step_changes_every_weight_that_the_loss_depends_on(task, name):
-    plan = steps.StepSetup((name,), 2, "float32", 1, 0, 1, 60.0, CPU, "")
-    step = steps._Training(name, task, plan)
+    step = steps._Training(name, task, setup())
     before = {key: weight.detach().clone() for key, weight in step.model.named_parameters()}
     # Twice: the first update by AdamW has the same size for every gradient but zero.
     for _ in range(2):
-        step.step(random_batch(SHAPES[task], 2, 0, CPU))
+        step.step(random_batch(SHORT[task], 2, 0, CPU))
     still = {key for key, weight in step.model.named_parameters() if torch.equal(weight, before[key])}
     # A key's bias adds the same to all scores of a query, and the Reformer's keys are its queries.
     assert all("self.key" in key for key in still)
 
 
 def test_a_step_of_the_model_is_one_of_a_bare_loop():
-    plan = steps.StepSetup(("softmax",), 2, "float32", 1, 0, 1, 60.0, CPU, "")
-    step = steps._Training("softmax", "text", plan)
-    other = build_model("softmax", SHAPES["text"], 0).train()
-    batch = random_batch(SHAPES["text"], 2, 0, CPU)
+    step = steps._Training("softmax", "text", setup())
+    other = build_model("softmax", SHORT["text"], 0).train()
+    batch = random_batch(SHORT["text"], 2, 0, CPU)
     optimizer = torch.optim.AdamW(other.parameters(), lr=1e-4)
     torch.manual_seed(1)
     step.step(batch)
@@ -81,10 +96,11 @@ def test_a_step_of_the_model_is_one_of_a_bare_loop():
     assert all(torch.equal(*pair) for pair in zip(step.model.parameters(), other.parameters(), strict=True))
 
 
-def test_memory_is_that_of_the_matrices(tmp_path, monkeypatch):
-    monkeypatch.setitem(SHAPES, "image", TaskShape(256, 256, 10, 2, False))
-    asked = {"tasks": ("image",), "methods": ("softmax-materialised", "softmax"), "batch": 2, "repeats": 1}
-    rows = {(row.method, row.quantity): row.value for row in run_training(**asked, to=tmp_path)}
+def test_memory_is_that_of_the_matrices(tmp_path):
+    shapes = {"image": TaskShape(256, 256, 10, 2, False)}
+    asked = setup(methods=("softmax-materialised", "softmax"), repeats=1, shapes=shapes)
+    measured = steps.measure_tasks(("image",), asked, tmp_path / "training.csv")
+    rows = {(row.method, row.quantity): row.value for row in measured}
     square = 2 * 2 * 256 * 256 * 4 / 1e6
     # The weights of both layers are kept for the backward pass; the fused call keeps a number per query in their place.
     more = rows["softmax-materialised", "image step memory"] - rows["softmax", "image step memory"]
@@ -92,7 +108,7 @@ def test_memory_is_that_of_the_matrices(tmp_path, monkeypatch):
 
 
 def test_texts_are_padded_and_pictures_are_not():
-    for name, task in SHAPES.items():
+    for name, task in SHORT.items():
         batch = random_batch(task, 64, 0, CPU)
         assert set(batch) == {"input_ids", "labels"} | ({"attention_mask"} if task.padded else set())
         assert batch["input_ids"].shape == ((64, 2, 24) if name == "retrieval" else (64, 24))
@@ -106,55 +122,62 @@ def test_texts_are_padded_and_pictures_are_not():
 
 
 def test_the_retrieval_model_sees_both_documents():
-    model = build_model("softmax", SHAPES["retrieval"], 0).eval()
+    model = build_model("softmax", SHORT["retrieval"], 0).eval()
     assert isinstance(model, EncoderForPairClassification)
-    batch = random_batch(SHAPES["retrieval"], 2, 0, CPU)
+    batch = random_batch(SHORT["retrieval"], 2, 0, CPU)
     logits = model(**batch).logits
     swapped = {key: x.flip(1) if x.ndim == 3 else x for key, x in batch.items()}
     assert not torch.allclose(model(**swapped).logits, logits)
 
 
-def test_a_run_goes_on_where_it_was_interrupted(tmp_path, monkeypatch, capsys):
-    measure = steps.measure_task
-    done = []
+def test_a_run_goes_on_where_it_was_interrupted(tmp_path, after_forward, capsys):
+    steps_of_pairs = []
 
-    def interrupted(task, plan):
-        done.append(task)
-        if done == ["text", "retrieval"]:
+    def interrupt(*_):
+        steps_of_pairs.append(None)
+        if len(steps_of_pairs) == 5:
             raise KeyboardInterrupt
-        return measure(task, plan)
 
-    monkeypatch.setattr(steps, "measure_task", interrupted)
+    after_forward(EncoderForPairClassification, interrupt)
+    path = tmp_path / "training.csv"
     with pytest.raises(KeyboardInterrupt):
-        run_training(**SMALL, to=tmp_path)
+        steps.measure_tasks(SMALL["tasks"], setup(), path)
     assert "training.csv keeps the tasks that are done" in capsys.readouterr().err
-    kept = read_rows(tmp_path / "training.csv")
-    rows = run_training(**SMALL, to=tmp_path)
+    kept = read_rows(path)
+    assert {row.quantity for row in kept} == {"text step time", "text step memory"}
+    rows = steps.measure_tasks(SMALL["tasks"], setup(), path)
     assert rows[: len(kept)] == kept
-    assert done == ["text", "retrieval", "retrieval"]
-    assert run_training(**SMALL | {"tasks": ("retrieval",)}, to=tmp_path) == rows[len(kept) :]
+    assert steps.measure_tasks(("retrieval",), setup(), path) == rows[len(kept) :]
 
 
 def test_another_setting_in_the_same_folder_raises(tmp_path):
-    run_training(**SMALL, to=tmp_path)
-    before = (tmp_path / "training.csv").read_bytes()
-    for change in ({"batch": 4}, {"methods": ("softmax",)}, {"seed": 1}, {"repeats": 2}):
+    path = tmp_path / "training.csv"
+    steps.measure_tasks(("text",), setup(), path)
+    before = path.read_bytes()
+    for change in ({"seed": 1}, {"command": "nystrom bench training --batch 4 --tasks text"}):
         with pytest.raises(ValueError, match=r"training\.csv holds rows of another setting"):
-            run_training(**SMALL | change, to=tmp_path)
-        assert (tmp_path / "training.csv").read_bytes() == before
+            steps.measure_tasks(("text",), setup(**change), path)
+        assert path.read_bytes() == before
 
 
-def test_what_would_take_too_long_or_too_much_is_not_run(tmp_path, monkeypatch, capsys):
-    rows = run_training(**SMALL, limit_seconds=1e-9, to=tmp_path / "long")
+def test_every_option_reaches_the_command(tmp_path):
+    # A setting that neither shows is one that a folder could mix.
+    asked = set(inspect.signature(run_training).parameters) - {"tasks", "to"}
+    given = dict.fromkeys(asked, "other") | {"tasks": ("text",), "to": tmp_path}
+    command = command_line(("nystrom", "bench"), run_training, given, "tasks")
+    assert all(f"--{name.replace('_', '-')} other" in command for name in asked)
+
+
+def test_what_would_take_too_long_or_too_much_is_not_run(tmp_path, capsys):
+    rows = steps.measure_tasks(SMALL["tasks"], setup(limit_seconds=1e-9), tmp_path / "long.csv")
     assert all(math.isnan(row.value) and "would take about" in row.note for row in rows)
-    monkeypatch.setattr(steps, "free_bytes", lambda device: 1000)
-    rows = run_training(**SMALL, to=tmp_path / "large")
+    rows = steps.measure_tasks(SMALL["tasks"], setup(free_bytes=lambda device: 1000), tmp_path / "large.csv")
     assert all(math.isnan(row.value) and "needs about" in row.note for row in rows)
     assert "text: softmax is not measured: needs about" in capsys.readouterr().err
 
 
 def test_half_precision_is_autocast(tmp_path):
-    rows = run_training(**SMALL, precision="bfloat16", to=tmp_path)
+    rows = steps.measure_tasks(SMALL["tasks"], setup(precision="bfloat16"), tmp_path / "training.csv")
     assert {(row.dtype, row.note) for row in rows} == {("bfloat16", "")}
 
 

@@ -83,6 +83,7 @@ def run_efficiency(
 
     from nystrom.studies.speed.contenders.inputs import Sizes
     from nystrom.studies.speed.contenders.table import available, find_contender
+    from nystrom.studies.speed.floor import copy_bandwidth
     from nystrom.studies.speed.interleaved import Setup
     from nystrom.studies.speed.sweep import cells_of, sweep_lengths, versions_of
 
@@ -97,6 +98,7 @@ def run_efficiency(
         limit_seconds=limit_seconds,
         device=device_name(place),
         command=command_line(("nystrom", "bench", "efficiency"), run_efficiency, asked, "lengths"),
+        bandwidth=copy_bandwidth if place.type == "cuda" else None,
         versions=versions_of(place, any(find_contender(name)[0].kernels for name in methods)),
     )
     check_folder(to)

@@ -27,18 +27,16 @@ FLOOR = "floor"
 OF_MEANS, OF_DRAWN = (6, 11), (4, 7)
 PASSES: dict[str, int] = {"forward": OF_MEANS[0], "forward+backward": sum(OF_MEANS)}
 BANDWIDTH = "copy bandwidth"
-# Large beside any cache.
-_COPY_BYTES = 2**32
 _COPIES = 9
 
 
 def copy_bandwidth(
     device: torch.device,
-    size: int = _COPY_BYTES,
+    size: int | None = None,
     clock: Callable[[Callable[[], object], torch.device], float] = seconds,
 ) -> tuple[float, float, float]:
     """Bytes per second that copies of `size` bytes read and write together: the median, and both quartiles."""
-    size = min(size, free_bytes(device) // 8)
+    size = copy_size(free_bytes(device)) if size is None else size
     source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     # Zeros may move faster than numbers do.
     source.random_()
@@ -48,16 +46,23 @@ def copy_bandwidth(
     return middle, low, high
 
 
+def copy_size(free: int) -> int:
+    """Bytes to copy where so many are free: large beside any cache, and an eighth of them at most."""
+    return min(2**32, free // 8)
+
+
 def floor_quantities(setup: Setup) -> set[tuple[str, str]]:
     """Methods and quantities of the rows that `floor_rows` gives."""
     timed = dict.fromkeys(cell.timed for cell in setup.cells)
     return {(FLOOR, BANDWIDTH), *((FLOOR, f"{name} time") for name in timed)}
 
 
-def floor_rows(n: int, setup: Setup) -> list[Row]:
+def floor_rows(
+    n: int, setup: Setup, bandwidth: Callable[[torch.device], tuple[float, float, float]] = copy_bandwidth
+) -> list[Row]:
     """Measure the bandwidth, and say what it means at n tokens."""
     sizes = setup.sizes
-    middle, low, high = copy_bandwidth(sizes.device)
+    middle, low, high = bandwidth(sizes.device)
     size = sizes.batch * sizes.heads * n * sizes.width * sizes.dtype.itemsize
 
     def row(quantity: str, unit: str, *values: float) -> Row:

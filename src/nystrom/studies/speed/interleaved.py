@@ -12,7 +12,7 @@ those of the last length measured, grown with n or with n^2.
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +63,10 @@ class Setup:
         device: Name of the device.
         command: What the rows were measured by.
         versions: Of what else computes, as a part of the rows' sizes, such as " triton=3.7.1"; "" for torch alone.
+        free_bytes: Gives the free memory of the device.
+        probe_tokens: What takes time quadratic in n is first called at this length, if the first one is longer.
+        bandwidth: Gives the bytes per second of a copy on the device, the median and both quartiles, where memory
+            bounds the methods; None on a CPU, where products and softmax take longer than the bytes.
     """
 
     cells: tuple[Cell, ...]
@@ -75,6 +79,9 @@ class Setup:
     device: str
     command: str
     versions: str = ""
+    free_bytes: Callable[[torch.device], int] = free_bytes
+    probe_tokens: int = 1024
+    bandwidth: Callable[[torch.device], tuple[float, float, float]] | None = None
 
 
 def measure(n: int, setup: Setup, past: Sequence[Row]) -> list[Row]:
@@ -170,7 +177,7 @@ def _too_much(n: int, cell: Cell, setup: Setup, past: Sequence[Row]) -> str:
     row = last.get(f"{cell.timed} memory")
     if row is not None and row.n:
         own = max(own, round(1e6 * row.value * (n / row.n) ** (2 if contender.squares else 1)))
-    free = MEMORY_SHARE * free_bytes(sizes.device)
+    free = MEMORY_SHARE * setup.free_bytes(sizes.device)
     if inputs + own > free:
         return (
             f"needs about {(inputs + own) / 1e9:.3g} GB, {MEMORY_SHARE:.0%} of the free memory is {free / 1e9:.3g} GB"

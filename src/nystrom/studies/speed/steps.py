@@ -3,9 +3,9 @@
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from nystrom.studies.speed.asked import device_name, differing_setting
 from nystrom.studies.speed.choices import StepDtype
 from nystrom.studies.speed.interleaved import MEMORY_SHARE
 from nystrom.studies.speed.lra_models import Batch, build_model, find_method, random_batch
-from nystrom.studies.speed.lra_shapes import HEADS, HIDDEN, LAYERS, SHAPES, WIDTH
+from nystrom.studies.speed.lra_shapes import HEADS, HIDDEN, LAYERS, SHAPES, WIDTH, TaskShape
 
 # A step is first tried with this part of the batch.
 _PROBE = 8
@@ -37,6 +37,8 @@ class StepSetup:
         limit_seconds: A step that would take longer is not run.
         device: Where it runs.
         command: What measures it.
+        shapes: Shapes of the tasks.
+        free_bytes: Gives the free memory of the device.
     """
 
     methods: tuple[str, ...]
@@ -48,6 +50,8 @@ class StepSetup:
     limit_seconds: float
     device: torch.device
     command: str
+    shapes: Mapping[str, TaskShape] = field(default_factory=lambda: SHAPES)
+    free_bytes: Callable[[torch.device], int] = free_bytes
 
 
 def measure_tasks(tasks: Sequence[str], setup: StepSetup, path: Path) -> list[Row]:
@@ -86,7 +90,7 @@ class _Training:
     """A model, its optimizer, and one step of it."""
 
     def __init__(self, name: str, task: str, setup: StepSetup):
-        self.model = build_model(name, SHAPES[task], setup.seed)
+        self.model = build_model(name, setup.shapes[task], setup.seed)
         self.model.to(setup.device)  # pyright: ignore[reportArgumentType] (transformers types it away)
         self.model.train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
@@ -114,8 +118,8 @@ class _Training:
 
 def measure_task(task: str, setup: StepSetup) -> list[Row]:
     """Rows of one task."""
-    size = setup.batch or SHAPES[task].batch
-    batch = random_batch(SHAPES[task], size, setup.seed, setup.device)
+    size = setup.batch or setup.shapes[task].batch
+    batch = random_batch(setup.shapes[task], size, setup.seed, setup.device)
     times: dict[str, list[float]] = {}
     peaks: dict[str, int] = {}
     notes = dict.fromkeys(setup.methods, "")
@@ -151,13 +155,13 @@ def measure_task(task: str, setup: StepSetup) -> list[Row]:
 def _too_much(training: _Training, task: str, size: int, setup: StepSetup) -> str:
     """Why a full step should not be run, judged by an eighth of it; or nothing."""
     part = max(1, size // _PROBE)
-    batch = random_batch(SHAPES[task], part, setup.seed, setup.device)
+    batch = random_batch(setup.shapes[task], part, setup.seed, setup.device)
     try:
         training.step(batch)
         wanted = training.seconds(batch) * size / part
         if wanted > setup.limit_seconds:
             return f"would take about {wanted:.0f} s a step, the limit is {setup.limit_seconds:g} s"
-        need, free = training.peak_bytes(batch) * size / part, MEMORY_SHARE * free_bytes(setup.device)
+        need, free = training.peak_bytes(batch) * size / part, MEMORY_SHARE * setup.free_bytes(setup.device)
     except RuntimeError as error:
         return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
     if need > free:
@@ -174,7 +178,7 @@ def _rows(
     if ordered:
         quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
         low, high = quartiles[0], quartiles[2]
-    shape = SHAPES[task]
+    shape = setup.shapes[task]
     sizes = (
         f"b={size} documents={shape.documents} layers={LAYERS} width={WIDTH} heads={HEADS} hidden={HIDDEN} "
         f"threads={setup.threads}"
@@ -217,7 +221,7 @@ def _done(path: Path, setup: StepSetup) -> list[Row]:
     rows = read_rows(path)
     for row in rows:
         task = row.quantity.partition(" ")[0]
-        new = _rows(task, 1, setup.methods[0], [], None, "unknown", setup)[0] if task in SHAPES else None
+        new = _rows(task, 1, setup.methods[0], [], None, "unknown", setup)[0] if task in setup.shapes else None
         found = ("quantity", row.quantity, "a task's step") if new is None else differing_setting(row, new, "tasks")
         if found is not None:
             name, came, wanted = found

@@ -17,9 +17,6 @@ from nystrom.studies.speed.contenders.table import check_kernels, find_contender
 from nystrom.studies.speed.floor import floor_quantities, floor_rows
 from nystrom.studies.speed.interleaved import Cell, Setup, measure, plain_row
 
-# What takes time quadratic in n is first called at this length, if the first one asked for is longer.
-PROBE_TOKENS = 1024
-
 
 def sweep_lengths(lengths: Sequence[int], setup: Setup, path: Path) -> list[Row]:
     """Measure the lengths that have no rows in the file yet, and write each when it is done.
@@ -54,8 +51,8 @@ def _run(lengths: Sequence[int], setup: Setup, rows: list[Row], path: Path) -> l
         for n in missing:
             shorter = sorted((row for row in rows if (row.n or 0) < n), key=lambda row: row.n or 0)
             new = measure(n, setup, past + shorter)
-            if has_floor(setup):
-                new += floor_rows(n, setup)
+            if setup.bandwidth is not None:
+                new += floor_rows(n, setup, setup.bandwidth)
             append_rows(path, new)
             rows.extend(new)
             print(f"n={n}: {sum(not row.note for row in new)} of {len(new)} rows measured, in {path}.", file=sys.stderr)
@@ -68,14 +65,9 @@ def _run(lengths: Sequence[int], setup: Setup, rows: list[Row], path: Path) -> l
 def _probe(missing: Sequence[int], setup: Setup) -> list[Row]:
     """Rows of a short length, to estimate from where no other is: they are not kept."""
     quadratic = tuple(cell for cell in setup.cells if cell.contender.quadratic)
-    if not quadratic or not missing or missing[0] <= PROBE_TOKENS:
+    if not quadratic or not missing or missing[0] <= setup.probe_tokens:
         return []
-    return measure(PROBE_TOKENS, dataclasses.replace(setup, cells=quadratic, repeats=1), [])
-
-
-def has_floor(setup: Setup) -> bool:
-    """Whether memory bounds the methods: on a CPU products and softmax take longer than the bytes."""
-    return setup.sizes.device.type == "cuda"
+    return measure(setup.probe_tokens, dataclasses.replace(setup, cells=quadratic, repeats=1), [])
 
 
 def versions_of(device: torch.device, kernels: bool) -> str:
@@ -117,7 +109,7 @@ def _done(path: Path, setup: Setup) -> list[Row]:
         return []
     rows, new = read_rows(path), plain_row(setup)
     cells = {(cell.method, f"{cell.timed} {what}") for cell in setup.cells for what in ("time", "memory")}
-    if has_floor(setup):
+    if setup.bandwidth is not None:
         cells |= floor_quantities(setup)
     lengths = dict.fromkeys(row.n for row in rows)
     differ = [found for row in rows if (found := differing_setting(row, new, "lengths")) is not None]

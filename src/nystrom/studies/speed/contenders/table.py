@@ -4,7 +4,7 @@ A contender is named "softmax" or, with its number of landmarks, "nystrom-64". A
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -66,11 +66,13 @@ class Ours:
         method: Its name in the registry.
         options: Its options for a number and n tokens.
         compiled: Whether `torch.compile` makes one graph of it, for its length alone.
+        backend: What compiles that graph.
     """
 
     method: str
     options: Callable[[int, int], dict[str, object]] = lambda number, n: {}
     compiled: bool = False
+    backend: str = "inductor"
 
     def __call__(self, inputs: Inputs, number: int, skip: bool) -> Call:
         """Build it, see `Contender.build`."""
@@ -81,7 +83,7 @@ class Ours:
         call = call_of_heads(inputs, layer, convolve)
         if not self.compiled:
             return call
-        return Call(torch.compile(call.forward, fullgraph=True, dynamic=False), call.leaves)
+        return Call(torch.compile(call.forward, fullgraph=True, dynamic=False, backend=self.backend), call.leaves)
 
 
 def _sized(method: str) -> Callable[[int, int], dict[str, object]]:
@@ -251,10 +253,10 @@ DEFAULT = (
 DEFAULT_ON_GPU = ("nystrom-triton-64", "nystrom-compiled-64", "skyformer-triton-128")
 
 
-def available(device: str = "cpu") -> tuple[str, ...]:
+def available(device: str = "cpu", contenders: Mapping[str, Contender] = CONTENDERS) -> tuple[str, ...]:
     """The names in `DEFAULT` whose packages are installed, and on a GPU those in `DEFAULT_ON_GPU`."""
     names = DEFAULT + (DEFAULT_ON_GPU if device == "cuda" else ())
-    return tuple(name for name in names if installed(CONTENDERS[split_name(name)[0]]))
+    return tuple(name for name in names if installed(contenders[split_name(name)[0]]))
 
 
 def installed(contender: Contender) -> bool:
@@ -262,19 +264,19 @@ def installed(contender: Contender) -> bool:
     return contender.package is None or importlib.util.find_spec(contender.package) is not None
 
 
-def find_contender(name: str) -> tuple[Contender, int]:
+def find_contender(name: str, contenders: Mapping[str, Contender] = CONTENDERS) -> tuple[Contender, int]:
     """The contender of a name such as "softmax" or "nystrom-64", and its number, 0 where it has none.
 
     Raises:
         ValueError: An unknown name, a missing or superfluous number, or a package that is not installed.
     """
     family, number = split_name(name)
-    absent = [each for each, contender in CONTENDERS.items() if not installed(contender)]
+    absent = [each for each, contender in contenders.items() if not installed(contender)]
     try:
-        check_names("method", [family], CONTENDERS)
+        check_names("method", [family], contenders)
     except ValueError as error:
         raise ValueError(f"{error} Not installed: {', '.join(absent) or 'none'}.") from None
-    contender = CONTENDERS[family]
+    contender = contenders[family]
     if contender.number is None and number is not None:
         raise ValueError(f"method {name!r} ends in a number, but {family!r} takes none: write {family!r}.")
     if contender.number is not None and not number:
