@@ -103,6 +103,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.spectral_norm",
         needs=_ENCODER,
         paper_needs=_BERT,
+        minutes=1,
     ),
     "skyformer-figure-2": Entry(
         shows="learning rates, seeds and gradient norms: which methods diverge",
