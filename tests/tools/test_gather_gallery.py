@@ -1,0 +1,58 @@
+import dataclasses
+
+import pytest
+
+from nystrom.measure.rows import append_rows, new_row, read_rows
+from nystrom.report.summary import Summary, Table, Verdict, write_summary
+from tools.gather_gallery import gather
+
+
+@pytest.fixture
+def runs(tmp_path):
+    folder = tmp_path / "runs" / "complexity-small"
+    folder.mkdir(parents=True)
+    row = new_row(
+        study="complexity", quantity="products", method="nystrom", value=2.0, unit="", device="A CPU, 2 cores"
+    )
+    append_rows(folder / "rows.csv", [dataclasses.replace(row, commit="abc1234", date="2026-01-02")])
+    (folder / "complexity.png").write_bytes(b"a picture")
+    summary = Summary(
+        name="complexity",
+        shows="products",
+        source="a paper",
+        size="small",
+        setting={"n": "4"},
+        differs="",
+        tables=[Table("products", ["method", "n=4"], [["nystrom", "2"]])],
+        verdicts=[Verdict("It is linear.", True, "2 products.")],
+        figures=["complexity.png"],
+        rows=1,
+        provenance="a CPU",
+        command="nystrom reproduce --all",
+        minutes=1.0,
+    )
+    write_summary(summary, folder)
+    return tmp_path / "runs"
+
+
+def test_rows_figures_and_the_page_are_taken_in(runs, tmp_path):
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    results.mkdir()
+    (results / "reproduce-small_old_2025-01-01.csv").write_text("old")
+    file = gather(runs, results, docs)
+    assert [each.name for each in results.iterdir()] == ["reproduce-small_a-cpu-2-cores_2026-01-02.csv"]
+    assert read_rows(file)[0].value == 2.0
+    assert (docs / "gallery" / "complexity.png").read_bytes() == b"a picture"
+    page = (docs / "gallery.md").read_text()
+    for words in ("## complexity", "It is linear. agrees: 2 products.", "| nystrom | 2 |", "gallery/complexity.png"):
+        assert words in page
+    assert "- `blog`: needs" in page
+
+
+@pytest.mark.parametrize("commit", ["abc1234+dirty", "", "def5678"])
+def test_rows_that_were_not_measured_at_one_clean_commit_are_not_taken(commit, runs, tmp_path):
+    rows = read_rows(runs / "complexity-small" / "rows.csv")
+    append_rows(runs / "complexity-small" / "rows.csv", [dataclasses.replace(rows[0], commit=commit)])
+    with pytest.raises(ValueError, match="expected those of one"):
+        gather(runs, tmp_path, tmp_path / "docs")
+    assert not (tmp_path / "docs").exists()

@@ -1,0 +1,68 @@
+"""Take what `nystrom reproduce --all` measured into this repository: rows into results/, the page into docs/.
+
+    python tools/gather_gallery.py runs/reproduce
+
+The rows of all studies become one file, results/reproduce-small_DEVICE_DATE.csv, in place of the one before; their
+figures go to docs/gallery/, and docs/gallery.md is written. Rows of several commits, or of a checkout with changes, are
+not taken: what is printed together was measured together.
+"""
+
+import argparse
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from nystrom.measure.rows import append_rows, read_rows
+from nystrom.report.markdown_gallery import gallery_markdown
+from nystrom.report.summary import read_summary
+from nystrom.studies.reproduce.catalogue import CATALOGUE
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def gather(runs: Path, results: Path, docs: Path) -> Path:
+    """Copy rows and figures, write the page, and return the file of rows.
+
+    Raises:
+        ValueError: No studies, or rows that were not measured at one clean commit.
+    """
+    folders = {name: runs / f"{name}-small" for name in CATALOGUE}
+    summaries = {name: found for name, folder in folders.items() if (found := read_summary(folder)) is not None}
+    rows = [row for name in summaries for row in read_rows(folders[name] / "rows.csv")]
+    commits = sorted({row.commit for row in rows})
+    if len(commits) != 1 or not commits[0] or commits[0].endswith("+dirty"):
+        raise ValueError(f"{runs} holds rows of the commits {commits}; expected those of one, without changes.")
+    device = re.sub(r"[^a-z0-9]+", "-", rows[0].device.lower().replace("(r)", "")).strip("-")
+    file = results / f"reproduce-small_{device.replace('-processor', '')}_{rows[0].date}.csv"
+    for old in results.glob("reproduce-small_*.csv"):
+        old.unlink()
+    append_rows(file, rows)
+    pictures = docs / "gallery"
+    shutil.rmtree(pictures, ignore_errors=True)
+    pictures.mkdir(parents=True)
+    for name, summary in summaries.items():
+        for figure in summary.figures:
+            shutil.copyfile(folders[name] / figure, pictures / figure)
+    missing = {
+        name: "not written yet" if entry.home is None else f"needs {entry.needs}"
+        for name, entry in CATALOGUE.items()
+        if name not in summaries
+    }
+    (docs / "gallery.md").write_text(gallery_markdown(list(summaries.values()), missing, "gallery"), encoding="utf-8")
+    return file
+
+
+def main() -> None:
+    """Gather, and say where."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    asked = parser.parse_args()
+    try:
+        print(f"{gather(asked.runs, ROOT / 'results', ROOT / 'docs')}\n{ROOT / 'docs' / 'gallery.md'}")
+    except ValueError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
