@@ -23,8 +23,9 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], p
         "# The papers, measured again",
         "",
         f"{len(summaries)} studies of Nyströmformer and Skyformer, run by `nystrom reproduce`. Of {len(verdicts)} "
-        f"claims of the papers {counts[True]} agree with what was measured and {counts[False]} do not; for {counts[None]} the "
-        "rows cannot tell. A rule on the rows decides each, and the documentation of the study states it.",
+        f"claims of the papers {counts[True]} agree with what was measured and {counts[False]} do not; for "
+        f"{counts[None]} the rows cannot tell. A rule on the rows decides each, and the "
+        "documentation of the study states it.",
         "",
         f"Measured by `{first.command}` on {first.provenance}; the rows are in [results](../results/README.md).",
         "",
