@@ -9,6 +9,7 @@ Backend = Literal["auto", "torch", "triton"]
 FeatureMap = Literal["elu"]
 Form = Literal["fused", "materialised"]
 Inverse = Literal["iterative", "ridge", "exact"]
+Kernel = Literal["gaussian", "laplace", "matern32", "matern52"]
 Landmarks = Literal["segment_means", "uniform", "kmeans"]
 StartValue = Literal["paper", "authors", "sequence"]
 

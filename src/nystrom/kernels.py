@@ -26,10 +26,14 @@ eq. (7); Choromanski et al. (2020), arXiv:2009.14794, Lemma 1; Rasmussen and Wil
 Matérn class.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+
+from nystrom.checks import Kernel
 
 
 def softmax_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
@@ -70,6 +74,15 @@ def matern52_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, s
 
 def _distances(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], scale: float) -> Float[Tensor, "*b n s"]:
     return scale**0.5 * torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+# The dense function of each kernel of a distance.
+KERNELS: dict[Kernel, Callable[..., Tensor]] = {
+    "gaussian": gaussian_kernel,
+    "laplace": laplace_kernel,
+    "matern32": matern32_kernel,
+    "matern52": matern52_kernel,
+}
 
 
 def half_norms(x: Float[Tensor, "*b n d"], *, scale: float = 1.0) -> Float[Tensor, "*b n 1"]:

@@ -19,7 +19,7 @@ from nystrom.attention.methods.performer import draw_projection
 from nystrom.attention.methods.skyformer import mixed_landmarks, ridged_inverse
 from nystrom.attention.options import SkyformerSoftmaxOptions
 from nystrom.attention.registry import METHODS, find_function
-from nystrom.kernels import gaussian_kernel, half_norms, positive_features
+from nystrom.kernels import KERNELS, half_norms, positive_features
 from nystrom.landmarks import draw as draw_numbers
 
 # Kernels for a GPU: without one they run in Triton's interpreter.
@@ -35,8 +35,13 @@ VARIANTS = {
         {"num_landmarks": 5, "z0": "sequence"},
         {"num_landmarks": 5, **TRITON},
     ],
-    "kernelized": [{}],
-    "skyformer": [{"num_landmarks": 6}, {"num_landmarks": 5, "pinv": "ridge"}, {"num_landmarks": 6, **TRITON}],
+    "kernelized": [{}, {"kernel": "laplace"}],
+    "skyformer": [
+        {"num_landmarks": 6},
+        {"num_landmarks": 5, "pinv": "ridge"},
+        {"num_landmarks": 6, "kernel": "matern52"},
+        {"num_landmarks": 6, **TRITON},
+    ],
     "skyformer_softmax": [{"num_landmarks": 6}, {"num_landmarks": 5, "pinv": "ridge"}],
     "linear": [{}],
     "performer": [{"num_features": 6}],
@@ -169,6 +174,19 @@ def dense_gaussian(q, k, v):
     return torch.exp(-0.5 * distance / q.shape[-1] ** 0.5) @ v
 
 
+def distances(q, k):
+    return (q[..., :, None, :] - k[..., None, :, :]).norm(dim=-1) / q.shape[-1] ** 0.25
+
+
+def dense_laplace(q, k, v):
+    return torch.exp(-distances(q, k)) @ v
+
+
+def dense_matern(q, k, v):
+    x = 5**0.5 * distances(q, k)
+    return (1 + x + x.square() / 3) * torch.exp(-x) @ v
+
+
 def dense_softmax_beside_zeros(q, k, v):
     k, v = (torch.nn.functional.pad(x, (0, 0, 0, 80 - x.shape[-2])) for x in (k, v))
     return dense_softmax(q, k, v)
@@ -209,7 +227,7 @@ def build_exact(name, backend):
     options, oracle = EXACT[name]
     attend = build(name, {**options, **backend})
     EXACT_WEIGHTS.get(name, lambda module: None)(attend)
-    return attend, oracle
+    return attend, OTHER_KERNELS.get(backend.get("kernel"), oracle)
 
 
 def test_every_method_has_its_variants():
@@ -372,7 +390,14 @@ EXACT = {
     "longformer": ({"window": 59}, dense_softmax),
     "bigbird": ({"block_size": 5, "num_random_blocks": 2}, dense_softmax),
 }
-EXACT_CASES = [*((name, {}) for name in METHODS), ("nystrom", TRITON), ("skyformer", TRITON)]
+OTHER_KERNELS = {"laplace": dense_laplace, "matern52": dense_matern}
+EXACT_CASES = [
+    *((name, {}) for name in METHODS),
+    ("kernelized", {"kernel": "laplace"}),
+    ("skyformer", {"kernel": "matern52"}),
+    ("nystrom", TRITON),
+    ("skyformer", TRITON),
+]
 every_exact_case = pytest.mark.parametrize(("name", "backend"), EXACT_CASES, ids=str)
 
 
@@ -448,10 +473,6 @@ def test_low_precision_stays_near_float64(name, options, dtype, tolerance):
     assert (out.double() - expected).norm() <= tolerance * expected.norm()
 
 
-def plain_gaussian(q, k, scale):
-    return gaussian_kernel(q, k, scale=scale)
-
-
 def plain_softmax(q, k, scale):
     return torch.softmax(scale * (q @ k.mT), dim=-1)
 
@@ -467,8 +488,9 @@ def plain_nystrom(attend, q, k, v):
 def plain_skyformer(attend, q, k, v):
     m, scale = attend.options.num_landmarks, q.shape[-1] ** -0.5
     marks = mixed_landmarks(q, k, None, None, draw_numbers(m, None, q.device))
-    inverse = ridged_inverse(plain_gaussian(marks, marks, scale), attend.options)
-    left, right = plain_gaussian(q, marks, scale), plain_gaussian(marks, k, scale)
+    kernel = KERNELS[getattr(attend.options, "kernel", "gaussian")]
+    inverse = ridged_inverse(kernel(marks, marks, scale=scale), attend.options)
+    left, right = kernel(q, marks, scale=scale), kernel(marks, k, scale=scale)
     if not isinstance(attend.options, SkyformerSoftmaxOptions):
         return left @ (inverse @ (right @ v))
     # By Lemma 1, relative to the largest key: the factors of the queries cancel in the ratio.
@@ -500,7 +522,7 @@ def plain_choice(attend, q, k, v):
 PLAIN = {
     "softmax": lambda attend, *inputs: dense_softmax(*inputs),
     "nystrom": plain_nystrom,
-    "kernelized": lambda attend, q, k, v: plain_gaussian(q, k, q.shape[-1] ** -0.5) @ v,
+    "kernelized": lambda attend, q, k, v: KERNELS[attend.options.kernel](q, k, scale=q.shape[-1] ** -0.5) @ v,
     "skyformer": plain_skyformer,
     "skyformer_softmax": plain_skyformer,
     "linear": lambda attend, *inputs: dense_elu(*inputs),

@@ -20,7 +20,7 @@ def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]
 
     Args:
         backend: The choice.
-        unsupported: Of each option that kernels have one value of: what came, and that value.
+        unsupported: Of each option that Triton code has one value of: what came, and that value.
 
     Raises:
         ValueError: With the way out.
@@ -36,7 +36,7 @@ def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]
     for name, (came, wanted) in unsupported.items():
         if came != wanted:
             raise ValueError(
-                f"backend 'triton' has no kernel for {name}={came!r}: pass {name}={wanted!r}, or backend='torch'."
+                f"backend 'triton' has no Triton code for {name}={came!r}: pass {name}={wanted!r}, or backend='torch'."
             )
 
 

@@ -16,6 +16,7 @@ from nystrom.checks import (
     FeatureMap,
     Form,
     Inverse,
+    Kernel,
     Landmarks,
     StartValue,
     check_at_least,
@@ -90,12 +91,16 @@ class KernelizedOptions:
     """Options of kernelized attention.
 
     Attributes:
-        scale: Factor c in exp(-c |q - k|^2 / 2); None means 1 / sqrt(d).
+        kernel: "gaussian" (the paper), or "laplace", "matern32" or "matern52" of the Euclidean distance, whose second
+            derivatives raise.
+        scale: Factor c on squared distances, as in exp(-c |q - k|^2 / 2); None means 1 / sqrt(d).
     """
 
+    kernel: Kernel = "gaussian"
     scale: float | None = None
 
     def __post_init__(self):
+        check_choice("kernel", self.kernel, get_args(Kernel))
         _check_scale(self.scale)
 
 
@@ -106,15 +111,18 @@ class SkyformerOptions:
     Attributes:
         num_landmarks: Landmarks m, half from the queries and half from the keys (the odd one from the keys); a sequence
             of at most m real keys or queries gets kernelized attention itself.
+        kernel: "gaussian" (the paper), or "laplace", "matern32" or "matern52" of the Euclidean distance, whose second
+            derivatives raise.
         gamma: Ridge added to the landmarks' kernel matrix.
         pinv: "iterative", "ridge" or "exact".
         pinv_steps: Iterations of the iterative inverse.
-        scale: Factor c in exp(-c |q - k|^2 / 2); None means 1 / sqrt(d).
-        backend: "auto", "torch" or "triton" (GPU kernels, with the iterative inverse); an explicit choice that cannot
-            run raises.
+        scale: Factor c on squared distances, as in exp(-c |q - k|^2 / 2); None means 1 / sqrt(d).
+        backend: "auto", "torch" or "triton" (GPU kernels: the Gaussian kernel and the iterative inverse); an explicit
+            choice that cannot run raises.
     """
 
     num_landmarks: int = 128
+    kernel: Kernel = "gaussian"
     gamma: float = 0.1
     pinv: Inverse = "iterative"
     pinv_steps: int = 6
@@ -123,7 +131,8 @@ class SkyformerOptions:
 
     def __post_init__(self):
         _check_ridged(self)
-        check_backend(self.backend, {"pinv": (self.pinv, "iterative")})
+        check_choice("kernel", self.kernel, get_args(Kernel))
+        check_backend(self.backend, {"kernel": (self.kernel, "gaussian"), "pinv": (self.pinv, "iterative")})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,7 @@ METHODS: dict[str, Method] = {
         rows=True,
     ),
     "kernelized": Method(
-        summary="a Gaussian kernel in place of softmax",
+        summary="a kernel, Gaussian by default, in place of softmax",
         options=KernelizedOptions,
         cost="n s d",
         exact_limit="its own kernel, always",

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nystrom import kernelized_attention
-from nystrom.kernels import gaussian_kernel
+from nystrom.kernels import KERNELS, gaussian_kernel
 
 
 def draw(seed, n, s, *, size=1.0, d=6, e=4):
@@ -17,6 +17,14 @@ def test_one_fused_call_is_the_dense_sum(size, scale):
     expected = gaussian_kernel(q, k, scale=6**-0.5 if scale is None else scale) @ v
     # float64 rounding of |q|^2 + |k|^2 - 2 q.k
     torch.testing.assert_close(kernelized_attention(q, k, v, scale=scale), expected, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS))
+def test_every_kernel_is_the_dense_sum(kernel):
+    q, k, v = draw(0, 13, 21)
+    expected = KERNELS[kernel](q, k, scale=6**-0.5) @ v
+    # float64 rounding of |q|^2 + |k|^2 - 2 q.k, or of sums
+    torch.testing.assert_close(kernelized_attention(q, k, v, kernel=kernel), expected, rtol=1e-9, atol=1e-13)
 
 
 def test_it_vanishes_far_from_every_key():

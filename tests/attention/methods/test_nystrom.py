@@ -131,10 +131,10 @@ def test_an_autocast_result_past_float16_stays_finite():
         ({"pinv_steps": -1}, "pinv_steps is -1"),
         ({"z0": "mine"}, "z0 is 'mine'"),
         ({"backend": "cuda"}, "backend is 'cuda'"),
-        ({"backend": "triton", "pinv": "ridge"}, "backend .triton. has no kernel for pinv=.ridge."),
+        ({"backend": "triton", "pinv": "ridge"}, "backend .triton. has no Triton code for pinv=.ridge."),
         (
             {"backend": "triton", "landmarks": "kmeans"},
-            "has no kernel for landmarks=.kmeans.: pass landmarks=.segment_means.",
+            "has no Triton code for landmarks=.kmeans.: pass landmarks=.segment_means.",
         ),
     ],
 )

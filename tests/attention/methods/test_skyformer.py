@@ -1,9 +1,11 @@
+from functools import partial
+
 import pytest
 import torch
 
 from nystrom import kernelized_attention, skyformer_attention
 from nystrom.attention.methods.skyformer import SkyformerOptions, ridged_inverse
-from nystrom.kernels import gaussian_kernel
+from nystrom.kernels import KERNELS, gaussian_kernel
 from nystrom.landmarks import draw as draw_numbers
 from nystrom.landmarks import uniform
 
@@ -15,17 +17,18 @@ def draw(seed, n, s=None, *, size=1.0, d=6):
 
 
 @pytest.mark.parametrize(("n", "s", "m"), [(24, 24, 8), (30, 17, 7)])
-def test_it_is_the_formula_of_the_paper(n, s, m):
+@pytest.mark.parametrize("kernel", list(KERNELS))
+def test_it_is_the_formula_of_the_paper(n, s, m, kernel):
     q, k, v = draw(0, n, s)
     draws = draw_numbers(m, torch.Generator().manual_seed(5), q.device)
     marks = torch.cat([uniform(q, m // 2, draws=draws[: m // 2]), uniform(k, m - m // 2, draws=draws[m // 2 :])], dim=2)
-    scale = 6**-0.5
-    ridged = gaussian_kernel(marks, marks, scale=scale) + 0.1 * torch.eye(m, dtype=torch.float64)
-    middle = torch.linalg.inv(ridged)
-    expected = gaussian_kernel(q, marks, scale=scale) @ middle @ gaussian_kernel(marks, k, scale=scale) @ v
-    out = skyformer_attention(q, k, v, num_landmarks=m, pinv="exact", generator=torch.Generator().manual_seed(5))
+    dense = partial(KERNELS[kernel], scale=6**-0.5)
+    middle = torch.linalg.inv(dense(marks, marks) + 0.1 * torch.eye(m, dtype=torch.float64))
+    expected = dense(q, marks) @ middle @ dense(marks, k) @ v
+    attend = partial(skyformer_attention, q, k, v, num_landmarks=m, kernel=kernel)
+    out = attend(pinv="exact", generator=torch.Generator().manual_seed(5))
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
-    iterated = skyformer_attention(q, k, v, num_landmarks=m, pinv_steps=20, generator=torch.Generator().manual_seed(5))
+    iterated = attend(pinv_steps=20, generator=torch.Generator().manual_seed(5))
     torch.testing.assert_close(iterated, expected, rtol=1e-8, atol=1e-9)
 
 
@@ -64,6 +67,11 @@ def test_more_landmarks_come_nearer_to_kernelized():
         ({"num_landmarks": 1}, "num_landmarks is 1; expected a whole number of at least 2"),
         ({"gamma": 0.0}, r"gamma is 0\.0; expected a positive, finite number"),
         ({"pinv": "lu"}, "pinv is 'lu'"),
+        (
+            {"kernel": "laplace", "backend": "triton"},
+            "has no Triton code for kernel='laplace': pass kernel='gaussian', or backend='torch'",
+        ),
+        ({"kernel": "cosine"}, "kernel is 'cosine'; expected one of 'gaussian', 'laplace', 'matern32', 'matern52'"),
     ],
 )
 def test_bad_options_are_refused(options, message):

@@ -1,9 +1,10 @@
-r"""Kernelized attention: a Gaussian kernel in place of the softmax structure, without a normaliser.
+r"""Kernelized attention: a kernel in place of the softmax structure, without a normaliser.
 
 $$\mathrm{out}_i = \sum_j \kappa_{ij} v_j, \qquad \kappa_{ij} = \exp(-\tfrac{c}{2} \|q_i - k_j\|^2)$$
-with $c = 1 / \sqrt d$, which is $\kappa(q / d^{1/4}, k / d^{1/4})$.
+with $c = 1 / \sqrt d$, which is $\kappa(q / d^{1/4}, k / d^{1/4})$. The Gaussian kernel is the paper's; Laplace's and
+two of the Matérn class, functions of $\sqrt c\, \|q - k\|$, may take its place (`nystrom.attention.kernel_sum`).
 
-One fused softmax call computes it. Widen queries and keys to
+For the Gaussian, one fused softmax call computes it. Widen queries and keys to
 $q' = (q, -\tfrac12 \|q\|^2, 1)$ and $k' = (k, 1, -\tfrac12 \|k\|^2)$, so that $c\, q'^\top k' = \ln \kappa \le 0$;
 add one null key of score 0, whose weight $w_i = 1 / (1 + \sum_j \kappa_{ij})$ comes back through a value column of
 its own. Softmax over all of them gives $\sum_j \kappa_{ij} v_j\, w_i$; dividing by $w_i$ undoes the normalisation.
@@ -25,7 +26,9 @@ from torch import Tensor
 
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
+from nystrom.attention.kernel_sum import sum_by_distance
 from nystrom.attention.options import KernelizedOptions, documented
+from nystrom.checks import Kernel
 from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
 from nystrom.shapes import score_scale
@@ -43,11 +46,12 @@ def kernelized_attention(
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
     *,
+    kernel: Kernel = "gaussian",
     scale: float | None = None,
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
 ) -> Float[Tensor, "b h n e"]:
-    """Attend by a Gaussian kernel over real keys, in memory linear in n; computed in float32 at least.
+    """Attend by a kernel over real keys, in memory linear in n; computed in float32 at least.
 
     Args:
         q: Queries.
@@ -60,7 +64,7 @@ def kernelized_attention(
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
-    return attend(_kernelized, q, k, v, keep, query_keep, KernelizedOptions(scale=scale))
+    return attend(_kernelized, q, k, v, keep, query_keep, KernelizedOptions(kernel=kernel, scale=scale))
 
 
 def _kernelized(
@@ -71,7 +75,24 @@ def _kernelized(
     query_keep: Bool[Tensor, "b n"] | None,
     options: KernelizedOptions,
 ) -> Float[Tensor, "b h n e"]:
-    return gaussian_sum(q, k, v, keep=keep, scale=options.scale)
+    return kernel_sum(q, k, v, keep=keep, kernel=options.kernel, scale=score_scale(q, options.scale))
+
+
+def kernel_sum(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    *,
+    keep: Bool[Tensor, "b s"] | None = None,
+    kernel: Kernel,
+    scale: float,
+) -> Float[Tensor, "b h n e"]:
+    """Sum of values weighted by a kernel, in float32 at least; values of masked keys must hold zeros."""
+    if kernel == "gaussian":
+        return gaussian_sum(q, k, v, keep=keep, scale=scale)
+    q, k, v = (at_least_float32(x) for x in (q, k, v))
+    # What the values of zero of masked keys add is zero, whatever its weight.
+    return sum_by_distance(q, k, v, kernel=kernel, scale=scale)
 
 
 def gaussian_sum(

@@ -1,13 +1,14 @@
 r"""Skyformer: kernelized attention in linear time by a Nyström method made for matrices that are not symmetric.
 
-The Gaussian scores $C = \kappa(Q, K)$ are an off-diagonal block of the positive semidefinite matrix of all queries
+The scores $C = \kappa(Q, K)$ are an off-diagonal block of the positive semidefinite matrix of all queries
 and keys with themselves. m landmarks L are drawn from both, half from the queries and half from the keys, and
 $$\hat C V = \kappa(Q, L)\; D^{-1/2} \bigl(D^{-1/2} (M + \gamma I) D^{-1/2}\bigr)^{-1} D^{-1/2}\; \kappa(L, K)\, V,
 \qquad M = \kappa(L, L),\; D = \mathrm{diag}((M + \gamma I) \mathbf 1).$$
 The scaling by D puts all singular values in (0, 1] (Lemma 3 says below 1, but $D^{1/2} \mathbf 1$ has
 the eigenvalue 1), where the iteration of `nystrom.linalg.pinv` converges.
 
-Both outer factors are sums of `kernelized`, one fused call each: nothing of size n x m is stored.
+Both outer factors are sums of `kernelized`, for the Gaussian kernel one fused call each: nothing of size n x m is
+stored. Another kernel of `kernelized` may take its place: section 4.2 asks that it be positive semidefinite, no more.
 
 **Exact limit.** With m at least the number of real keys or queries, kernelized attention itself costs no more, and is
 what is returned, sequence by sequence.
@@ -17,6 +18,8 @@ Departs from the authors' code: inputs are scaled by d^(-1/4), not 32^(-1/4); a 
 segments of the real tokens, so that no token is drawn twice; norms are per matrix.
 """
 
+import functools
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -24,10 +27,10 @@ from torch import Tensor
 from nystrom.attention.backend import uses_triton
 from nystrom.attention.door import attend
 from nystrom.attention.exact_limit import exact_limit
-from nystrom.attention.methods.kernelized import gaussian_sum
+from nystrom.attention.methods.kernelized import kernel_sum
 from nystrom.attention.options import SkyformerOptions, SkyformerSoftmaxOptions, documented
-from nystrom.checks import Backend, Inverse
-from nystrom.kernels import gaussian_kernel
+from nystrom.checks import Backend, Inverse, Kernel
+from nystrom.kernels import KERNELS
 from nystrom.landmarks import all_are_short, draw, uniform
 from nystrom.linalg.pinv import pinv
 from nystrom.shapes import Generator, score_scale
@@ -40,6 +43,7 @@ def skyformer_attention(
     v: Float[Tensor, "b h s e"],
     *,
     num_landmarks: int = 128,
+    kernel: Kernel = "gaussian",
     gamma: float = 0.1,
     pinv: Inverse = "iterative",
     pinv_steps: int = 6,
@@ -64,7 +68,13 @@ def skyformer_attention(
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
     options = SkyformerOptions(
-        num_landmarks=num_landmarks, gamma=gamma, pinv=pinv, pinv_steps=pinv_steps, scale=scale, backend=backend
+        num_landmarks=num_landmarks,
+        kernel=kernel,
+        gamma=gamma,
+        pinv=pinv,
+        pinv_steps=pinv_steps,
+        scale=scale,
+        backend=backend,
     )
     if uses_triton(backend):
         return attend(_by_kernels, q, k, v, keep, query_keep, options, generator, clean=False)
@@ -81,19 +91,20 @@ def _skyformer(
     generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
     m, scale = options.num_landmarks, score_scale(q, options.scale)
+    weigh = functools.partial(kernel_sum, kernel=options.kernel, scale=scale)
     if all_are_short(q, k, m):
-        return gaussian_sum(q, k, v, keep=keep, scale=scale)
+        return weigh(q, k, v, keep=keep)
     landmarks = mixed_landmarks(q, k, keep, query_keep, draw(m, generator, q.device))
-    inverse = ridged_inverse(gaussian_kernel(landmarks, landmarks, scale=scale), options)
+    inverse = ridged_inverse(KERNELS[options.kernel](landmarks, landmarks, scale=scale), options)
     limit = exact_limit(q, k, keep, query_keep, m)
     if limit is None:
-        right = gaussian_sum(landmarks, k, v, scale=scale)
-        return gaussian_sum(q, landmarks, inverse @ right, scale=scale)
+        right = weigh(landmarks, k, v)
+        return weigh(q, landmarks, inverse @ right)
     landmarks = limit.queries_as_landmarks(landmarks, q)
-    right = gaussian_sum(landmarks, k, v, keep=limit.keep, scale=scale)
+    right = weigh(landmarks, k, v, keep=limit.keep)
     middle = limit.values_as_middle(inverse @ right, v)
     landmarks = limit.keys_as_landmarks(landmarks, k)
-    out = gaussian_sum(q, landmarks, middle, keep=limit.real_landmarks(), scale=scale)
+    out = weigh(q, landmarks, middle, keep=limit.real_landmarks())
     return limit.results(out, right)
 
 

@@ -1,0 +1,92 @@
+r"""Sums of values weighted by a kernel of the distance, a stretch of queries at a time.
+
+$$\mathrm{out}_i = \sum_j \kappa(\sqrt c\, \|q_i - k_j\|)\, v_j.$$
+
+Of the weights, n x s numbers, only those of a few queries are held at a time: a few times as many as queries and keys
+are themselves, in the forward pass and again in the backward pass, which computes them anew. A compiler gets the plain
+formula, as the number of stretches would be part of its graph; so does `torch.func`, and whatever records a graph of
+the backward pass. That formula stores n x s numbers and raises for a second derivative (see `nystrom.kernels`).
+
+Distances are sums over differences, not a matrix product, so that equal tokens are at none: on a CPU the sum takes
+several times as long as the fused call of the Gaussian kernel.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.checks import Kernel
+from nystrom.kernels import KERNELS
+
+# Weights held at a time: these, or a few times the larger of queries and keys where that is more, but no more than fit
+# into a cache.
+_FEWEST = 2**14
+_TIMES_TOKENS = 4
+_MOST = 2**20
+
+
+def sum_by_distance(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    *,
+    kernel: Kernel,
+    scale: float,
+) -> Float[Tensor, "b h n e"]:
+    """Sum the values of all keys, each weighted by the kernel.
+
+    Args:
+        q: Queries, in float32 or float64, as all tensors here.
+        k: Keys.
+        v: Values; zeros where a key is not real.
+        kernel: Name of the kernel.
+        scale: Factor c on squared distances.
+    """
+    if torch.compiler.is_compiling() or not all(isinstance(x.shape[2], int) for x in (q, k)):
+        return _plain(q, k, v, KERNELS[kernel], scale)
+    return _SumByDistance.apply(q, k, v, KERNELS[kernel], scale)
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, kernel: Callable[..., Tensor], scale: float) -> Tensor:
+    return kernel(q, k, scale=scale) @ v
+
+
+def _stretch(q: Tensor, k: Tensor) -> int:
+    """How many queries to take at a time."""
+    numbers = min(max(_FEWEST, _TIMES_TOKENS * max(q.numel(), k.numel())), _MOST)
+    return max(1, numbers // (k.shape[:3].numel()))
+
+
+class _SumByDistance(torch.autograd.Function):
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, kernel: Callable[..., Tensor], scale: float) -> Tensor:
+        return torch.cat([_plain(part, k, v, kernel, scale) for part in q.split(_stretch(q, k), dim=2)], dim=2)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        q, k, v, ctx.kernel, ctx.scale = inputs
+        ctx.save_for_backward(q, k, v)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (grad,), (q, k, v) = grads, ctx.saved_tensors
+        if torch.is_grad_enabled():
+            pull = torch.func.vjp(lambda q, k, v: _plain(q, k, v, ctx.kernel, ctx.scale), q, k, v)[1]
+            return (*pull(grad), None, None)
+        grad_q, grad_k, grad_v = [], torch.zeros_like(k), torch.zeros_like(v)
+        length = _stretch(q, k)
+        for part, coming in zip(q.split(length, dim=2), grad.split(length, dim=2), strict=True):
+            leaves = part.detach().requires_grad_(), k.detach().requires_grad_()
+            with torch.enable_grad():
+                weights = ctx.kernel(*leaves, scale=ctx.scale)
+            here, there = torch.autograd.grad(weights, leaves, coming @ v.mT)
+            grad_q.append(here)
+            grad_k += there
+            grad_v += weights.detach().mT @ coming
+        return torch.cat(grad_q, dim=2), grad_k, grad_v, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return torch.vmap(_plain, in_dims)(*inputs), 0
