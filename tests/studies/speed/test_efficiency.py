@@ -200,7 +200,7 @@ def test_a_method_that_cannot_run_says_why_and_the_others_go_on(tmp_path):
     asked = SMALL | {"lengths": (36,), "methods": ("softmax", "authors-8")}
     rows = run_efficiency(**asked, skip="without", to=tmp_path)
     notes = {row.method: row.note for row in rows}
-    assert notes == {"softmax": "", "authors-8": "wants a length that is a multiple of 8 and longer"}
+    assert notes == {"softmax": "", "authors-8": "needs a length that is a multiple of 8 and longer"}
 
 
 def test_threads_are_set_for_the_run_alone(tmp_path):

@@ -188,7 +188,7 @@ def test_half_precision_is_autocast(tmp_path):
         ({"tasks": ()}, "tasks is empty"),
         ({"methods": ()}, "methods is empty"),
         ({"methods": ("nystrom",)}, "lacks its number of landmarks"),
-        ({"methods": ("authors-8",)}, "method 'authors-8' is no method of this library"),
+        ({"methods": ("authors-8",)}, "method 'authors-8' is not a method of this library"),
         ({"batch": 0}, "batch is 0"),
         ({"repeats": 0}, "repeats is 0"),
         ({"threads": 0}, "threads is 0"),

@@ -1,4 +1,4 @@
-"""What all speed measurements need to know: the device, and the command that every row names."""
+"""What all speed measurements share: the device, and the command that each row records."""
 
 import inspect
 import shlex
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def find_device(name: str) -> "torch.device":
-    """The device of a name, with its number.
+    """The device with this name, its index included.
 
     Raises:
         ValueError: A device that torch does not know or does not have, or whose memory cannot be measured.
@@ -29,26 +29,26 @@ def find_device(name: str) -> "torch.device":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise ValueError(f"device is {name!r}, but torch finds {count} CUDA devices here: pass 'cpu'.")
-        # Synchronising and memory statistics want the number.
+        # Synchronising and memory statistics need the index.
         return torch.device("cuda", device.index or 0)
     return device
 
 
 def device_name(device: "torch.device") -> str:
-    """The device as rows name it."""
+    """The name of the device in rows."""
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def command_line(words: Sequence[str], function: Callable[..., Any], asked: Mapping[str, Any], last: str) -> str:
-    """The command that calls a function with these arguments, its folder left out.
+    """The command that calls a function with these arguments, without its folder.
 
     Args:
-        words: Of the command.
+        words: First words of the command.
         function: What it calls.
         asked: Its arguments.
-        last: The one that ends the command whatever it is, so that runs that differ in it alone can be told.
+        last: The argument that always comes last, so that runs which differ in nothing else can be recognised.
     """
     command = [*words]
     for name, parameter in inspect.signature(function).parameters.items():
@@ -60,11 +60,11 @@ def command_line(words: Sequence[str], function: Callable[..., Any], asked: Mapp
 
 
 def differing_setting(row: Row, new: Row, last: str) -> tuple[str, object, object] | None:
-    """How a row of another run differs from a new one: the field, what it holds and what was wanted; None for nothing.
+    """The first difference between a row of an earlier run and a new one: field, its value, the new one; None if equal.
 
     Args:
-        row: Of an earlier run.
-        new: One that this run would write.
+        row: A row of an earlier run.
+        new: A row that this run would write.
         last: The argument that ends the command and may differ.
     """
     for name in ("study", "command", "dtype", "seed", "device", "torch"):

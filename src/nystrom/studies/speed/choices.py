@@ -1,4 +1,4 @@
-"""What the speed measurements let one choose, without torch: the command line asks for it before torch is needed."""
+"""The choices that the speed measurements offer, free of torch: the command line reads them before it loads torch."""
 
 from typing import Literal
 

@@ -1,15 +1,15 @@
 """Time and peak memory of attention over the number of tokens: Table 1 of the Nyströmformer paper, on this machine.
 
 Each method is measured forward and forward+backward, for the attention alone and with its skip ("nystrom-64+skip"), all
-of them interleaved: see `nystrom.studies.speed.interleaved`. Per length, method and pass there are two rows:
+of them interleaved: see `nystrom.studies.speed.interleaved`. Each length, method and pass has two rows:
 
 - "forward time" or "forward+backward time": the median in ms, `low` and `high` being the quartiles;
-- "forward memory" or "forward+backward memory": the peak beyond the inputs, in MB of 10^6 bytes, from one call of its
-  own; `nystrom.measure.clock` says what it holds.
+- "forward memory" or "forward+backward memory": the peak beyond the inputs, in MB of 10^6 bytes, from a
+  separate call; `nystrom.measure.clock` says what it includes.
 
-On a CUDA device each length also has rows of the method "floor": the bandwidth of a copy, and the time that the bytes
-which must be moved take at it, see `nystrom.studies.speed.floor`. Tables then say how far above it each time lies, and
-how much memory a method takes beyond its inputs and results.
+On a CUDA device each length also has rows of the method "floor": the bandwidth of a copy, and the time that it takes at
+this bandwidth to move the bytes that must be moved, see `nystrom.studies.speed.floor`. Tables then show each time as a
+multiple of it, and how much memory a method takes beyond its inputs and results.
 
 What would not fit in half of the free memory, or would take longer than a limit per call, is not run: its rows hold NaN
 and a note with the estimate.
@@ -50,15 +50,15 @@ def run_efficiency(
 ) -> list[Row]:
     """Measure time and peak memory of attention methods side by side, over the number of tokens.
 
-    Rows go to efficiency.csv in the folder, a length at a time. The same command continues a run that was interrupted,
-    and skips the lengths that are done.
+    Rows go to efficiency.csv in the folder, a length at a time. The same command continues an interrupted run and
+    skips the lengths that are done.
 
     Args:
         lengths: Numbers of tokens n, in any order.
         methods: Such as softmax-materialised, softmax, nystrom-64, kernelized, skyformer-128, transformers-64,
             nystrom-attention-64, and authors-64, the published formula. Ratios are taken against the first.
-            None named means all of these and nystrom-32, other packages as far as they are installed. On a GPU
-            besides nystrom-triton-64 and skyformer-triton-128, by Triton kernels, and nystrom-compiled-64.
+            By default all of these and nystrom-32, other packages only if they are installed; on a GPU also
+            nystrom-triton-64 and skyformer-triton-128, by Triton kernels, and nystrom-compiled-64.
         passes: Passes to measure.
         skip: Whether methods that have a skip convolution are measured without it, with it, or both.
         batch: Sequences b.
@@ -67,7 +67,7 @@ def run_efficiency(
         kernel_size: Odd size of the skip convolution.
         dtype: Of inputs and weights.
         device: cpu, cuda or cuda:1.
-        layout: "tokens" is (b, n, h*d) in and out, as projections have it; "heads" is contiguous (b, h, n, d).
+        layout: "tokens" is (b, n, h*d) in and out, as projections produce them; "heads" is contiguous (b, h, n, d).
         repeats: Timed calls of each method.
         seed: Of the random inputs.
         threads: Threads on the CPU; None leaves what torch has.
@@ -106,7 +106,7 @@ def run_efficiency(
 
 
 def _check(asked: Mapping[str, Any]) -> None:
-    """Raise an error for what cannot be measured, before anything is."""
+    """Raise an error for what cannot be measured, before any measurement."""
     for name, plural in (("lengths", "numbers of tokens"), ("passes", "passes")):
         if not asked[name]:
             raise ValueError(f"{name} is empty; expected at least one of {plural}.")
@@ -124,7 +124,7 @@ def _check(asked: Mapping[str, Any]) -> None:
         check_at_least("threads", asked["threads"], 1)
     if asked["kernel_size"] % 2 == 0:
         raise ValueError(
-            f"kernel_size is {asked['kernel_size']}; expected an odd number, so that a token has a middle."
+            f"kernel_size is {asked['kernel_size']}; expected an odd number, so that the kernel has a middle."
         )
     if not asked["limit_seconds"] > 0:
         raise ValueError(f"limit_seconds is {asked['limit_seconds']}; expected a positive number.")

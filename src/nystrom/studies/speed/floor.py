@@ -1,15 +1,16 @@
 """The memory floor: the time that it takes to move the bytes which landmark attention must move.
 
-Forward six passes over n x d: queries and keys are read twice, as no score with a landmark is known before all tokens
-that make it were seen; values are read once and the output is written once.
+The forward pass moves n x d numbers six times: queries and keys are read twice, since a landmark is known only after
+all of its tokens have been read; values are read once and the output is written once.
 
-Backward eleven: queries, keys, values and the gradient of the output are read twice, as the gradients of a token depend
-on those of the landmarks, which are sums over all tokens; three gradients are written. Forward+backward is the sum, 17.
-Masks, landmarks, the skip's second look at values and gradients, and what else is small beside n x d are left out.
-Where landmarks are drawn tokens, as Skyformer's are, nothing is read twice: four forward, seven backward.
+The backward pass moves them eleven times: queries, keys, values and the gradient of the output are read twice, as the
+gradients of a token depend on those of the landmarks, which are sums over all tokens; three gradients are written.
+Forward+backward is the sum, 17. Masks, landmarks, the skip's second reading of values and gradients, and all that is
+small beside n x d are left out. Where landmarks are drawn tokens, as Skyformer's are, nothing is read twice: four times
+forward, seven backward.
 
 The bandwidth is measured: a copy from device memory to device memory, bytes read and bytes written over the median
-time. A method that moves more than it computes can be no faster than the floor, but for what it finds in caches.
+time. A method that is bound by memory cannot be faster than the floor, except for what it finds in caches.
 """
 
 import dataclasses
@@ -38,7 +39,7 @@ def copy_bandwidth(
     """Bytes per second that copies of `size` bytes read and write together: the median, and both quartiles."""
     size = copy_size(free_bytes(device)) if size is None else size
     source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
-    # Zeros may move faster than numbers do.
+    # Zeros may move faster than other numbers.
     source.random_()
     clock(lambda: target.copy_(source), device)
     times = [clock(lambda: target.copy_(source), device) for _ in range(_COPIES)]
@@ -52,7 +53,7 @@ def copy_size(free: int) -> int:
 
 
 def floor_quantities(setup: Setup) -> set[tuple[str, str]]:
-    """Methods and quantities of the rows that `floor_rows` gives."""
+    """Methods and quantities of the rows that `floor_rows` returns."""
     timed = dict.fromkeys(cell.timed for cell in setup.cells)
     return {(FLOOR, BANDWIDTH), *((FLOOR, f"{name} time") for name in timed)}
 
@@ -60,7 +61,7 @@ def floor_quantities(setup: Setup) -> set[tuple[str, str]]:
 def floor_rows(
     n: int, setup: Setup, bandwidth: Callable[[torch.device], tuple[float, float, float]] = copy_bandwidth
 ) -> list[Row]:
-    """Measure the bandwidth, and say what it means at n tokens."""
+    """Measure the bandwidth, and the time of the floor at n tokens."""
     sizes = setup.sizes
     middle, low, high = bandwidth(sizes.device)
     size = sizes.batch * sizes.heads * n * sizes.width * sizes.dtype.itemsize

@@ -1,12 +1,12 @@
 """Methods measured in turn at one length, so that what slows the machine down slows all of them.
 
 Every method is built and called once to warm up; then all are called one after the other, `repeats` times over, and
-once more each for its memory. A backward pass starts from the same random gradient of the output every time; gradients
+each once more for its memory. A backward pass starts from the same random gradient of the output every time; gradients
 of inputs and weights are cleared before each call.
 
 **Estimates.** Before anything is built, what would need more than half of the free memory, or longer than a limit per
-call, is put aside. Memory is at least that of the matrices a method is known to hold; time and memory are otherwise
-those of the last length measured, grown with n or with n^2.
+call, is set aside. Memory is at least that of the matrices a method is known to hold; otherwise time and memory are
+extrapolated from the last length measured, with n or with n^2.
 """
 
 import math
@@ -36,9 +36,9 @@ class Cell:
     Attributes:
         method: Its name in the rows.
         contender: How it is built.
-        number: Its landmarks or the like, 0 for none.
-        skip: Whether with its skip.
-        timed: Which pass.
+        number: Its number of landmarks or the like; 0 for none.
+        skip: Whether its skip is included.
+        timed: The pass.
     """
 
     method: str
@@ -50,7 +50,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured at each length, and what every row says of it.
+    """What is measured at each length, and what every row records of it.
 
     Attributes:
         cells: What is measured, in the order of the rows.
@@ -59,10 +59,10 @@ class Setup:
         repeats: Timed calls of each.
         seed: Of the inputs.
         threads: Threads on the CPU.
-        limit_seconds: What would take longer per call is not run.
+        limit_seconds: A call that would take longer is not run.
         device: Name of the device.
-        command: What the rows were measured by.
-        versions: Of what else computes, as a part of the rows' sizes, such as " triton=3.7.1"; "" for torch alone.
+        command: The command that measured the rows.
+        versions: Of other libraries that compute, as part of the rows' sizes: " triton=3.7.1"; "" for torch alone.
         free_bytes: Gives the free memory of the device.
         probe_tokens: What takes time quadratic in n is first called at this length, if the first one is longer.
         bandwidth: Gives the bytes per second of a copy on the device, the median and both quartiles, where memory
@@ -100,7 +100,7 @@ def measure(n: int, setup: Setup, past: Sequence[Row]) -> list[Row]:
     peaks: dict[Cell, int] = {}
     able = [cell for cell in setup.cells if not notes[cell]]
     if any(getattr(cell.contender.build, "compiled", False) for cell in able):
-        # What was compiled for other lengths counts towards a limit.
+        # Compilations for other lengths count towards torch's limit.
         torch.compiler.reset()
     with tqdm(total=len(able) * (setup.repeats + 2), desc=f"n={n}", leave=False, disable=None) as bar:
         if able:
@@ -120,13 +120,13 @@ def measure(n: int, setup: Setup, past: Sequence[Row]) -> list[Row]:
 
 
 def plain_row(setup: Setup) -> Row:
-    """A row of this setup without a measurement: what all of them have in common."""
+    """What all rows of this setup have in common, without a measurement."""
     cell = setup.cells[0]
     return _row(setup, 0, cell, f"{cell.timed} time", 0.0, "ms", None, 1, "")
 
 
 def _warmed(cells: Sequence[Cell], inputs: Inputs, notes: dict[Cell, str], bar: tqdm) -> dict[Cell, Call]:
-    """Build and call each cell once; what cannot run says why in the notes."""
+    """Build and call each cell once; the notes say why a cell cannot run."""
     built: dict[str, Call] = {}
     ready = {}
     for cell in cells:
@@ -168,7 +168,7 @@ def _clear(call: Call) -> None:
 
 
 def _too_much(n: int, cell: Cell, setup: Setup, past: Sequence[Row]) -> str:
-    """Why a cell should not be run at this length, or nothing."""
+    """Why a cell should not be run at this length; empty if it should."""
     sizes, contender = setup.sizes, cell.contender
     last = {row.quantity: row for row in past if row.method == cell.method and not math.isnan(row.value)}
     heads = sizes.batch * sizes.heads * sizes.dtype.itemsize

@@ -2,7 +2,7 @@
 
 Two layers of width 64 with two heads, hidden width 128, mean pooling, dropout 0.1, norms before the blocks. Texts are
 padded to the task's length: their real lengths are drawn evenly from a quarter of it to all of it. Pictures have none
-that is not real. Tokens and classes are drawn at random: a step costs the same whatever they are.
+that is not real. Tokens and classes are drawn at random: they do not change the cost of a step.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, and Chen et al. (2021), arXiv:2111.00035, section 5; the batches are
 those of the latter.
@@ -23,11 +23,13 @@ def find_method(name: str) -> tuple[Ours, int]:
     """The method of this library that a name such as "nystrom-128" means, and its number.
 
     Raises:
-        ValueError: A name that is unknown, or of another package's method: a model is built of this library's.
+        ValueError: The name is unknown, or it is a method of another package: models use this library's methods only.
     """
     contender, number = find_contender(name)
     if not isinstance(contender.build, Ours):
-        raise ValueError(f"method {name!r} is no method of this library: a training step is measured of its own alone.")
+        raise ValueError(
+            f"method {name!r} is not a method of this library: training steps are measured with its own methods only."
+        )
     return contender.build, number
 
 
@@ -58,7 +60,7 @@ def build_model(
 
 
 def random_batch(task: TaskShape, batch: int, seed: int, device: torch.device) -> Batch:
-    """A batch, the same again for the same seed."""
+    """A batch, determined by the seed."""
     generator = torch.Generator().manual_seed(seed)
     shape = (batch, task.n) if task.documents == 1 else (batch, task.documents, task.n)
     inputs = {

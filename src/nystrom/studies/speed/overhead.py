@@ -1,12 +1,12 @@
 """What the training engine costs beyond a bare PyTorch loop around the same model, and how long a batch takes to load.
 
 Both train a copy of the model on the same batches, step by step in turn, so that what slows the machine down slows
-both. A step of the engine is all that lies between two ends of a step: loading, forward, backward, clipping, the
+both. A step of the engine is everything between the ends of two steps: loading, forward, backward, clipping, the
 optimizer, the schedule, logging; evaluations and checkpoints are left out. A step of the bare loop is a batch of a
 plain DataLoader, forward, backward, clipping, the optimizer and the schedule. The two are compared step by step, since
 a batch of long texts takes longer than one of short ones.
 
-Loading is what the bare loop waits for its batch, which it makes between the steps: none is prepared ahead.
+Loading is the time that the bare loop waits for its batch, which it makes between the steps: none is prepared ahead.
 """
 
 from pathlib import Path
@@ -29,16 +29,16 @@ def run_overhead(
     device: Device = "auto",
     threads: int | None = None,
 ) -> list[Row]:
-    """Measure a training step of the engine beside one of a bare loop, and the loading of a batch.
+    """Measure a training step of the engine and one of a bare loop side by side, and the loading of a batch.
 
     Args:
         task: Task, at the shapes of the preset.
         to: Folder of the rows, overhead.csv.
         attention: Method.
-        preset: Whose settings.
-        data: Prepared data; that of the preset if not given.
-        steps: Steps to measure of each.
-        seed: Decides start weights and batches.
+        preset: The preset that gives the settings.
+        data: Prepared data; the data of the preset if not given.
+        steps: Steps to measure, of each of the two.
+        seed: Determines initial weights and batches.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
         threads: Threads on the CPU; torch's choice if not given.

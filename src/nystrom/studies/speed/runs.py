@@ -1,8 +1,8 @@
-"""Several runs of one comparison, each in a process of its own: medians over the runs, and how far these lie apart.
+"""Several runs of one comparison, each in its own process: medians over the runs, and their spread.
 
 A run is `nystrom bench efficiency` with its own seed and folder. It measures all methods in turn, so a ratio is taken
-within a run; what is reported is the median of the runs' ratios with their quartiles, never the best run. Runs that are
-finished are kept, so the same command continues where it was interrupted.
+within a run; what is reported is the median of the runs' ratios with their quartiles, never the best run. Finished
+runs are kept, so the same command continues where it was interrupted.
 """
 
 import statistics
@@ -31,14 +31,14 @@ def run_runs(
 ) -> list[Row]:
     """Compare methods, each with its skip convolution where it has one, in several runs.
 
-    Rows go to runs.csv in the folder: of each layout, length, method and quantity the median over the runs with its
+    Rows go to runs.csv in the folder: for each layout, length, method and quantity the median over the runs with its
     quartiles, and how many times less it is than that of the first method.
 
     Args:
         lengths: Numbers of tokens n.
         methods: As for `nystrom bench efficiency`; ratios are taken against the first.
         layouts: "heads" is contiguous (b, h, n, d), "tokens" is (b, n, h*d) in and out.
-        runs: Runs, a process each; their seeds follow each other.
+        runs: Runs, each in its own process; their seeds are consecutive.
         repeats: Timed calls of each method in a run.
         seed: Of the first run.
         threads: Threads on the CPU; None leaves what torch has.
@@ -80,7 +80,7 @@ def summary(runs: Sequence[Sequence[Row]], command: str, seed: int) -> list[Row]
 
     Args:
         runs: The rows of each run, of the same methods and lengths in the same order.
-        command: What measured them all.
+        command: The command that measured them.
         seed: Of the first run.
     """
     values: dict[tuple[int | None, str, str], list[float]] = {}

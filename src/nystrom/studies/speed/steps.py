@@ -1,4 +1,4 @@
-"""Training steps of one setup, a task at a time, and continued where it was interrupted."""
+"""Training steps of one setup, measured a task at a time and continued where they were interrupted."""
 
 import math
 import statistics
@@ -25,7 +25,7 @@ _PROBE = 8
 
 @dataclass(frozen=True)
 class StepSetup:
-    """What is measured in each task, and what every row says of it.
+    """What is measured in each task, and what every row records of it.
 
     Attributes:
         methods: Methods with their number.
@@ -36,7 +36,7 @@ class StepSetup:
         threads: Threads on the CPU.
         limit_seconds: A step that would take longer is not run.
         device: Where it runs.
-        command: What measures it.
+        command: The command that measures it.
         shapes: Shapes of the tasks.
         free_bytes: Gives the free memory of the device.
     """
@@ -91,7 +91,7 @@ class _Training:
 
     def __init__(self, name: str, task: str, setup: StepSetup):
         self.model = build_model(name, setup.shapes[task], setup.seed)
-        self.model.to(setup.device)  # pyright: ignore[reportArgumentType] (transformers types it away)
+        self.model.to(setup.device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
         self.model.train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.setup = setup
@@ -117,7 +117,7 @@ class _Training:
 
 
 def measure_task(task: str, setup: StepSetup) -> list[Row]:
-    """Rows of one task."""
+    """The rows of one task."""
     size = setup.batch or setup.shapes[task].batch
     batch = random_batch(setup.shapes[task], size, setup.seed, setup.device)
     times: dict[str, list[float]] = {}
@@ -153,7 +153,7 @@ def measure_task(task: str, setup: StepSetup) -> list[Row]:
 
 
 def _too_much(training: _Training, task: str, size: int, setup: StepSetup) -> str:
-    """Why a full step should not be run, judged by an eighth of it; or nothing."""
+    """Why a full step should not be run, judging by an eighth of it; empty if it should."""
     part = max(1, size // _PROBE)
     batch = random_batch(setup.shapes[task], part, setup.seed, setup.device)
     try:
@@ -211,7 +211,7 @@ def _rows(
 
 
 def _done(path: Path, setup: StepSetup) -> list[Row]:
-    """The rows of an earlier run of this setup, whatever its tasks.
+    """The rows of an earlier run of this setup, for any tasks.
 
     Raises:
         ValueError: The file holds rows of another setting.

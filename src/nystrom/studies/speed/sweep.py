@@ -23,7 +23,7 @@ def sweep_lengths(lengths: Sequence[int], setup: Setup, path: Path) -> list[Row]
 
     Args:
         lengths: Numbers of tokens n.
-        setup: What to measure at each.
+        setup: What to measure at each length.
         path: The file.
 
     Returns:
@@ -63,7 +63,7 @@ def _run(lengths: Sequence[int], setup: Setup, rows: list[Row], path: Path) -> l
 
 
 def _probe(missing: Sequence[int], setup: Setup) -> list[Row]:
-    """Rows of a short length, to estimate from where no other is: they are not kept."""
+    """Rows of a short length, as a base for estimates where there is no other; they are not kept."""
     quadratic = tuple(cell for cell in setup.cells if cell.contender.quadratic)
     if not quadratic or not missing or missing[0] <= setup.probe_tokens:
         return []
@@ -71,7 +71,7 @@ def _probe(missing: Sequence[int], setup: Setup) -> list[Row]:
 
 
 def versions_of(device: torch.device, kernels: bool) -> str:
-    """What compiles for a GPU; on a CPU its kernels are interpreted."""
+    """The version of Triton, for rows; on a CPU its kernels are interpreted."""
     if device.type != "cuda":
         return " triton=interpreted" if kernels else ""
     if importlib.util.find_spec("triton") is None:
@@ -80,7 +80,7 @@ def versions_of(device: torch.device, kernels: bool) -> str:
 
 
 def cells_of(methods: Sequence[str], passes: Sequence[Pass], skip: Skip, device: torch.device) -> tuple[Cell, ...]:
-    """The methods named, in each pass, without their skip, with it, or both.
+    """The named methods in each pass, without their skip, with it, or both.
 
     Raises:
         ValueError: A method that is unknown, or that the device cannot run.
@@ -100,7 +100,7 @@ def cells_of(methods: Sequence[str], passes: Sequence[Pass], skip: Skip, device:
 
 
 def _done(path: Path, setup: Setup) -> list[Row]:
-    """The rows of an earlier run of this setup, whatever its lengths.
+    """The rows of an earlier run of this setup, for any lengths.
 
     Raises:
         ValueError: The file holds rows of another setting.

@@ -2,13 +2,13 @@
 
 A step is the forward pass with dropout, the loss, the backward pass and the update by AdamW, of the model and the
 batch that `nystrom.studies.speed.lra_models` describes. All methods of a task take turns: a warm-up step each, then a
-timed step each, `repeats` times over, then a step each for its memory. Per task and method there are two rows:
+timed step each, `repeats` times over, then a step each for its memory. Each task and method has two rows:
 
 - "text step time": the median in ms, `low` and `high` being the quartiles;
 - "text step memory": the peak beyond weights, optimizer and batch, in MB of 10^6 bytes; see `nystrom.measure.clock`.
 
-Before that each method takes two steps with an eighth of the batch. What would then not fit in half of the free memory,
-or would take longer than a limit per step, is not run: its rows hold NaN and a note with the estimate.
+First each method takes two steps with an eighth of the batch. If by these a full step would not fit in half of the free
+memory, or would take longer than a limit, it is not run: its rows hold NaN and a note with the estimate.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Table 2.
 Departs from the paper: a step instead of 50,000 with their evaluations; the fused softmax is measured
@@ -41,8 +41,8 @@ def run_training(
 ) -> list[Row]:
     """Measure time and peak memory of a training step with each method, in the tasks of the Long Range Arena.
 
-    Rows go to training.csv in the folder, a task at a time. The same command continues a run that was interrupted, and
-    skips the tasks that are done.
+    Rows go to training.csv in the folder, a task at a time. The same command continues an interrupted run and skips
+    the tasks that are done.
 
     Args:
         tasks: listops, text, retrieval, image, pathfinder.

@@ -1,4 +1,4 @@
-"""A step of the training engine and one of a bare loop in turn, on copies of one model and the same batches."""
+"""Steps of the training engine and of a bare loop in turn, on copies of one model and the same batches."""
 
 import copy
 import statistics
@@ -61,7 +61,7 @@ def measure_turns(
     device: Device,
     threads: int | None,
 ) -> list[Row]:
-    """Measure both, see `nystrom.studies.speed.overhead.run_overhead`, which says what the arguments are."""
+    """Measure both; the arguments are those of `nystrom.studies.speed.overhead.run_overhead`."""
     base, whole = find_preset(task, preset), steps + _WARM_UP
     check_data(task, data)
     settings = settle(
@@ -107,7 +107,7 @@ class BareLoop:
     """The loop that one would write by hand.
 
     Args:
-        model: The model; is moved to the device.
+        model: The model; it is moved to the device.
         settings: Settings of the run.
         preset: The preset that they come from.
         splits: Data.
@@ -152,16 +152,16 @@ class BareLoop:
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
-        # What a loop that watches its loss reads.
+        # A loop that watches its loss reads it here.
         return float(loss.detach())
 
 
 class _Turns(TrainerCallback):
-    """A step of the bare loop after each of the engine.
+    """Takes a step of the bare loop after each step of the engine.
 
     Args:
         bare: The bare loop.
-        steps: Steps of each.
+        steps: Steps of each of the two.
     """
 
     def __init__(self, bare: BareLoop, steps: int):
@@ -176,7 +176,7 @@ class _Turns(TrainerCallback):
         self.since = self._now()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Stop the engine's clock for a step by hand."""
+        """Stop the engine's clock while the bare loop takes its step."""
         end = self._now()
         batch = self.bare.load()
         loaded = self._now()

@@ -138,10 +138,10 @@ def test_both_performers_estimate_softmax_attention():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("transformers-longformer-8", "wants a window of an odd number of tokens"),
-        ("transformers-longformer-9", "wants a length that is a multiple of 8"),
-        ("reformer-pytorch-2", "wants a length that is a multiple of 128"),
-        ("transformers-bigbird-1", "wants a length that is a multiple of 64"),
+        ("transformers-longformer-8", "needs a window of an odd number of tokens"),
+        ("transformers-longformer-9", "needs a length that is a multiple of 8"),
+        ("reformer-pytorch-2", "needs a length that is a multiple of 128"),
+        ("transformers-bigbird-1", "needs a length that is a multiple of 64"),
     ],
 )
 def test_lengths_and_windows_that_a_peer_cannot_take_are_refused(name, message):
@@ -177,7 +177,7 @@ def test_inputs_are_the_same_for_the_same_seed():
 
 @pytest.mark.parametrize(("name", "n"), [("authors-8", 36), ("transformers-8", 36), ("transformers-8", 8)])
 def test_lengths_that_segments_do_not_divide_are_refused(name, n):
-    with pytest.raises(ValueError, match="wants a length that is a multiple of 8 and longer"):
+    with pytest.raises(ValueError, match="needs a length that is a multiple of 8 and longer"):
         build(name, make_inputs(n, sizes(), seed=0))
 
 

@@ -1,9 +1,9 @@
-"""Inputs that all contenders share, and what a contender becomes when it is given them.
+"""The inputs that all contenders share, and the call that a contender makes of them.
 
 A contender takes the place of attention in a model, between the projections:
 
-- "tokens": queries, keys and values are (b, n, h*d), as projections leave them, and heads are split as views; the
-  result is (b, n, h*d), as the output projection takes it. Merging heads is part of the call.
+- "tokens": queries, keys and values are (b, n, h*d), as projections produce them, and heads are split as views; the
+  result is (b, n, h*d), as the output projection expects it. Merging heads is part of the call.
 - "heads": all are contiguous (b, h, n, d), in and out.
 """
 
@@ -27,7 +27,7 @@ class Sizes:
         kernel_size: Odd size of the skip convolution.
         dtype: Of inputs and weights.
         device: Where it all runs.
-        layout: How inputs and outputs lie, see the module.
+        layout: Layout of inputs and outputs, see the module.
     """
 
     batch: int
@@ -46,7 +46,7 @@ class Inputs:
     Attributes:
         n: Tokens.
         sizes: All other sizes.
-        leaves: Queries, keys and values as they lie in memory; they take gradients.
+        leaves: Queries, keys and values in their layout; they take gradients.
         grad: Gradient of the output, laid out as the output is.
     """
 
@@ -69,7 +69,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Call:
-    """A contender made ready for its inputs.
+    """A contender with its inputs.
 
     Attributes:
         forward: The forward pass.
@@ -81,7 +81,7 @@ class Call:
 
 
 def make_inputs(n: int, sizes: Sizes, seed: int) -> Inputs:
-    """Draw standard normal inputs; the same for every contender, and again for the same seed."""
+    """Draw standard normal inputs, the same for every contender and each time for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     shape = (sizes.batch, sizes.heads, n, sizes.width)
     if sizes.layout == "tokens":
@@ -103,6 +103,6 @@ def call_of_heads(inputs: Inputs, layer: nn.Module, convolve: nn.Module | None) 
 
 
 def check_divides(n: int, m: int) -> None:
-    """Refuse a length that m segments do not divide, or that needs none."""
+    """Raise an error for a length that m segments do not divide, or that needs none."""
     if n % m or n == m:
-        raise ValueError(f"wants a length that is a multiple of {m} and longer")
+        raise ValueError(f"needs a length that is a multiple of {m} and longer")

@@ -1,11 +1,11 @@
 """Other packages' Nyström attention as contenders: their own modules, with the projections taken out.
 
-No projection is timed, so that what is compared is attention. Each gets the inputs in the form that its forward
+No projection is timed, so that attention is compared with attention. Each gets its inputs in the form that its forward
 expects:
 
-- `transformers`: `NystromformerSelfAttention`, whose query, key and value projections hand out the three given tensors.
-  It wants n divisible by m, known in advance; where n == m it runs exact attention instead and is not timed. Its
-  configuration always has a convolution; without the skip, that is taken off the module.
+- `transformers`: `NystromformerSelfAttention`, whose query, key and value projections return the three given tensors.
+  It needs n divisible by m and known in advance; where n == m it runs exact attention instead and is not timed. Its
+  configuration always has a convolution; without the skip, it is removed from the module.
 - `nystrom_attention`: `NystromAttention`, with `to_qkv` and `to_out` replaced by the identity and one input of width
   3 h d, which it splits. Its gradient is of that width.
 
@@ -19,14 +19,14 @@ from nystrom.studies.speed.contenders.inputs import Call, Inputs, check_divides
 
 
 class Given(nn.Module):
-    """Replaces a projection, and returns a tensor."""
+    """Takes the place of a projection, and returns a given tensor."""
 
     def __init__(self, x: Tensor):
         super().__init__()
         self.x = x
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """The tensor, whatever comes."""
+        """The given tensor, for any input."""
         return self.x
 
 
@@ -84,6 +84,6 @@ def nystrom_attention_call(inputs: Inputs, num_landmarks: int, skip: bool) -> Ca
 
 
 def check_layout(inputs: Inputs) -> None:
-    """Refuse inputs that are not laid out token by token."""
+    """Raise an error for inputs that are not laid out token by token."""
     if inputs.sizes.layout != "tokens":
         raise ValueError(f"takes the layout 'tokens' only, not {inputs.sizes.layout!r}")

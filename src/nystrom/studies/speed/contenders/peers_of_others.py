@@ -1,16 +1,16 @@
 """Other packages' Linformer, Longformer, Performer, Reformer and BigBird as contenders.
 
-As in `peers` the projections of queries, keys, values and output are taken out, so that attention
-is compared with attention, and each gets its inputs in the form that its forward expects:
+As in `peers` the projections of queries, keys, values and output are taken out, so that attention is compared with
+attention, and each gets its inputs in the form that its forward expects:
 
-- `linformer`: `LinformerSelfAttention` with projections of the tokens that all heads share; to_q, to_k, to_v hand out
+- `linformer`: `LinformerSelfAttention` with projections of the tokens that all heads share; to_q, to_k, to_v return
   the given tensors, to_out is the identity.
 - `performer_pytorch`: `FastAttention` takes head-split tensors as they are.
 - `reformer_pytorch`: `LSHAttention` takes one tensor for queries and keys, heads in the batch; buckets of 64.
 - `transformers`: `LongformerSelfAttention` without global tokens and `BigBirdBlockSparseAttention` with blocks of 64,
-  whose projections hand out the given tensors, for Longformer as copies.
+  whose projections return the given tensors, for Longformer as copies.
 
-None takes a dtype of 16 bits on a CPU in every operation; what fails says so in the notes of its rows.
+None supports 16-bit dtypes on a CPU in every operation; where one fails, the notes of its rows say so.
 """
 
 import torch
@@ -87,7 +87,7 @@ def longformer_call(inputs: Inputs, number: int, skip: bool) -> Call:
 
     check_layout(inputs)
     if number % 2 == 0:
-        raise ValueError("wants a window of an odd number of tokens")
+        raise ValueError("needs a window of an odd number of tokens")
     _check_multiple(inputs, number - 1)
     sizes = inputs.sizes
     config = LongformerConfig(
@@ -140,7 +140,7 @@ def bigbird_call(inputs: Inputs, number: int, skip: bool) -> Call:
 
 
 class _TokensFirst(nn.Module):
-    """Hands out a copy (n, b, w) of a tensor (b, n, w): Longformer divides its queries in place."""
+    """Returns a copy (n, b, w) of a tensor (b, n, w): Longformer divides its queries in place."""
 
     def __init__(self, x: Tensor):
         super().__init__()
@@ -152,4 +152,4 @@ class _TokensFirst(nn.Module):
 
 def _check_multiple(inputs: Inputs, size: int) -> None:
     if inputs.n % size:
-        raise ValueError(f"wants a length that is a multiple of {size}")
+        raise ValueError(f"needs a length that is a multiple of {size}")

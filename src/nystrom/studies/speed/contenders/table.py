@@ -1,6 +1,6 @@
-"""What is timed side by side: one table, from a name to how it is built and what it needs.
+"""What is timed side by side: one table, from a name to how the contender is built and what it needs.
 
-A contender is named "softmax" or, with its number of landmarks, "nystrom-64". A further method joins with one entry.
+A contender is named "softmax" or, with its number of landmarks, "nystrom-64". A new method is one more entry.
 """
 
 import importlib.util
@@ -36,15 +36,15 @@ class Contender:
 
     Attributes:
         summary: What it is, in a few words.
-        number: What the number behind its name says, such as "landmarks"; None where it has none.
-        build: From inputs, the number (0 where it has none) and whether with its skip, to a call; ValueError where it
-            cannot run on them.
-        quadratic: Its time grows with the square of n.
+        number: What the number after its name means, such as "landmarks"; None where it has none.
+        build: Makes a call of inputs, the number (0 where it has none) and whether to include the skip; raises
+            ValueError where it cannot run on them.
+        quadratic: Whether its time grows with the square of n.
         squares: n x n matrices that a forward pass holds at once, per sequence and head.
         strips: n x m matrices that it holds at once, m being its number.
-        skip: It has a skip convolution that can be had or left.
-        package: Package that it comes from, where that is another than this one.
-        kernels: It runs the kernels of `nystrom.gpu`: on a GPU, or where Triton interprets them.
+        skip: Whether it has a skip convolution that can be included or left out.
+        package: The package that it comes from, if not this one.
+        kernels: Whether it runs the kernels of `nystrom.gpu`: on a GPU, or where Triton interprets them.
     """
 
     summary: str
@@ -65,7 +65,7 @@ class Ours:
     Attributes:
         method: Its name in the registry.
         options: Its options for a number and n tokens.
-        compiled: Whether `torch.compile` makes one graph of it, for its length alone.
+        compiled: Whether it is compiled by `torch.compile`, for its length only.
         backend: What compiles that graph.
     """
 
@@ -87,7 +87,7 @@ class Ours:
 
 
 def _sized(method: str) -> Callable[[int, int], dict[str, object]]:
-    """The options of a method for a number behind its name."""
+    """The options of a method for the number after its name."""
     return lambda number, n: size_options(method, number)
 
 
@@ -174,7 +174,7 @@ CONTENDERS: dict[str, Contender] = {
         build=Ours("bigbird", lambda number, n: size_options("bigbird", number) | {"block_size": BIGBIRD_BLOCK}),
     ),
     "authors": Contender(
-        summary="the authors' formula of Nyström attention, three matrices and all",
+        summary="the authors' formula of Nyström attention, which stores three matrices",
         number="landmarks",
         build=_authors,
         strips=3,
@@ -249,7 +249,7 @@ DEFAULT = (
     "transformers-64",
     "nystrom-attention-64",
 )
-# Besides, on a GPU.
+# On a GPU, these too.
 DEFAULT_ON_GPU = ("nystrom-triton-64", "nystrom-compiled-64", "skyformer-triton-128")
 
 
@@ -260,7 +260,7 @@ def available(device: str = "cpu", contenders: Mapping[str, Contender] = CONTEND
 
 
 def installed(contender: Contender) -> bool:
-    """Whether the package that it comes from is here."""
+    """Whether its package is installed."""
     return contender.package is None or importlib.util.find_spec(contender.package) is not None
 
 
@@ -287,7 +287,7 @@ def find_contender(name: str, contenders: Mapping[str, Contender] = CONTENDERS) 
 
 
 def check_kernels(name: str, contender: Contender, device: torch.device) -> None:
-    """Refuse a contender whose kernels the device cannot run.
+    """Raise an error for a contender whose kernels the device cannot run.
 
     Raises:
         ValueError: No Triton, or a CPU where Triton does not interpret.
@@ -300,5 +300,5 @@ def check_kernels(name: str, contender: Contender, device: torch.device) -> None
     if device.type != "cuda" and not INTERPRETED.value:
         raise ValueError(
             f"method {name!r} needs a CUDA device but device is {device.type!r}: pass device='cuda', leave it out, or "
-            "set TRITON_INTERPRET=1 to have its kernels interpreted, which says nothing of their speed."
+            "set TRITON_INTERPRET=1 to have its kernels interpreted, which says nothing about their speed."
         )
