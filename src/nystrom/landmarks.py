@@ -94,8 +94,8 @@ def uniform_positions(keep: Bool[Tensor, "b n"], m: int, draws: Float[Tensor, " 
     edge = _ceil_div(torch.arange(m + 1, device=keep.device) * count[:, None], m)
     start, length = edge[:, :-1], edge.diff(dim=-1)
     wanted = start + torch.minimum((draws * length).long(), (length - 1).clamp(min=0))
-    # Ranks never fall, so the position of a rank is where it would be inserted; a token that is not real has the rank
-    # of the real one before it, and the search finds the leftmost.
+    # Ranks never decrease, so the position of a rank is its insertion point; a token that is not real has the rank of
+    # the real one before it, and the search finds the leftmost.
     return torch.searchsorted(rank, wanted).clamp(max=keep.shape[1] - 1)
 
 

@@ -24,10 +24,10 @@ Reach = Callable[..., Tensor]
 
 
 def pad_to_blocks(x: Shaped[Tensor, "*b n d"], size: int) -> Shaped[Tensor, "*b t d"]:
-    """Add zeros behind the tokens, up to a whole number of blocks.
+    """Add zeros after the tokens, up to a whole number of blocks.
 
-    A length that is only a symbol gets a block or two to spare: where one might do, an exported program would ask
-    whether it does.
+    A symbolic length gets up to two blocks more than it needs: to choose the exact number, an exported program would
+    have to ask for the length.
     """
     n = x.shape[-2]
     blocks = -(-n // size) if isinstance(n, int) else n // size + 2
@@ -35,23 +35,23 @@ def pad_to_blocks(x: Shaped[Tensor, "*b n d"], size: int) -> Shaped[Tensor, "*b 
 
 
 def without_padding(x: Shaped[Tensor, "b h t d"], n: int) -> Shaped[Tensor, "b h n d"]:
-    """The first n tokens; a symbol is not compared with the length, as a slice would."""
+    """The first n tokens; unlike a slice, this does not compare a symbolic length with the number of tokens."""
     return x[:, :, :n] if isinstance(n, int) else x.index_select(2, torch.arange(n, device=x.device))
 
 
 def windows(x: Shaped[Tensor, "b t d"], size: int, half: int) -> Shaped[Tensor, "b l k d"]:
-    """For each block the tokens from `half` before its first to `half` behind its last, as a view of the padded tokens.
+    """For each block the tokens from `half` before its first to `half` after its last, as a view of the padded tokens.
 
     Args:
         x: A whole number of blocks.
         size: Tokens of a block.
-        half: Tokens on either side; zeros stand outside the sequence.
+        half: Tokens on either side; outside the sequence there are zeros.
     """
     return F.pad(x, (0, 0, half, half)).unfold(1, size + 2 * half, size).mT
 
 
 def bias_of(may: Bool[Tensor, "*a"], dtype: torch.dtype) -> Float[Tensor, "*a"]:
-    """What is added to scores: 0 where a query may attend to a key, and -inf elsewhere."""
+    """The term to add to scores: 0 where a query may attend to a key, and -inf elsewhere."""
     return torch.zeros_like(may, dtype=dtype).masked_fill(~may, -torch.inf)
 
 
@@ -73,17 +73,16 @@ def attend_blocks(
         k: Keys.
         v: Values.
         reach: Gathers what each block attends to (b, l, k, d), from the keys or values of one head (b, t, d), the
-            head's number and `tables`.
+            number of the head, and `tables`.
         bias: 0 for those of them that a query may attend to, at least one each, and -inf for the others; c is the
             block's size, or 1 where it is the same for all queries of the block.
-        tables: Tensors that `reach` reads, without a gradient. What it reads must come through here, not from a
-            closure, for torch.func to see it.
+        tables: Tensors that `reach` reads, without a gradient; torch.func would not see those of a closure.
         size: Tokens of a block.
         scale: Factor on the scores.
-        copies: Whether what `reach` returns is a copy, which training then makes anew instead of keeping it.
+        copies: Whether `reach` returns a copy, which training then makes again instead of keeping it.
     """
     d, e = q.shape[-1], v.shape[-1]
-    # Fused kernels want one width; zeros change neither the scores nor the values.
+    # Fused kernels need one width; zeros change neither the scores nor the values.
     q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, k, v))
     bias = bias.expand(-1, q.shape[1], -1, -1, -1)
     if not copies or torch.compiler.is_exporting():
@@ -117,7 +116,7 @@ def _attend_head_again(*args: object) -> Tensor:
 
 
 class _AttendHead(torch.autograd.Function):
-    """`_attend_head`, whose backward copies the keys and attends once more rather than keep them."""
+    """`_attend_head`, whose backward copies the keys and attends once more instead of keeping them."""
 
     generate_vmap_rule = True
 
@@ -158,13 +157,13 @@ def attend_globally(
         q: Queries.
         k: Keys.
         v: Values, zero where masked.
-        positions: Where the g queries stand.
-        real: Which of them to replace; a position may be named by one of these only.
+        positions: Positions of the g queries.
+        real: Which of them to replace; each position may occur in one of these only.
         keep: Real keys; None where all are.
         scale: Factor on the scores.
     """
     n = out.shape[2]
     rows = fused_softmax(take(q, positions), k, v, keep=keep, scale=scale)
-    # What is not to be replaced goes to a row behind the last.
+    # Results that replace nothing go to a row after the last.
     index = torch.where(real, positions, n)[:, None, :, None].expand_as(rows)
     return without_padding(F.pad(out, (0, 0, 0, 1)).scatter(2, index, rows), n)

@@ -24,14 +24,14 @@ from nystrom.shapes import zero_masked
 
 @dataclass(frozen=True)
 class ExactLimit:
-    """Which sequences of a batch are short, and what then takes the landmarks' place.
+    """Which sequences of a batch are short, and what takes the place of their landmarks.
 
     Attributes:
         m: Landmarks.
         keep: Real keys.
         query_keep: Real queries; the same object as `keep` in self-attention.
         few_keys: Sequences of at most m real keys.
-        few_queries: Sequences of at most m real queries, these aside.
+        few_queries: Other sequences, of at most m real queries.
     """
 
     m: int
@@ -70,7 +70,7 @@ class ExactLimit:
         return first_tokens(self.keep, self.m)[1] | ~self.few_keys[:, 0, :, 0]
 
     def results(self, out: Float[Tensor, "b h n e"], right: Float[Tensor, "b h m e"]) -> Float[Tensor, "b h n e"]:
-        """The outputs: where there are few queries, what the right factor gave them."""
+        """The outputs: where there are few queries, the results of the right factor."""
         if self.few_queries is None:
             return out
         rank = ranks(self.query_keep)[0].clamp(0, self.m - 1)
@@ -104,6 +104,6 @@ def exact_limit(
 
 
 def _first(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"], m: int) -> Float[Tensor, "b h m d"]:
-    """The first m real tokens, and zeros behind the last."""
+    """The first m real tokens, and zeros after the last."""
     place, real = first_tokens(keep, m)
     return zero_masked(take(x, place), real)

@@ -6,7 +6,7 @@ bucket, then by position, and cut into chunks of m; a query reaches 2 m keys, an
 own bucket. Among sorted keys a bucket is an interval, and so is a reach: what a query may attend to is one interval of
 places, `low` to `high`.
 
-Masked tokens are in no bucket and sort behind all others, so that a chunk is cut by the ranks of real tokens alone.
+Masked tokens are in no bucket and are sorted after all others, so that chunks depend on the ranks of real tokens only.
 
 Source: Andoni et al. (2015), arXiv:1509.02897; used for attention by Kitaev et al. (2020), arXiv:2001.04451.
 """
@@ -23,19 +23,19 @@ from nystrom.landmarks import GOLDEN_RATIO
 from nystrom.precision import at_least_float32
 from nystrom.shapes import cut_blocks
 
-# Directions that tokens are compared with at a time: all of them would be n x B/2 numbers.
+# Directions that tokens are compared with at a time: with all of them there would be n x B/2 numbers.
 _COLUMNS = 16
 
 
 class HashRounds(NamedTuple):
-    """Where r rounds look. A row is one of the t tokens of all sequences and heads; g chunks hold them.
+    """What may meet in r rounds. A row is one of the t tokens of all sequences and heads; g chunks hold them.
 
     Attributes:
         queries: Row of each query of a chunk; places past the end repeat some row.
         keys: Row of each key in a chunk's reach; places outside the sequence repeat some row.
-        first: Place of the first of these among the sorted keys of its sequence; before it, negative.
+        first: Place of the first of these among the sorted keys of its sequence; negative before the first key.
         low: First place that a query may attend to.
-        high: The place behind the last; `low` or less where there is none.
+        high: The place after the last; `low` or less where there is none.
         spots: Index of a row's query among the queries of all chunks.
         places: Place of a row's key among the sorted keys of its sequence.
     """
@@ -49,7 +49,7 @@ class HashRounds(NamedTuple):
     places: Int[Tensor, "r t"]
 
     def allowed(self, r: int, part: slice) -> Bool[Tensor, "p m w"]:
-        """Which keys in reach of each query are its own in round r, and were not in an earlier one."""
+        """Which keys in reach of each query it may attend to in round r, and could not in an earlier one."""
         rows, keys = self.queries[r, part], self.keys[r, part]
         places = self.first[r, part, None] + torch.arange(keys.shape[-1], device=keys.device)
         allowed = _within(places, self.low[r, part], self.high[r, part])
@@ -63,7 +63,7 @@ class HashRounds(NamedTuple):
 def hash_buckets(
     x: Float[Tensor, "b h n d"], rotation: Float[Tensor, "h d half"], keep: Bool[Tensor, "b n"] | None
 ) -> Int[Tensor, "b h n"]:
-    """Bucket of each token, one of 2 * half, or 0 where half is 0; masked tokens have the number behind the last."""
+    """Bucket of each token, one of 2 * half, or 0 where half is 0; masked tokens have the number after the last."""
     half = rotation.shape[-1]
     number = torch.zeros(x.shape[:3], dtype=torch.long, device=x.device)
     x = at_least_float32(x)
@@ -79,9 +79,9 @@ def hash_buckets(
 
 
 def even_rotations(shape: tuple[int, int, int, int], device: torch.device) -> Float[Tensor, "r h d half"]:
-    """Gaussian numbers without a draw, used where no random rotations are given.
+    """Gaussian numbers that are not random, used where no random rotations are given.
 
-    The quantiles at the fractional parts of i^2 times the golden ratio: those of i itself would repeat from row to row.
+    They are the quantiles at the fractional parts of i^2 times the golden ratio: with i instead, rows would be alike.
     """
     count = shape[0] * shape[1] * shape[2] * shape[3]
     if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
@@ -106,7 +106,7 @@ def plan_rounds(
 
     Args:
         q: Queries.
-        k: Keys, sorted apart from the queries; None where the queries are the keys.
+        k: Keys, sorted separately from the queries; None where the queries are the keys.
         rotations: One for each round and head.
         keep: Real tokens; None where all are.
         chunk_size: Tokens m of a chunk.
@@ -128,7 +128,7 @@ class _Sorted(NamedTuple):
 
 def _sort(number: Int[Tensor, "b h n"], count: int) -> _Sorted:
     buckets, order = number.flatten(0, 1).sort(dim=-1, stable=True)
-    # Added rather than expanded: a search wants its rows one after the other, under torch.func.vmap too.
+    # Added rather than expanded: a search needs contiguous rows, under torch.func.vmap too.
     wanted = torch.zeros_like(buckets[:, :1]) + torch.arange(max(count, 1) + 1, device=number.device)
     return _Sorted(buckets, order, torch.searchsorted(buckets, wanted))
 
@@ -136,13 +136,13 @@ def _sort(number: Int[Tensor, "b h n"], count: int) -> _Sorted:
 def _plan_round(queries: _Sorted, keys: _Sorted, m: int, across_buckets: bool) -> tuple[Tensor, ...]:
     lines, n = queries.order.shape
     device, last = queries.order.device, queries.edges.shape[1] - 1
-    # Export asks whether there is one chunk or more: an empty one behind the last makes it more, whatever n.
+    # Export asks whether there is more than one chunk: an empty one after the last makes it so for any n.
     chunks = (n + m - 1) // m + (0 if isinstance(n, int) else 1)
     line = torch.arange(lines, device=device)[:, None]
     order = F.pad(queries.order, (0, chunks * m - n))
     bucket = F.pad(queries.buckets, (0, chunks * m - n), value=last)
     own = bucket.clamp(max=last - 1)
-    # Where a chunk stands among the keys: where its first query stands in its bucket.
+    # The place of a chunk among the keys: the place of its first query within its bucket.
     head, start = own[:, ::m], torch.arange(chunks, device=device) * m
     if keys is queries:
         anchor = start.expand(lines, -1)

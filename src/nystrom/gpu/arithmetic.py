@@ -1,8 +1,8 @@
-"""What all kernels share: products and roundings, loads of tokens, scores.
+"""What all kernels share: products, rounding, loads of tokens, scores.
 
-Sums are taken in float32 at least. float32 operands are multiplied as three tf32 products, which together round
-about as one float32 product does; float16 weights and the values they multiply are taken as tf32, which has float16's
-precision and float32's range.
+Sums are taken in float32 at least. float32 operands are multiplied as three tf32 products, which together round about
+as one float32 product does; float16 weights and the values they multiply are multiplied as tf32, which has the
+precision of float16 and the range of float32.
 
 Triton's interpreter multiplies the bits of bfloat16 tensors and truncates where a GPU rounds. There both operations are
 done in float32 and rounded to the nearest even number by hand: results then equal a GPU's, up to the order of sums.
@@ -55,7 +55,7 @@ def place_of(x, strides, b, h, start):
 def load_tokens(
     x, strides, b, h, start, live, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
 ):
-    """Tokens from `start` on of one sequence and head; those that are not live are zeros and not read."""
+    """Tokens from `start` on of one sequence and head; those that are not live are zeros and are not read."""
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
     places = place_of(x, strides, b, h, start) + rows[:, None] * strides[2] + columns[None, :]
     return tl.load(places, mask=live[:, None] & (columns < WIDTH)[None, :], other=0.0)
@@ -98,7 +98,7 @@ def real_tokens(keep, b, positions, count):
 
 @triton.jit
 def log_weights(x, y, SCALE: tl.constexpr, GAUSSIAN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of the rows of x and y: c x.y, or -c/2 |x - y|^2, which is kept at or below 0 despite rounding."""
+    """Scores of the rows of x and y: c x.y, or -c/2 |x - y|^2, clamped to at most 0 against rounding."""
     s = product(x, tl.trans(y), PRECISION)
     if GAUSSIAN:
         x, y = x.to(ACC), y.to(ACC)

@@ -1,14 +1,14 @@
-r"""Nyström attention and Skyformer by the kernels of this room: the functions of `nystrom.attention`, in few launches.
+r"""Nyström attention and Skyformer in a few launches of Triton kernels: the functions of `nystrom.attention`.
 
 Forward: landmarks, their m x m matrix, its inverse, the right factor in splits and their join, the middle, the left
-factor with the skip. Between the passes q, k, v and tensors of size m are kept; the backward pass recomputes all
-others. It reads queries, gradient, keys and values twice (with a skip the gradient twice more and the values once
-more), and writes each gradient once.
+factor with the skip. Between the passes q, k, v and tensors of size m are kept; the backward pass recomputes everything
+else. It reads queries, gradient, keys and values twice (with a skip the gradient twice more and the values once more),
+and writes each gradient once.
 
-Sums over tokens are taken in spans, stored separately and then added: results and gradients are the same each time.
+Sums over tokens are computed in spans, stored separately and then added: results and gradients are reproducible.
 
-Both passes are custom operators of torch, so compile, export, autocast, checkpointing and distributed wrappers see one
-node. Outside a compiler they are called through `torch.autograd.Function`, which torch.func understands; under vmap
+Both passes are custom operators of torch, so compile, export, autocast, checkpointing and distributed wrappers each
+see one node. Outside a compiler they are called through `torch.autograd.Function`, which torch.func understands; under vmap
 they run one slice at a time. There is no second derivative and no forward-mode derivative: asking for one raises.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. (13)-(17); Chen et al. (2021), arXiv:2111.00035, sections 4.2, 4.4.
@@ -59,8 +59,8 @@ def landmark_attention(
         skip: (h, 1, taps, 1) Kernel of the skip convolution, for self-attention only.
 
     Raises:
-        ValueError: The kernels cannot do it; the message names the way out.
-        NotImplementedError: An input carries a forward-mode tangent, or, later, a gradient is differentiated.
+        ValueError: The kernels cannot take these inputs; the message says what to do.
+        NotImplementedError: An input carries a forward-mode tangent or, later, a gradient is differentiated.
     """
     if gamma is not None and draws is None:
         draws = even_draws(num_landmarks, q.device)
@@ -102,7 +102,7 @@ def _attention(
 def forward_pass(
     x: StageInputs, steps: int, z0: str, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Launch the forward pass; gives the output, and what the backward pass needs."""
+    """Launch the forward pass; returns the output, and what the backward pass needs."""
     table, share = stages.landmarks(x)
     # The right factor comes first, so that its splits and the landmarks' matrices never exist at the same time.
     right, logs = stages.right(x, table)
@@ -161,7 +161,7 @@ def backward_pass(
     z0: str,
     gamma: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Launch the backward pass; gives the gradients of q, k, v and the skip's kernel (empty without one)."""
+    """Launch the backward pass; returns the gradients of q, k, v and the skip's kernel (empty without one)."""
     m = x.m
     keys = table[:, :, -m:]
     matrix, root = matrix_of(x, table, gamma)
@@ -170,7 +170,7 @@ def backward_pass(
     statistics = stages.left_statistics(x, keys, middle, grad)
     keys_grad, middle_grad = stages.left_landmarks(x, keys, middle, grad, *statistics)
 
-    # middle = inverse @ right, but for sequences with few queries (middle = right) or few keys (middle = their values).
+    # middle = inverse @ right, except with few queries (middle = right) or few keys (middle = their values).
     right_grad, whole_grad = whole.mT @ middle_grad, middle_grad @ right.mT
     if x.few is not None:
         few_keys, few_queries = ((x.few == kind)[:, None, None, None] for kind in (FEW_KEYS, FEW_QUERIES))
@@ -204,7 +204,7 @@ def _keep_for_backward(ctx, inputs, output) -> None:
 
 def _backward(ctx, grad, *_):
     tensors = ctx.saved_tensors
-    # Traced by a compiler, the operator itself.
+    # When a compiler traces it, the operator itself.
     differentiate = _attention_backward if torch.compiler.is_compiling() else _Gradients.apply
     q_grad, k_grad, v_grad, taps_grad = differentiate(grad, *tensors, *ctx.numbers)
     return q_grad, k_grad, v_grad, None if tensors[3] is None else taps_grad, *(None,) * 8
@@ -277,7 +277,7 @@ def inputs_of(
     scale: float,
     gamma: float,
 ) -> StageInputs:
-    """What all stages share, with the plan of the landmarks where it depends on masks or draws."""
+    """What all stages share, with the plan of the landmarks where they depend on masks or draws."""
     masked, plan = keep is not None or query_keep is not None or all_are_short(q, k, m), None
     gaussian = gamma >= 0
     if draws is not None:
@@ -297,7 +297,7 @@ def _middle(x: StageInputs, whole: Tensor, right: Tensor) -> Tensor:
     few_keys, few_queries = ((x.few == kind)[:, None, None, None] for kind in (FEW_KEYS, FEW_QUERIES))
     starts, stops = x.plan.starts[:, -x.m :], x.plan.stops[:, -x.m :]
     places = starts.long()[:, None, :, None].expand(-1, x.v.shape[1], -1, x.v.shape[-1])
-    # A place without a key may hold NaN, which must not enter.
+    # A place without a key may hold NaN, which must not reach the middle.
     there = (stops > starts)[:, None, :, None] & few_keys
     values = torch.where(there, x.v.gather(2, torch.where(there, places, 0)), 0.0)
     return torch.where(few_queries, right, torch.where(few_keys, values.to(right.dtype), middle)).contiguous()

@@ -1,4 +1,4 @@
-"""What all stages of the kernels share: tensors, sizes, and the constants that kernels are specialised to."""
+"""What all stages share: tensors, sizes, and the constants that kernels are specialised to."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +71,7 @@ class StageInputs:
 
     @property
     def low(self) -> torch.dtype:
-        """Dtype of weights in products: the tokens' own, unless float16 or 8 bits of fraction cannot hold them."""
+        """Dtype of weights in products: that of the tokens, unless float16 or 8 bits of fraction cannot hold them."""
         widened = self.q.dtype == torch.float16 or (self.gaussian and self.q.dtype == torch.bfloat16)
         return torch.float32 if widened else self.q.dtype
 

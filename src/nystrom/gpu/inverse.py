@@ -30,7 +30,7 @@ def _store(x, value, M, BLOCK: tl.constexpr):
 def inverse_whole(
     a_place, divisors, z_place, M, STEPS, EVERY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Invert one matrix in registers; EVERY writes all iterates one after the other, including the last."""
+    """Invert one matrix in registers; EVERY writes all iterates in a row, including the last."""
     bh = tl.program_id(0).to(tl.int64)
     a = _load(a_place + bh * M * M, M, BLOCK)
     if divisors is None:
@@ -176,7 +176,7 @@ def inverse_blocks_backward(
 ):
     """Gradient of the matrix in scratch memory; `of_z_place` holds that of the result, then that of the start value.
 
-    What the matrix has through the start value is added where a block of WHOLE holds it, else (0) left to do.
+    The part that goes through the start value is added if a block of WHOLE holds the matrix; with 0 the caller adds it.
     """
     bh = tl.program_id(0).to(tl.int64)
     size = M * M

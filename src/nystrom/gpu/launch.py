@@ -1,7 +1,7 @@
 """How kernels are divided into programs, and which inputs they accept.
 
 Tile sizes, warps and stages are fixed first choices, which were not tuned on a GPU; `tools/tune_tiles.py` times others.
-They decide in which order sums are taken and nothing else, so a fixed choice gives the same bits each time.
+They affect only the order of sums, so a fixed choice gives the same bits each time.
 """
 
 import functools
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 from torch import Tensor
-from triton.errors import TritonError as TritonError  # for those who may not import triton
+from triton.errors import TritonError as TritonError  # for rooms that may not import triton
 
 from nystrom.gpu.arithmetic import INTERPRETED
 
@@ -27,13 +27,13 @@ LARGEST_WHOLE, LARGEST_WHOLE_BACKWARD = 64, 32
 LARGEST_START = 64
 # A float32 product is three tf32 products on the tensor cores, with the rounding of about one float32 product.
 FLOAT32_PRECISION = "tf32x3"
-# Bytes of a token's row at most, then tokens and landmarks of a block, warps, stages.
+# For token rows of at most so many bytes: tokens and landmarks of a block, warps, stages.
 _BY_ROW = ((128, 64, 64, 4, 2), (256, 64, 64, 8, 2), (512, 32, 32, 8, 2), (1024, 32, 16, 8, 1))
 # Programs per multiprocessor that a sum over tokens is split into.
 _WAVES = 4
 # Tokens of a span for each row of its sums.
 _TOKENS_PER_ROW = 32
-# A stack: backward passes on a GPU run in a thread of their own, and see it too.
+# A stack shared by threads: backward passes on a GPU run in their own thread, and must see it too.
 _TRIED: list["Tiles"] = []
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -48,7 +48,7 @@ class Tiles:
         block_d: Width of queries and keys, or more.
         block_e: Width of values, or more.
         warps: Warps of a program.
-        stages: Loads that are under way at one time.
+        stages: Loads in flight at a time.
     """
 
     block_n: int
@@ -66,7 +66,7 @@ def tiles(m: int, d: int, e: int, dtype: torch.dtype) -> Tiles:
         m: Landmarks.
         d: Width of queries and keys.
         e: Width of values.
-        dtype: The widest that products are taken of.
+        dtype: The widest dtype of the operands of products.
     """
     block_d, block_e = power(d), power(e)
     if _TRIED:
@@ -78,7 +78,7 @@ def tiles(m: int, d: int, e: int, dtype: torch.dtype) -> Tiles:
 
 @contextmanager
 def trying(sizes: Tiles) -> Iterator[None]:
-    """Use other tiles in a `with` block, except for the widths. Nothing else should launch kernels meanwhile."""
+    """Use other tiles in a `with` block, except for the widths. No other thread should launch kernels meanwhile."""
     _TRIED.append(sizes)
     try:
         yield
@@ -87,14 +87,14 @@ def trying(sizes: Tiles) -> Iterator[None]:
 
 
 def power(size: int) -> int:
-    """The power of two that holds a size, at least 16: the sizes of blocks."""
+    """The smallest power of two that is at least a size, and at least 16: block sizes are powers of two."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.device) -> tuple[int, int]:
     """Number of spans that tokens are cut into for a sum over them, and the tokens of a span.
 
-    A span is so long that its sums, m rows of float32, take a few hundredths of the tokens' own memory.
+    Spans are long enough that their sums, m rows of float32, take a few hundredths of the memory of the tokens.
 
     Args:
         tokens: Tokens.
@@ -110,14 +110,14 @@ def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.devic
 
 
 def check_launch(m: int, tensors: dict[str, Tensor]) -> None:
-    """Reject what the kernels cannot do.
+    """Raise an error for what the kernels cannot do.
 
     Args:
         m: Landmarks.
-        tensors: The tensors by name, among them q, k and v, with shapes that fit.
+        tensors: The tensors by name, including q, k and v, with matching shapes.
 
     Raises:
-        ValueError: The device, Triton, dtype, width or number of landmarks does not fit; the message names the way out.
+        ValueError: The device, Triton, dtype, width or number of landmarks is unsupported; the message says what to do.
     """
     q, out = tensors["q"], "or pass backend='torch'"
     check_device(q.device)
@@ -136,10 +136,10 @@ def check_launch(m: int, tensors: dict[str, Tensor]) -> None:
 
 
 def check_device(device: torch.device) -> None:
-    """Reject a device that the kernels do not run on, and a Triton that is too old for them.
+    """Check that the kernels run on a device, with the installed Triton.
 
     Raises:
-        ValueError: With the way out.
+        ValueError: They do not; the message says what to do.
     """
     out = "or pass backend='torch'"
     if device.type != "cuda" and not (INTERPRETED.value and device.type == "cpu"):
@@ -150,10 +150,10 @@ def check_device(device: torch.device) -> None:
 
 
 def check_version(version: str) -> None:
-    """Reject a Triton that is too old.
+    """Check the version of Triton.
 
     Raises:
-        ValueError: With the way out.
+        ValueError: It is too old; the message says what to do.
     """
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRITON:
         raise ValueError(
@@ -163,10 +163,10 @@ def check_version(version: str) -> None:
 
 
 def check_capability(capability: tuple[int, int], device: torch.device) -> None:
-    """Reject a GPU that is too old.
+    """Check the compute capability of a GPU.
 
     Raises:
-        ValueError: With the way out.
+        ValueError: It is too low; the message says what to do.
     """
     if capability < SMALLEST_CAPABILITY:
         came, wanted = (".".join(map(str, each)) for each in (capability, SMALLEST_CAPABILITY))
@@ -177,7 +177,7 @@ def check_capability(capability: tuple[int, int], device: torch.device) -> None:
 
 
 def launching_on(device: torch.device) -> AbstractContextManager[object]:
-    """Context in which kernels are launched on a device: Triton uses the current one, wherever the tensors are."""
+    """Context in which kernels are launched on a device: Triton uses the current one, not that of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

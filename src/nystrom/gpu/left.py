@@ -2,8 +2,9 @@ r"""The left factor, $\mathrm{out} = \mathrm{softmax}(c\, Q \tilde K^\top) \cdot
 convolution of the values added in the same pass, and its gradients.
 
 A program holds a tile of queries and walks over the landmarks, block by block. With at most BLOCK_M landmarks a tile's
-weights are complete, and the backward passes recompute them without the sums of the forward pass; with more,
-`left_backward.left_statistics` first computes each query's logarithm of the sum and the mean of its weights' gradients.
+weights are complete, and the backward passes recompute them without stored sums; with more,
+`left_backward.left_statistics` first computes the logarithm of each query's sum and the weighted mean of the gradients
+of its weights.
 
 The convolution is a product of two matrices: a band that holds the kernel, row i shifted by i, and the tile's
 neighbourhood.

@@ -89,7 +89,7 @@ def _gradients(
     SHORT: tl.constexpr,
     GAUSSIAN: tl.constexpr,
 ):
-    """Weights and the gradients of their scores, before the factor on the scores."""
+    """Weights, and the gradients of their scores without the factor on the scores."""
     if GAUSSIAN:
         p = tl.exp(s)
         of_scores = p * of_weights
@@ -144,7 +144,7 @@ def left_landmarks(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Gradients of a block of landmarks as keys and of their rows of the middle, from one span of queries."""
+    """Gradients of a block of landmarks as keys, and of their rows of the middle, from one span of queries."""
     blocks = (M + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     first, bh, split = pid % blocks * BLOCK_M, pid // blocks % BH, pid // blocks // BH
@@ -172,7 +172,7 @@ def left_landmarks(
         s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
         of_weights = product(grads, tl.trans(values), LOW_PRECISION)
         p, of_scores = _gradients(s, of_weights, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
-        # A query that is not real holds zeros here, but its weights are not zero.
+        # A query that is not real holds zeros, but its weights are not zero.
         of_scores = tl.where(live[:, None], of_scores, 0.0)
         of_middle += product(tl.trans(rounded(p, LOW)), grads, LOW_PRECISION)
         of_land += product(tl.trans(rounded(of_scores, LOW)), x.to(LOW), LOW_PRECISION)

@@ -52,7 +52,7 @@ def unscaled_backward(
     given = divisors(matrix, z0)
     matrix_grad, divisor_grads = inversion.inverse_backward(matrix, given, steps, grad.contiguous())
     if given is not None:
-        # Matrices share the largest column sum: that of the whole batch or of their sequence.
+        # Matrices share the largest column sum, that of the whole batch or of their sequence.
         columns = matrix.abs().sum(-2)
         shared = (0, 1) if z0 == "authors" else (1,)
         total = divisor_grads.sum(shared, keepdim=True)[..., None]

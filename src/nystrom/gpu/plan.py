@@ -1,12 +1,12 @@
 # Triton's stubs do not know the options of a launch.
 # pyright: reportCallIssue=false, reportArgumentType=false
-"""Which tokens form which landmark, from the masks: n integers per sequence, shared by its heads.
+"""Which tokens form which landmark, computed from the masks: n integers per sequence, shared by its heads.
 
 Landmarks are rows of one table per sequence and head. Softmax landmarks: m rows of queries, then m of keys, row j the
 mean of segment j. Gaussian landmarks: m rows, drawn tokens of the queries and then of the keys; queries and keys are
 compared with all of them.
 
-A sequence of at most m real keys has its keys as landmarks, one of at most m real queries its queries: see `few`.
+If a sequence has at most m real keys, they are its landmarks; else, if it has at most m real queries, those: see `few`.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class LandmarkPlan:
     Attributes:
         starts: (b, rows) First token of each landmark.
         stops: (b, rows) One past its last token; `starts` for a landmark without one.
-        of_keys: (b, rows) Whether they are keys; None means that the second half of the rows are.
+        of_keys: (b, rows) Whether they are keys; None means that the second half of the rows is.
         query_group: (b, n) Row that a query is part of, or -1.
         key_group: (b, s) Row that a key is part of, or -1.
         few: (b,) FEW_KEYS or FEW_QUERIES where a sequence has at most m of them, else 0.
@@ -59,7 +59,7 @@ def segment_plan(
         s: Keys.
         b: Sequences.
         m: Landmarks on each side.
-        at: A tensor on the device.
+        at: Any tensor on the device.
     """
     starts, stops = (torch.empty(b, 2 * m, dtype=torch.int32, device=at.device) for _ in range(2))
     query_group, key_group = (torch.empty(b, t, dtype=torch.int32, device=at.device) for t in (n, s))
@@ -101,7 +101,7 @@ def token_plan(keep: Tensor, query_keep: Tensor, m: int, draws: Tensor) -> Landm
         there = torch.where(here, row < count[:, None], there)
     groups = []
     for mask, side in ((query_keep, ~of_keys), (keep, of_keys)):
-        # One extra place takes the rows of the other side.
+        # An extra place takes the rows of the other side.
         group = torch.full((mask.shape[0], mask.shape[1] + 1), -1, dtype=torch.int64, device=keep.device)
         groups.append(group.scatter(1, torch.where(side & there, places, mask.shape[1]), row.expand_as(places)))
     stops = places + there.to(places.dtype)
@@ -109,7 +109,7 @@ def token_plan(keep: Tensor, query_keep: Tensor, m: int, draws: Tensor) -> Landm
 
 
 def _position_of_rank(rank: Tensor, wanted: Tensor) -> Tensor:
-    """Position of the real token of each rank: ranks never fall, and the search finds the leftmost."""
+    """Position of the real token of each rank: ranks never decrease, and the search finds the leftmost."""
     return torch.searchsorted(rank, wanted.contiguous()).clamp(max=rank.shape[1] - 1)
 
 

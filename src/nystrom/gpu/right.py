@@ -1,9 +1,9 @@
-r"""The right factor, $R = \mathrm{softmax}(c\, \tilde Q K^\top) V$: few queries over many keys, and its gradients.
+r"""The right factor, $R = \mathrm{softmax}(c\, \tilde Q K^\top) V$: few queries, many keys; and its gradients.
 
 Forward, the keys are split over programs, each with a running maximum and sum; `combine` joins the splits. Backward,
-weights are recomputed from the logarithms of the sums: `right_queries` gives the gradient of the landmarks, split over
-the keys; `right_keys` gives those of keys and values, adds the gradient that a key has as part of a landmark, and that
-of the skip convolution, so both are written once.
+weights are recomputed from the logarithms of the sums: `right_queries` computes the gradient of the landmarks, split
+over the keys; `right_keys` computes those of keys and values, and adds the gradient that a key has as part of a
+landmark and that of the skip convolution, so that each is written once.
 
 With the Gaussian kernel the weights are not normalised: splits are added, and there is no maximum.
 """
@@ -235,7 +235,7 @@ def right_keys(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Complete gradients of a tile of keys and values: nothing is added to them afterwards."""
+    """Complete gradients of a tile of keys and values: nothing is added to them later."""
     tiles = (S + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     bh, start = pid // tiles, pid % tiles * BLOCK_N

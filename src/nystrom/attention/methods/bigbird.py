@@ -5,19 +5,19 @@ Blocks 0 and L - 1 are global. A query of block i attends to the real keys of th
 $$\{i - 1, i, i + 1\} \cup \{0, L - 1\} \cup R_i \quad (0 < i < L - 1), \qquad \text{all} \quad (i = 0, L - 1),$$
 each once, under one softmax. Padding at either end changes nothing; holes inside count as positions.
 
-**Random blocks.** The a blocks that are neither global nor in the window of block i, in order, are cut into r =
+**Random blocks.** The a blocks that are neither global nor in the window of block i are cut, in order, into r =
 `num_random_blocks` segments $[\lceil t a / r \rceil, \lceil (t + 1) a / r \rceil)$ whose lengths differ by one at most,
-and $R_i$ takes one block of each, at the place $\lfloor u\, \mathrm{length} \rfloor$: no block is drawn twice, and with
+and $R_i$ takes one block of each, at position $\lfloor u\, \mathrm{length} \rfloor$: no block is drawn twice, and with
 $a \le r$ all are taken. The number u in [0, 1) is $\mathrm{mix}(\mathrm{mix}(\lfloor 2^{24} D \rfloor) \oplus i)\,
-2^{-32}$, D being the draw of this head and segment, and mix the hash of 32 bits in `_mix`. So there are h r draws
-whatever n is, and each block has random blocks of its own.
+2^{-32}$, D being the draw of this head and segment, and mix the 32-bit hash in `_mix`. So there are h r draws
+for any n, and each block has its own random blocks.
 
-**Exact limit.** With $L \le r + 4$ blocks all are attended to: exact attention.
+**Exact limit.** With $L \le r + 4$ blocks every query attends to all of them: exact attention.
 
 Source: Zaheer et al. (2020), arXiv:2007.14062, section 2 and appendix D (the ITC form).
-Departs from the authors' code: random blocks depend on L alone, not on tables made for certain lengths; in evaluation
-they are random, too, not block 0 again and again; n need not be a multiple of the block, nor be at least some blocks
-long; blocks count from the first real token to the last, so that the last global block is never padding.
+Departs from the authors' code: random blocks depend on L alone, not on tables made for certain lengths; they are
+random in evaluation too, where theirs are all block 0; n need not be a multiple of the block size and has no minimum;
+blocks count from the first real token to the last, so that the last global block is never padding.
 """
 
 import torch
@@ -104,7 +104,7 @@ def _bigbird(
 def _align(
     keep: Bool[Tensor, "b n"], size: int
 ) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"], Int[Tensor, " b"], Int[Tensor, " b"]]:
-    """Positions that put the first real token first, which of them are real, the first's, and how far they span."""
+    """Positions that move the first real token to the front, which are real, the first real one, and their span."""
     n = keep.shape[1]
     here = torch.arange(n, device=keep.device)
     first = torch.where(keep, here, n).amin(-1)
@@ -117,7 +117,7 @@ def _align(
 def _random_blocks(
     draws: Float[Tensor, "h r"], count: Int[Tensor, " b"], row: Int[Tensor, " l"]
 ) -> tuple[Int[Tensor, "b h l r"], Bool[Tensor, "b h l r"]]:
-    """The random blocks of each block (row), and which of them exist; those of global blocks mean nothing."""
+    """The random blocks of each block (row), and which of them exist; those of global blocks are meaningless."""
     r = draws.shape[1]
     hashed = _mix(_mix((draws * 2**24).long())[:, None] ^ row[:, None])
     low = (row - 1).clamp(min=1)
@@ -128,13 +128,13 @@ def _random_blocks(
     edge = (edge + r - 1) // max(r, 1)
     length = edge.diff(dim=-1)
     rank = 1 + edge[..., :-1] + (hashed * length >> 32)
-    # The window is between the free blocks.
+    # The window lies between the free blocks.
     chosen = rank + torch.where(rank >= low[:, None], inside[:, None, :, None], 0)
     return chosen.clamp(min=0, max=row.shape[0] - 1), (length > 0).expand_as(chosen)
 
 
 def _mix(x: Int[Tensor, "*a"]) -> Int[Tensor, "*a"]:
-    """Hash numbers of 32 bits to numbers of 32 bits; no product passes 2^63."""
+    """Hash 32-bit numbers to 32-bit numbers; no product exceeds 2^63."""
     for _ in range(2):
         x = ((x >> 16) ^ x) * 0x45D9F3B & 0xFFFFFFFF
     return (x >> 16) ^ x
@@ -152,7 +152,7 @@ def _keys(
     if drawn.shape[2]:
         row = torch.arange(b, device=x.device)[:, None, None]
         if isinstance(t, int):
-            # Faster than indexing on a CPU, but no length that is only a symbol passes such a view.
+            # Faster than indexing on a CPU, but such a view does not accept a symbolic length.
             index = (drawn + row * (t // size)).flatten()
             parts.append(blocks.flatten(2).flatten(0, 1).index_select(0, index).view(b, t // size, -1, d))
         else:
@@ -183,7 +183,7 @@ def _may(
 
 
 def _global_tokens(count: Int[Tensor, " b"], size: int) -> tuple[Int[Tensor, "b g"], Bool[Tensor, "b g"]]:
-    """Positions in the first block and the last, and which of them to count: a single block counts once."""
+    """Positions in the first block and the last, and which of them count: a single block counts once."""
     here = torch.arange(size, device=count.device)
     last = (count - 1).clamp(min=0)[:, None] * size + here
     positions = torch.cat([here.expand_as(last), last], dim=1)

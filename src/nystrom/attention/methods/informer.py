@@ -3,19 +3,19 @@ r"""Informer's ProbSparse attention: exact for the u queries that need it, the m
 A query whose scores are all equal attends to all keys equally. Its distance from that is measured by
 $$M(q_i) = \max_{j \in S} c\, q_i^\top k_j - \frac{1}{|S|} \sum_{j \in S} c\, q_i^\top k_j, \qquad c = 1 / \sqrt d,$$
 over a sample S of the keys. The u queries with the largest M, in each head, get exact attention over all real keys, in
-one fused call of u queries; the others get the mean of the real values. The selection carries no gradient; equal M are
-settled in favour of the earlier token. M is taken over a few keys at a time: nothing of size n x |S| is stored.
+one fused call of u queries; the others get the mean of the real values. The selection carries no gradient; of equal
+M the earlier token wins. M is computed over a few keys at a time: nothing of size n x |S| is stored.
 
 **Exact limit.** With u at least the number of real queries, softmax attention.
 
 **Sizes.** The paper takes u = |S| = factor * ceil(ln n), and the two papers factor = ceil(128 / ln n) on the Long
-Range Arena: u of about 128 whatever n, which is the default here. A rule of n would see the padding: constants do not.
+Range Arena: u of about 128 for any n, which is the default here. A rule that depends on n would depend on the padding.
 
 Source: Zhou et al. (2020), arXiv:2012.07436, eq. (4) and algorithm 1.
 Departs from the authors' code: one key is drawn from each of |S| segments of the real keys, the same for all queries,
-where they draw anew, with replacement, for each query (their port in transformers shares the draw too): M then
-compares queries on the same keys. The sum is divided by |S|, the mean of the paper, where they divide by the number of
-all keys. Every batch row and head selects its own queries among its real tokens.
+whereas theirs draws keys for each query, with replacement (the port in transformers shares the draw too): M then
+compares queries on the same keys. The sum is divided by |S|, as in the paper, not by the number of all keys. Each
+sequence and head selects its own queries among its real tokens.
 """
 
 import torch
@@ -30,7 +30,7 @@ from nystrom.landmarks import all_real, draw, ranks, take
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, score_scale
 
-# Keys that M is taken over at a time.
+# Keys over which M is computed at a time.
 _BLOCK = 16
 
 
@@ -47,7 +47,7 @@ def informer_attention(
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
 ) -> Float[Tensor, "b h n e"]:
-    """Attend exactly for the queries that stand out, by the mean of the values for the rest; linear in n and s.
+    """Exact attention for the queries that stand out, the mean of the values for the rest; linear in n and s.
 
     Args:
         q: Queries.
@@ -83,8 +83,8 @@ def _informer(
         sparsity = _sparsity(q, take(k, sample), score_scale(q, scale))
         if query_keep is not None:
             sparsity = sparsity.masked_fill(~query_keep[:, None], -torch.inf)
-        # A stable sort leaves equals in the order of their tokens. Where there are fewer than u of these, the places
-        # past the end stand in, and their results go to a row past the end.
+        # A stable sort leaves equals in the order of their tokens. Where there are fewer than u of these, positions
+        # past the end fill the list, and their results go to a row past the end.
         chosen = F.pad(sparsity, (0, u), value=-torch.inf).sort(dim=-1, descending=True, stable=True).indices
         chosen = chosen[..., :u, None].clamp(max=n)
     asked = q.gather(2, chosen.clamp(max=n - 1).expand(-1, -1, -1, q.shape[-1]))
@@ -102,14 +102,14 @@ def _sample(
     size = draws.shape[0]
     spot = (torch.arange(size, device=k.device) + draws.double()) / size
     wanted = torch.minimum((spot * count[:, None]).long(), count[:, None] - 1)
-    # Ranks never decrease: the place where a rank would be inserted is its real token, not the masked ones after it.
+    # Ranks never decrease: the insertion point of a rank is its real token, not a masked one after it.
     return torch.searchsorted(rank, wanted).clamp(max=k.shape[2] - 1)
 
 
 def _sparsity(q: Float[Tensor, "b h n d"], sample: Float[Tensor, "b h r d"], scale: float) -> Float[Tensor, "b h n"]:
     """M of each query, in float32 at least."""
     q, sample = at_least_float32(q) * scale, at_least_float32(sample)
-    # M does not change where all keys move alike. With the first at the origin, keys that are equal give exactly 0.
+    # M does not change if all keys are shifted alike. With the first at the origin, equal keys give exactly 0.
     sample = sample - sample[:, :, :1]
     blocks = sample.split(_BLOCK, dim=2)
     largest = (q @ blocks[0].mT).amax(dim=-1)
@@ -119,6 +119,6 @@ def _sparsity(q: Float[Tensor, "b h n d"], sample: Float[Tensor, "b h r d"], sca
 
 
 def _mean(v: Float[Tensor, "b h s e"], keep: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b h 1 e"]:
-    """Mean of the real values, which are zero elsewhere; summed in float32 at least."""
+    """Mean of the real values (masked ones are zero), summed in float32 at least."""
     count = v.shape[2] if keep is None else keep.sum(dim=-1).clamp(min=1)[:, None, None, None]
     return (at_least_float32(v).sum(dim=2, keepdim=True) / count).to(v.dtype)

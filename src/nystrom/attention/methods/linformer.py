@@ -5,17 +5,18 @@ $$\mathrm{out} = \mathrm{softmax}(c\, Q (E K)^\top)\, F V, \qquad c = 1 / \sqrt 
 E K and F V are m x d and m x e; the softmax over them is one fused attention call: nothing of size n x m is stored but
 E and F themselves, which are parameters.
 
-**Positions.** A token's column of E and F is its position, counted from the first real token of its sequence; masked
-tokens count as zeros. L is `max_length`; a shorter sequence uses the first columns, a longer one raises an error.
+**Positions.** The column of E and F that a token meets is its position, counted from the first real token of its
+sequence; masked tokens count as zeros. L is `max_length`; a shorter sequence uses the first columns, a longer one
+raises an error.
 
 **Exact limit.** With E = F the identity and as many real tokens as its size, softmax attention. The mixtures are not
-masked, as in the paper: a row of E that sees no real token is a key of zeros with a value of zeros, which takes its
-share of the softmax at score 0. A shorter sequence under identity projections is softmax beside L - n such keys.
+masked, as in the paper: a row of E that meets no real token is a key of zeros with a value of zeros, which takes its
+share of the softmax at score 0. For a shorter sequence, identity projections add L - n such keys to the softmax.
 
 Source: Wang et al. (2020), arXiv:2006.04768, eq. (7) and section 4 (sharing).
-Departs from the paper: positions are counted from the first real token. Start values are those of its theorem 2,
+Departs from the paper: positions are counted from the first real token. Initial values are those of its theorem 2,
 N(0, 1/m). The two papers' own comparison had one projection for each head with E = F (`per_head`,
-`share_key_value`), and did not train it: here E and F are parameters like any other.
+`share_key_value`), which it did not train: here E and F are parameters like any other.
 """
 
 import torch
@@ -47,7 +48,7 @@ def linformer_attention(
         k: Keys.
         v: Values.
         key_projection: E, one for each head (g = h) or one for all (g = 1); cast to the dtype of `k`.
-        value_projection: F, likewise; E again for key-value sharing.
+        value_projection: F, likewise; E itself where keys and values share it.
         **options: Those of `LinformerOptions` that do not shape the projections.
         keep: Real keys; None where all are. Holes inside a sequence count as positions.
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
@@ -94,7 +95,7 @@ def _check_projection(name: str, projection: Tensor, k: Tensor) -> None:
 
 
 def _from_first_real(x: Float[Tensor, "b h s d"], keep: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b h s d"]:
-    """Turn each sequence until its first real token comes first; what turns round the end is masked, and zero."""
+    """Roll each sequence until its first real token comes first; what wraps around is masked, and zero."""
     if keep is None:
         return x
     s = x.shape[2]
@@ -104,12 +105,12 @@ def _from_first_real(x: Float[Tensor, "b h s d"], keep: Bool[Tensor, "b s"] | No
 
 def _project(x: Float[Tensor, "b h s d"], projection: Float[Tensor, "g m length"]) -> Float[Tensor, "b h m d"]:
     dtype = x.dtype
-    # Sums over a sequence pass the largest float16 where each of its tokens, and exact attention, does not.
+    # Sums over a sequence may exceed the largest float16 though no token and no result of exact attention does.
     wide = torch.float32 if dtype == torch.float16 else dtype
-    # The heads of one projection are columns of one product: a batched product would copy the projection for each.
+    # Heads that share a projection are columns of one product: a batched product would copy the projection for each.
     heads = x.to(wide).unflatten(1, (projection.shape[0], -1))
     s = x.shape[2]
-    # Of a length that is only a symbol, a view would ask whether it is the whole projection.
+    # With a symbolic length, a view would ask whether it is the whole projection.
     used = projection[..., :s] if isinstance(s, int) else projection.index_select(2, torch.arange(s, device=x.device))
     mixed = torch.einsum("gms,bgisd->bgimd", used.to(wide), heads).flatten(1, 2)
     if dtype == torch.float16:
@@ -122,7 +123,7 @@ class LinformerProjections(nn.Module):
 
     Attributes:
         key_projection: E, (h or 1, num_features, max_length).
-        value_projection: F, the same; absent where one projection serves both.
+        value_projection: F, of the same shape; None where one projection serves both.
     """
 
     def __init__(self, num_heads: int, head_dim: int, options: LinformerOptions):
@@ -139,6 +140,6 @@ class LinformerProjections(nn.Module):
             nn.init.normal_(projection, std=self.std)
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """What `linformer_attention` takes behind the values."""
+        """The arguments of `linformer_attention` after the values."""
         values = self.key_projection if self.value_projection is None else self.value_projection
         return self.key_projection, values

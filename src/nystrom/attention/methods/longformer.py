@@ -2,7 +2,7 @@ r"""Longformer: softmax attention within a sliding window, with a few global tok
 
 With $w = (\text{window} - 1) / 2$ and the set G of global tokens, query i attends to
 $$\{\, j : |i - j| \le w \,\} \cup G \quad (i \notin G), \qquad \text{all } j \quad (i \in G),$$
-real ones alone, each once, under one softmax. Positions are relative, so padding at either end changes nothing; holes
+real tokens only, each once, under one softmax. Positions are relative, so padding at either end changes nothing; holes
 inside count as positions. The global tokens are the first `num_global` real ones of each sequence.
 
 Blocks of queries attend to the tokens around them in one fused call per head, masked to the band: no score is stored,
@@ -12,8 +12,8 @@ and without global tokens no key is copied.
 
 Source: Beltagy et al. (2020), arXiv:2004.05150, section 3.1.
 Departs from the authors' code: `window` is the full odd width (their `attention_window` is window - 1), n need not
-be a multiple of it, dilation is left out, and global tokens use the same queries, keys and values as the others: the
-second set of projections belongs to a layer that projects, and here tensors come in projected.
+be a multiple of it, dilation is left out, and global tokens use the same queries, keys and values as the others: a
+second set of projections would belong to the layer that projects.
 """
 
 import torch
@@ -28,7 +28,7 @@ from nystrom.attention.options import LongformerOptions, documented
 from nystrom.landmarks import first_tokens, ranks
 from nystrom.shapes import score_scale
 
-# Queries of a block: more of them waste more keys outside the band, fewer leave small matrix products.
+# Queries of a block: more of them waste more keys outside the band, fewer make matrix products small.
 _MOST, _LEAST = 64, 8
 
 
@@ -91,7 +91,7 @@ def _longformer(
 
 
 def _keys(x: Float[Tensor, "b t d"], positions: Int[Tensor, "b g"], size: int, half: int) -> Float[Tensor, "b l k d"]:
-    """The global tokens, then those around each block."""
+    """The global tokens, then the tokens around each block."""
     around = windows(x, size, half)
     if not positions.shape[1]:
         return around
@@ -106,7 +106,7 @@ def _band(keep: Bool[Tensor, "b n"], g: int, size: int, half: int, dtype: torch.
     # The sum alone has n k numbers: masks of that size would take more than the bias itself.
     real = bias_of(windows(pad_to_blocks(others[..., None], size), size, half).mT, dtype)
     bias = real + bias_of((offset >= 0) & (offset <= 2 * half), dtype)
-    # A query always has itself: one that is not real has nothing else, and softmax over nothing may be NaN.
+    # A query always attends to itself: one that is not real may have no other key, and softmax over none may be NaN.
     bias.diagonal(half, -2, -1).zero_()
-    # With fewer than g real tokens all of them are global, and none of these results stays.
+    # With fewer than g real tokens all of them are global, and all of these results are replaced.
     return F.pad(bias, (g, 0))[:, None] if g else bias[:, None]

@@ -1,27 +1,27 @@
 r"""Reformer's LSH attention: each token attends to those that hash to the same bucket.
 
 In each of several rounds the real tokens are hashed (`lsh`), sorted by bucket, then by position, and cut into chunks of
-m. The query at place $s_i$ may attend to the keys at places $s_j$ of
+m. The query at place $s_i$ of this order may attend to the keys at places $s_j$ of
 $$P_i = \{j : h(k_j) = h(q_i),\ \lfloor s_i / m \rfloor - 1 \le \lfloor s_j / m \rfloor \le \lfloor s_i / m \rfloor\},$$
-its chunk and the one before. The output is softmax attention over the union of $P_i$ over the rounds: rounds are summed
-each with its own maximum, and what an earlier round has counted is masked in a later one, which is the paper's division
-by the number of rounds that hold a pair.
+its chunk and the one before. The output is softmax attention over the union of $P_i$ over the rounds: rounds are
+summed, each with its own maximum, and a pair that an earlier round has counted is masked in later ones, which has the
+effect of the paper's division by the number of rounds that hold a pair.
 
-- `shared_qk`, the paper's form: keys are the queries scaled to length $\sqrt d$, `k` takes no part (its gradient is
+- `shared_qk`, the paper's form: keys are the queries scaled to length $\sqrt d$, `k` is not used (its gradient is
   zero), and a token attends to itself only if its union holds nothing else.
-- Otherwise queries and keys are hashed by the same rotations and sorted apart, so that a chunk of queries has no place
-  among the keys. It is given the one that it has in its bucket: 2 m keys from m before that of its first query. With
-  k = q this is the rule above. A token whose union is empty gets its own value.
+- Otherwise queries and keys are hashed by the same rotations and sorted separately, so a chunk of queries has no place
+  among the keys of its own. It takes the place of its first query within the bucket, and reaches 2 m keys from m
+  before it. With k = q this is the rule above. A token whose union is empty gets its own value.
 
-Self-attention only. Time and memory are linear in n but for the sort: a chunk's scores live while it is worked on.
+Self-attention only. Time and memory are linear in n except for the sort: scores are held for a few chunks at a time.
 
 **Exact limit.** With one bucket and one chunk that holds all real tokens: softmax attention, and with `shared_qk`
 softmax attention over the other tokens.
 
-Source: Kitaev et al. (2020), arXiv:2001.04451, eq. (2)-(5) and appendix A; no chunk behind the first, as there.
-Departs from the authors' code, and its ports: buckets and duplicates are masked as in the paper (`across_buckets`
-lifts the first), the first chunk does not look back at the last, sorting sees real tokens only, and `num_buckets` is a
-constant: the ports' 2 n / m would see the padding, so set it for the length at hand.
+Source: Kitaev et al. (2020), arXiv:2001.04451, eq. (2)-(5) and appendix A; the chunk after is not reached, as there.
+Departs from the authors' code and its ports: buckets and duplicates are masked as in the paper (`across_buckets` lifts
+the mask of buckets), the first chunk does not look back at the last, only real tokens are sorted, and `num_buckets` is
+a constant: the ports' 2 n / m would depend on the padding, so set it for the length at hand.
 """
 
 import torch
@@ -34,7 +34,7 @@ from nystrom.attention.options import ReformerOptions, documented
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, score_scale
 
-# Scores that are worked on at a time: what the caches of a core hold, and enough to fill an accelerator.
+# Scores computed at a time: as many as the caches of a core hold; enough to fill an accelerator.
 SCORES_AT_A_TIME = {"cpu": 2**20}
 _MANY_SCORES = 2**25
 
@@ -55,7 +55,7 @@ def reformer_attention(
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
 ) -> Float[Tensor, "b h n e"]:
-    """Attend to the tokens of the same hash bucket, in time linear in n but for a sort, and in linear memory.
+    """Attend to the tokens of the same hash bucket, in time linear in n except for a sort, and in linear memory.
 
     Args:
         q: Queries.
@@ -112,12 +112,12 @@ def attend_by_rotations(
             across_buckets=options.across_buckets,
         )
     if options.shared_qk:
-        # k is not read; its gradient is zero rather than absent, so that a layer that made it trains like others.
+        # k is not read; its gradient is zero rather than None, so that the layer that projected it trains as usual.
         k = torch.where(torch.zeros((), dtype=torch.bool, device=k.device), k, _directions(q))
     rows = q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
     scale = score_scale(q, options.scale)
     if torch.compiler.is_compiling():
-        # The compiler differentiates the forward itself, and plans what to keep.
+        # The compiler differentiates the forward pass itself, and decides what to keep.
         out, _, total = _attend_rounds(*rows, plan, scale, options.shared_qk)
     else:
         out, _, total = _AttendRounds.apply(*rows, scale, options.shared_qk, *plan)
@@ -138,9 +138,9 @@ def _rotations(
 
 
 def _directions(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
-    """Tokens scaled to length sqrt(d), in float32 at least; one of nearly no length is scaled by 1000 and no more.
+    """Tokens scaled to length sqrt(d), in float32 at least; the factor is at most 1000.
 
-    Their gradient is that of the tokens times the tokens' length: float16 would not hold it.
+    Their gradient is the gradient of the tokens times their length, which float16 may not hold.
     """
     x = at_least_float32(x)
     return x * x.square().mean(dim=-1, keepdim=True).clamp(min=1e-6).rsqrt()
@@ -156,7 +156,7 @@ def _attend_rounds(
 ) -> tuple[Float[Tensor, "t e"], Float[Tensor, "t 1"], Float[Tensor, "t 1"]]:
     """Softmax over the union of the rounds, its largest score, and the sum of weights under it: 0 where it is empty."""
     wide = at_least_float32(q[:0]).dtype
-    # A maximum that no round reaches stays finite: less itself it is 0, not NaN.
+    # Finite even where no round has a key: minus itself it is 0, not NaN.
     top = q.new_full((q.shape[0], 1), torch.finfo(wide).min, dtype=wide)
     total, out = torch.zeros_like(top), v.new_zeros(v.shape, dtype=wide)
     for r in range(plan.queries.shape[0]):
@@ -183,7 +183,7 @@ def _scores(
     scale: float,
     exclude_self: bool,
 ) -> Float[Tensor, "p m w"]:
-    """Scores of the queries of some chunks in round r; -inf where it is not theirs to attend."""
+    """Scores of the queries of some chunks in round r; -inf where they may not attend."""
     rows, keys, allowed = plan.queries[r, part], plan.keys[r, part], plan.allowed(r, part)
     if exclude_self:
         allowed = allowed & (rows[..., None] != keys[:, None])
@@ -192,14 +192,14 @@ def _scores(
 
 
 def _take(x: Float[Tensor, "t d"], rows: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
-    """Rows of a matrix; faster than indexing on a CPU, but no number that is only a symbol passes the view."""
+    """Rows of a matrix; faster than indexing on a CPU, but not possible with a symbolic number of rows."""
     if all(isinstance(size, int) for size in rows.shape):
         return x.index_select(0, rows.flatten()).unflatten(0, rows.shape)
     return x[rows]
 
 
 def _parts(plan: HashRounds) -> list[slice]:
-    """Chunks to work on at a time."""
+    """The chunks to process together, as slices."""
     _, g, m = plan.queries.shape
     if torch.compiler.is_compiling() or not isinstance(g, int):
         return [slice(None)]
@@ -208,7 +208,7 @@ def _parts(plan: HashRounds) -> list[slice]:
 
 
 class _AttendRounds(torch.autograd.Function):
-    """`_attend_rounds`, whose backward computes the scores again rather than keep them."""
+    """`_attend_rounds`, whose backward computes the scores again instead of keeping them."""
 
     generate_vmap_rule = True
 
@@ -230,7 +230,7 @@ class _AttendRounds(torch.autograd.Function):
         if grad is None:
             return None, None, None, None, None, *(None for _ in plan)
         if torch.is_grad_enabled():
-            # A second derivative, or a transform of torch.func: plain operations, which keep the scores.
+            # For a second derivative, or a transform of torch.func: plain operations, which keep the scores.
             def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 return _attend_rounds(q, k, v, plan, ctx.scale, ctx.exclude_self)[0]
 

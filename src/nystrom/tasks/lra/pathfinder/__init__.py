@@ -1,1 +1,1 @@
-"""Pathfinder: drawn here, or read as it was published."""
+"""Pathfinder: drawn here, or read from the published files."""

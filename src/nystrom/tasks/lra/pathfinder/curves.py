@@ -1,12 +1,12 @@
-"""Pathfinder: draw pictures of dashed snakes with two discs, which are on one snake or not.
+"""Pathfinder: draw pictures of dashed snakes with two discs, which lie on one snake or on two.
 
-Two long snakes start near the middle of a picture and grow in turn as `snakes` says; where one cannot go on the
-picture is given up. Then short snakes are put where there is room, each tried five times. One disc marks the start
-of a long snake, the other the end of the same one (label 1) or of the other (label 0). The brightest pixel becomes 255.
+Two long snakes start near the middle of a picture and grow in turn, see `snakes`; where one cannot go on, the picture
+is discarded. Then short snakes are placed where there is room, with five attempts each. One disc marks the start of a
+long snake, the other the end of the same one (label 1) or of the other (label 0). The brightest pixel becomes 255.
 
 Source: Linsley et al. (2018), arXiv:1805.08315; Kim et al. (2020), arXiv:1906.01558.
-Departs from the authors' code: of each two pictures in a row one has the label 1, so classes are balanced; the first
-dash keeps its distance from the edges with both of its ends; room for a short snake is looked for in 64 random places.
+Departs from the authors' code: one of every two consecutive pictures has the label 1, so classes are balanced; both
+ends of the first dash keep their distance from the edges; a short snake tries 64 random places.
 """
 
 from typing import NamedTuple
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from nystrom.tasks.lra.pathfinder.dashes import SEED_ANGLES, Geometry, dashes, disc
 from nystrom.tasks.lra.pathfinder.snakes import EDGE, Ints, Levels, PixelGrid, Planes, Snakes
 
-# Times that a short snake is begun, and places that are looked at each time.
+# Attempts at a short snake, and places that each attempt tries.
 SHORT_TRIES, PLACE_TRIES = 5, 64
-# Bytes of the planes of the pictures that are begun at a time.
+# Bytes of the planes of the pictures that are started together.
 PLANES_BYTES = 2**24
 
 
@@ -42,7 +42,7 @@ class Scenes(NamedTuple):
 
 
 def draw_pictures(rng: np.random.Generator, count: int, geometry: Geometry) -> Scenes:
-    """Draw pictures, an even number of them, half of each label."""
+    """Draw an even number of pictures, half of each label."""
     assert count % 2 == 0, "the labels come in pairs"
     margins = rng.integers(len(geometry.margins), size=count)
     one = rng.integers(2, size=count // 2, dtype=np.uint8)
@@ -67,7 +67,7 @@ class _Pairs(NamedTuple):
 
 
 class _Painter:
-    """Draws pictures of one margin."""
+    """Draws pictures with one margin."""
 
     def __init__(self, geometry: Geometry, margin: int):
         self.geometry, self.margin, self.dashes = geometry, margin, dashes(geometry, margin)
@@ -86,9 +86,9 @@ class _Painter:
         return self._paint(rng, labels, pairs.starts, np.hstack([pairs.far, far]), np.hstack([pairs.kinds, kinds]))
 
     def _long_snakes(self, rng: np.random.Generator, count: int) -> _Pairs:
-        """Grow pairs of snakes until so many have reached their length.
+        """Grow pairs of snakes until `count` of them have reached their length.
 
-        Each pair takes the same number of rounds, so which of them come first says nothing about their shape.
+        Each pair takes the same number of rounds, so the order in which they finish does not depend on their shape.
         """
         contour, edges = self.geometry.contour, self._edges()
         slots = np.arange(self.at_once)
@@ -113,7 +113,7 @@ class _Painter:
         return _Pairs(*(np.concatenate(arrays)[:count] for arrays in zip(*pairs, strict=True)))
 
     def _begin(self, rng: np.random.Generator, snakes: Snakes, slots: Ints, starts: Ints, age: Ints) -> None:
-        """Lay the first dashes of some pairs of snakes; those that fit get the age 1."""
+        """Place the first dashes of some pairs of snakes; those that fit get age 1."""
         geometry = self.geometry
         low, high = 2 * geometry.seed_distance, geometry.size - 2 * geometry.seed_distance
         tails = rng.integers(low, high, size=(len(slots), 1, 2))
@@ -128,14 +128,14 @@ class _Painter:
         age[slots[inside]] = 1
 
     def _short_snakes(self, rng: np.random.Generator, planes: Planes) -> tuple[Ints, Ints]:
-        """Put short snakes where there is room, and return far ends and kinds of their dashes; kind -1 is none."""
+        """Place short snakes where there is room, and return far ends and kinds of their dashes; kind -1 is no dash."""
         length, count = self.geometry.distractor_length, self.geometry.distractors
         far = np.zeros((len(planes.blocked), count, length), dtype=np.int64)
         kinds = np.full_like(far, -1)
         for number in range(count):
             pending = np.arange(len(far))
             for _ in range(SHORT_TRIES):
-                # A copy, which is forgotten where the snake cannot reach its length.
+                # A copy, which is dropped if the snake cannot reach its length.
                 trial = Planes(*(plane[pending] for plane in planes))
                 snakes = Snakes(self.grid, self.dashes, trial, lanes=1, length=length)
                 grown = self._find_room(rng, snakes)
@@ -150,7 +150,7 @@ class _Painter:
         return far.reshape(len(far), -1), kinds.reshape(len(far), -1)
 
     def _find_room(self, rng: np.random.Generator, snakes: Snakes) -> Ints:
-        """Lay the first dash of each snake somewhere, and return the pictures where there was room."""
+        """Place the first dash of each snake, and return the pictures where there was room."""
         found = np.zeros(len(snakes.far), dtype=bool)
         for _ in range(PLACE_TRIES):
             pending = np.flatnonzero(~found)

@@ -3,9 +3,9 @@ r"""The parts of a Pathfinder picture: its sizes, and its dashes and discs as sm
 A snake is a row of dashes. Each starts at a pivot $p$ and points along an angle $\theta$: it covers the line from
 $p + g\,u$ to $p + (g + l)\,u$ with $u = (\sin\theta, \cos\theta)$ in rows and columns, length $l$ and margin $g$; the
 next pivot is $p + (l + 2g)\,u$, so dashes are $2g$ pixels apart. Pivots and the far ends of dashes are whole pixels,
-the nearest ones, so there are few different dashes: one per degree to start with, and one per pixel of the
-circle of radius $l + g$ around a pivot to go on with. Each is drawn once, as three stamps around its far end: its ink;
-its footprint, which is the dash grown by the margin, where nothing else may be; and the footprint grown by the margin
+rounded to the nearest, so there are few different dashes: one per degree to start a snake, and one per pixel of the
+circle of radius $l + g$ around a pivot to continue it. Each is drawn once, as three stamps around its far end: its ink;
+its footprint, the dash dilated by the margin, where nothing else may be; and the footprint dilated by the margin
 again, where no other dash may end.
 
 Antialiasing: a piece is drawn on a grid finer by a factor, and reduced by Lanczos' filter of three lobes.
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 SEED_ANGLES = 360
 LOBES = 3
-# The outer lobes of the filter carry about a hundredth of a shape; what is further out is cut off.
+# The outer lobes of the filter carry about a hundredth of a shape; anything further out is cut off.
 BLUR = 1
 
 
@@ -34,15 +34,15 @@ class Geometry:
 
     Attributes:
         size: Rows and columns.
-        margins: What stays free around a dash; one of them is drawn for each picture.
-        padding: What stays free at the edges.
+        margins: Free space around a dash; one of them is drawn for each picture.
+        padding: Free space at the edges.
         length: Length of a dash.
-        thickness: Of a dash.
-        radius: Of the discs.
-        seed_distance: Between the starts of the two long snakes; twice this stays free between the first and the edges.
-        continuity: The larger, the straighter a snake.
+        thickness: Thickness of a dash.
+        radius: Radius of the discs.
+        seed_distance: Distance between the starts of the two long snakes; the first keeps twice this from the edges.
+        continuity: Larger values give straighter snakes.
         distractor_pieces: Dashes in all short snakes together.
-        snake_contrast: Of the short snakes; a disc has 1.
+        snake_contrast: Contrast of the short snakes; a disc has 1.
         dash_contrast: The contrast of the two long snakes is this times `snake_contrast`.
         contour: Dashes of a long snake; short ones have a third.
         antialias: Factor of the finer grid that pieces are drawn on.
@@ -69,7 +69,7 @@ class Geometry:
 
     @property
     def distractors(self) -> int:
-        """Short snakes that are tried."""
+        """Short snakes that are attempted."""
         return self.distractor_pieces // self.distractor_length
 
 
@@ -77,7 +77,7 @@ GEOMETRIES: dict[int, Geometry] = {
     32: Geometry(32, (1,), 1, 2, 0.5, 1.5, 7, 1.0, 20, 2.0, dash_contrast=0.75),
     64: Geometry(64, (1,), 1, 5, 1.0, 2.5, 12, 1.8, 22, 0.8),
     128: Geometry(128, (2, 3), 1, 5, 1.5, 3.0, 20, 1.8, 35, 0.9),
-    # The padding is not among the sizes that were published for 256: it is the authors' default.
+    # The published sizes for 256 do not include the padding: it is the authors' default.
     256: Geometry(256, (3,), 22, 5, 2.0, 5.0, 27, 1.8, 30, 1.0),
 }
 
@@ -86,13 +86,13 @@ GEOMETRIES: dict[int, Geometry] = {
 class Dashes:
     """Every dash of one geometry and margin.
 
-    The first `SEED_ANGLES` point along the degrees, the others are those of `circle`.
+    The first `SEED_ANGLES` point along whole degrees, the others are those of `circle`.
 
     Attributes:
-        angles: Direction, in radians.
-        steps: From the far end of a dash to the next pivot.
-        circle: From a pivot to the far ends of the dashes that may follow.
-        weights: For each dash and each of `circle`, how likely it follows: cos^2(min(continuity * turn, pi / 2)).
+        angles: Directions, in radians.
+        steps: Steps from the far end of a dash to the next pivot.
+        circle: Steps from a pivot to the far ends of the dashes that may follow.
+        weights: Weight with which each of `circle` follows a dash: cos^2(min(continuity * turn, pi / 2)).
         ink: Stamps of the dash itself, from 0 to about 1.
         footprint: Stamps of where nothing else may be, from 0 to 255.
         surroundings: Stamps of where no other dash may end, from 0 to 255; these are the largest.
@@ -111,7 +111,7 @@ class Dashes:
 def dashes(geometry: Geometry, margin: int) -> Dashes:
     """Draw every dash of a geometry."""
     radius = geometry.length + margin
-    # An angle per pixel of the circle, in eighths that mirror each other.
+    # An angle per pixel of the circle, in octants that mirror each other.
     arcs = np.linspace(0, 2 * np.pi, 8 * int(np.ceil(np.pi * radius / 4)), endpoint=False)
     circle = np.unique(_rounded(radius * _direction(arcs)), axis=0)
     angles = np.concatenate([np.deg2rad(np.arange(SEED_ANGLES)), np.arctan2(circle[:, 0], circle[:, 1])])
@@ -146,7 +146,7 @@ def disc(geometry: Geometry) -> NDArray[np.float32]:
 
 
 def _stamp(geometry: Geometry, reach: int, angle: float, half_width: float) -> NDArray[np.float64]:
-    """Draw what is within half a width of the line that comes along an angle and ends in the middle."""
+    """Draw the points within half a width of the line that runs along an angle and ends in the middle."""
     up, right = _direction(np.array(angle))
 
     def outside(y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -159,10 +159,10 @@ def _stamp(geometry: Geometry, reach: int, angle: float, half_width: float) -> N
 def _antialiased(
     factor: int, reach: int, outside: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Draw the shape whose signed distance is given, on a finer grid, and reduce it."""
+    """Draw the shape with the given signed distance on a finer grid, and reduce it."""
     pixels = 2 * reach + 1
     fine = (np.arange(pixels * factor) + 0.5) / factor - pixels / 2
-    # A fine pixel that the outline cuts is as full as its middle is deep inside.
+    # The coverage of a fine pixel on the outline is the depth of its centre inside the shape.
     drawn = np.clip(0.5 - factor * outside(fine[:, None], fine[None, :]), 0, 1)
     away = np.arange(-reach, reach + 1)[:, None] - fine
     lanczos = np.where(np.abs(away) < LOBES, np.sinc(away) * np.sinc(away / LOBES), 0)

@@ -1,13 +1,13 @@
-"""Pathfinder as the Long Range Arena published it: the folders pathfinder32, 64, 128 and 256 of lra_release.
+"""Pathfinder as published by the Long Range Arena: the folders pathfinder32, 64, 128 and 256 of lra_release.
 
     curv_baseline/  curv_contour_length_9/  curv_contour_length_14/        easy, intermediate, hard
         imgs/0/sample_0.png ...     gray pictures
-        metadata/0.npy ...          text or an array of strings: a row names folder, file, number and label, and more
+        metadata/0.npy ...          text or an array of strings: a row holds folder, file, number, label and more
 
-The rows, in the order of their files' numbers, are put in the random order of a seed, and split 80 / 10 / 10. The
-published order of `tensorflow_datasets` cannot be had without that package.
+The rows, in the order of their files' numbers, are shuffled by a seed and split 80 / 10 / 10. The published order, that
+of `tensorflow_datasets`, is not available without that package.
 
-Nothing is unpickled: metadata that hold pickled objects are an error.
+Nothing is unpickled: metadata with pickled objects raise an error.
 
 Source: https://github.com/google-research/long-range-arena, `lra_benchmarks/data/pathfinder.py`.
 """
@@ -43,7 +43,7 @@ class PictureLine(NamedTuple):
     """One row of metadata.
 
     Attributes:
-        place: Where it is.
+        place: Where the row is, for messages.
         file: The picture, inside the folder of its difficulty.
         label: Its class.
     """
@@ -54,10 +54,10 @@ class PictureLine(NamedTuple):
 
 
 def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: int, progress: bool) -> Path:
-    """Turn published pictures into a data set that `Pathfinder` opens; arguments as in `prepare_pathfinder`.
+    """Convert published pictures to a data set that `Pathfinder` opens; arguments as in `prepare_pathfinder`.
 
     Raises:
-        ValueError: The source is missing or broken (row and file are named), or `to` is taken or cannot be written.
+        ValueError: The source is missing or damaged (row and file are named), or `to` is in use or cannot be written.
     """
     folder = find_release(source.expanduser(), size=size, difficulty=difficulty)
     rows, digest = read_picture_lines(folder)
@@ -81,10 +81,10 @@ def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: 
 
 
 def find_release(source: Path, *, size: int, difficulty: str) -> Path:
-    """Find the folder of a difficulty in, or as, a source.
+    """Find the folder of a difficulty: the source itself, or a folder inside it.
 
     Raises:
-        ValueError: It is not there.
+        ValueError: There is none.
     """
     name = FOLDERS[difficulty]
     inside = [Path(around, f"pathfinder{size}", name) for around in ("", "lra_release", "lra_release/lra_release")]
@@ -98,10 +98,10 @@ def find_release(source: Path, *, size: int, difficulty: str) -> Path:
 
 
 def read_picture_lines(folder: Path) -> tuple[list[PictureLine], str]:
-    """Read all metadata of a difficulty, and digest them.
+    """Read all metadata of a difficulty, and compute their digest.
 
     Raises:
-        ValueError: A file or row is broken, or two rows name one picture.
+        ValueError: A file or row is damaged, or two rows name one picture.
     """
     files = sorted((folder / "metadata").glob("*.npy"), key=lambda file: (len(file.stem), file.stem))
     if not files:
@@ -122,10 +122,10 @@ def read_picture_lines(folder: Path) -> tuple[list[PictureLine], str]:
 
 
 def check_files(folder: Path, rows: list[PictureLine]) -> list[PictureLine]:
-    """Compare the rows with the pictures that are there, and leave out the one that was published empty.
+    """Compare the rows with the pictures present, and leave out the one that was published empty.
 
     Raises:
-        ValueError: A picture lacks a row, or a row its picture.
+        ValueError: A picture has no row, or a row has no picture.
     """
     there = {file.relative_to(folder).as_posix() for file in (folder / "imgs").rglob("*.png")}
     if folder.resolve().name == EMPTY[0] and EMPTY[1] in there and not (folder / EMPTY[1]).stat().st_size:
@@ -149,13 +149,13 @@ def read_picture(path: Path, size: int) -> NDArray[np.uint8]:
     """Read one gray picture.
 
     Raises:
-        ValueError: It is broken, of another size, or not gray.
+        ValueError: It is damaged, of another size, or not gray.
     """
     from PIL import Image
 
     try:
         content = BytesIO(path.read_bytes())
-        # Pixels alone are complete before the sums that follow them; this reads those.
+        # Pixels may be complete while the checksums after them are not; this reads those too.
         with Image.open(content, formats=["PNG"]) as picture:
             picture.verify()
         with Image.open(content, formats=["PNG"]) as picture:
@@ -179,7 +179,7 @@ def _parts(folder: Path, rows: list[PictureLine], size: int, bar: "tqdm[Any]") -
 
 
 def _parse(file: Path, content: bytes) -> Iterator[PictureLine]:
-    # By what a file holds: the published ones are text, whatever their name says.
+    # Judged by content: the published files are text, despite their name.
     if content.startswith(np.lib.format.MAGIC_PREFIX):
         lines = _array_lines(file, content)
     else:

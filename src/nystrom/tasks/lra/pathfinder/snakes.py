@@ -1,4 +1,4 @@
-r"""Snakes of dashes that grow side by side in many pictures, one dash at a time, and keep off each other.
+r"""Snakes of dashes that grow in many pictures at once, one dash at a time, and keep away from each other.
 
 With the pivot and the circle of `dashes`, the next dash ends at a pixel of the circle with probability
 $$P \propto \cos^2\big(\min(c\,|\Delta\theta|, \tfrac{\pi}{2})\big)\,(1 - M),$$
@@ -7,8 +7,8 @@ snakes and of the snake itself except its last dash. If the footprint of the dra
 new dash is drawn, up to three times; after that the snake cannot go on.
 
 Source: Linsley et al. (2018), arXiv:1805.08315.
-Departs from the authors' code: the last dash of one snake is in the mask of the other at once, and footprints of
-dashes may overlap less (to 1.5 times a full one, not 1.8), so that snakes never touch.
+Departs from the authors' code: the last dash of one snake enters the mask of the other immediately, and footprints of
+dashes may overlap less (up to 1.5 times a full one, not 1.8), so that snakes never touch.
 """
 
 from typing import Any, NamedTuple
@@ -22,16 +22,16 @@ from nystrom.tasks.lra.pathfinder.dashes import SEED_ANGLES, Dashes
 Ints = NDArray[np.int64]
 Levels = NDArray[np.uint8]
 
-# Dashes that are drawn at a pivot before the snake is given up.
+# Dashes that are drawn at a pivot before the snake is abandoned.
 DASH_TRIES = 3
-# Two footprints, each up to 255, add up to no more than 1.5 times that wherever they meet: only their edges do.
+# Where two footprints (each up to 255) meet, they sum to at most 1.5 times that: only their edges overlap.
 OVERLAP = 382
 # A footprint may cover this much of a pixel at the edges: four fifths of a full one.
 EDGE = OVERLAP - 204
 
 
 class Planes(NamedTuple):
-    """What snakes keep off: a plane for each snake of each picture, `lanes` of them for a picture.
+    """What snakes keep away from: a plane for each snake of each picture, `lanes` of them in each picture.
 
     Attributes:
         blocked: Footprints of dashes; no other footprint may overlap them.
@@ -43,7 +43,7 @@ class Planes(NamedTuple):
 
 
 class PixelGrid:
-    """A square of pixels with a rim. A place is the number of a pixel, counted row after row, the rim included.
+    """A square of pixels with a rim. A place is the index of a pixel, counted row by row, the rim included.
 
     Args:
         size: Rows and columns without the rim.
@@ -54,39 +54,39 @@ class PixelGrid:
         self.size, self.rim, self.width = size, rim, size + 2 * rim
 
     def offsets(self, steps: Ints) -> Ints:
-        """Turn steps in rows and columns into steps in places."""
+        """Convert steps in rows and columns to steps in places."""
         return steps[..., 0] * self.width + steps[..., 1]
 
     def places(self, pixels: Ints) -> Ints:
-        """Turn rows and columns into places."""
+        """Convert rows and columns to places."""
         return self.offsets(pixels + self.rim)
 
     def pixels(self, places: Ints) -> Ints:
-        """Turn places into rows and columns."""
+        """Convert places to rows and columns."""
         return np.stack(np.divmod(places, self.width), axis=-1) - self.rim
 
     def edges(self, inside: int, level: int) -> Levels:
-        """Fill a plane but for the pixels at least so far inside."""
+        """Fill a plane except for the pixels at least `inside` pixels from the edge."""
         plane = np.full((self.width, self.width), level, dtype=np.uint8)
         free = slice(self.rim + inside, self.rim + self.size - inside)
         plane[free, free] = 0
         return plane.reshape(-1)
 
     def lay(self, planes: NDArray[Any], rows: Ints, places: Ints, stamps: NDArray[Any]) -> None:
-        """Brighten planes, each at most once, by a stamp around a place in each."""
+        """Brighten each of some planes, all different, by a stamp around a place."""
         windows, index = self._windows(planes, rows, places, stamps.shape[-1])
         under = windows[index]
         windows[index] = np.maximum(under, stamps, out=under)
 
     def under(self, planes: NDArray[Any], rows: Ints, places: Ints, side: int) -> NDArray[Any]:
-        """Copy what is under a stamp of so many pixels a side, around a place in each of some planes."""
+        """Copy the window of `side` x `side` pixels around a place in each of some planes."""
         windows, index = self._windows(planes, rows, places, side)
         return windows[index]
 
     def _windows(
         self, planes: NDArray[Any], rows: Ints, places: Ints, side: int
     ) -> tuple[NDArray[Any], tuple[Ints, Ints, Ints]]:
-        # Whole rows of a window are copied at once, three times as fast as pixel by pixel.
+        # Copying whole rows of a window is three times as fast as copying pixel by pixel.
         square = planes.reshape(-1, self.width, self.width)
         windows = sliding_window_view(square, (side, side), axis=(1, 2), writeable=True)
         return windows, (rows, *np.divmod(places - side // 2 * (self.width + 1), self.width))
@@ -98,7 +98,7 @@ class Snakes:
     Args:
         grid: The pictures' pixels.
         dashes: What snakes are made of.
-        planes: What they keep off; written to.
+        planes: What they keep away from; written to.
         lanes: Snakes in a picture.
         length: Dashes of a snake.
     """
@@ -109,21 +109,21 @@ class Snakes:
         self.kinds = np.zeros_like(self.far)
         self._circle = grid.offsets(dashes.circle)
         self._steps = grid.offsets(dashes.steps)
-        # The most that may be under each pixel of a footprint.
+        # The largest value allowed under each pixel of a footprint.
         self._limits = (OVERLAP - dashes.footprint.astype(np.int64)).clip(max=255).astype(np.uint8)
 
     def free(self, planes: Ints, far: Ints, kinds: Ints) -> NDArray[np.bool_]:
-        """Find the dashes that overlap no other of their plane."""
+        """Find the dashes that overlap no other dash of their plane."""
         under = self.grid.under(self.planes.blocked, planes, far, self._limits.shape[-1])
         return np.asarray((under <= self._limits[kinds]).all(axis=(1, 2)))
 
     def lay(self, planes: Ints, far: Ints, kinds: Ints) -> None:
-        """Let the snakes of some planes keep off dashes, one on each plane."""
+        """Add a dash to each of some planes, for their snakes to keep away from."""
         self.grid.lay(self.planes.blocked, planes, far, self.dashes.footprint[kinds])
         self.grid.lay(self.planes.near, planes, far, self.dashes.surroundings[kinds])
 
     def begin(self, pictures: Ints, lane: int, far: Ints, kinds: Ints) -> None:
-        """Give one snake of some pictures its first dash."""
+        """Give one snake in each of some pictures its first dash."""
         planes = pictures * self.lanes + lane
         self.far[planes, 0], self.kinds[planes, 0] = far, kinds
         self._lay_for_others(planes, lane, far, kinds)
@@ -138,7 +138,7 @@ class Snakes:
         grown = np.zeros(len(pictures), dtype=bool)
         pending = np.flatnonzero(chances[:, -1] > 0)
         for _ in range(DASH_TRIES):
-            # Below the last of the chances even when rounded, so the end that is drawn has a chance.
+            # Below the sum of the weights even when rounded, so the drawn end has a weight above zero.
             level = rng.random(len(pending)) * chances[pending, -1]
             drawn = (chances[pending] <= level[:, None]).sum(axis=1)
             far, kinds = ends[pending, drawn], SEED_ANGLES + drawn

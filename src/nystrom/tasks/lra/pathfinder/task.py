@@ -1,13 +1,13 @@
 """Pathfinder of the Long Range Arena: draw the data set or read the published one, and open it.
 
-A picture shows dashed snakes and two discs; its class is 1 where the discs are on one snake. `curves` says what is
+A picture shows dashed snakes and two discs; its class is 1 if the discs are on one snake. `curves` describes what is
 drawn; "hard" is long snakes of 14 dashes, "intermediate" of 9, "easy" of 6. Both papers train on hard pictures
 of 32 x 32, 160,000 / 20,000 / 20,000.
 
 The draw depends on the seed alone. Pictures come in chunks of a size that only `size` decides, chunk i from the i-th
-child of `numpy.random.SeedSequence(seed)`, whichever process draws it. The first make the test split, the next the
-validation split, the rest the training split, so more training data leave the other two as they were. Of each two
-pictures in a row one is of class 1.
+child of `numpy.random.SeedSequence(seed)`, whichever process draws it. The first ones form the test split, the next the
+validation split, the rest the training split, so more training data leave the other two unchanged. Of every two
+consecutive pictures one is of class 1.
 
 Source: Tay et al. (2021), arXiv:2011.04006; Linsley et al. (2018), arXiv:1805.08315.
 Departs from the published data: the draw has a seed; the classes are balanced.
@@ -66,7 +66,7 @@ def prepare_pathfinder(
         train: Pictures for training; 160,000 if not given.
         val: Pictures for validation; 20,000 if not given.
         test: Pictures for the test; 20,000 if not given.
-        seed: Decides the pictures, or how published ones are split.
+        seed: Determines the pictures, or the split of published ones.
         workers: Processes to draw with; all cores if not given. They do not change the result.
         progress: Show a progress bar.
 
@@ -74,8 +74,8 @@ def prepare_pathfinder(
         The folder, ready for `Pathfinder`.
 
     Raises:
-        ValueError: A setting is impossible, the source is missing or broken (row and file are named), or the folder is
-            taken or cannot be written.
+        ValueError: A setting is impossible, the source is missing or damaged (row and file are named), or the folder is
+            in use or cannot be written.
     """
     to = Path(to).expanduser().resolve()
     asked = {"test": test, "val": val, "train": train}
@@ -130,13 +130,13 @@ def _check(size: int, difficulty: str, sizes: dict[str, int | None], seed: int, 
 
 
 class _Stream:
-    """Chunks of pictures, dealt out in pieces of any size."""
+    """Chunks of pictures, handed out in pieces of any size."""
 
     def __init__(self, chunks: Iterator[Pictures], bar: "tqdm[Any]"):
         self._chunks, self._bar, self._rest = chunks, bar, None
 
     def take(self, count: int) -> Iterator[Pictures]:
-        """Yield the next pictures, so many in all."""
+        """Yield the next `count` pictures, in parts."""
         while count:
             pixels, labels = self._rest or next(self._chunks)
             self._rest = Pictures(pixels[count:], labels[count:]) if len(labels) > count else None
@@ -147,7 +147,7 @@ class _Stream:
 
 
 def chunk_size(geometry: Geometry) -> int:
-    """Pictures of a chunk: a few seconds of work."""
+    """Pictures in a chunk: a few seconds of work."""
     return {32: 2048, 64: 128, 128: 64, 256: 128}[geometry.size]
 
 
@@ -159,7 +159,7 @@ def draw_chunk(seed: int, number: int, geometry: Geometry) -> Pictures:
 
 
 def _chunks(seed: int, geometry: Geometry, total: int, workers: int) -> Generator[Pictures, None, None]:
-    """Yield the chunks in order, drawn a little ahead."""
+    """Yield the chunks in order, a few of them drawn ahead."""
     numbers = range(-(-total // chunk_size(geometry)))
     if min(workers, len(numbers)) == 1:
         for number in numbers:
@@ -186,7 +186,7 @@ def _chunks(seed: int, geometry: Geometry, total: int, workers: int) -> Generato
 
 
 def _leave_interrupts() -> None:
-    # An interruption is for the process that waits for this one.
+    # The process that waits for this one handles an interruption.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
