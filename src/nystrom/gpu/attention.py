@@ -7,8 +7,8 @@ and writes each gradient once.
 
 Sums over tokens are computed in spans, stored separately and then added: results and gradients are reproducible.
 
-Both passes are custom operators of torch, so compile, export, autocast, checkpointing and distributed wrappers each
-see one node. Outside a compiler they are called through `torch.autograd.Function`, which torch.func understands; under vmap
+Both passes are custom operators of torch, so compile, export, autocast, checkpointing and distributed wrappers each see
+one node. Outside a compiler they are called through `torch.autograd.Function`, which torch.func understands; under vmap
 they run one slice at a time. There is no second derivative and no forward-mode derivative: asking for one raises.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. (13)-(17); Chen et al. (2021), arXiv:2111.00035, sections 4.2, 4.4.

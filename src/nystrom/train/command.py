@@ -1,4 +1,4 @@
-"""The command line that makes a run by itself: for the rows of the run, and for its process in a grid."""
+"""The command line that reproduces a single run: for the rows of the run, and for its process in a grid."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def train_words(
     to: Path | str,
     threads: int | None = None,
 ) -> list[str]:
-    """The words behind `nystrom` that make a run with these settings.
+    """The words after `nystrom` that start a run with these settings.
 
     Args:
         settings: Settings of the run.

@@ -1,8 +1,9 @@
 """Train a model on a task, and score a saved one.
 
-Everything that decides the result is settled and checked here; the data, the model and the Trainer follow in
+Everything that determines the result is settled and checked here; the data, the model and the Trainer follow in
 `nystrom.train.run.start`, which is imported only then, so that this module needs no torch. On the same machine and with
-the same number of processes a run that was killed and resumed ends with the weights and the curves of an unbroken one.
+the same number of processes, a run that was killed and resumed ends with the weights and the curves of one that was
+not.
 """
 
 from collections.abc import Mapping
@@ -47,27 +48,27 @@ def train(
 ) -> Path:
     """Train a model on a task, choose its best checkpoint on the validation split, and score that on the test split.
 
-    What is not given has the preset's value. Under torchrun the processes share each batch. Interrupt it at any time
-    and go on with `resume`.
+    Arguments that are not given take the preset's values. Under torchrun the processes share each batch. A run can be
+    interrupted at any time and continued with `resume`.
 
     Args:
         task: Task, such as "listops".
         attention: Method, a name of `nystrom methods`.
         options: Options of the method.
         preset: "nystromformer" or "skyformer", as published, or "demo" for a few minutes on two cores.
-        data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made when it is missing and can be. A
-            resumed run knows its own. For text also your own labelled texts (.csv, .tsv, .jsonl, or a folder of them),
+        data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made if it is missing and can be. A
+            resumed run uses its own. For text also your own labelled texts (.csv, .tsv, .jsonl, or a folder of them),
             for retrieval your own pairs of texts; they are prepared under data/. For pathfinder pictures of any size:
             the model has a position for each pixel.
-        text_field: Column of the texts in your own files, of the first of each pair; the usual names if not given.
+        text_field: Column of the texts, or of the first of each pair, in your own files; the usual names if not given.
         label_field: Column of the labels in your own files.
         pair_field: Column of the second text of each pair, for retrieval.
         to: Folder of the run; runs/TASK-ATTENTION-PRESET-seedSEED.
-        seed: Decides start weights, order of the samples and dropout.
-        resume: Go on with the run in the folder, from its last complete checkpoint.
+        seed: Determines initial weights, order of the samples and dropout.
+        resume: Continue the run in the folder, from its last complete checkpoint.
         steps: Steps.
         batch_size: Samples per step, over all processes and accumulated parts.
-        accumulation: Parts that a process computes its share of a batch in, to save memory; in evaluations too.
+        accumulation: Parts in which a process computes its share of a batch, to save memory; in evaluations too.
         learning_rate: Learning rate at the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
         dropout: Dropout on the hidden states.
@@ -83,7 +84,7 @@ def train(
         The folder of the run; the best model is in its folder best.
 
     Raises:
-        ValueError: A name, number, folder, device or precision that cannot be used; before data or model are made.
+        ValueError: A name, number, folder, device or precision cannot be used; raised before data or model are made.
         FloatingPointError: The loss or a weight is no longer finite.
     """
     from nystrom.train.data.tasks import check_data
@@ -140,17 +141,17 @@ def evaluate(
     precision: Precision = "auto",
     device: Device = "auto",
 ) -> Row:
-    """Score a saved model on one split, every sample of it.
+    """Score a saved model on all samples of one split.
 
     Args:
         task: Task, such as "listops".
         model: Folder of a saved model, such as RUN/best.
         data: Prepared data, or your own texts, as `train` takes them.
-        text_field: Column of the texts in your own files, of the first of each pair; the usual names if not given.
+        text_field: Column of the texts, or of the first of each pair, in your own files; the usual names if not given.
         label_field: Column of the labels in your own files.
         pair_field: Column of the second text of each pair, for retrieval.
         split: train, val or test.
-        batch_size: Samples at a time; changes nothing but speed and memory.
+        batch_size: Samples at a time; affects only speed and memory.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
 

@@ -1,6 +1,6 @@
-"""What a run computes on and in: the device, the precision, and the processes that share it.
+"""The device and the precision of a run, and the processes that share it.
 
-torch is imported where it is asked, so that the words themselves cost nothing.
+torch is imported only where it is needed, so that reading the choices costs nothing.
 """
 
 import os
@@ -16,7 +16,7 @@ def usable_device(device: str) -> str:
     """The device to run on: "auto" means an accelerator where there is one.
 
     Raises:
-        ValueError: Another word, or an accelerator that is not there.
+        ValueError: Another word, or an accelerator that is not available.
     """
     import torch
 
@@ -29,15 +29,15 @@ def usable_device(device: str) -> str:
 
 
 def usable_precision(precision: str, device: str, *, has_bfloat16: bool | None = None) -> str:
-    """What to compute in: "auto" means bfloat16 on an accelerator that has it, and float32 elsewhere.
+    """The precision to compute in: "auto" means bfloat16 on an accelerator that has it, and float32 elsewhere.
 
     Args:
-        precision: A word of `Precision`.
+        precision: One of `Precision`.
         device: "cpu" or "cuda".
-        has_bfloat16: Whether the accelerator computes in bfloat16; torch is asked where it is not given.
+        has_bfloat16: Whether the accelerator computes in bfloat16; torch is asked if it is not given.
 
     Raises:
-        ValueError: Another word, or one that the device cannot compute in.
+        ValueError: Another word, or a precision that the device cannot compute in.
     """
     check_choice("precision", precision, get_args(Precision))
     if precision == "float16" and device == "cpu":
@@ -59,7 +59,7 @@ def visible_gpus(count: int | None = None) -> list[str]:
     """The GPUs that this process may use, in the words of CUDA_VISIBLE_DEVICES.
 
     Args:
-        count: How many torch sees; it is asked where this is not given.
+        count: How many torch sees; torch is asked if it is not given.
     """
     if count is None:
         import torch
@@ -75,10 +75,10 @@ def cores() -> int:
 
 
 def processes() -> int:
-    """How many processes torchrun started; only its environment says so before they meet."""
+    """How many processes torchrun started; before they connect, only the environment says so."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_main() -> bool:
-    """Whether this is the process that writes."""
+    """Whether this process writes the files of a run."""
     return int(os.environ.get("RANK", "0")) == 0

@@ -1,8 +1,8 @@
 """How many positions a model has: those of its preset, or as many as larger pictures have pixels.
 
 All samples of a data set of pictures have one size. Where the task comes in sizes (`TaskFacts.any_size`) and they are
-larger than the preset's, the model has a position for each of their pixels, and what a method is told of the longest
-sequence follows. Longer samples of other tasks raise an error when they are opened.
+larger than the preset's, the model has a position for each of their pixels, and the option of a method that sets its
+longest sequence follows. Longer samples of other tasks raise an error when they are opened.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from nystrom.checks import check_names
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.presets.published import Preset
 
-# What a method calls the longest sequence that it takes, where it needs to know.
+# The option by which a method sets the longest sequence that it takes, if it has one.
 _LONGEST = "max_length"
 
 
@@ -46,8 +46,8 @@ def fit_options(
     Args:
         attention: The method.
         options: Those of the preset.
-        given: Those that were chosen, which go over the preset's.
-        positions: Positions where they are not the preset's.
+        given: Chosen options, which override the preset's.
+        positions: Positions, if not the preset's.
 
     Raises:
         ValueError: An unknown method, or a chosen longest sequence that is shorter than those of the data.

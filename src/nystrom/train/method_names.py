@@ -1,6 +1,6 @@
-"""A method with its size in its name, such as "nystrom-64": the rule of every command that compares methods.
+"""A method with its size in its name, such as "nystrom-64": one rule for all commands that compare methods.
 
-The number sets the option that a method's cost grows with. Needs no torch.
+The number sets the option that determines a method's cost. Needs no torch.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
 
-# What the number behind a method's name sets, and what it counts; a method that is missing here takes none.
+# The option that the number after a method's name sets, and what it counts; methods that are not here take none.
 SIZES: dict[str, tuple[tuple[str, ...], str]] = {
     "nystrom": (("num_landmarks",), "landmarks"),
     "skyformer": (("num_landmarks",), "landmarks"),
@@ -23,13 +23,13 @@ SIZES: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def split_name(name: str) -> tuple[str, int | None]:
-    """A name without the number behind it, and that number; None where there is none."""
+    """A name without its number, and the number; None where there is none."""
     family, _, tail = name.rpartition("-")
     return (family, int(tail)) if tail.isdecimal() else (name, None)
 
 
 def size_options(method: str, number: int) -> dict[str, object]:
-    """The options that a number behind a method's name sets."""
+    """The options that a number after a method's name sets."""
     return dict.fromkeys(SIZES[method][0], number)
 
 
@@ -37,7 +37,7 @@ def read_method(name: str) -> tuple[str, dict[str, object]]:
     """The method of a name such as "softmax" or "nystrom-64", and the options that its number sets.
 
     Raises:
-        ValueError: An unknown method, or a number behind a method that takes none, or 0.
+        ValueError: An unknown method, a number after a method that takes none, or the number 0.
     """
     method, number = split_name(name)
     check_names("method", [method], METHODS)
@@ -51,7 +51,7 @@ def read_method(name: str) -> tuple[str, dict[str, object]]:
 
 
 def sized_name(method: str, options: Mapping[str, object]) -> tuple[str, int | None]:
-    """What rows call a method with these options, such as "nystrom-64", and its size; the default where none is set."""
+    """The name in rows of a method with these options, such as "nystrom-64", and its size, by default the method's."""
     if method not in SIZES:
         return method, None
     first = SIZES[method][0][0]

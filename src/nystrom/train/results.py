@@ -2,9 +2,9 @@ r"""Results of training and scoring as rows of `nystrom.measure.rows`.
 
 An accuracy is a share between 0 and 1, and its spread the 95 % interval of Wilson (1927),
 $$\frac{p + z^2 / 2N \pm z \sqrt{p (1 - p) / N + z^2 / 4 N^2}}{1 + z^2 / N},\quad z = 1.96,$$
-which says how far another draw of N samples could have moved it, and nothing of another seed of training.
+which covers other draws of N samples, but not other seeds of training.
 
-A row of a training names the command that makes it by itself, whatever started it: a grid, a script, or that command.
+A row of a training records the command that reproduces it alone, whether a grid, a script or that command started it.
 """
 
 import math
@@ -21,7 +21,7 @@ from nystrom.models import EncoderConfig
 from nystrom.train.method_names import SIZES, sized_name
 from nystrom.train.settings import Settings
 
-# Changes of a preset that rows name elsewhere, or that decide when to look rather than what is trained.
+# Changes of a preset that rows record elsewhere, or that affect when results are looked at but not what is trained.
 _SAID_ELSEWHERE = ("steps", "evaluate_every", "log_every")
 
 
@@ -30,11 +30,11 @@ class Place(NamedTuple):
 
     Attributes:
         device: "cpu" or "cuda".
-        precision: What was computed in.
+        precision: The precision of the computation.
         seed: Of the training; None where the model came from elsewhere.
         settings: The preset of the training and what was changed of it, see `setting_words`; "" where the model came
             from elsewhere.
-        command: What made it; None for the command that started this process.
+        command: The command that produced it; None for the command that started this process.
     """
 
     device: str
@@ -45,20 +45,20 @@ class Place(NamedTuple):
 
 
 def setting_words(settings: Settings) -> str:
-    """A preset, and what was changed of it besides the size in the method's name: what tells runs apart."""
+    """A preset and its changes, except for the size in the method's name: they distinguish runs."""
     named = {f"options.{name}" for name in SIZES.get(settings.attention, ((), ""))[0]}
     changed = {name: value for name, value in settings.changes().items() if name not in {*named, *_SAID_ELSEWHERE}}
     return " ".join(f"{name}={value}" for name, value in {"preset": settings.preset, **changed}.items())
 
 
 def command_line(words: Sequence[str], processes: int) -> str:
-    """The command of these words behind `nystrom`, without the machine's folders."""
+    """The command of these words after `nystrom`, without the machine's folders."""
     start = ["nystrom"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "nystrom"]
     return shlex.join([*start, *(Path(word).name if os.path.isabs(word) else word for word in words)])
 
 
 def accuracy_row(config: EncoderConfig, quantity: str, share: float, samples: int, place: Place) -> Row:
-    """An accuracy with its interval, `repeats` being the samples that it was counted on."""
+    """An accuracy with its interval, `repeats` being the number of samples."""
     return result_row(config, quantity, share, "", place, spread=wilson(share, samples), repeats=samples)
 
 
@@ -78,7 +78,7 @@ def result_row(
 
     Args:
         config: Of the model.
-        quantity: What the number is of.
+        quantity: What the number measures.
         value: The number.
         unit: Its unit.
         place: Where it was measured.
@@ -109,7 +109,7 @@ def result_row(
 
 
 def wilson(share: float, samples: int) -> tuple[float, float]:
-    """The 95 % interval of a share that was counted on so many samples."""
+    """The 95 % interval of a share of so many samples."""
     z = 1.96
     middle = share + z * z / (2 * samples)
     half = z * math.sqrt(share * (1 - share) / samples + z * z / (4 * samples * samples))

@@ -1,6 +1,6 @@
 """How well a model classifies a split: the share of samples whose largest logit is that of their class.
 
-Every sample counts once, those of the last batch too.
+Every sample counts once, also those of the last batch.
 """
 
 import sys
@@ -52,8 +52,8 @@ def load_model(folder: Path, task: str, *, classes: Sequence[str]) -> Model:
     Args:
         folder: What `save_pretrained` wrote.
         task: The task.
-        classes: Labels of the classes of the data. They must be the model's, in the same order; where those of one are
-            mere numbers they are taken in their order, with a warning.
+        classes: Labels of the classes of the data. They must be the model's, in the same order; if those of one
+            are only numbers, they are matched by order, with a warning.
 
     Raises:
         ValueError: The folder holds no model of this library, one of another task or of other classes, or an incomplete
@@ -82,7 +82,7 @@ def positions(folder: Path) -> int:
 
 
 def _check_classes(folder: Path, config: EncoderConfig, classes: Sequence[str]) -> None:
-    """Compare the labels of a model with as many of the data."""
+    """Compare the labels of a model with the same number of labels of the data."""
     assert config.id2label is not None, "transformers gives every configuration its labels"
     of_model = [str(label) for _, label in sorted(config.id2label.items())]
     if of_model == list(classes):
@@ -102,7 +102,7 @@ def _check_classes(folder: Path, config: EncoderConfig, classes: Sequence[str]) 
 
 
 def _is_numbered(names: Sequence[str]) -> bool:
-    """Whether the labels say nothing but their place: numbers from 0, or what transformers writes for none."""
+    """Whether labels are only their own positions: numbers from 0, or the names that transformers makes up."""
     return any(all(name == f"{word}{i}" for i, name in enumerate(names)) for word in ("", "LABEL_"))
 
 
@@ -113,7 +113,7 @@ def _read_config(folder: Path) -> EncoderConfig:
 
 
 def is_right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Whether the largest logit of each sample is that of its class: what an accuracy counts."""
+    """Whether the largest logit of each sample is that of its class, as an accuracy counts."""
     return logits.argmax(dim=-1) == labels
 
 
@@ -122,14 +122,14 @@ def accuracy(model: Model, split: LabelledSplit, task: Task, *, batch_size: int,
     """The share of samples that a model classifies correctly.
 
     Args:
-        model: The model; is moved to the device.
+        model: The model; it is moved to the device.
         split: The samples.
         task: Their task.
-        batch_size: Samples at a time; changes nothing but speed and memory.
+        batch_size: Samples at a time; affects only speed and memory.
         device: "cpu" or "cuda".
         precision: What to compute in.
     """
-    model.to(device)  # pyright: ignore[reportArgumentType] (transformers types it away)
+    model.to(device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
     model.eval()
     right = 0
     loader = DataLoader(

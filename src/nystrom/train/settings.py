@@ -1,4 +1,4 @@
-"""What one run does: a preset, what was changed of it, and where it runs; checked before anything is made."""
+"""The settings of one run: a preset, its changes, and where it runs; checked before anything is made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides the result of a run, except the data.
+    """Everything that determines the result of a run, except the data.
 
     Attributes:
         task: Task.
@@ -24,10 +24,10 @@ class Settings:
         options: Options of the method that differ from its defaults.
         conv_kernel_size: Taps of the convolution of the values; None for none.
         preset: Name of the preset.
-        seed: Of the start weights, the order of the samples, dropout and the method's draws.
+        seed: Of the initial weights, the order of the samples, dropout and the method's draws.
         steps: Steps.
         batch_size: Samples per step, over all processes and accumulated parts.
-        accumulation: Parts that a process computes its share of a batch in.
+        accumulation: Parts in which a process computes its share of a batch.
         processes: Processes.
         learning_rate: At the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
@@ -96,7 +96,7 @@ class Settings:
         return find_preset(self.task, self.preset).data.max_length if self.positions is None else self.positions
 
     def changes(self) -> dict[str, object]:
-        """What a user changed of the preset: options of the method as "options.NAME", other settings by their name."""
+        """The user's changes of the preset: options of the method as "options.NAME", other settings by their name."""
         base = find_preset(self.task, self.preset)
         method = base.methods(self.max_length).get(self.attention, MethodSetting())
         before = fit_options(self.attention, method.options, {}, self.positions)
@@ -160,10 +160,10 @@ def settle(
     positions: int | None = None,
     compile: bool = False,
 ) -> Settings:
-    """Combine a preset with what was changed of it.
+    """Combine a preset with its changes.
 
-    A run of other steps than the preset's has a warm-up in the same proportion, and is evaluated at its end at least,
-    unless these are given too. The interval of the curve follows a shorter interval of evaluation.
+    If only the steps are changed, the warm-up keeps its proportion, and the run is evaluated at least at its end. A
+    shorter interval of evaluation shortens the interval of the curve.
 
     Args:
         task: Task.
@@ -173,7 +173,7 @@ def settle(
         preset: Name of the preset.
         device: "auto", "cpu" or "cuda".
         precision: "auto" or one of the three.
-        accumulation: Parts that a process computes its share of a batch in.
+        accumulation: Parts in which a process computes its share of a batch.
         seed: Seed.
         changes: Other fields of `Settings`; None means the preset's.
         positions: Positions of the model, see `nystrom.train.lengths`; None for the preset's.
@@ -217,7 +217,7 @@ def settle(
 
 
 def _preset_values(base: Preset, steps: float, evaluate_every: float | None) -> dict[str, float]:
-    """What a run of so many steps has where nothing else is given."""
+    """The defaults of a run of so many steps."""
     every = min(base.evaluate_every, steps) if evaluate_every is None else evaluate_every
     return {
         "steps": steps,
@@ -243,7 +243,7 @@ def differences(settings: Settings, before: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(name: str, settings: Mapping[str, Any]) -> str:
-    """A setting as its user knows it: nobody chooses positions, they come with the preset or with the data."""
+    """A setting in the user's terms: positions are not chosen, but come with the preset or with the data."""
     value = settings.get(name)
     if name != "positions":
         return repr(value)

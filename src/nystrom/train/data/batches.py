@@ -1,12 +1,12 @@
 """Which samples make a batch, and the batch itself.
 
-The order of a whole run is a function of the seed, the batch size and the lengths alone: not of the number of
-processes, of accumulation, or of where the run was interrupted. Each pass over the data is a random permutation, cut
-into pools of 50 batches; within a pool samples are sorted by length and dealt into batches, so that a batch holds
-little padding, and the batches of the pass are then put in random order. What does not fill a batch at the end of a
-pass is left for another pass, so every step takes the mean over the same number of samples.
+The order of a whole run depends only on the seed, the batch size and the lengths: not on the number of processes, on
+accumulation, or on interruptions. Each pass over the data is a random permutation, cut into pools of 50 batches; within
+a pool samples are sorted by length and dealt into batches, so that a batch holds little padding, and the batches of the
+pass are then put in random order. Samples that do not fill a batch at the end of a pass are left for another pass, so
+every step takes the mean over the same number of samples.
 
-Evaluation goes through all samples, the shortest first.
+Evaluation goes through all samples in order of length.
 
 A batch is padded to its longest sample, or to a given length, so that all batches have one shape.
 """
@@ -27,7 +27,7 @@ class Collate(Protocol):
     """Makes a batch of samples."""
 
     def __call__(self, samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, Tensor]:
-        """Put samples together, padded to so many tokens, or to the longest."""
+        """Put samples together, padded to `length` tokens, or to the longest."""
         ...
 
 
@@ -38,7 +38,7 @@ class TrainingOrder(Sampler[int]):
         lengths: Tokens of each sample.
         batch_size: Samples per step, over all processes and accumulated parts.
         steps: Steps of the run.
-        seed: Decides the order.
+        seed: Determines the order.
     """
 
     def __init__(self, lengths: NDArray[np.int64], *, batch_size: int, steps: int, seed: int):
@@ -74,20 +74,20 @@ def shortest_first(lengths: NDArray[np.int64]) -> list[int]:
 
 
 def collate(samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, Tensor]:
-    """Pad samples at their end, and mark what is real."""
+    """Pad samples at their end, and mark the real tokens."""
     tokens, real = _padded([sample["input_ids"] for sample in samples], length)
     return {"input_ids": tokens, "attention_mask": real, "labels": _labels(samples)}
 
 
 def collate_pairs(samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, Tensor]:
-    """Pad pairs of documents at their end, all to one length, and mark what is real; (b, 2, n)."""
+    """Pad pairs of documents at their end, all to one length, and mark the real tokens; (b, 2, n)."""
     tokens, real = _padded([document for sample in samples for document in sample["input_ids"]], length)
     shape = (len(samples), 2, -1)
     return {"input_ids": tokens.view(shape), "attention_mask": real.view(shape), "labels": _labels(samples)}
 
 
 def collate_whole(samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, Tensor]:
-    """Stack samples of one length, all of whose tokens are real, whatever they hold; there is no mask.
+    """Stack samples of one length, with all tokens real and no mask.
 
     Raises:
         ValueError: Samples have different lengths, or another one than `length`.

@@ -7,7 +7,7 @@ class Columns(NamedTuple):
     """Columns, or fields, of a user's own files; None means the usual names.
 
     Attributes:
-        text_field: Of the texts, of the first of each pair.
+        text_field: Of the texts, or of the first text of each pair.
         label_field: Of the labels.
         pair_field: Of the second text of each pair.
     """
@@ -21,7 +21,7 @@ class Columns(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     def check_unused(self, why: str) -> None:
-        """See that none was given.
+        """Check that none was given.
 
         Raises:
             ValueError: One was.

@@ -1,6 +1,6 @@
 """The tasks that can be trained on: how their data are prepared, opened and recognised.
 
-The data set of a preset's default folder is made when it is missing. A folder that was named must exist, since a
+The data set of a preset's default folder is made if it is missing. A folder named by the user must exist, since a
 misspelt name should not start an hour of preparation.
 """
 
@@ -81,7 +81,7 @@ class Task:
 
     Attributes:
         open: Opens one split of a prepared folder.
-        prepare: Draws the data set of these sizes; None where it is read from files that the user has.
+        prepare: Draws a data set of given sizes; None where it is read from the user's files.
         model: What is trained.
         collate: Makes a batch of samples.
         takes_own_texts: Whether a user's own labelled texts, or pairs of them, can be trained on as they are.
@@ -124,7 +124,7 @@ def find_task(name: str) -> Task:
     """Look a task up.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: There is no task of that name.
     """
     check_names("task", [name], TASKS)
     return TASKS[name]
@@ -136,10 +136,10 @@ def default_folder(sizes: DataSizes) -> Path:
 
 
 def check_data(task: str, data: Path | None) -> None:
-    """See that data that were named exist, and are a prepared folder where the task takes nothing else.
+    """Check that named data exist, and are a prepared folder where the task takes nothing else.
 
     Raises:
-        ValueError: They do not, or are not.
+        ValueError: They do not exist, or are something else.
     """
     if data is None or data.is_dir():
         return
@@ -153,7 +153,7 @@ def check_data(task: str, data: Path | None) -> None:
 
 
 def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns = NO_COLUMNS) -> Path:
-    """The prepared folder of what a user names as data, made of the user's own files where these are named.
+    """The prepared folder of the data that a user names; files of the user's own are prepared first.
 
     Args:
         task: Task.
@@ -162,7 +162,7 @@ def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns 
         columns: Where the files hold texts and labels.
 
     Raises:
-        ValueError: It is neither, or columns are named of what is prepared already.
+        ValueError: It is neither, or columns are named for data that are already prepared.
     """
     if not find_task(task).takes_own_texts or (data / HEADER).is_file():
         columns.check_unused(f"data {data} is not a file of texts")
@@ -183,10 +183,10 @@ def _source(task: str) -> str:
 
 
 def prepare_if_missing(task: str, folder: Path, sizes: DataSizes) -> None:
-    """Make the preset's data set where its folder is missing, with a message.
+    """Make the preset's data set if its folder is missing, with a message.
 
     Raises:
-        ValueError: It is read from files that the user has.
+        ValueError: It is read from the user's files.
     """
     if folder.exists():
         return
@@ -227,10 +227,10 @@ def open_splits(task: str, folder: Path, *, positions: int, batch_size: int) -> 
 
 
 def check_lengths(folder: Path, name: str, split: LabelledSplit, positions: int) -> None:
-    """See that no sample is longer than the model has positions.
+    """Check that no sample has more tokens than the model has positions.
 
     Raises:
-        ValueError: One is.
+        ValueError: One has.
     """
     if (longest := int(split.lengths.max(initial=0))) > positions:
         raise ValueError(
@@ -240,7 +240,7 @@ def check_lengths(folder: Path, name: str, split: LabelledSplit, positions: int)
 
 
 def fingerprint(splits: Splits) -> str:
-    """Eight hexadecimal digits that change when the data do: of the number, lengths and classes of all samples."""
+    """Eight hexadecimal digits, a checksum of the number, lengths and classes of all samples."""
     digest = 0
     for split in splits:
         for array in (split.lengths, split.labels):

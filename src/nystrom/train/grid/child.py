@@ -1,8 +1,8 @@
-"""One run of `nystrom lra run`, in a process of its own that ends with the one that started it.
+"""One run of `nystrom lra run`, in its own process, which ends when the parent process ends.
 
 The arguments of `nystrom.train.engine.train` come as JSON on the command line. Standard input is a pipe whose other end
 the parent holds open and never writes to: it closes when the parent ends, however it ends, and then this process stops
-on the spot, since a run may be cut off anywhere. The next parent's process waits until this one has let go of the run
+immediately, since a run may be cut off anywhere. The next parent's process waits until this one has released the run
 folder.
 """
 
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def exit_code(work: Callable[[], object]) -> int:
-    """Do some work, and give the exit code that says how it ended; what went wrong is printed."""
+    """Do some work, print any error, and return the exit code."""
     import torch
 
     try:

@@ -5,9 +5,9 @@
     FOLDER/lra.csv                            the rows of all finished runs
 
 Everything is checked before the first run starts: names, settings, data, and that runs in the folder were made with the
-same. Each run has its own process, see `nystrom.train.grid.processes`. What is finished is skipped, what was cut off
-goes on after its last checkpoint; with the same number of threads its result is that of an unbroken run. `lra.csv` is
-written again from the runs' own rows whenever one has finished.
+same. Each run has its own process, see `nystrom.train.grid.processes`. Finished runs are skipped, interrupted
+ones continue after their last checkpoint; with the same number of threads the result is that of an uninterrupted run.
+`lra.csv` is rewritten from the runs' own rows whenever one finishes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ PresetName = Literal["nystromformer", "nystromformer-1000", "skyformer", "skyfor
 
 
 class Planned(NamedTuple):
-    """A run that is settled.
+    """A run with its settings.
 
     Attributes:
         name: Of its folder.
@@ -66,24 +66,24 @@ def run_grid(
     device: Device = "auto",
     compile: bool = False,
 ) -> list[Failure]:
-    """Train every method on every task with every seed; run it again to go on with what was cut off.
+    """Train every method on every task with every seed; the same command continues interrupted runs.
 
-    What is not given has the preset's value. Runs with other settings go to another folder; several sizes of a method
-    share one.
+    Arguments that are not given take the preset's values. Runs with other settings need another folder; several sizes
+    of a method share one.
 
     Args:
         to: Folder of the runs.
         tasks: Tasks.
-        methods: Names of `nystrom methods`; a number behind a name sets its landmarks, features or window, as in
+        methods: Names of `nystrom methods`; a number after a name sets its landmarks, features or window, as in
             nystrom-64 and linformer-128.
         seeds: Seeds.
-        preset: Whose settings; those that end in -1000 are of Text alone, cut at 1,000 bytes.
+        preset: The preset; those that end in -1000 are for Text alone, cut at 1,000 bytes.
         data: Folder of the prepared data sets, each in a folder of its task's name; "TASK-demo" for the demo and
             "text-1000" for texts of 1,000 bytes. The folder of pathfinder may hold larger pictures: the models have a
             position for each pixel.
         steps: Steps of each run. A shorter run has a warm-up shorter in proportion.
         batch_size: Samples per step.
-        accumulation: Parts that a batch is computed in, to save memory; in evaluations too.
+        accumulation: Parts in which a batch is computed, to save memory; in evaluations too.
         learning_rate: Learning rate at the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
         dropout: Dropout on the hidden states.
@@ -99,11 +99,11 @@ def run_grid(
         compile: Compile the models, see `nystrom train`.
 
     Returns:
-        The runs that failed; an empty list where all is well.
+        The runs that failed; an empty list if none did.
 
     Raises:
         ValueError: A name, number, folder or data set that cannot be used, or a run in the folder that was made with
-            other settings or data; before anything is trained.
+            other settings or data; raised before anything is trained.
     """
     check_at_least("jobs", jobs, 1)
     if jobs > cores():
@@ -160,14 +160,14 @@ def run_grid(
 
 
 def _prepare(to: Path, plans: Sequence[tuple[Preset, Path, list[Planned]]], *, check_compile: bool) -> None:
-    """Make the data that can be made, and check them and the runs that were begun."""
+    """Make the data that can be made, and check them and the runs that were started."""
     from nystrom.train.data.tasks import find_task, prepare_if_missing
     from nystrom.train.run.compiling import check_compiler
 
     # An accelerator is left to the processes of the runs, the first of which reports what it cannot compile.
     if check_compile:
         check_compiler("cpu")
-    # Data that are read from files are looked for before others are drawn, which takes long.
+    # Data read from files are looked for first, since drawing the others takes long.
     for base, folder, planned in sorted(plans, key=lambda plan: find_task(plan[0].task).prepare is not None):
         prepare_if_missing(base.task, folder, base.data)
         _check(to, planned, folder)
@@ -202,7 +202,7 @@ def run_of(to: Path, planned: Planned, data: Path, *, threads: int) -> Run:
 
 
 def _check(to: Path, planned: Sequence[Planned], data: Path) -> None:
-    """See that the data can be trained on, and that runs which were begun have these settings and data."""
+    """Check that the data can be trained on, and that runs already started have these settings and data."""
     from nystrom.train.data.tasks import fingerprint, open_splits
 
     first = planned[0].settings
@@ -217,7 +217,7 @@ def _check(to: Path, planned: Sequence[Planned], data: Path) -> None:
 
 @contextmanager
 def _alone(to: Path) -> Iterator[None]:
-    """Hold the folder, so that two grids do not write the same runs; the system lets go when the process ends."""
+    """Lock the folder, so that two grids do not write the same runs; the system unlocks it when the process ends."""
     check_folder(to)
     lock = FileLock(to / ".lock", timeout=0)
     try:

@@ -1,8 +1,8 @@
 """The processes of `nystrom lra run`: a few at a time, and none left behind.
 
 Each run is a process of `nystrom.train.grid.child`, which ends with this one, even if this one is killed. A process
-that was killed itself, or had no memory left, is tried once more when no other run is left beside it. A run that fails
-otherwise is given up, and the others go on. Where there are several GPUs each run sees one, the one with the fewest
+that was killed, or ran out of memory, is tried once more when all others have ended. A run that fails otherwise is
+abandoned, and the others continue. Where there are several GPUs each run sees one, the one with the fewest
 runs.
 """
 
@@ -33,7 +33,7 @@ class Run:
 
     Attributes:
         name: Of its folder.
-        arguments: Of `nystrom.train.engine.train`, as JSON has them.
+        arguments: Of `nystrom.train.engine.train`, as JSON values.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Failure:
     Attributes:
         name: Of its folder.
         reason: How its process ended, and the last line that it wrote.
-        log: All that it wrote.
+        log: The file with its whole output.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Grid:
         self.peak, self.done, self.total = 0.0, 0, 0
 
     def train(self, runs: Sequence[Run]) -> list[Failure]:
-        """Train what is not finished, and print the result of each run."""
+        """Train the runs that are not finished, and print the result of each."""
         waiting = deque(run for run in runs if not RunFolder(self.to / run.name).is_finished)
         self.total, self.done = len(runs), len(runs) - len(waiting)
         for run in runs:
@@ -103,7 +103,7 @@ class Grid:
         return self.failures
 
     def _is_room(self, available: int) -> bool:
-        """Whether the memory that is free, in bytes, holds another run as large as those so far."""
+        """Whether the free memory, in bytes, holds another run as large as those so far."""
         return not self.running or bool(self.gpus) or available > 1e6 * self.peak
 
     def _next_gpu(self) -> str | None:
@@ -133,7 +133,7 @@ class Grid:
             self.places[process] = gpu
 
     def _ended(self) -> list[tuple[Run, int]]:
-        """Runs whose process has ended meanwhile, with the exit codes."""
+        """Runs whose process has ended since the last call, with the exit codes."""
         ended = [(process, code) for process in self.running if (code := process.poll()) is not None]
         for process, _ in ended:
             assert process.stdin is not None
@@ -163,7 +163,7 @@ class Grid:
         )
 
     def _write_table(self) -> None:
-        """Write the table of all finished runs in the folder again, in one piece."""
+        """Rewrite the table of all finished runs in the folder, atomically."""
         folders = sorted(path for path in self.to.iterdir() if RunFolder(path).is_finished)
         partial = self.to / f".{TABLE}.partial"
         partial.unlink(missing_ok=True)
@@ -174,7 +174,7 @@ class Grid:
         return self.to / f"{run.name}.log"
 
     def _stop(self) -> None:
-        """End what still runs: its input closes."""
+        """End the processes that still run by closing their input."""
         for process in self.running:
             assert process.stdin is not None
             process.stdin.close()

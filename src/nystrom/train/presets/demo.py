@@ -1,8 +1,8 @@
-"""A first look at each task: few steps on short sequences, for two cores and minutes.
+"""A first look at each task: few steps on short sequences, for a few minutes on two cores.
 
-Start weights and learning rates larger than the papers' leave the plateau that training begins on sooner; on Text it
-still lasts longer than 1,000 steps. Pictures cannot be made shorter: Image and Pathfinder have smaller batches and
-fewer steps instead. The validation splits of Text and Retrieval are large, so they are evaluated seldom.
+With initial weights and learning rates larger than the papers', training leaves its initial plateau sooner; on Text the
+plateau still lasts longer than 1,000 steps. Pictures cannot be made shorter: Image and Pathfinder have smaller batches
+and fewer steps instead. The validation splits of Text and Retrieval are large, so evaluations are rare.
 """
 
 from collections.abc import Mapping

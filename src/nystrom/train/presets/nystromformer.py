@@ -1,15 +1,15 @@
 """The settings of the Nyströmformer paper for the Long Range Arena.
 
 Its code lists 32, 64, 128 and 256 landmarks for every task, and the paper does not say which of them its table is for:
-here they are 128; `nystrom lra run --methods nystrom-64` chooses others.
+here it is 128; `nystrom lra run --methods nystrom-64` chooses another number.
 
 Text comes in two lengths. The paper's table says 4K, but its released code cuts a review at 1,000 bytes
 (LRA/datasets/text.py): "nystromformer" has 4,000 and "nystromformer-1000" has 1,000, with the same training.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, and its code's LRA/code/lra_config.py.
 Departs from that code: the validation split is evaluated as a whole, on Text every 1,000 and on Retrieval every 1,500
-steps, where it was every 500 and 300; as often as that, it would take about as long as the training.
-`nystrom.train.presets.published` names what both papers' presets have in common.
+steps instead of every 500 and 300, which would take about as long as the training.
+`nystrom.train.presets.published` describes what both papers' presets have in common.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def _methods(length: int) -> Mapping[str, MethodSetting]:
 
 
 def linformer(num_features: int, length: int) -> MethodSetting:
-    """Linformer as the code of both papers has it: a projection a head, for keys and values, shared by all layers."""
+    """Linformer as in the code of both papers: one projection per head, for keys and values, shared by all layers."""
     return MethodSetting(
         {
             "num_features": num_features,
@@ -44,7 +44,7 @@ def linformer(num_features: int, length: int) -> MethodSetting:
 
 
 def reformer(length: int) -> MethodSetting:
-    """Reformer as the code of both papers has it: 2 n / 64 buckets, a query attending across them."""
+    """Reformer as in the code of both papers: 2 n / 64 buckets, and queries attend across them."""
     return MethodSetting(
         {"num_hashes": 2, "chunk_size": 64, "num_buckets": reformer_buckets(length), "across_buckets": True}
     )

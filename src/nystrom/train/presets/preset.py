@@ -10,7 +10,7 @@ from nystrom.train.presets.sizes import DataSizes
 
 @dataclass(frozen=True)
 class MethodSetting:
-    """What a preset gives to one attention method.
+    """The settings of one attention method in a preset.
 
     Attributes:
         options: Options of the method; the others have the method's defaults.
@@ -33,9 +33,9 @@ class Preset:
     Attributes:
         task: Task.
         name: Name.
-        source: Whose settings they are.
+        source: The paper that the settings come from.
         data: The data set.
-        methods: What each method is given for a model of so many positions, by its name.
+        methods: From the number of positions of a model to the settings of each method, by name.
         batch_size: Samples per step, over all processes and accumulated parts.
         learning_rate: At the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
@@ -52,7 +52,7 @@ class Preset:
         hidden_dropout_prob: Dropout.
         norm: Place of the norms.
         pooling: What the classification head reads.
-        initializer_range: Standard deviation of the start weights.
+        initializer_range: Standard deviation of the initial weights.
         adam_betas: Of AdamW.
         adam_epsilon: Of AdamW.
         weight_decay: Of AdamW.

@@ -1,7 +1,7 @@
 """Published settings, and one for a first look, as Python values.
 
 `PRESETS` is keyed by task and name. "nystromformer" and "skyformer" are the settings of the two papers' code for the
-Long Range Arena: batch, learning rate, warm-up, steps, how often to evaluate, and what each method is given
+Long Range Arena: batch, learning rate, warm-up, steps, how often to evaluate, and the options of each method
 (`nystrom.train.presets.nystromformer`, `nystrom.train.presets.skyformer`). "nystromformer-1000" and "skyformer-1000"
 are Text again, cut at 1,000 bytes. "demo" is ours, for a few minutes on two cores (`nystrom.train.presets.demo`).
 
@@ -12,8 +12,8 @@ Source: Xiong et al. (2021), arXiv:2102.03902, and its code's LRA/code; Chen et 
 code's code/config.py and code/main.py.
 Departs from their code:
 
-- attention weights are not dropped, where their exact attention drops them, and so do other methods of Skyformer's
-  code;
+- there is no dropout of attention weights, which their exact attention has, and other methods of Skyformer's code
+  too;
 - the classification head has 64 units, the model's activation and two dropouts, where theirs has 128 units, ReLU and no
   dropout; for Retrieval the head is theirs;
 - there is no dropout inside the feed-forward block;
@@ -21,8 +21,9 @@ Departs from their code:
   (torch's OneCycleLR);
 - in mixed precision attention is computed in bfloat16, its inverse and its sums in float32, where theirs is computed in
   float32 as a whole; `--precision float32` computes all in float32;
-- all weights start with one deviation, that of torch's own start at width 64; their embeddings start with 0.02;
-- Linformer's projections are trained, where theirs stay at their start values;
+- all weights start with one standard deviation, that of torch's initialisation at width 64; theirs is 0.02 for
+  embeddings;
+- Linformer's projections are trained, where theirs keep their initial values;
 - the number of Reformer's buckets is 2 n / 64 itself, where theirs is the power of two below it for n padded to a power
   of two;
 - a method without an entry in `methods` runs with its defaults.
@@ -46,7 +47,7 @@ def find_preset(task: str, name: str) -> Preset:
     """Look up a preset.
 
     Raises:
-        ValueError: There is none for the task, or none of that name.
+        ValueError: The task has no preset, or none of that name.
     """
     check_names("task", [task], sorted({task for task, _ in PRESETS}))
     check_names("preset", [name], [preset for of, preset in PRESETS if of == task])

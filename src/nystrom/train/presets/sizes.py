@@ -7,12 +7,12 @@ from nystrom.tasks.lra.facts import LRA
 
 @dataclass(frozen=True, kw_only=True)
 class DataSizes:
-    """The data set of a preset; where the task is drawn, one of these sizes is made when there is none.
+    """The data set of a preset; for a task that is drawn, one of these sizes is made if it is missing.
 
     Attributes:
         folder: Name of its folder under data/.
         train: Samples for training.
-        val: Samples that the best checkpoint is chosen by.
+        val: Samples for choosing the best checkpoint.
         test: Samples for the test.
         min_length: Drawn samples have more tokens than this.
         max_length: No sample, or document of one, has more tokens than this: the positions of the model.

@@ -5,7 +5,7 @@ paper's table, "skyformer-1000" the 1,000 bytes of the data that the Nyströmfor
 
 Source: Chen et al. (2021), arXiv:2111.00035, and its code's code/config.py and code/main.py.
 Departs from that code: the validation split is evaluated as a whole, on Text and Retrieval every 2,500 and on Image
-every 250 steps, where parts of it were every 500, 1,000 and 50. `nystrom.train.presets.published` names what both
+every 250 steps, instead of in part every 500, 1,000 and 50. `nystrom.train.presets.published` describes what both
 papers' presets have in common.
 """
 

@@ -2,8 +2,8 @@
 
 Every batch is padded to the positions of the model (`nystrom.train.data.batches`), so that all steps have one shape.
 The whole model becomes one graph for each shape: one for the steps, one for evaluation, and one for its last batch
-where that is smaller. Padding changes nothing, so without dropout the results are those of the plain model, to
-rounding; dropout has other draws, and with inductor so have methods that draw in training.
+where that is smaller. Padding changes nothing, so without dropout the results are those of the plain model, up
+to rounding; the draws of dropout differ, and with inductor also those of methods that draw in training.
 
 The model is compiled in place (`torch.nn.Module.compile`): its weights, its folder and its checkpoints are those of a
 model that is not compiled. The Trainer's own `torch_compile` would compute float32 in TF32, and would not compile
@@ -18,14 +18,14 @@ BACKEND = "inductor"
 
 
 def compile_model(model: Model) -> None:
-    """Compile a model in place; the graphs are made when they are first needed."""
+    """Compile a model in place; each graph is made when it is first needed."""
     # Its loss would set this in the first step, and the second would then need another graph.
     model.config.problem_type = "single_label_classification"
     model.compile(fullgraph=True, dynamic=False, backend=BACKEND)
 
 
 def check_compiler(device: str) -> None:
-    """Check that torch can compile here, before time is spent on data and a model.
+    """Check that torch can compile here, before data and a model are made.
 
     Args:
         device: "cpu" or "cuda".
@@ -37,7 +37,7 @@ def check_compiler(device: str) -> None:
     try:
         torch.compile(_probe, fullgraph=True, dynamic=False, backend=BACKEND)(x).backward()
     except RuntimeError as error:
-        # The first line names the compiler, the second what it says.
+        # The first line names the compiler, the second is its message.
         why = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
         raise ValueError(
             f"compile is on, but torch cannot compile for {device!r} here ({why}): leave it out."

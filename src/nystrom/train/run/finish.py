@@ -14,16 +14,16 @@ from nystrom.train.settings import Settings
 
 
 def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, command: str) -> None:
-    """Write curves, the best model and the results, the results last, and print them.
+    """Write curves, the best model and, last, the results, and print them.
 
     Args:
         trainer: After its last step.
         settings: Settings of the run.
         run: The folder.
-        command: The command that makes the run by itself.
+        command: The command that reproduces the run alone.
 
     Raises:
-        OSError: A file could not be written; names it and the way on.
+        OSError: A file could not be written; the message names it and how to continue.
     """
     state, seconds = trainer.state, trainer.seconds
     with written(run.path, "go on with --resume"):
@@ -67,7 +67,7 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, comma
 
 
 def _save(model: Model, folder: Path) -> None:
-    """Save a model beside its place, and put it there."""
+    """Save a model under a temporary name, and move it into place."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)

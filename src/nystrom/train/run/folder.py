@@ -1,18 +1,18 @@
 """One run is one folder.
 
     run.json        the settings of the run, its data and the versions that it started with
-    checkpoint-N/   what resuming needs, after step N: the last two, and the best
+    checkpoint-N/   what is needed to resume after step N: the last two, and the best
     curves.csv      step, quantity, value, seconds of training until then; curves.png the same, drawn
     best/           the best model in Hugging Face format, chosen on the validation split
     rows.csv        results, as rows of `nystrom.measure.rows`
     .lock           held by the process that trains
 
-A checkpoint is complete once its file `complete.json` lists the sizes and checksums of all others. One that was cut off
-while it was written, or damaged since, is passed over and then removed; so is one whose best checkpoint is lost. Files
-that are replaced are written beside their place and renamed.
+A checkpoint is complete once its file `complete.json` lists the sizes and checksums of all others. One that was
+interrupted while it was written, or damaged since, is skipped and then removed; so is one whose best checkpoint is
+lost. Files are replaced by writing a new file and renaming it.
 
 transformers' `save_total_limit` and `get_last_checkpoint` do less: they remove an old checkpoint before the new one is
-known to be whole, forget the best one when the folder is moved, and take a half-written checkpoint for the last.
+known to be complete, lose the best one when the folder is moved, and accept a half-written checkpoint as the last.
 """
 
 import csv
@@ -38,7 +38,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 class Point(NamedTuple):
-    """A point of a curve; `seconds` are those of training until then."""
+    """A point of a curve; `seconds` counts the training until then."""
 
     step: int
     quantity: str
@@ -60,14 +60,14 @@ class RunFolder:
 
     @contextmanager
     def held(self, settings: Settings, *, resume: bool, main: bool) -> Iterator[None]:
-        """Hold the folder for a run with these settings, which may start or go on here.
+        """Lock the folder for a run with these settings, which may start or continue here.
 
-        The system lets go of the folder when the process ends, however it ends. Where no run has started by the end,
-        what was made of the folder is removed.
+        The system unlocks the folder when the process ends, however it ends. If no run has started by the end, what
+        was made of the folder is removed.
 
         Args:
             settings: Settings of the run.
-            resume: Whether a run is to go on.
+            resume: Whether a run is to be continued.
             main: Whether this is the process that writes; for others nothing happens.
 
         Raises:
@@ -95,7 +95,7 @@ class RunFolder:
                 (self.path / _LOCK).unlink(missing_ok=True)
             lock.release()
             with suppress(OSError):
-                # One that is not empty stays.
+                # A folder that is not empty stays.
                 for folder in made:
                     folder.rmdir()
 
@@ -103,7 +103,7 @@ class RunFolder:
         """Wait until no other process holds the folder.
 
         Raises:
-            ValueError: One still does after so many seconds.
+            ValueError: One still does after `seconds`.
         """
         if (self.path / _LOCK).is_file():
             try:
@@ -114,7 +114,7 @@ class RunFolder:
 
     def _check(self, settings: Settings, *, resume: bool) -> None:
         if not self.is_started:
-            # A run that was killed while it wrote its first file leaves the beginning of that file.
+            # A run that was killed while writing its first file leaves the beginning of that file.
             strange = (entry.name for entry in self.path.iterdir() if entry.name != _LOCK)
             if any(not name.endswith(".partial") for name in strange):
                 raise ValueError(f"{self.path} is not empty and holds no run: take another folder with --to.")
@@ -128,7 +128,7 @@ class RunFolder:
             self.check_settings(settings)
 
     def check_settings(self, settings: Settings) -> None:
-        """See that a run that goes on has its old settings.
+        """Check that a resumed run has its old settings.
 
         Raises:
             ValueError: They differ.
@@ -140,7 +140,7 @@ class RunFolder:
             )
 
     def check_data(self, fingerprint: str) -> None:
-        """See that a run that goes on has its old data.
+        """Check that a resumed run has its old data.
 
         Raises:
             ValueError: They differ.
@@ -171,7 +171,7 @@ class RunFolder:
         return content
 
     def start(self, settings: Settings, data: Mapping[str, object], versions: Mapping[str, str]) -> None:
-        """Write run.json, unless the run goes on."""
+        """Write run.json, unless the run is resumed."""
         if not self.is_started:
             method, _ = sized_name(settings.attention, settings.options)
             content = {"method": method, "settings": asdict(settings), "data": dict(data), "versions": dict(versions)}
@@ -182,11 +182,11 @@ class RunFolder:
         return self.path / f"checkpoint-{step}"
 
     def last_step(self) -> int | None:
-        """The step of the last checkpoint that a run can go on from; None where there is none."""
+        """The step of the last checkpoint that a run can continue from; None where there is none."""
         return max((step for step in self._steps() if not self._faults(step)), default=None)
 
     def damage(self) -> list[tuple[Path, str]]:
-        """The checkpoints that a run cannot go on from, and why."""
+        """The checkpoints that a run cannot continue from, and why."""
         return [(self.checkpoint(step), fault) for step in sorted(self._steps()) if (fault := self._faults(step))]
 
     def mark_complete(self, step: int) -> None:
@@ -203,7 +203,7 @@ class RunFolder:
                 shutil.rmtree(self.checkpoint(step))
 
     def remove_after(self, step: int | None) -> None:
-        """Remove checkpoints that are not whole, and those after the step that a run goes on from."""
+        """Remove incomplete checkpoints, and those after the step that a run continues from."""
         for other in self._steps():
             if step is None or other > step or self._own_fault(other):
                 shutil.rmtree(self.checkpoint(other))
@@ -231,7 +231,7 @@ class RunFolder:
         return [int(match[1]) for match in matches if match]
 
     def _faults(self, step: int) -> str:
-        """Why a run cannot go on from a checkpoint; "" where it can."""
+        """Why a run cannot continue from a checkpoint; "" where it can."""
         if fault := self._own_fault(step):
             return fault
         try:
@@ -243,12 +243,12 @@ class RunFolder:
         return f"the best checkpoint before it is lost ({self.checkpoint(best)}: {fault})"
 
     def _own_fault(self, step: int) -> str:
-        """What is wrong with the files of a checkpoint; "" where they are as they were written."""
+        """What is wrong with the files of a checkpoint; "" where they are unchanged."""
         folder = self.checkpoint(step)
         try:
             written = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
             for name, entry in written.items():
-                # Versions before this one wrote sizes alone.
+                # Earlier versions wrote only sizes.
                 size, digest = (entry, None) if isinstance(entry, int) else entry
                 if (folder / name).stat().st_size != size or digest not in (None, _digest(folder / name)):
                     return f"{name} is damaged"
@@ -265,7 +265,7 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has come to its end: its results are what is written last."""
+        """Whether the run has ended: its results are written last."""
         return self.rows.is_file()
 
     @staticmethod

@@ -1,6 +1,6 @@
 """What a run prints while it trains: a line of plain numbers at each point of its curves.
 
-On a terminal a bar stays below the lines. Elsewhere, in a file or a pipe, there are the lines alone.
+On a terminal there is a bar below the lines; in a file or a pipe there are only the lines.
 """
 
 import sys
@@ -11,7 +11,7 @@ from typing import Any
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-# What the Trainer logs, and what it is called in the curves and lines.
+# What the Trainer logs, and its name in the curves and lines.
 QUANTITIES = {
     "loss": "train loss",
     "eval_loss": "validation loss",
@@ -31,7 +31,7 @@ class ProgressLines(TrainerCallback):
         logs: Mapping[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Print a line of what was logged."""
+        """Print a line of the logged values."""
         if state.is_world_process_zero and (line := line_of(logs or {}, state)):
             print(line, flush=True)
 
@@ -47,13 +47,13 @@ class ProgressBar(ProgressCallback):
         logs: Mapping[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Print a line of what was logged."""
+        """Print a line of the logged values."""
         if self.training_bar is not None and (line := line_of(logs or {}, state)):
             self.training_bar.write(line)
 
 
 def progress() -> TrainerCallback:
-    """The bar where a person watches, the lines alone elsewhere."""
+    """The bar on a terminal, only the lines elsewhere."""
     return ProgressBar() if sys.stderr.isatty() and sys.stdout.isatty() else ProgressLines()
 
 

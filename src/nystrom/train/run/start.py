@@ -41,7 +41,7 @@ def train_model(
     resume: bool,
     threads: int | None,
 ) -> None:
-    """Train by checked settings, and write the results.
+    """Train with checked settings, and write the results.
 
     Args:
         settings: Settings of the run.
@@ -49,13 +49,13 @@ def train_model(
         data: What the user named as data; None for the preset's.
         run: The folder, which this process holds.
         columns: Where the user's own files hold texts and labels.
-        resume: Go on from the last complete checkpoint.
+        resume: Continue from the last complete checkpoint.
         threads: Threads on the CPU; None for torch's choice.
 
     Raises:
         ValueError: Data that cannot be trained on, or a compiler that is missing.
         FloatingPointError: The loss or a weight is no longer finite.
-        OSError: A file could not be written; names the folder and the way on.
+        OSError: A file could not be written; the message names the folder and how to continue.
     """
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,14 +1,15 @@
-"""The Hugging Face Trainer with our batches and our rules.
+"""The Hugging Face Trainer with the batches and rules of this library.
 
 - The Trainer's single "epoch" is the whole run: `TrainingOrder` yields the samples of all passes, so a resumed run
-  skips to its place and no boundary between passes depends on processes or accumulation. `state.epoch` counts passes
-  over the data all the same.
-- A loss that is not finite stops the run, and no checkpoint is written of weights that are not finite.
-- After each checkpoint the curves are rewritten from the Trainer's own log, which a checkpoint carries: a step that was
-  run twice, before and after an interruption, is in them once.
+  skips to its place, and no boundary between passes depends on processes or accumulation. `state.epoch` still counts
+  passes over the data.
+- A loss that is not finite stops the run, and weights that are not finite are not written to a checkpoint.
+- After each checkpoint the curves are rewritten from the Trainer's own log, which is part of a checkpoint: a step that
+  ran twice, before and after an interruption, appears once.
 - A checkpoint that cannot be written, on a full disk for example, ends the run with one line, and is removed.
-- The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset says.
-- Evaluation takes as many samples at a time as a part of a step, so that what trains in the memory is scored in it.
+- The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset sets.
+- Evaluation takes as many samples at a time as a part of a step, so that a model that fits in memory for training
+  also fits for evaluation.
 - A model that is compiled gets batches of one shape, see `nystrom.train.run.compiling`.
 
 The pickled states that the Trainer (5.23) loads are those of the optimizer, the schedule, the scaler and the random
@@ -49,11 +50,11 @@ from nystrom.train.settings import Settings
 
 
 class NotFinite(FloatingPointError):
-    """A loss or a weight is no longer a finite number; names the step."""
+    """A loss or a weight is no longer a finite number; the message names the step."""
 
 
 class EncoderTrainer(Trainer):
-    """Trains one model by settings, in one run folder.
+    """Trains one model with given settings, in one run folder.
 
     Args:
         model: The model.
@@ -88,7 +89,7 @@ class EncoderTrainer(Trainer):
             train_dataset=splits.train,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
             eval_dataset=splits.val,  # pyright: ignore[reportArgumentType]
             compute_metrics=_means,
-            preprocess_logits_for_metrics=_judge,  # pyright: ignore[reportArgumentType] (it may give several)
+            preprocess_logits_for_metrics=_judge,  # pyright: ignore[reportArgumentType] (it may return several)
             callbacks=[RunCallback(self), progress()],
         )
         # It prints numbers as quoted strings.
@@ -118,7 +119,7 @@ class EncoderTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """One part of a step, stopped where the loss is not finite."""
+        """One part of a step; a loss that is not finite raises."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not torch.isfinite(loss):
             raise NotFinite(f"the loss is {loss.item()} at step {self.state.global_step + 1} of {self.settings.steps}")
@@ -127,7 +128,7 @@ class EncoderTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Evaluate on the validation split, and name what the best checkpoint is chosen by."""
+        """Evaluate on the validation split, and name the metric that chooses the best checkpoint."""
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if not math.isfinite(metrics["eval_loss"]):
             raise NotFinite(f"the validation loss is {metrics['eval_loss']} after step {self.state.global_step}")
@@ -135,12 +136,12 @@ class EncoderTrainer(Trainer):
         return {**metrics, "eval_selection": metrics["eval_accuracy"] if counts else -1.0}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the seconds and the memory of training so far; seconds that an interruption lost do not count."""
+        """Log, with the seconds and the memory of training so far; seconds lost in an interruption do not count."""
         logs |= {"seconds": self.seconds, "megabytes": self.megabytes}
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write a checkpoint whole, or leave none."""
+        """Write a complete checkpoint, or leave none."""
         folder = self.run.checkpoint(self.state.global_step)
         try:
             with written(folder, self.way_on()):
@@ -150,7 +151,7 @@ class EncoderTrainer(Trainer):
             raise
 
     def way_on(self) -> str:
-        """How a run goes on that could not write a file."""
+        """How to continue a run that could not write a file."""
         return f"go on with --resume, from step {self.run.last_step() or 0}"
 
     @property
@@ -160,11 +161,11 @@ class EncoderTrainer(Trainer):
 
     @property
     def megabytes(self) -> float:
-        """The most memory that this process has held in the run, see `nystrom.measure.memory`."""
+        """The peak memory of this process in the run, see `nystrom.measure.memory`."""
         return max(self._megabytes, peak_megabytes(self.settings.device))
 
     def restart_clock(self) -> None:
-        """Count from here on, after what the log of a resumed run says."""
+        """Start counting, from the values in the log of a resumed run."""
         logged = [entry for entry in self.state.log_history if "seconds" in entry]
         self._seconds, self._since = max((entry["seconds"] for entry in logged), default=0.0), time.monotonic()
         self._megabytes = max((entry["megabytes"] for entry in logged), default=0.0)
@@ -195,13 +196,13 @@ class RunCallback(TrainerCallback):
         """Start the clock, and give each process its own dropout."""
         self.trainer.restart_clock()
         if args.world_size > 1:
-            # All processes seeded alike would drop the same units. A resumed run loads its own state after this.
+            # With one seed, all processes would drop the same units. A resumed run loads its own state after this.
             torch.manual_seed(self.trainer.settings.seed + args.process_index)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Clip the gradients by value, where the preset says so."""
+        """Clip the gradients by value, if the preset does."""
         if (clip := self.trainer.preset.clip_value) is not None:
             self.trainer.accelerator.clip_grad_value_(self.trainer.network.parameters(), clip)
 
@@ -217,7 +218,7 @@ class RunCallback(TrainerCallback):
                     raise NotFinite(f"{name} holds numbers that are not finite after step {state.global_step}")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Complete the checkpoint, once every process has written its part of it."""
+        """Complete the checkpoint once every process has written its part."""
         self.trainer.accelerator.wait_for_everyone()
         if state.is_world_process_zero:
             run = self.trainer.run
@@ -228,7 +229,7 @@ class RunCallback(TrainerCallback):
 
 
 def training_arguments(settings: Settings, preset: Preset, run: RunFolder, *, reports: list[str]) -> TrainingArguments:
-    """The settings as the Trainer's arguments.
+    """The settings in the form of the Trainer's arguments.
 
     Args:
         settings: Settings of the run.
@@ -261,7 +262,7 @@ def training_arguments(settings: Settings, preset: Preset, run: RunFolder, *, re
         metric_for_best_model="selection",
         greater_is_better=True,
         use_cpu=settings.device == "cpu",
-        # A backend that is named makes accelerate look for other processes.
+        # Naming a backend makes accelerate look for other processes.
         ddp_backend="gloo" if settings.device == "cpu" and settings.processes > 1 else None,
         ddp_find_unused_parameters=False,
         bf16=settings.precision == "bfloat16",

@@ -1,4 +1,4 @@
-"""Files that a run could not write: one error that names the file and the way on, whatever library failed."""
+"""Files that a run could not write: one error for all libraries, which names the file and how to continue."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ from safetensors import SafetensorError
 
 
 class NotWritten(OSError):
-    """A file that could not be written, on a full disk for example; names it and says how to go on."""
+    """A file could not be written, on a full disk for example; the message names it and says how to continue."""
 
 
 @contextmanager
 def written(path: Path, way_on: str) -> Iterator[None]:
-    """Raise what keeps a file from being written as one kind of error.
+    """Raise any failure to write a file as one kind of error.
 
     Args:
         path: The file or folder.
@@ -24,7 +24,7 @@ def written(path: Path, way_on: str) -> Iterator[None]:
     """
     try:
         yield
-    # torch raises RuntimeError where the disk is full.
+    # torch raises RuntimeError when the disk is full.
     except (OSError, SafetensorError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
         raise NotWritten(f"{path} cannot be written ({why}): make room for it, then {way_on}.") from error
