@@ -20,10 +20,10 @@ def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]
 
     Args:
         backend: The choice.
-        unsupported: Of each option that Triton code has one value of: what came, and that value.
+        unsupported: For each option that Triton code supports one value of: the given value, and that one.
 
     Raises:
-        ValueError: With the way out.
+        ValueError: It does not; the message says what to do.
     """
     check_choice("backend", backend, get_args(Backend))
     if backend != "triton":
@@ -44,7 +44,7 @@ def check_backend_device(backend: object, device: "torch.device") -> None:
     """Raise if a backend does not run on a device, before there are tensors on it.
 
     Raises:
-        ValueError: With the way out.
+        ValueError: It does not; the message says what to do.
     """
     if uses_triton(backend):
         from nystrom.gpu.launch import check_device

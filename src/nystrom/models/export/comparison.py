@@ -38,7 +38,7 @@ def compare(
         shapes.append(tuple(fed[0].shape))
         came = session.run(None, {name: x.cpu().numpy() for name, x in zip(inputs, fed, strict=True)})
         with torch.no_grad(), evaluating(model):
-            wanted = Entries(model)(*fed)
+            wanted = OutputEntries(model)(*fed)
         for ours, theirs in zip(wanted, came, strict=True):
             ours = ours.cpu()
             off = (torch.from_numpy(theirs) - ours).abs().max() / ours.abs().max().clamp(min=1e-12)
@@ -53,7 +53,7 @@ def compare(
     return tuple(shapes), worst
 
 
-class Entries(nn.Module):
+class OutputEntries(nn.Module):
     """The tensors of a model's output, as a tuple."""
 
     def __init__(self, model: EncoderPreTrainedModel):

@@ -28,7 +28,7 @@ from nystrom.measure.rows import check_folder
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.encoder import EncoderPreTrainedModel
-from nystrom.models.export.comparison import Entries, compare, evaluating, example, longest
+from nystrom.models.export.comparison import OutputEntries, compare, evaluating, example, longest
 from nystrom.models.export.words import IN_WORDS_OF_ONNX
 from nystrom.models.heads.pairs import EncoderForPairClassification
 
@@ -89,7 +89,7 @@ def export_program(model: EncoderPreTrainedModel, *, token_type_ids: bool = Fals
         axes[1] = None
     axes[inputs[0].ndim - 1] = torch.export.Dim.DYNAMIC(min=1, max=longest(model))
     with evaluating(model), _quiet():
-        return torch.export.export(Entries(model).eval(), inputs, dynamic_shapes=tuple(axes for _ in inputs))
+        return torch.export.export(OutputEntries(model).eval(), inputs, dynamic_shapes=tuple(axes for _ in inputs))
 
 
 def export_onnx(

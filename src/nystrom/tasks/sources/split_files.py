@@ -31,7 +31,7 @@ from nystrom.tasks.sources.source import LabelledSample, Source
 from nystrom.tasks.store.checksums import sha256_of_files, sha256_of_splits
 from nystrom.tasks.store.header import SPLITS
 
-Part = TypeVar("Part")
+Rows = TypeVar("Rows")
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "eval": "val"}
 SPLIT_NAMES |= {"test": "test"}
@@ -89,7 +89,7 @@ def row_source(
     return Source(kind=kind, settings=settings, splits=tuple(files), rows=rows, remarks=remarks)
 
 
-def _without_test(parts: Mapping[str, Part]) -> tuple[dict[str, Part], tuple[str, ...]]:
+def _without_test(parts: Mapping[str, Rows]) -> tuple[dict[str, Rows], tuple[str, ...]]:
     """Leave a test split without labels out, and take the validation split in its place."""
     kept = dict(parts)
     remarks = [f"{kept.pop('test')} has no labels and is left out"]
