@@ -9,10 +9,10 @@ With `scale` $c$ (the $1 / \sqrt{d}$ of attention):
   $(1 + \sqrt5 r + \tfrac53 r^2)\, e^{-\sqrt5 r}$ (smoothness 5/2); the Laplace kernel of the Euclidean norm is the
   Matérn kernel of smoothness 1/2.
 
-All are positive semidefinite. The first two are computed from inner products, those of r from differences, since the
-rounding of a difference of squares is magnified by the root. The gradient of r is 0 where q = k: the right one for
-both Matérn kernels, a subgradient for Laplace's, which has a peak there. Second derivatives of kernels of r are not
-there, and raise.
+All are positive semidefinite. The first two are computed from inner products. Those of r are computed from differences
+of tokens, because the root magnifies the rounding of small differences of squares. The gradient of r is taken as 0
+where q = k: this is right for both Matérn kernels, and a subgradient for Laplace's, which has a peak there. Asking for
+a second derivative of a kernel of r raises an error.
 
 They are tied by $\mathrm{SM}(q, k) = e^{c \|q\|^2 / 2}\, \kappa(q, k)\, e^{c \|k\|^2 / 2}$ (Skyformer, Lemma 1, whose
 inline Gaussian lacks the minus sign).

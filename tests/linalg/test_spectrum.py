@@ -60,14 +60,14 @@ def test_a_power_iteration_of_as_many_steps_is_no_nearer():
     assert (a @ x).norm() < spectral_norm(a) < 1
 
 
-def test_neither_tiny_nor_huge_entries_harm_it():
+def test_tiny_and_huge_entries_are_fine():
     sizes = torch.tensor([1e-30, 1.0, 1e30])
     a = sizes[:, None, None] * normal(5, 4, dtype=torch.float32)
     expected = sizes * torch.linalg.matrix_norm(normal(5, 4).float(), ord=2)
     torch.testing.assert_close(spectral_norm(a), expected, rtol=1e-5, atol=0)
 
 
-def test_a_zero_matrix_has_no_norm_and_one_that_is_not_finite_none_that_is_known():
+def test_the_norm_is_zero_for_a_zero_matrix_and_nan_for_one_that_is_not_finite():
     a = torch.zeros(3, 4, 5)
     a[1, 2, 2], a[2, 0, 0] = torch.nan, torch.inf
     found = spectral_norm(a)
@@ -75,14 +75,14 @@ def test_a_zero_matrix_has_no_norm_and_one_that_is_not_finite_none_that_is_known
     assert found[1:].isnan().all()
 
 
-def test_it_is_the_same_in_every_call_and_draws_from_nobody():
+def test_it_is_the_same_in_every_call_and_leaves_the_global_generator_alone():
     a, state = normal(50, 60), torch.get_rng_state()
     assert torch.equal(spectral_norm(a, steps=3), spectral_norm(a, steps=3))
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.refuses
-def test_no_step_raises():
+def test_zero_steps_raise():
     with pytest.raises(ValueError, match="steps is 0; expected a whole number of at least 1"):
         spectral_norm(normal(3, 3), steps=0)
 

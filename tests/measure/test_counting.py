@@ -1,10 +1,12 @@
 """Counts, each against a count by hand."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional
 
-from nystrom import nystrom_attention
+from nystrom import kernelized_attention, nystrom_attention
 from nystrom.attention.methods.softmax import softmax_attention
 from nystrom.attention.skip import depthwise_skip
 from nystrom.kernels import laplace_kernel
@@ -46,6 +48,14 @@ def test_a_skip_adds_its_own_count_alone():
     alone = count_multiplications(lambda: nystrom_attention(q, k, v, num_landmarks=M))
     count = count_multiplications(lambda: nystrom_attention(q, k, v, num_landmarks=M, skip=skip))
     assert count - alone == count_multiplications(lambda: depthwise_skip(v, skip)) > 0
+
+
+def test_kernelized_counts_its_distances_and_one_product():
+    inputs = [tokens(requires_grad=True) for _ in "qkv"]
+    attend = partial(kernelized_attention, *inputs, kernel="laplace")
+    assert count_multiplications(attend) == B * H * 2 * N * N * D
+    # The distances again, their gradients of queries and keys, and those of weights and values.
+    assert count_multiplications(lambda: attend().sum().backward()) == B * H * (2 + 1 + 2 + 2) * N * N * D
 
 
 def test_single_operations():

@@ -1,6 +1,6 @@
 r"""The Nyström method on dense matrices: what attention by landmarks is measured against.
 
-- Symmetric positive semidefinite C and a choice of columns S:
+- Symmetric positive semidefinite C, of which S chooses columns:
   $\tilde C = C S\, (S^\top C S + \gamma I)^+ S^\top C$ (`nystrom_psd`; Skyformer, eq. 5, with $\gamma = 0$).
 - Any matrix S, such as the softmax matrix itself, with columns c and rows r:
   $\hat S = S_{:c}\, A^+ S_{r:}$ with $A = S_{rc}$ (`nystrom_columns_and_rows`; Nyströmformer, eq. 3-6).
@@ -39,10 +39,10 @@ def nystrom_psd(
 
     Args:
         c: Matrices.
-        indices: Columns, the same for all matrices or some for each; one that is there twice changes nothing.
+        indices: Columns, the same for all matrices or different for each; a repeated column changes nothing.
         weights: Factors on the columns of S; they cancel without a ridge.
         ridge: $\gamma$, added to the diagonal of $S^\top C S$.
-        inverse: What takes the place of the Moore-Penrose inverse, given $S^\top C S + \gamma I$.
+        inverse: Replaces the Moore-Penrose inverse of $S^\top C S + \gamma I$.
 
     Raises:
         ValueError: `ridge` is negative.
@@ -58,12 +58,12 @@ def nystrom_columns_and_rows(
     *,
     inverse: SquareInverse = torch.linalg.pinv,
 ) -> Float[Tensor, "*b n t"]:
-    """Approximate matrices from some of their columns and as many of their rows, which it meets where A is regular.
+    """Approximate matrices from some of their columns and as many rows, exactly there where A is invertible.
 
     Args:
-        s: Matrices; they need be neither symmetric nor square.
-        columns: Columns, the same for all matrices or some for each.
-        rows: Rows; those of `columns`' indices are the paper's choice.
+        s: Matrices; they may be neither symmetric nor square.
+        columns: Columns, the same for all matrices or different for each.
+        rows: Rows; the paper takes the same indices as for the columns.
         inverse: Inverse of A; the Moore-Penrose inverse unless given.
     """
     left, right = _rows(s.mT, columns).mT, _rows(s, rows)
@@ -95,16 +95,16 @@ def nystrom_off_diagonal(
     ridge: float = 0.0,
     inverse: SquareInverse | None = None,
 ) -> Float[Tensor, "*b n s"]:
-    """Approximate kernel(q, k) by the block of `nystrom_psd(complete(kernel, q, k), ...)` that it is.
+    """Approximate kernel(q, k): the upper right block of `nystrom_psd(complete(kernel, q, k), ...)`.
 
     Args:
         kernel: A positive semidefinite kernel, such as those of `nystrom.kernels`.
         q: Queries.
         k: Keys.
-        indices: Landmarks: below n a query, from n on a key.
+        indices: Landmarks: queries below n, keys from n on.
         weights: Factors on the columns of S; they cancel without a ridge.
         ridge: What is added to the diagonal of the landmarks' matrix.
-        inverse: What takes the place of the Moore-Penrose inverse, given that sum.
+        inverse: Replaces the Moore-Penrose inverse of that sum.
 
     Raises:
         ValueError: `ridge` is negative.
@@ -137,7 +137,7 @@ def _through(
     if inverse is not None:
         return left @ inverse(inner) @ right
     values, vectors = torch.linalg.eigh(inner)
-    # As the Moore-Penrose inverse has it: what is within rounding of 0 counts as 0.
+    # As in the Moore-Penrose inverse, eigenvalues within rounding of 0 count as 0.
     least = values.shape[-1] * torch.finfo(values.dtype).eps * values.amax(dim=-1, keepdim=True)
     root = torch.where(values > least, values, torch.inf).rsqrt()
     return (left @ vectors * root[..., None, :]) @ (root[..., :, None] * (vectors.mT @ right))

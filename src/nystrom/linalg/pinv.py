@@ -12,7 +12,7 @@ singular values are large, bounded by $1 / (2 \lambda)$ where they are not.
 
 Source: Razavi et al. (2014); used for attention by Xiong et al. (2021), arXiv:2102.03902, eq. (14).
 Departs from the authors' code: norms are per matrix ("paper"), not over batch and heads ("authors"); "sequence" is
-theirs for each sequence alone.
+the authors' start value for each sequence by itself.
 """
 
 from typing import get_args
@@ -30,7 +30,7 @@ RIDGE = 0.01
 def pinv(
     a: Float[Tensor, "*b m m"], *, inverse: Inverse = "iterative", steps: int = 6, z0: StartValue = "paper"
 ) -> Float[Tensor, "*b m m"]:
-    """Invert each matrix of a batch in the way that is named.
+    """Invert each matrix of a batch.
 
     Args:
         a: Square matrices.
@@ -39,7 +39,7 @@ def pinv(
         z0: Start value; used by "iterative".
 
     Raises:
-        ValueError: `inverse` or `z0` is none of its words, or `steps` is negative.
+        ValueError: `inverse` or `z0` is not one of its values, or `steps` is negative.
     """
     check_choice("pinv", inverse, get_args(Inverse))
     if inverse == "ridge":
@@ -57,10 +57,10 @@ def pinv_iterative(a: Float[Tensor, "*b m m"], *, steps: int = 6, z0: StartValue
         steps: Iterations, each of four m-by-m products.
         z0: "paper": $A^\top / (\|A\|_1 \|A\|_\infty)$, per matrix. "authors": $A^\top$ over the largest column sum in
             the whole batch, which published checkpoints were trained with; a result then depends on its neighbours.
-            "sequence": the same over the last batch axis, the heads; what "authors" gives a sequence alone.
+            "sequence": the same over the last batch axis, the heads; what "authors" gives for one sequence.
 
     Raises:
-        ValueError: `steps` is negative or `z0` is none of the words.
+        ValueError: `steps` is negative, or `z0` is not one of its values.
     """
     check_at_least("pinv_steps", steps, 0)
     check_choice("z0", z0, get_args(StartValue))
@@ -119,7 +119,7 @@ def pinv_similar(
 ) -> Float[Tensor, "*b m m"]:
     r"""Invert $A = e^{-t} S e^t$, a diagonal scaling of a symmetric positive definite matrix: $e^{-t} S^+ e^t$.
 
-    All is computed on A, so that rounding is relative to its entries, where S has some far below its norm.
+    Everything is computed on A: rounding is then relative to its entries, while S has entries far below its norm.
 
     Args:
         a: The scaled matrices.
@@ -128,7 +128,7 @@ def pinv_similar(
         steps: Iterations; used by "iterative".
 
     Raises:
-        ValueError: `inverse` is none of its words, or `steps` is negative.
+        ValueError: `inverse` is not one of its values, or `steps` is negative.
     """
     check_choice("pinv", inverse, get_args(Inverse))
     check_at_least("pinv_steps", steps, 0)

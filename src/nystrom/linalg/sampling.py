@@ -13,9 +13,9 @@ A draw is a matrix S with one column $w_j e_{i_j}$ for each index $i_j$.
   the exact scores where S holds every column with the weight 1.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Definition 1 and Theorem 2; Musco and Musco (2017), arXiv:1605.07583,
-Algorithm 3. Their Algorithm 2, for a given ridge, has constants that keep every column at the sizes studied here
-(16 log(..) times a score, 192 log(1 / delta) columns at the base), so the form for a given number of columns is here.
-The sizes, the ridge and the factor log m follow their published code.
+Algorithm 3. Their Algorithm 2, for a given ridge, is left out: its constants (16 log(..) times a score, 192 log(1 /
+delta) columns at the base) keep every column of matrices of a few thousand. Sizes, ridge and the factor log m are those
+of their published code.
 """
 
 import math
@@ -70,7 +70,8 @@ def leverage_draws(scores: Float[Tensor, " n"], m: int, generator: torch.Generat
     """
     check_at_least("m", m, 1)
     if not (scores.isfinite().all() and (scores >= 0).all() and (scores > 0).any()):
-        raise ValueError("scores hold negative numbers, none that is finite and positive, or NaN; expected shares.")
+        least, most = scores.min().item(), scores.max().item()
+        raise ValueError(f"scores run from {least} to {most}; expected finite numbers, none negative, some positive.")
     shares = scores.double() / scores.double().sum()
     indices = torch.multinomial(shares, m, replacement=True, generator=generator)
     return Draws(indices, (m * len(shares) * shares[indices]).rsqrt())
@@ -100,7 +101,7 @@ def approximate_leverage_scores(
     among = torch.arange(len(diagonal), device=diagonal.device) if among is None else among
     columns = entries(among, draws.indices)
     inner = entries(draws.indices, draws.indices)
-    # With the weights on the ridge the matrix in the middle is C S's own part of C.
+    # Weights divide the ridge instead of multiplying the columns: the product is the same.
     inner = inner + torch.diag(ridge / draws.weights.to(inner).square())
     taken = (torch.linalg.solve(inner, columns.mT) * columns.mT).sum(dim=0)
     return (diagonal[among] - taken).clamp(min=0) / ridge
@@ -153,7 +154,7 @@ def _ridge_of(entries: Entries, draws: Draws, k: int) -> float:
     inner = entries(draws.indices, draws.indices)
     weights = draws.weights.to(inner)
     values = torch.linalg.eigvalsh(weights[:, None] * inner * weights).clamp(min=0)
-    # Where k takes all, or the rest is rounding, a ridge just above rounding.
+    # Where the k largest are all there are, or the rest is rounding, the ridge is just above rounding.
     least = len(values) * torch.finfo(values.dtype).eps * values.max().clamp(min=torch.finfo(values.dtype).tiny)
     return max(values[:-k].sum() / k, least).item()
 

@@ -26,9 +26,9 @@ from nystrom.checks import check_at_least
 def spectral_norm(a: Float[Tensor, "*b n s"], *, steps: int = 32) -> Float[Tensor, "*b"]:
     r"""Estimate the largest singular value of each matrix from below, by products with vectors.
 
-    A power iteration from a fixed start that keeps all its iterates: with Q an orthonormal basis of $(A^\top A)^i x$,
-    i below `steps`, the result is $\|A Q\|$, at least what the last power alone gives. It is exact up to rounding where
-    `steps` is n or s at least. Below that the relative error falls roughly as
+    A power iteration that starts from a fixed vector x and keeps all its iterates: with Q an orthonormal basis of
+    $(A^\top A)^i x$, $i = 0, \dots,$ `steps` - 1, the result is $\|A Q\|$, which is at least what the last power alone
+    gives. It is exact up to rounding where `steps` reaches n or s. With fewer steps the relative error falls roughly as
     $e^{-4 i \sqrt{1 - \sigma_2 / \sigma_1}}$; 32 steps leave about $10^{-6}$ on a square matrix of random numbers.
 
     Args:
@@ -43,7 +43,7 @@ def spectral_norm(a: Float[Tensor, "*b n s"], *, steps: int = 32) -> Float[Tenso
     # Relative to the largest entry, so that squares neither overflow nor vanish.
     size = a.abs().amax(dim=(-2, -1), keepdim=True)
     a = torch.where(size.isfinite() & (size > 0), a / size, 0.0)
-    # A generator of its own: the same start in every call, and no other draw moves.
+    # From a separate generator: the start is the same in every call, and no other draw changes.
     start = torch.randn(a.shape[-1], 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x = start.to(a).expand(*a.shape[:-2], -1, -1)
     basis = x[..., :0]
@@ -53,7 +53,7 @@ def spectral_norm(a: Float[Tensor, "*b n s"], *, steps: int = 32) -> Float[Tenso
         x = x / torch.where(length > 0, length, 1.0)
         basis = torch.cat([basis, x], dim=-1)
         x = a.mT @ (a @ x)
-    # What rounding has left of earlier vectors in later ones goes here, so that the result is never too large.
+    # Rounding leaves the vectors not quite orthogonal; without this the result could be too large.
     norm = torch.linalg.matrix_norm(a @ torch.linalg.qr(basis).Q, ord=2)
     return torch.where(size.isfinite(), norm[..., None, None] * size, torch.nan)[..., 0, 0]
 
@@ -106,7 +106,7 @@ def loewner_gap(a: Float[Tensor, "*b n n"], b: Float[Tensor, "*b n n"]) -> Float
     r"""Smallest eigenvalue of $B - A$: $A \preceq B$ in the Loewner order where it is not negative.
 
     Rounding moves it by about n eps $\|B - A\|$, and an error E in the entries of A or B by $\|E\|$ at most, so that a
-    gap above $-n\, \text{eps}\, (\|A\| + \|B\|)$ is none that float numbers can tell from 0.
+    gap between 0 and $-n\, \text{eps}\, (\|A\| + \|B\|)$ is no evidence against $A \preceq B$.
 
     Args:
         a: Symmetric matrices.

@@ -45,7 +45,7 @@ def _distances(q: Sequence[int], k: Sequence[int], *rest: object, **more: object
 
 
 def _distances_backward(_: Sequence[int], q: Sequence[int], k: Sequence[int], *rest: object, **more: object) -> int:
-    """A product for each channel of each pair, for the first points; those of the second points are a second call."""
+    """The gradient of one set of points; that of the other is a second call."""
     return 2 * prod(q) * k[-2]
 
 
@@ -79,7 +79,7 @@ def count_multiplications(call: Callable[[], object]) -> int:
         call: What to count; the shapes of its tensors decide, not their values.
 
     Raises:
-        ValueError: It runs an operator that is not torch's own, such as a Triton kernel, whose work is not known.
+        ValueError: It runs an operator that is not torch's own, such as a Triton kernel: its work is not known.
     """
     with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter, _KnownOperators():
         call()
@@ -89,7 +89,7 @@ def count_multiplications(call: Callable[[], object]) -> int:
 def count_stored_numbers(
     call: Callable[[], object], *, dtype: torch.dtype = torch.float32, device: torch.device = _CPU
 ) -> int:
-    """Numbers that one call holds at a time, at the most, beyond what was there before.
+    """The most numbers that one call holds at a time, beyond what was there before.
 
     Args:
         call: What to measure.

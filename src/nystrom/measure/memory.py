@@ -1,7 +1,7 @@
 """The most memory that this process has held: what a run needs to fit.
 
-On an accelerator what torch's allocator had given out at one moment; on the CPU what the system counts as resident, the
-interpreter, the libraries and the data that are mapped included.
+On an accelerator this is what torch's allocator had given out at one moment; on the CPU it is what the system counts as
+resident, including the interpreter, the libraries and mapped data.
 """
 
 import sys
@@ -13,7 +13,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def peak_megabytes(device: str) -> float:
-    """The peak since the process began, in MB (10^6 bytes); 0 where the system does not tell.
+    """The peak since the process began, in MB (10^6 bytes); 0 where the system does not report it.
 
     Args:
         device: "cpu" or "cuda".

@@ -2,17 +2,17 @@ r"""Kernelized attention: a kernel in place of the softmax structure, without a 
 
 $$\mathrm{out}_i = \sum_j \kappa_{ij} v_j, \qquad \kappa_{ij} = \exp(-\tfrac{c}{2} \|q_i - k_j\|^2)$$
 with $c = 1 / \sqrt d$, which is $\kappa(q / d^{1/4}, k / d^{1/4})$. The Gaussian kernel is the paper's; Laplace's and
-two of the Matérn class, functions of $\sqrt c\, \|q - k\|$, may take its place (`nystrom.attention.kernel_sum`).
+two of the Matérn class, functions of $\sqrt c\, \|q - k\|$, may replace it (`nystrom.attention.kernel_sum`).
 
-For the Gaussian, one fused softmax call computes it. Widen queries and keys to
+With the Gaussian kernel one fused softmax call computes the sum. Widen queries and keys to
 $q' = (q, -\tfrac12 \|q\|^2, 1)$ and $k' = (k, 1, -\tfrac12 \|k\|^2)$, so that $c\, q'^\top k' = \ln \kappa \le 0$;
 add one null key of score 0, whose weight $w_i = 1 / (1 + \sum_j \kappa_{ij})$ comes back through a value column of
 its own. Softmax over all of them gives $\sum_j \kappa_{ij} v_j\, w_i$; dividing by $w_i$ undoes the normalisation.
 Nothing of size n x s is stored, and the weights never overflow. Time stays quadratic; `skyformer` is its linear
 approximation.
 
-Norms and product nearly cancel where tokens are near each other, and their rounding stays. So tokens are taken relative
-to the mean of the keys, and where channels are few each of a few groups of them has two columns of its own.
+Where tokens are near each other norms and product nearly cancel, but their rounding errors do not. So tokens are taken
+relative to the mean of the keys, and where channels are few, each of several groups of them has two columns of its own.
 
 Not normalised: with $\|q - k\|$ large for every key, output and gradient vanish.
 
@@ -33,9 +33,9 @@ from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
 from nystrom.shapes import score_scale
 
-# A distance in a few channels may be far below the norms of its two tokens, and the rounding of norms and product with
-# it. Summed over groups of channels, what stands between two groups is a distance so far. In many channels distances
-# are about as large as norms, and one group does.
+# In few channels a distance may be far below the norms of its two tokens, whose rounding is then an error of the
+# distance. With groups of channels the running sum after each group is a distance itself, and norms cancel early. In
+# many channels distances are about as large as norms, and one group is enough.
 _FEW_CHANNELS = 16
 _GROUPS = 4
 
@@ -75,10 +75,10 @@ def _kernelized(
     query_keep: Bool[Tensor, "b n"] | None,
     options: KernelizedOptions,
 ) -> Float[Tensor, "b h n e"]:
-    return kernel_sum(q, k, v, keep=keep, kernel=options.kernel, scale=score_scale(q, options.scale))
+    return sum_by_kernel(q, k, v, keep=keep, kernel=options.kernel, scale=score_scale(q, options.scale))
 
 
-def kernel_sum(
+def sum_by_kernel(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
@@ -91,7 +91,7 @@ def kernel_sum(
     if kernel == "gaussian":
         return gaussian_sum(q, k, v, keep=keep, scale=scale)
     q, k, v = (at_least_float32(x) for x in (q, k, v))
-    # What the values of zero of masked keys add is zero, whatever its weight.
+    # Masked keys have values of zero, so that their weights do not matter.
     return sum_by_distance(q, k, v, kernel=kernel, scale=scale)
 
 

@@ -8,7 +8,7 @@ The scaling by D puts all singular values in (0, 1] (Lemma 3 says below 1, but $
 the eigenvalue 1), where the iteration of `nystrom.linalg.pinv` converges.
 
 Both outer factors are sums of `kernelized`, for the Gaussian kernel one fused call each: nothing of size n x m is
-stored. Another kernel of `kernelized` may take its place: section 4.2 asks that it be positive semidefinite, no more.
+stored. Another kernel of `kernelized` may replace it: section 4.2 only asks for a positive semidefinite one.
 
 **Exact limit.** With m at least the number of real keys or queries, kernelized attention itself costs no more, and is
 what is returned, sequence by sequence.
@@ -27,7 +27,7 @@ from torch import Tensor
 from nystrom.attention.backend import uses_triton
 from nystrom.attention.door import attend
 from nystrom.attention.exact_limit import exact_limit
-from nystrom.attention.methods.kernelized import kernel_sum
+from nystrom.attention.methods.kernelized import sum_by_kernel
 from nystrom.attention.options import SkyformerOptions, SkyformerSoftmaxOptions, documented
 from nystrom.checks import Backend, Inverse, Kernel
 from nystrom.kernels import KERNELS
@@ -91,7 +91,7 @@ def _skyformer(
     generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
     m, scale = options.num_landmarks, score_scale(q, options.scale)
-    weigh = functools.partial(kernel_sum, kernel=options.kernel, scale=scale)
+    weigh = functools.partial(sum_by_kernel, kernel=options.kernel, scale=scale)
     if all_are_short(q, k, m):
         return weigh(q, k, v, keep=keep)
     landmarks = mixed_landmarks(q, k, keep, query_keep, draw(m, generator, q.device))
