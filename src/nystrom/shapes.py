@@ -136,7 +136,7 @@ def score_scale(q: Tensor, scale: float | None) -> float:
 
 
 def zero_masked(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b h n d"]:
-    """Put zeros where a token is not real, so that neither its value nor its gradient, NaN or not, goes on."""
+    """Put zeros where a token is not real, so that neither its value nor its gradient, NaN or not, propagates."""
     return x if keep is None else torch.where(keep[:, None, :, None], x, 0.0)
 
 

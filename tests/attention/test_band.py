@@ -84,7 +84,7 @@ def test_copies_of_the_keys_are_not_kept_for_the_gradient(name, options):
 @pytest.mark.refuses
 @pytest.mark.parametrize(("name", "options"), SELF)
 @pytest.mark.parametrize("n", [3, 40])
-def test_queries_of_other_tokens_are_refused(name, options, n):
+def test_queries_of_other_tokens_raise(name, options, n):
     q, k, v = draw(30)
     other = draw(n)[0]
     with pytest.raises(ValueError, match=f"q holds {n} tokens but k holds 30: {name} is self-attention.*Use 'nystrom'"):

@@ -264,7 +264,7 @@ def test_any_length(name, options, n, s, b, h, d, e, seed):
 
 @every_case
 @pytest.mark.parametrize(("b", "n", "s"), [(0, 9, 9), (2, 0, 0), (2, 9, 0), (2, 0, 9)])
-def test_no_sequence_no_query_and_no_key_give_what_there_is(name, options, b, n, s):
+def test_no_sequence_no_query_or_no_key_gives_an_empty_result_or_zeros(name, options, b, n, s):
     if name not in CROSS and n != s:
         pytest.skip("self-attention only")
     inputs = [x.requires_grad_() for x in draw(0, n, s, b=b)]
@@ -940,7 +940,7 @@ REFUSALS = list(refusals())
 @every_case
 @pytest.mark.refuses
 @pytest.mark.parametrize("refusal", REFUSALS, ids=[refusal[0] for refusal in REFUSALS])
-def test_bad_inputs_are_refused_by_name(name, options, refusal):
+def test_bad_inputs_raise_by_name(name, options, refusal):
     _, inputs, masks, message = refusal
     attend = build(name, options)
     with pytest.raises(ValueError, match=message):
@@ -948,12 +948,12 @@ def test_bad_inputs_are_refused_by_name(name, options, refusal):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_unknown_options_are_refused_with_the_nearest(name):
+def test_unknown_options_raise_with_the_nearest(name):
     known = [field.name for field in dataclasses.fields(METHODS[name].options)]
     with pytest.raises(ValueError, match=f"Perhaps you meant '{known[0]}'"):
         build_attention(name, num_heads=2, head_dim=4, **{known[0] + "s": 3})
 
 
-def test_unknown_methods_are_refused():
+def test_unknown_methods_raise():
     with pytest.raises(ValueError, match=r"attention method 'nystorm' is unknown.*Perhaps you meant 'nystrom'"):
         build_attention("nystorm", num_heads=2, head_dim=4)

@@ -23,7 +23,7 @@ def padding(n=20):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("masked", [False, True])
-def test_it_stands_where_torch_stood(bias, masked):
+def test_it_replaces_the_layer_of_torch(bias, masked):
     """With a landmark per token and no skip it equals nn.MultiheadAttention, whose state dict it loads."""
     layer, x = layer_and_input(num_landmarks=20, conv_kernel_size=None, bias=bias)
     theirs = nn.MultiheadAttention(12, 3, batch_first=True, bias=bias, dtype=torch.float64)
@@ -148,14 +148,14 @@ def test_it_compiles_to_one_graph():
         ({"query_padding_mask": torch.zeros(2, 20, dtype=torch.bool)}, "conv_kernel_size=None"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(arguments, message):
+def test_arguments_that_cannot_be_honoured_raise(arguments, message):
     layer, x = layer_and_input()
     with pytest.raises(ValueError, match=message):
         layer(x, x, x, **arguments)
 
 
 @pytest.mark.refuses
-def test_bad_inputs_are_refused():
+def test_bad_inputs_raise():
     layer, x = layer_and_input()
     with pytest.raises(ValueError, match="key has width 11; expected 12"):
         layer(x, x[..., :11], x)
@@ -176,7 +176,7 @@ def test_bad_inputs_are_refused():
         ({"conv_kernel_size": 4}, "conv_kernel_size is 4"),
     ],
 )
-def test_bad_settings_are_refused(options, message):
+def test_bad_settings_raise(options, message):
     with pytest.raises(ValueError, match=message):
         NystromAttention(**{"embed_dim": 12, "num_heads": 3, **options})
 

@@ -55,7 +55,7 @@ def test_a_causal_mask_and_a_bias_raise_by_name(name, argument):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_options_are_keywords_alone(name):
+def test_options_are_keyword_only(name):
     with pytest.raises(TypeError):
         METHODS[name].options(3)
 

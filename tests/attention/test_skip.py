@@ -180,7 +180,7 @@ def test_the_kernel_has_the_layout_of_conv2d():
 
 
 @pytest.mark.refuses
-def test_bad_kernels_and_masks_are_refused():
+def test_bad_kernels_and_masks_raise():
     v, w = draw(5, 2, 2, 9, 3, 7)
     with pytest.raises(ValueError, match="conv_kernel_size is 8; expected an odd number"):
         DepthwiseSkip(2, 8)

@@ -123,7 +123,7 @@ def test_draws_of_a_generator_are_those_of_the_reference():
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_projections_are_read_as_they_lie(masked):
+def test_projections_are_read_in_their_layout(masked):
     leaf = draw(2, 60, 3, 2, 8)
     keep = masks(60, 60)[0] if masked else None
     q, k, v = (x.transpose(1, 2) for x in leaf.unbind(2))
@@ -137,7 +137,7 @@ def test_projections_are_read_as_they_lie(masked):
     torch.testing.assert_close(*grads, **CLOSE)
 
 
-def test_widths_that_do_not_lie_densely_are_copied():
+def test_widths_that_are_not_contiguous_are_copied():
     q, k, v = (x.mT.contiguous().mT for x in draw_qkv(30, 30))
     out = nystrom_attention(q, k, v, num_landmarks=4, backend="triton")
     torch.testing.assert_close(out, nystrom_attention(q, k, v, num_landmarks=4), **CLOSE)

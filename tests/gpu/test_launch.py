@@ -37,7 +37,7 @@ def qkv(d=8, e=8):
         (8, {name: x.to("meta") for name, x in qkv().items()}, "needs a CUDA device, not meta.*backend='torch'"),
     ],
 )
-def test_what_no_kernel_is_made_for_is_refused(m, given, message):
+def test_inputs_that_no_kernel_is_made_for_raise(m, given, message):
     with pytest.raises(ValueError, match=message):
         check_launch(m, given)
 
@@ -88,7 +88,7 @@ def test_a_missing_triton_and_a_cpu_without_the_interpreter_raise(before, wanted
     assert errors in caught
 
 
-def test_the_call_refuses_what_the_launch_refuses():
+def test_the_call_raises_where_the_launch_raises():
     q, k, v = (torch.zeros(1, 1, 400, 8, device=DEVICE) for _ in range(3))
     with pytest.raises(ValueError, match="num_landmarks is 300"):
         nystrom_attention(q, k, v, num_landmarks=300, backend="triton")
@@ -103,12 +103,12 @@ def test_the_call_refuses_what_the_launch_refuses():
         ("skyformer", {"backend": "cuda"}, "backend is 'cuda'; expected one of 'auto', 'torch', 'triton'"),
     ],
 )
-def test_options_without_a_kernel_are_refused(name, options, message):
+def test_options_without_a_kernel_raise(name, options, message):
     with pytest.raises(ValueError, match=message):
         build_attention(name, num_heads=2, head_dim=4, **{"backend": "triton", **options})
 
 
-def test_torch_is_what_auto_chooses_as_long_as_nothing_is_measured():
+def test_auto_chooses_torch_until_kernels_are_measured():
     assert not backends.uses_triton("auto")
     assert not backends.uses_triton("torch")
     assert backends.uses_triton("triton")

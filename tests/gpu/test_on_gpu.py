@@ -139,7 +139,7 @@ def test_inductor_gives_the_same():
         torch.testing.assert_close(first, again, rtol=0, atol=0)
 
 
-def test_tensors_on_two_devices_are_refused():
+def test_tensors_on_two_devices_raise():
     q, k, v = (draw(1, 1, 300, 16, dtype=torch.float32, seed=i) for i in range(3))
     with pytest.raises(ValueError, match=r"k is on cpu but q is on cuda"):
         nystrom_attention(q, k.cpu(), v, backend="triton")

@@ -117,7 +117,7 @@ def test_options_of_a_call_win_over_those_of_the_configuration():
         ("nystrom", {}, {"is_causal": True}, "BertSelfAttention is causal"),
     ],
 )
-def test_an_option_that_the_method_does_not_have_is_refused_by_name(method, stored, called, message):
+def test_an_option_that_the_method_does_not_have_raises_by_name(method, stored, called, message):
     with pytest.raises(ValueError, match=message):
         run(make(implementation=method, **stored), **text(), **called)
 
@@ -149,7 +149,7 @@ def vit(**options):
 
 
 @pytest.mark.refuses
-def test_layers_without_a_number_are_refused_and_can_be_set_themselves():
+def test_layers_without_a_number_raise_and_can_be_set_themselves():
     pixels = {"pixel_values": torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))}
     with pytest.raises(ValueError, match=r"exact_layers is \[0\], but ViTAttention does not know its number"):
         run(vit(exact_layers=[0]), **pixels)
@@ -188,7 +188,7 @@ def test_a_boolean_mask_per_pair_of_tokens_gives_exact_attention_with_that_mask(
 
 
 @pytest.mark.refuses
-def test_other_masks_are_refused_by_name():
+def test_other_masks_raise_by_name():
     model, ids = make(num_landmarks=4), text()["input_ids"]
     with pytest.raises(ValueError, match=r"a mask of shape \(2, 1, 21, 21\) and torch.float32; nystrom"):
         run(model, input_ids=ids, attention_mask=torch.zeros(2, 1, 21, 21))
@@ -197,7 +197,7 @@ def test_other_masks_are_refused_by_name():
 
 
 @pytest.mark.refuses
-def test_packed_sequences_are_refused_by_name():
+def test_packed_sequences_raise_by_name():
     config = EsmcConfig(**SIZES, vocab_size=64, pad_token_id=0)
     ids = text()["input_ids"]
     packed = (torch.arange(21) > 9).long().expand(2, -1)
@@ -205,7 +205,7 @@ def test_packed_sequences_are_refused_by_name():
         run(make(config, num_landmarks=4), input_ids=ids, sequence_id=packed)
 
 
-def test_dropout_of_weights_is_told_of_in_training_and_other_dropout_works():
+def test_dropout_of_weights_is_reported_in_training_and_other_dropout_works():
     config = BertConfig(**SIZES, vocab_size=64, pad_token_id=0, hidden_dropout_prob=0.5)
     model = make(config, kind=BertForSequenceClassification, num_landmarks=4)
     run(model, **text())
@@ -309,7 +309,7 @@ def test_compile_makes_one_graph(method):
 
 
 @pytest.mark.refuses
-def test_this_librarys_own_encoder_refuses_a_second_word_on_its_attention():
+def test_this_librarys_own_encoder_raises_for_a_second_choice_of_attention():
     config = EncoderConfig(**SIZES, vocab_size=64)
     with pytest.raises(
         ValueError, match=r"attn_implementation is 'skyformer'.*takes its attention from the configuration"

@@ -339,7 +339,7 @@ def test_the_tokenizer_comes_along_and_cuts_at_the_new_length(settings, tmp_path
         ({"num_hidden_layers": 1}, r"has encoder.layer.1.*which EncoderModel has not"),
     ],
 )
-def test_a_source_that_cannot_be_represented_is_refused_and_nothing_is_written(changes, says, tmp_path):
+def test_a_source_that_cannot_be_represented_raises_and_nothing_is_written(changes, says, tmp_path):
     edit(save(make(BertModel), tmp_path / "a"), **changes)
     with pytest.raises(ValueError, match=says):
         convert(tmp_path / "a", tmp_path / "b")
@@ -355,7 +355,7 @@ def test_a_source_that_cannot_be_represented_is_refused_and_nothing_is_written(c
         ("encoder.layer.0.output.dense.weight", torch.zeros(16, 20, dtype=torch.int8), "torch.int8"),
     ],
 )
-def test_a_tensor_that_would_change_the_result_is_refused(name, tensor, says, tmp_path):
+def test_a_tensor_that_would_change_the_result_raises(name, tensor, says, tmp_path):
     source = make(BertModel)
     save(source, tmp_path / "a")
     tensors = {key: value.clone() for key, value in source.state_dict().items()} | {name: tensor}
@@ -416,14 +416,14 @@ def test_nothing_half_written_stays(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.refuses
-def test_wrong_options_are_refused_by_name(options, says, tmp_path):
+def test_wrong_options_raise_by_name(options, says, tmp_path):
     save(make(BertModel), tmp_path / "a")
     with pytest.raises(ValueError, match=says):
         convert(tmp_path / "a", tmp_path / "b", **options)
     assert not (tmp_path / "b").exists()
 
 
-def test_a_nystromformer_with_two_decoders_is_refused(tmp_path):
+def test_a_nystromformer_with_two_decoders_raises(tmp_path):
     torch.manual_seed(0)
     source = EncoderForMaskedLM(EncoderConfig(**BERT))
     save(source, tmp_path / "a")

@@ -251,7 +251,7 @@ def test_the_amount_of_padding_and_neighbours_change_nothing_with_few_landmarks(
 
 @pytest.mark.refuses
 @pytest.mark.parametrize("family", REFUSED)
-def test_causal_and_biased_families_are_refused_by_name(family):
+def test_causal_and_biased_families_raise_by_name(family):
     changes, reason = REFUSED[family]
     model = make(family, changes, "nystrom")
     with pytest.raises(ValueError, match=reason):
@@ -274,7 +274,7 @@ def asks(family):
     return "get_interface(" in source and model._can_set_attn_implementation()
 
 
-def test_every_family_that_asks_for_an_attention_stands_in_a_table():
+def test_every_family_that_asks_for_an_attention_is_in_a_table():
     offered = {family for task in TASKS for family in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")}
     offered &= set(modeling_auto.MODEL_MAPPING_NAMES)
     asking = {family for family in offered if asks(family)}

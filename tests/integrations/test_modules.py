@@ -103,7 +103,7 @@ def test_parameters_are_the_same_objects_under_the_same_names():
 
 
 @pytest.mark.parametrize("method", WEIGHTLESS)
-def test_every_method_without_weights_can_stand_there_and_learns(method):
+def test_every_method_without_weights_can_replace_it_and_learns(method):
     torch.manual_seed(0)
     model = encoder()
     assert replace_attention(model, method) == 2
@@ -196,7 +196,7 @@ def test_a_module_of_that_name_that_is_not_timms_stays():
         replace_attention(nn.Sequential(Attention(16, 4)))
 
 
-def test_dropout_of_weights_is_told_of_in_training_and_not_in_evaluation():
+def test_dropout_of_weights_is_reported_in_training_and_not_in_evaluation():
     model = encoder(dropout=0.1)
     replace_attention(model)
     model.eval()(tokens())
@@ -205,7 +205,7 @@ def test_dropout_of_weights_is_told_of_in_training_and_not_in_evaluation():
 
 
 @pytest.mark.refuses
-def test_masks_per_pair_of_tokens_are_refused_by_the_replaced_model():
+def test_masks_per_pair_of_tokens_raise_by_the_replaced_model():
     model = encoder()
     replace_attention(model)
     with pytest.raises(ValueError, match="attn_mask cannot be honoured"):
@@ -220,7 +220,7 @@ def test_masks_per_pair_of_tokens_are_refused_by_the_replaced_model():
 
 @pytest.mark.refuses
 @nested
-def test_nested_tensors_and_rows_that_do_not_exist_are_refused():
+def test_nested_tensors_and_rows_that_do_not_exist_raise():
     model = encoder()
     replace_attention(model, "linear")
     attention, x = model.layers[0].self_attn, tokens()
@@ -258,13 +258,13 @@ def hooked():
         (lambda: nn.Sequential(hooked()), {}, "0 has hooks"),
     ],
 )
-def test_what_cannot_be_replaced_is_refused(make, arguments, message):
+def test_what_cannot_be_replaced_raises(make, arguments, message):
     with pytest.raises(ValueError, match=message):
         replace_attention(make(), **arguments)
 
 
 @pytest.mark.refuses
-def test_a_refusal_leaves_the_model_as_it_was():
+def test_an_error_leaves_the_model_unchanged():
     model = nn.Sequential(nn.MultiheadAttention(16, 4), nn.MultiheadAttention(16, 4, add_zero_attn=True))
     with pytest.raises(ValueError, match="add_zero_attn"):
         replace_attention(model)

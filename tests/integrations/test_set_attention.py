@@ -78,7 +78,7 @@ def test_a_whole_model_goes_back_and_forth():
     assert_close(run(model, IDS), exact, rtol=0, atol=0)
 
 
-def test_the_check_tells_exact_layers_from_others_and_leaves_the_interface_as_it_was():
+def test_the_check_separates_exact_layers_from_others_and_leaves_the_interface_unchanged():
     model = bert()
     set_attention(model, "nystrom", {"exact_layers": [1]})
     registered = AttentionInterface()["nystrom"]
@@ -146,7 +146,7 @@ def test_a_model_that_gains_nothing_is_found_out():
 
 
 @pytest.mark.refuses
-def test_what_cannot_be_set_or_checked_is_refused():
+def test_parts_that_cannot_be_set_or_checked_raise():
     with pytest.raises(ValueError, match="BertModel is set to 'sdpa'; expected one method of"):
         check_attention(bert(), IDS)
     with pytest.raises(ValueError, match="attention method 'linformer' is unknown"):

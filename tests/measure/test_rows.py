@@ -59,7 +59,7 @@ def test_an_empty_file_gets_its_header(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["a,b,c\n1,2,3\n", "", "\x00\xff\n"])
-def test_a_foreign_file_is_refused_by_name(tmp_path, content):
+def test_a_foreign_file_raises_by_name(tmp_path, content):
     path = tmp_path / "other.csv"
     path.write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match=r"other\.csv, line 1 .*expected the header"):
@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
             check_folder(place)
 
 
-def test_a_row_tells_the_day_and_torch():
+def test_a_row_records_the_day_and_torch():
     row = a_row()
     assert row.torch == importlib.metadata.version("torch")
     assert abs(datetime.date.fromisoformat(row.date) - datetime.datetime.now(datetime.UTC).date()).days <= 1

@@ -27,7 +27,7 @@ def derived():
     return {(row.method, row.quantity): row.value for row in with_derived(ROWS) if row.unit not in ("ms", "MB")}
 
 
-def test_times_are_told_over_the_floor_of_the_same_pass_and_length():
+def test_times_are_divided_by_the_floor_of_the_same_pass_and_length():
     assert derived()["softmax", "forward time over the floor"] == 3.0
     assert derived()["nystrom-64", "forward time over the floor"] == 1.5
     other = [*ROWS, row("forward time", 7.0, "softmax", n=2000)]
@@ -52,7 +52,7 @@ def test_without_a_floor_rows_stay_as_they_are():
     assert bandwidths(rows) == []
 
 
-def test_the_table_shows_the_floor_what_lies_over_it_and_its_bandwidth():
+def test_the_table_shows_the_floor_its_bandwidth_and_multiples_of_it():
     text = study_markdown(ROWS)
     assert "| floor | 1.00 (3.0×) |" in text
     assert "| forward time over the floor (times) | n = 1000 |" in text

@@ -14,6 +14,6 @@ def test_a_bar_inside_a_cell_begins_no_column():
     assert r"| \|\|q\|\| | 1 |" in markdown_table(("norm", "value"), [("||q||", "1")])
 
 
-def test_a_line_of_another_length_is_refused():
+def test_a_line_of_another_length_raises():
     with pytest.raises(ValueError, match="a line has 1 cells; expected 2"):
         markdown_table(("a", "b"), [("x",)])

@@ -99,7 +99,7 @@ def test_values_have_two_or_three_figures(value, shown):
     assert f"| softmax | {shown} (1.0×) |" in text
 
 
-def test_rows_of_another_study_are_refused():
+def test_rows_of_another_study_raise():
     with pytest.raises(
         ValueError, match="rows are of 'approximation'; expected rows of one study, 'efficiency' or 'tr"
     ):

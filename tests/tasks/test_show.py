@@ -58,7 +58,7 @@ def test_bytes_that_are_no_text_are_shown_by_number(tmp_path):
     assert "\n\\xff" in next(show("text", to))
 
 
-def test_what_cannot_be_shown_is_refused(texts, tmp_path):
+def test_what_cannot_be_shown_raises(texts, tmp_path):
     for arguments, options, message in (
         (("texts", texts), {}, "task 'texts' is unknown; .* Perhaps you meant 'text'"),
         (("text", texts), {"count": 0}, "--count is 0; expected at least 1"),

@@ -31,7 +31,7 @@ def test_both_passes_of_a_combination_run_with_its_tiles():
     assert used() == own
 
 
-def test_tiles_that_do_not_fit_are_noted_and_the_others_go_on():
+def test_tiles_that_do_not_fit_are_noted_and_the_others_are_timed():
     def forward():
         if used() == 16:
             raise RuntimeError("out of resource: shared memory\nmore")

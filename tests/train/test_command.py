@@ -61,7 +61,7 @@ def test_the_words_make_the_settings(given, trained):
     assert again == settings
 
 
-def test_rows_carry_the_command_whatever_started_the_run(whole, data):
+def test_rows_record_the_command_however_the_run_was_started(whole, data):
     commands = {row.command for row in read_rows(whole / "rows.csv")}
     assert len(commands) == 1
     words = shlex.split(commands.pop())

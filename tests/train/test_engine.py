@@ -44,7 +44,7 @@ def test_the_best_model_is_the_one_with_the_highest_validation_accuracy(whole, d
     assert row.value == pytest.approx(scored[best])
 
 
-def test_rows_say_what_was_reached(whole, data):
+def test_rows_record_the_results(whole, data):
     rows = {row.quantity: row for row in read_rows(whole / "rows.csv")}
     test = rows["test accuracy"]
     assert test.value == evaluate("listops", model=whole / "best", data=data, device="cpu").value
@@ -109,12 +109,12 @@ def test_what_cannot_be_trained_leaves_no_folder(small_run, tmp_path, monkeypatc
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_task_is_refused():
+def test_an_unknown_task_raises():
     with pytest.raises(ValueError, match=r"task 'listop' is unknown.*Perhaps you meant 'listops'"):
         train("listop")
 
 
-def test_samples_longer_than_the_model_are_refused(small_run, tmp_path):
+def test_samples_longer_than_the_model_raise(small_run, tmp_path):
     long = prepare_listops(tmp_path / "long", train=20, val=4, test=4, min_length=520, max_length=700, progress=False)
     with pytest.raises(ValueError, match=r"data .*long holds a sample of \d+ tokens in train, but the model has 512"):
         small_run(tmp_path / "run", data=long)

@@ -65,7 +65,7 @@ def test_a_model_of_larger_pictures_has_a_position_for_each_pixel(root, small_ru
     assert_close(best[0], best[1], rtol=0, atol=0)
 
 
-def test_a_grid_takes_larger_pictures_where_they_lie(root, tmp_path):
+def test_a_grid_takes_larger_pictures_from_their_folder(root, tmp_path):
     grid = {"tasks": ["pathfinder"], "methods": ["linformer"], "seeds": [0], "preset": "demo", "steps": 1}
     assert run_grid(to=tmp_path, data=root, device="cpu", threads=1, **grid) == []
     rows = {row.quantity: row for row in read_rows(tmp_path / "lra.csv")}
@@ -87,7 +87,7 @@ def test_the_other_tasks_have_the_positions_of_their_preset(data, tmp_path):
 
 @pytest.mark.parametrize("preset", ["nystromformer", "skyformer", "demo"])
 @pytest.mark.parametrize("positions", [4_096, 16_384, 65_536])
-def test_what_a_method_is_told_of_the_length_follows(preset, positions):
+def test_the_longest_sequence_of_a_method_follows_the_data(preset, positions):
     settings = _settled("linformer", preset, positions)
     assert settings.options["max_length"] == positions
     assert settings.encoder_config().max_position_embeddings == settings.max_length == positions
@@ -97,7 +97,7 @@ def test_what_a_method_is_told_of_the_length_follows(preset, positions):
     assert {**plain.options, "max_length": positions} == settings.options
 
 
-def test_a_longest_sequence_that_is_too_short_is_refused():
+def test_a_longest_sequence_that_is_too_short_raises():
     assert _settled("linformer", "demo", 4096, {"max_length": 5000}).options["max_length"] == 5000
     with pytest.raises(ValueError, match="option max_length of linformer is 1024 but the data hold sequences of 4096"):
         _settled("linformer", "demo", 4096, {"max_length": 1024})

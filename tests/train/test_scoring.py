@@ -10,7 +10,7 @@ from nystrom.train.engine import evaluate
 from nystrom.train.scoring import accuracy, load_model
 
 
-def test_the_score_counts_every_sample_whatever_the_batch(whole, data):
+def test_the_score_counts_every_sample_for_any_batch(whole, data):
     task, split = find_task("listops"), ListOps(data, "test")
     model = load_model(whole / "best", "listops", classes=class_names(split))
     with torch.no_grad():
@@ -104,6 +104,6 @@ def test_a_model_without_its_classifier_is_not_scored(whole, data, tmp_path):
         evaluate("listops", model=tmp_path, data=data, device="cpu")
 
 
-def test_a_split_that_is_none_is_refused(whole, data):
+def test_an_unknown_split_raises(whole, data):
     with pytest.raises(ValueError, match="split is 'dev'; expected one of train, val, test"):
         evaluate("listops", model=whole / "best", data=data, split="dev", device="cpu")

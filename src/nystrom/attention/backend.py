@@ -23,7 +23,7 @@ def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]
         unsupported: For each option that Triton code supports one value of: the given value, and that one.
 
     Raises:
-        ValueError: It does not; the message says what to do.
+        ValueError: It cannot be used; the message says what to do.
     """
     check_choice("backend", backend, get_args(Backend))
     if backend != "triton":

@@ -16,14 +16,14 @@ def fused_softmax(
     keep: Bool[Tensor, "b s"] | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "b h n e"]:
-    """One fused call, whatever the widths of keys and values; nothing of size n x s is stored.
+    """One fused call, for any widths of keys and values; nothing of size n x s is stored.
 
     Masked values must hold zeros: a sequence without a real key then gives zeros.
     """
     d, e = q.shape[-1], v.shape[-1]
     scale = score_scale(q, scale)
     if d != e or (d % 8 and q.device.type == "cuda"):
-        # Fused kernels want one width, on CUDA a multiple of 8; zeros change neither the scores nor the values.
+        # Fused kernels need one width, on CUDA a multiple of 8; zeros change neither the scores nor the values.
         width = -(-max(d, e) // 8) * 8
         q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))

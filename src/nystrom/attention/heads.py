@@ -19,7 +19,7 @@ class AttentionHeads(nn.Module):
     Attributes:
         method: Name of the method.
         options: Its options.
-        weights: Module that gives the function the tensors that it takes behind the values; None for most methods.
+        weights: Module that gives the function the tensors that it takes after the values; None for most methods.
     """
 
     def __init__(self, method: str, options: Any, num_heads: int, head_dim: int):

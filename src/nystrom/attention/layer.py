@@ -9,7 +9,7 @@ Where queries and keys are one tensor (`query is key`) the layer attends within 
 masks the queries too; otherwise it is cross-attention, and all queries are real unless `query_padding_mask` says which.
 
 Departs from `nn.MultiheadAttention`: inputs are (batch, tokens, width) unless `batch_first` is False; `need_weights` is
-False unless asked for, since n x s weights do not exist here; dropout on attention weights raises for the same reason.
+False by default, since n x s weights do not exist here; dropout on attention weights raises for the same reason.
 """
 
 from typing import Any

@@ -315,8 +315,8 @@ class BigBirdOptions:
 
     Attributes:
         block_size: Tokens of a block.
-        num_random_blocks: Blocks r that each block attends to besides its window and the global ones; a sequence of at
-            most r + 4 blocks gets exact attention.
+        num_random_blocks: Blocks r that each block attends to in addition to its window and the global ones; a
+            sequence of at most r + 4 blocks gets exact attention.
         scale: Factor on the scores; None means 1 / sqrt(d).
     """
 

@@ -31,7 +31,7 @@ class Method:
         cost: Time, in the letters of `nystrom.shapes`.
         exact_limit: When it equals what it approximates.
         source: Paper.
-        weights: Name of the Module, in its home, that gives the function the tensors it takes behind the values.
+        weights: Name of the Module, in its home, that gives the function the tensors it takes after the values.
         weight_options: Options of these weights, which the function does not take.
         random: Its function draws, from `generator`.
         cross_attention: It works for queries of other tokens than the keys'.

@@ -204,7 +204,7 @@ def _convolved(
 ) -> Iterator[tuple[Piece, Float[Tensor, "g h p e"]]]:
     """The convolution of values, a piece at a time."""
     b, h, n, e = v.shape
-    # The channels that lie side by side: those of all heads, token by token, or those of one head.
+    # The channels that are adjacent in memory: those of all heads, token by token, or those of one head.
     together = h if v.stride(1) < v.stride(2) else 1
     by_band = v.dtype != torch.float32 or not torch.backends.mkldnn.is_available()
     if by_band or (together == 1 and n < _LONG):
@@ -264,7 +264,7 @@ def _kernel_gradient(v: Float[Tensor, "b h n e"], grad: Float[Tensor, "b h n e"]
 def _windows(v: Float[Tensor, "b h n e"], piece: Piece, size: int) -> Float[Tensor, "h w l e"]:
     """Overlapping windows of T + K - 1 tokens of a piece, T apart, as a view: from (K - 1) / 2 tokens before it on.
 
-    Several sequences lie one behind the other, zeros between them.
+    Several sequences follow each other, with zeros between them.
     """
     half, (sequences, _, tokens) = size // 2, piece
     first, last = max(0, tokens.start - half), min(v.shape[2], tokens.stop + half)

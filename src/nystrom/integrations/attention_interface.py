@@ -8,7 +8,7 @@ registered are "softmax", which transformers calls "sdpa", and "linformer", whos
 **Options** are those of the method, in `config.attention_options = {"num_landmarks": 32}` (of the part that attends,
 such as `config.vision_config`; a saved model keeps it), or keyword arguments of one call, which win, in models that
 hand these on: `model(**x, num_landmarks=32)`. `exact_layers=(0, 1)` among them gives the layers of these numbers exact
-attention. The scale is the model's, whatever it is; "linear" has none. Nothing is drawn: landmarks, samples and
+attention. The scale is the model's; "linear" has none. Nothing is drawn: landmarks, samples and
 rotations are spread evenly, and random features are those of one fixed seed, alike in all layers, in training too.
 
 **Masks.** Padding, at either end, is honoured: padded queries reach no landmark and give zeros. What a method cannot
@@ -19,7 +19,7 @@ dropout. Elsewhere there are no n x s weights, so a dropout of them has no effec
 **Cross-attention.** With as many queries as keys a mask of the keys alone does not say whether it is the queries' mask,
 too. Where a mask comes, the layer decides (`_attends_elsewhere`), and a layer that could do either raises.
 
-A model that never asks the interface runs its own attention whatever its `attn_implementation` says. Those that ask
+A model that never asks the interface runs its own attention despite its `attn_implementation`. Those that ask
 for a mask raise then; `nystrom.integrations.check_attention` finds all of them, by running the model once.
 
 Departs from the methods' own default in one place: "reformer" has shared_qk=False, since these encoders have keys.
@@ -65,7 +65,7 @@ _KNOWN = {
     for name, names in _FIELDS.items()
 }
 
-# What transformers' models pass to attention that changes nothing here: None and False mean that it is not asked for.
+# Arguments that transformers' models pass to attention and that change nothing here if they are None or False.
 _HARMLESS = {
     *("output_hidden_states", "output_router_logits", "return_dict", "num_items_in_batch", "position_ids", "use_cache"),
     *("cache_position", "deterministic", "training", "layer_idx", "target_dtype"),
@@ -230,7 +230,7 @@ def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:
     """Check that the code of a model reads the name of its attention, as far as its source shows.
 
     Raises:
-        ValueError: It does not, whatever its attn_implementation says; the message says what to do instead.
+        ValueError: It does not, despite its attn_implementation; the message says what to do instead.
     """
     if kind is None or kind._can_set_attn_implementation():
         return

@@ -6,7 +6,7 @@ limit ("nystrom" with as many landmarks as tokens) the model's results stay the 
 
 In evaluation `nn.TransformerEncoder` would hand the weights of a layer to a fused exact attention instead of calling
 it, and padded sequences as nested tensors: neither happens after a replacement. What a method draws it draws as its
-Module does: in training alone, but for the features of "performer", which become part of the state dict.
+Module does: in training alone, except for the features of "performer", which become part of the state dict.
 
 Departs from the modules that it replaces: weights are not returned, nor dropped in training, which a warning says.
 """

@@ -7,7 +7,7 @@ that the CPU makes more slowly than the device works are in the time. A first ca
 
 **Peak memory** is the largest amount that was allocated at one moment of the call, less what was allocated when it
 began. It holds everything that the call makes: temporaries, what is saved for the backward pass, the output and the
-gradients; not the inputs, which were there before. It is what torch's allocator was asked for:
+gradients; not the inputs, which existed before. It counts the requests to torch's allocator:
 
 - CUDA: `max_memory_allocated` after a reset, less `memory_allocated` before.
 - CPU: the maximum of the running sum of the allocator's "[memory]" events in `torch.profiler` (`profile_memory=True`).

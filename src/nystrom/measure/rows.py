@@ -40,7 +40,7 @@ class Row:
         unit: Its unit, such as "ms"; "" for a pure number.
         low: Lower end of the spread; None where there is none. The study says which spread it is.
         high: Upper end of the spread.
-        repeats: Measurements behind the value.
+        repeats: Number of measurements.
         n: Tokens; None where there are none.
         m: Landmarks, features or another size that the method names; None where there is none.
         sizes: The other sizes, such as "b=1 h=8 d=64".
@@ -111,7 +111,7 @@ def new_row(
         device: Name of the processor or accelerator; `cpu_name()` for this machine's processor.
         low: Lower end of the spread.
         high: Upper end of the spread.
-        repeats: Measurements behind the value.
+        repeats: Number of measurements.
         n: Tokens.
         m: Landmarks or the like.
         sizes: The other sizes.

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class StudyLine(NamedTuple):
-    """What is said of one study.
+    """The description of one study.
 
     Attributes:
         name: Its name.
         shows: What it shows.
         source: Where the papers have it.
         needs: What the small size needs; "" for nothing.
-        paper_needs: What the paper's size needs besides.
+        paper_needs: What the paper's size needs in addition.
         minutes: Of the small size on two cores; "" where it was not measured.
         state: Whether it was run, and at what size.
     """

@@ -9,7 +9,7 @@ from nystrom.report.markdown import markdown_table
 
 @dataclass(frozen=True)
 class MethodLine:
-    """What is said of one method.
+    """The description of one method.
 
     Attributes:
         name: Its name in the registry.

@@ -83,9 +83,9 @@ def result_row(
         unit: Its unit.
         place: Where it was measured.
         spread: Its spread; the quantity says which.
-        repeats: Measurements behind it.
+        repeats: Number of measurements.
         study: Name of the study; training on the model's task if not given.
-        sizes: Sizes beside those of the model.
+        sizes: Sizes in addition to those of the model.
     """
     method, size = sized_name(config.attention, config.attention_options)
     model = f"layers={config.num_hidden_layers} width={config.hidden_size} heads={config.num_attention_heads}"

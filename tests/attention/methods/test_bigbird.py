@@ -200,6 +200,6 @@ def test_it_is_the_attention_of_transformers(training, blocks):
         ({"num_random_blocks": -1}, "num_random_blocks is -1; expected a whole number of at least 0"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_bad_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         bigbird_attention(*draw(3, 9), **options)

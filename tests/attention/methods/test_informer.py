@@ -94,7 +94,7 @@ def test_no_query_by_sample_matrix_is_stored():
 
 @pytest.mark.refuses
 @pytest.mark.parametrize("option", ["num_queries", "num_samples"])
-def test_bad_options_are_refused(option):
+def test_bad_options_raise(option):
     with pytest.raises(ValueError, match=f"{option} is 0; expected a whole number of at least 1"):
         informer_attention(*draw(0, 8), **{option: 0})
 

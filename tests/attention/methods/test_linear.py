@@ -85,6 +85,6 @@ def test_it_has_a_second_derivative(wanted):
 
 
 @pytest.mark.refuses
-def test_another_feature_map_is_refused():
+def test_another_feature_map_raises():
     with pytest.raises(ValueError, match="feature_map is 'relu'; expected one of 'elu'"):
         linear_attention(*draw(0, 4), feature_map="relu")

@@ -88,7 +88,7 @@ def test_sums_past_float16_stay_finite():
 
 
 @pytest.mark.refuses
-def test_what_does_not_fit_is_refused_by_name():
+def test_inputs_that_do_not_fit_raise_by_name():
     q, k, v = draw(0, 21)
     e, f = draw_projections(1, 1, 4, 20)
     with pytest.raises(ValueError, match=r"k holds 21 tokens but key_projection has columns for 20.*max_length=21"):

@@ -150,6 +150,6 @@ def test_it_is_the_attention_of_transformers(dtype, num_global, real):
         ({"num_global": -1}, "num_global is -1; expected a whole number of at least 0"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_bad_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         longformer_attention(*draw(3, 9), **options)

@@ -84,7 +84,7 @@ def test_rows_are_exact_where_landmarks_suffice():
     ("queries", "message"),
     [(torch.tensor([20]), r"outside 0 \.\.\. 19"), (torch.tensor([-1]), "outside"), (torch.tensor([0.5]), "integer")],
 )
-def test_rows_of_no_query_are_refused(queries, message):
+def test_rows_of_no_query_raise(queries, message):
     q, k, _ = draw(3, 20)
     with pytest.raises(ValueError, match=message):
         nystrom_rows(q, k, queries)
@@ -138,7 +138,7 @@ def test_an_autocast_result_past_float16_stays_finite():
         ),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_bad_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         nystrom_attention(*draw(0, 8), **options)
 

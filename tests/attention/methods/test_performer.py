@@ -173,11 +173,11 @@ def test_a_redraw_between_forward_and_backward_leaves_the_gradient():
         ({"projection": torch.ones(4, 8), "generator": torch.Generator()}, "projection and generator are both given"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_bad_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         performer_attention(*draw(0, 8), **options)
 
 
-def test_steps_that_never_come_are_refused():
+def test_redraws_that_would_never_come_raise():
     with pytest.raises(ValueError, match="redraw_steps is 0; expected a whole number of at least 1"):
         build_attention("performer", num_heads=3, head_dim=8, redraw_steps=0)

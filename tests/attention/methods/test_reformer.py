@@ -79,7 +79,7 @@ def test_it_is_softmax_over_the_union_of_the_rounds(across, shared, n, rounds, m
     assert alone or across or rounds > 1
 
 
-def test_one_round_is_that_of_transformers_behind_the_first_chunk():
+def test_one_round_is_that_of_transformers_after_the_first_chunk():
     peer = pytest.importorskip("transformers.models.reformer.modeling_reformer")
     transformers = pytest.importorskip("transformers")
     n, h, d, m, buckets = 48, 2, 6, 4, 6
@@ -122,7 +122,7 @@ def test_one_bucket_and_one_chunk_of_queries_and_keys_are_softmax(rounds):
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_queries_as_keys_sorted_apart_reach_what_shared_ones_do():
+def test_queries_as_keys_sorted_separately_reach_what_shared_ones_do():
     q, _, v = draw(4, 60)
     rotations = draw_rotations(5, 2, 6)
     assert torch.equal(
@@ -224,7 +224,7 @@ def test_near_tokens_share_a_bucket_and_far_ones_do_not():
 
 
 @pytest.mark.refuses
-def test_what_does_not_fit_is_refused_by_name():
+def test_inputs_that_do_not_fit_raise_by_name():
     q, k, v = draw(0, 9)
     keep = torch.ones(2, 9, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"q holds 8 tokens but k holds 9: reformer is self-attention.*'nystrom'"):

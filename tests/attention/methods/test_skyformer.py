@@ -74,6 +74,6 @@ def test_more_landmarks_come_nearer_to_kernelized():
         ({"kernel": "cosine"}, "kernel is 'cosine'; expected one of 'gaussian', 'laplace', 'matern32', 'matern52'"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_bad_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         skyformer_attention(*draw(0, 8), **options)

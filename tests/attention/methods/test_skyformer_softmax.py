@@ -123,7 +123,7 @@ def test_a_row_without_a_positive_sum_gives_the_mean():
         ({"scale": -1.0}, r"scale is -1\.0; expected a positive, finite number"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_bad_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         skyformer_softmax_attention(*draw(0, 8), **options)
 

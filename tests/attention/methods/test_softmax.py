@@ -40,6 +40,6 @@ def test_rows_sum_to_one_over_real_keys():
 
 
 @pytest.mark.refuses
-def test_another_form_is_refused():
+def test_another_form_raises():
     with pytest.raises(ValueError, match="form is 'flash'; expected one of 'fused', 'materialised'"):
         softmax_attention(*draw(0, 3, 3), form="flash")

@@ -106,13 +106,13 @@ def test_gathered_curves_know_methods_and_presets_with_numbers(tmp_path, drawn):
         ("run,step,quantity,value,seconds\nmine,1,validation accuracy,0.5,2\n", "names the run 'mine'"),
     ],
 )
-def test_another_file_of_curves_is_refused_by_line(content, message, tmp_path):
+def test_another_file_of_curves_raises_by_line(content, message, tmp_path):
     (tmp_path / "gathered.csv").write_text(content)
     with pytest.raises(ValueError, match=message):
         draw_lra_curves(tmp_path / "gathered.csv", tmp_path / "curves.png")
 
 
-def test_presets_are_told_apart_where_there_are_several(tmp_path, drawn):
+def test_several_presets_are_distinguished(tmp_path, drawn):
     for preset in ("demo", "skyformer"):
         add_run(tmp_path, "text", "softmax", 0, [(10, 0.5, 1.0), (20, 0.5, 2.0)], preset=preset)
     draw_lra_curves(tmp_path, tmp_path / "curves.png")
@@ -129,7 +129,7 @@ def test_a_picture_is_written(tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path):
+def test_what_cannot_be_drawn_raises(tmp_path):
     with pytest.raises(ValueError, match="holds no run with two values of the validation accuracy"):
         draw_lra_curves(tmp_path, tmp_path / "curves.png")
     add_run(tmp_path, "text", "softmax", 0, [(10, 0.5, 1.0)], header="step,quantity,value")

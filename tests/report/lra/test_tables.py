@@ -43,7 +43,7 @@ def test_a_cell_holds_mean_deviation_seeds_and_standard_error():
     assert cell.error == pytest.approx(1.1, abs=0.05)
 
 
-def test_lines_stand_beside_both_papers_and_what_is_missing_is_a_dash():
+def test_lines_are_shown_with_both_papers_and_missing_cells_are_dashes():
     rows = [*rows_of("text", "nystrom-128", [0.65]), *rows_of("listops", "skyformer-128", [0.37, 0.39])]
     lines = dict(lra_lines(rows))
     assert lines["nystrom-128, skyformer"] == ["–", "65.0 (1; 1.1)", "–", "–", "–", "–"]
@@ -135,12 +135,12 @@ def test_presets_are_lines_of_their_own():
         (rows_of("mnist", "softmax", [0.5]), "rows are of mnist; expected tasks among listops"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(more, says):
+def test_rows_that_do_not_belong_together_raise(more, says):
     with pytest.raises(ValueError, match=says):
         lra_lines([*rows_of("listops", "softmax", [0.3]), *more])
 
 
-def test_rows_without_an_accuracy_are_refused():
+def test_rows_without_an_accuracy_raise():
     with pytest.raises(ValueError, match="rows hold no accuracy on a test split"):
         lra_lines([])
 

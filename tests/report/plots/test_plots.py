@@ -129,7 +129,7 @@ def test_what_was_not_measured_is_absent(rows, drawn, tmp_path):
     assert list(other.get_xdata()) == [512, 1024, 2048]
 
 
-def test_rows_without_a_measurement_are_refused(rows, tmp_path):
+def test_rows_without_a_measurement_raise(rows, tmp_path):
     with pytest.raises(ValueError, match="no measurement"):
         draw_efficiency([replace(row, value=math.nan, note="too large") for row in rows], tmp_path / "all.png")
 
@@ -192,12 +192,12 @@ def test_curves_have_a_panel_for_losses_and_one_for_accuracies(drawn, tmp_path):
         ("step,quantity,value,seconds\n1,loss,2\n", r"curves\.csv, line 2 is '1,loss,2'; .*, seconds"),
     ],
 )
-def test_other_files_are_refused_by_line(content, message, tmp_path):
+def test_other_files_raise_by_line(content, message, tmp_path):
     (tmp_path / "curves.csv").write_text(content)
     with pytest.raises(ValueError, match=message):
         draw_curves(tmp_path / "curves.csv", tmp_path / "curves.png")
 
 
-def test_a_missing_file_is_refused_by_name(tmp_path):
+def test_a_missing_file_raises_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"none\.csv is not a file"):
         draw_curves(tmp_path / "none.csv", tmp_path / "curves.png")

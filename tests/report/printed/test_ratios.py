@@ -43,7 +43,7 @@ def test_ratios_of_table_1_are_given_as_they_are_printed():
     assert "here / printed in Table 1 of Nyströmformer" in text
 
 
-def test_measured_ratios_stand_beside_printed_ones():
+def test_measured_ratios_are_shown_with_printed_ones():
     rows = [
         a_row("training", "text step time", BASE, 100.0),
         a_row("training", "text step time", "skyformer-128", 20.0),
@@ -75,7 +75,7 @@ def test_forward_passes_are_compared_with_table_1():
     assert "| nystrom-64 | 10.0× / 11.5× |" in paper_markdown(rows)
 
 
-def test_rows_that_no_paper_has_are_refused():
+def test_rows_that_no_paper_has_raise():
     with pytest.raises(ValueError, match="rows are of approximation; expected efficiency or training"):
         compare_with_paper([a_row("approximation", "error", "nystrom-64", 1.0)])
     with pytest.raises(ValueError, match="rows are of no study"):

@@ -101,7 +101,7 @@ def test_methods_take_turns_after_one_warm_up(tmp_path):
     assert turns == ["one", "two"] * 5
 
 
-def test_a_run_goes_on_where_it_was_interrupted(tmp_path, capsys):
+def test_a_run_continues_where_it_was_interrupted(tmp_path, capsys):
     interrupted = []
 
     def build(inputs, number, skip):
@@ -196,7 +196,7 @@ def test_a_long_first_length_is_estimated_from_a_short_call(tmp_path, measured):
     assert measured() == [128]
 
 
-def test_a_method_that_cannot_run_says_why_and_the_others_go_on(tmp_path):
+def test_a_method_that_cannot_run_says_why_and_the_others_continue(tmp_path):
     asked = SMALL | {"lengths": (36,), "methods": ("softmax", "authors-8")}
     rows = run_efficiency(**asked, skip="without", to=tmp_path)
     notes = {row.method: row.note for row in rows}
@@ -238,7 +238,7 @@ def test_threads_are_set_for_the_run_alone(tmp_path):
         ({"device": "cuda:99"}, "device is 'cuda:99', but torch finds .* CUDA devices here"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, change, message, measured):
+def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change, message, measured):
     with pytest.raises(ValueError, match=message):
         run_efficiency(**SMALL | change, to=tmp_path / "new")
     assert measured() == []
@@ -246,14 +246,14 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, change,
 
 
 @pytest.mark.parametrize("name", ["passes", "skip", "dtype", "layout"])
-def test_words_that_are_no_choice_are_refused(tmp_path, name):
+def test_words_that_are_not_a_choice_raise(tmp_path, name):
     value = ("sideways",) if name == "passes" else "sideways"
     # Unwrapped, so that it is the function's own check that speaks where types are checked in tests.
     with pytest.raises(ValueError, match=f"{name} is 'sideways'; expected one of"):
         inspect.unwrap(run_efficiency)(**SMALL | {name: value}, to=tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path, measured):
+def test_a_folder_that_cannot_be_written_raises_before_any_measurement(tmp_path, measured):
     (tmp_path / "taken").touch()
     with pytest.raises(ValueError, match=r"taken.* cannot be written"):
         run_efficiency(**SMALL, to=tmp_path / "taken")

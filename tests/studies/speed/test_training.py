@@ -130,7 +130,7 @@ def test_the_retrieval_model_sees_both_documents():
     assert not torch.allclose(model(**swapped).logits, logits)
 
 
-def test_a_run_goes_on_where_it_was_interrupted(tmp_path, after_forward, capsys):
+def test_a_run_continues_where_it_was_interrupted(tmp_path, after_forward, capsys):
     steps_of_pairs = []
 
     def interrupt(*_):
@@ -197,7 +197,7 @@ def test_half_precision_is_autocast(tmp_path):
         ({"device": "tpu"}, "device is 'tpu'"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, change, message):
+def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         run_training(**SMALL | change, to=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -139,7 +139,7 @@ def test_a_folder_is_used_again_and_other_sources_are_named(tmp_path, capsys):
     assert files(to) == before
 
 
-def test_wrong_counts_are_refused_unless_asked_for(tmp_path):
+def test_wrong_counts_raise_unless_allowed(tmp_path):
     source = write("python", tmp_path)
     message = r"holds 150 training pictures, \[15, .*\] of the ten classes; CIFAR-10 has 50000.*--no-check-counts"
     with pytest.raises(ValueError, match=message):
@@ -156,7 +156,7 @@ def test_wrong_counts_are_refused_unless_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"), [({"val": -1}, "--val is -1; expected at least 0"), ({"seed": -1}, "--seed is -1")]
 )
-def test_impossible_settings_are_refused(tmp_path, change, message):
+def test_impossible_settings_raise(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         prepare_image(tmp_path, tmp_path / "data", **change)
 
@@ -237,7 +237,7 @@ def test_wrong_arrays_are_named(tmp_path, changed, message):
         prepare_image(source, tmp_path / "data", check_counts=False)
 
 
-def test_the_same_arrays_for_training_and_test_are_refused(tmp_path):
+def test_the_same_arrays_for_training_and_test_raise(tmp_path):
     same = np.zeros((30, 32, 32), np.uint8)
     labels = np.arange(30) % 10
     source = cifar_like.write_arrays(tmp_path / "twice.npz", BATCHES, x_train=same, x_test=same, y_train=labels)

@@ -87,19 +87,19 @@ def test_nothing_runs_and_the_step_is_named(tmp_path, protocol):
         (b"\x80\x02].", "holds list, not the dict of a published file"),
     ],
 )
-def test_what_the_published_files_do_not_do_is_refused(content, message):
+def test_steps_that_the_published_files_do_not_have_raise(content, message):
     with pytest.raises(ValueError, match=message):
         read_pickled_batch(content, "file")
 
 
-def test_a_file_cut_short_anywhere_is_refused():
+def test_a_file_cut_short_anywhere_raises():
     content = cifar_like.pickled(DATA[:3], LABELS[:3])
     for end in range(0, len(content), 61):
         with pytest.raises(ValueError, match="or is cut short"):
             read_pickled_batch(content[:end], "file")
 
 
-def test_arrays_of_other_kinds_are_refused():
+def test_arrays_of_other_kinds_raise():
     content = cifar_like.pickled(DATA[:2], LABELS[:2], dtype=b"O8")
     with pytest.raises(ValueError, match="not of uint8"):
         read_pickled_batch(content, "file")

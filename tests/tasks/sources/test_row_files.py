@@ -41,7 +41,7 @@ def test_every_format_gives_the_same_rows_plain_or_compressed(tmp_path, name, co
     assert is_row_file(path)
 
 
-def test_other_names_are_no_rows(tmp_path):
+def test_files_of_other_names_are_not_files_of_rows(tmp_path):
     for name in ("a.txt", "a.csv.zip", "csv", "a.gz"):
         assert not is_row_file(tmp_path / name)
     with pytest.raises(ValueError, match=r"a.txt is of no kind that is read: its name must end in .csv"):

@@ -26,7 +26,7 @@ WANTED = {"label_field": ("label",), "text_field": ("text",)}
         ("reviews", None),
     ],
 )
-def test_a_name_tells_its_split(name, split):
+def test_a_name_determines_its_split(name, split):
     assert split_of(name) == split
 
 
@@ -54,7 +54,7 @@ def test_the_same_file_twice_is_named(tmp_path):
         prepare_text(tmp_path, tmp_path / "to", progress=False)
 
 
-def test_texts_without_training_texts_are_refused(tmp_path):
+def test_texts_without_training_texts_raise(tmp_path):
     (tmp_path / "test.csv").write_text("text,label\na,1\nb,0\n")
     with pytest.raises(ValueError, match="there are texts for test and none for train"):
         prepare_text(tmp_path, tmp_path / "to", progress=False)

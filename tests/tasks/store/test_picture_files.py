@@ -16,7 +16,7 @@ def parts(*sizes):
     return [Pictures(PIXELS[end - size : end], LABELS[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
 
-def test_pictures_come_back_whatever_parts_they_were_written_in(tmp_path):
+def test_pictures_come_back_for_any_parts_in_which_they_were_written(tmp_path):
     with new_folder(tmp_path / "data", task="pathfinder", settings={}) as partial:
         write_pictures(partial, "train", parts(2, 0, 3), count=5, side=3)
         write_pictures(partial, "val", parts(5), count=5, side=3)
@@ -31,7 +31,7 @@ def test_pictures_come_back_whatever_parts_they_were_written_in(tmp_path):
 
 
 @pytest.mark.parametrize("lengths", [(9, 4), (8, 8)])
-def test_samples_that_are_no_squares_of_one_size_are_refused(tmp_path, lengths):
+def test_samples_that_are_not_squares_of_one_size_raise(tmp_path, lengths):
     samples = gather([np.zeros(length, dtype=np.uint8) for length in lengths], [0, 1])
     with new_folder(tmp_path / "data", task="pathfinder", settings={}) as partial:
         for split in SPLITS:

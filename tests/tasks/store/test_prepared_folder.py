@@ -129,7 +129,7 @@ def test_a_token_and_a_label_that_no_model_knows_are_found_on_opening(listops):
         open_split(listops, "train", task="listops")
 
 
-def test_the_command_verifies_every_file_and_goes_on_after_a_damaged_one(pairs, capsys):
+def test_the_command_verifies_every_file_and_continues_after_a_damaged_one(pairs, capsys):
     assert main(["data", "verify", str(pairs)]) == 0
     names = sorted(path.name for path in pairs.iterdir() if path.name != HEADER)
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [[name, "ok"] for name in names]

@@ -95,7 +95,7 @@ def test_other_settings_are_named(tmp_path):
         holds(to, task="listops", settings={"seed": 1, "train": 2, "val": 3})
 
 
-def test_a_folder_in_other_use_is_refused(tmp_path):
+def test_a_folder_in_other_use_raises(tmp_path):
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(
         ValueError, match=r"is not empty and holds no data set \(dataset.json is missing, letter.txt is"
@@ -107,7 +107,7 @@ def test_a_folder_in_other_use_is_refused(tmp_path):
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 
-def test_a_folder_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_read_raises(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
         holds(tmp_path / "data", task="listops", settings=SETTINGS)
 
 
-def test_a_place_that_cannot_be_written_is_refused_on_entry(tmp_path):
+def test_a_place_that_cannot_be_written_raises_on_entry(tmp_path):
     (tmp_path / "file").touch()
     # /proc takes no folders, not even from root.
     for to in (tmp_path / "file" / "data", Path("/proc/data")):
@@ -127,7 +127,7 @@ def test_a_place_that_cannot_be_written_is_refused_on_entry(tmp_path):
             pytest.fail("the work began")
 
 
-def test_the_current_folder_and_mounts_are_refused_on_entry(tmp_path, monkeypatch):
+def test_the_current_folder_and_mounts_raise_on_entry(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for to in (tmp_path, Path("/")):
         with (
@@ -233,7 +233,7 @@ def test_objects_are_never_unpickled(tmp_path):
         open_split(to, "train", task="listops")
 
 
-def test_an_unknown_split_is_refused(tmp_path):
+def test_an_unknown_split_raises(tmp_path):
     with pytest.raises(ValueError, match="split is 'dev'; expected one of train, val, test"):
         open_split(make(tmp_path / "data"), "dev", task="listops")
 

@@ -83,7 +83,7 @@ def test_the_floor_is_six_passes_forward_and_eleven_backward(rows):
     assert sum(x for name, x in found.items() if name.endswith(" passes")) == (6 + 1) + (11 + 1 + 2 * 2)
 
 
-def test_the_torch_path_stands_beside_with_more_launches(rows):
+def test_the_torch_path_is_counted_too_and_has_more_launches(rows):
     others = values(rows, "nystrom-16+skip")
     assert set(others) == {"forward all launches", "backward all launches"}
     assert others["forward all launches"] > values(rows)["forward all launches"]

@@ -79,6 +79,6 @@ def test_the_terminal_shows_all_columns_in_eighty_characters(capsys, monkeypatch
         ),
     ],
 )
-def test_other_rows_are_refused(wrong, message):
+def test_other_rows_raise(wrong, message):
     with pytest.raises(ValueError, match=message):
         kernels_markdown(wrong)

@@ -40,7 +40,7 @@ def test_labelled_texts_of_three_classes_are_trained_on(own, small_run, tmp_path
     assert evaluate("text", model=run / "best", data=own, device="cpu").value == row.value
 
 
-def test_a_run_on_own_texts_goes_on_with_or_without_their_name(
+def test_a_run_on_own_texts_resumes_with_or_without_their_name(
     own, small_run, tmp_path, monkeypatch, interrupt_at, weights
 ):
     whole = small_run(tmp_path / "whole", task="text", data=own)
@@ -96,7 +96,7 @@ def test_a_model_is_not_scored_on_texts_of_other_labels(own, small_run, tmp_path
         ("listops", "my.doc", r"my\.doc, a file; expected a folder that `nystrom data prepare listops` made"),
     ],
 )
-def test_what_is_no_data_is_refused(small_run, tmp_path, task, name, says):
+def test_what_is_not_data_raises(small_run, tmp_path, task, name, says):
     (tmp_path / "my.doc").write_text("text,label\n")
     with pytest.raises(ValueError, match=says):
         small_run(tmp_path / "run", task=task, data=tmp_path / name)
@@ -116,7 +116,7 @@ def test_data_that_only_the_user_has_are_asked_for(small_run, tmp_path, monkeypa
         small_run(tmp_path / "run", task=task, data=None)
 
 
-def test_texts_longer_than_the_model_are_refused_with_the_way_to_cut_them(own, small_run, tmp_path):
+def test_texts_longer_than_the_model_raise_with_the_way_to_cut_them(own, small_run, tmp_path):
     prepare_text(own, tmp_path / "long", max_length=600, progress=False)
     with pytest.raises(ValueError, match=r"a sample of 600 tokens .* 512 positions.*cut by --max-length"):
         small_run(tmp_path / "run", task="text", data=tmp_path / "long")

@@ -119,7 +119,7 @@ def test_what_is_finished_is_skipped(whole, grid, capsys):
     assert (whole / "lra.csv").read_bytes() == before
 
 
-def test_a_killed_grid_takes_its_runs_along_and_goes_on_to_the_same_result(whole, grid, root, tmp_path, capsys):
+def test_a_killed_grid_ends_its_runs_and_continues_to_the_same_result(whole, grid, root, tmp_path, capsys):
     code = f"""
 from pathlib import Path
 from nystrom.train.grid.plan import run_grid
@@ -214,7 +214,7 @@ def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
         ({"tasks": ["listops", "text"]}, "prepare text --from FILES --to .*text-demo"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_any_training(whole, grid, capsys, wrong, says):
+def test_what_cannot_be_run_raises_before_any_training(whole, grid, capsys, wrong, says):
     with pytest.raises(ValueError, match=says):
         grid(whole, **wrong)
     assert capsys.readouterr().out == ""
@@ -227,7 +227,7 @@ def test_nothing_is_drawn_for_a_grid_that_cannot_run(grid, tmp_path, last):
     assert not (tmp_path / "none").exists()
 
 
-def test_other_data_are_refused_before_any_training(whole, grid, tmp_path, capsys):
+def test_other_data_raise_before_any_training(whole, grid, tmp_path, capsys):
     sizes = {"train": 64, "val": 20, "test": 30, "min_length": 5, "max_length": 41}
     prepare_listops(tmp_path / "listops-demo", **sizes, seed=1, progress=False)
     with pytest.raises(ValueError, match="whose data were others"):
@@ -240,7 +240,7 @@ def test_two_grids_do_not_share_a_folder(whole, grid):
         grid(whole)
 
 
-def test_a_grid_refuses_torchrun(whole, grid, monkeypatch):
+def test_a_grid_under_torchrun_raises(whole, grid, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="start it without torchrun"):
         grid(whole)

@@ -147,7 +147,7 @@ def test_listops_has_the_sizes_of_the_long_range_arena(name):
     assert settled(name).encoder_config().max_position_embeddings == 2_000
 
 
-def test_a_preset_names_methods_that_there_are():
+def test_a_preset_names_methods_that_exist():
     for (task, name), preset in PRESETS.items():
         assert (preset.task, preset.name) == (task, name)
         assert preset.methods(preset.data.max_length).keys() <= METHODS.keys()
@@ -164,7 +164,7 @@ def test_a_method_without_an_entry_has_its_defaults_and_no_convolution():
     assert (config.attention_options, config.conv_kernel_size) == ({}, None)
 
 
-def test_what_is_given_goes_over_the_preset():
+def test_given_settings_override_the_preset():
     settings = settled(
         "nystromformer",
         options={"num_landmarks": 32},
@@ -212,13 +212,13 @@ def test_the_interval_of_the_curve_follows_that_of_the_evaluation():
         ({"device": "tpu"}, "device is 'tpu'"),
     ],
 )
-def test_settings_that_cannot_be_used_are_refused(wrong, says):
+def test_settings_that_cannot_be_used_raise(wrong, says):
     with pytest.raises(ValueError, match=says):
         settled(**({"preset": "nystromformer"} | wrong))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-def test_an_accelerator_that_is_not_there_is_refused():
+def test_a_missing_accelerator_raises():
     with pytest.raises(ValueError, match="device is 'cuda', but torch finds none here"):
         settled("demo", device="cuda")
 
@@ -231,7 +231,7 @@ def test_auto_means_bfloat16_on_an_accelerator_that_has_it():
 
 
 @pytest.mark.refuses
-def test_kernels_without_a_gpu_are_refused_before_there_are_data(monkeypatch, tmp_path):
+def test_kernels_without_a_gpu_raise_before_data_are_made(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "INTERPRETED", type(launch.INTERPRETED)(False))
     with pytest.raises(ValueError, match=r"backend 'triton' needs a CUDA device, not cpu.*backend='torch'"):
         train("listops", preset="demo", options={"backend": "triton"}, device="cpu", to=tmp_path / "run")

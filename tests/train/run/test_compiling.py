@@ -75,7 +75,7 @@ def test_one_graph_serves_all_steps_and_one_each_size_of_evaluation(small_run, t
     assert set().union(*shapes) == {(8, 512), (4, 512)}
 
 
-def test_a_compiled_run_goes_on_where_it_was_cut_off(small_run, tmp_path, monkeypatch, weights, curves, interrupt_at):
+def test_a_compiled_run_continues_where_it_was_cut_off(small_run, tmp_path, monkeypatch, weights, curves, interrupt_at):
     changes = {**SOFTMAX, "steps": 6}
     whole = small_run(tmp_path / "whole", compile=True, **changes)
     with monkeypatch.context() as patch:

@@ -67,7 +67,7 @@ def test_a_checkpoint_that_was_harmed_is_passed_over_and_removed(run, harm):
     assert [path.name for path in run.path.iterdir()] == ["checkpoint-3"]
 
 
-def test_a_checkpoint_whose_best_is_lost_is_passed_over(run):
+def test_a_checkpoint_whose_best_is_lost_is_skipped(run):
     for step, best in ((3, 3), (6, 3), (9, 9)):
         save(run, step, complete=False)
         (run.checkpoint(step) / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
@@ -159,19 +159,19 @@ def test_a_folder_with_something_else_is_left_alone(run, settings):
         hold(run, settings, resume=False)
 
 
-def test_a_folder_that_a_killed_run_had_only_begun_is_free(run, settings):
+def test_a_folder_in_which_a_killed_run_had_only_begun_is_free(run, settings):
     (run.path / ".run.json.partial").write_text("{")
     hold(run, settings, resume=False)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", json.dumps({"settings": {}})])
-def test_a_run_json_that_is_none_is_refused(run, settings, content):
+def test_a_damaged_run_json_raises(run, settings, content):
     (run.path / "run.json").write_text(content)
     with pytest.raises(ValueError, match=r"run.json (is not JSON|does not describe a run)"):
         hold(run, settings, resume=True)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path, settings):
+def test_a_folder_that_cannot_be_made_raises(tmp_path, settings):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="cannot be written"):
         hold(RunFolder(tmp_path / "file" / "run"), settings, resume=False)

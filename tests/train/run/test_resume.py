@@ -14,7 +14,7 @@ from nystrom.measure.rows import read_rows
 from nystrom.tasks.lra.listops.task import prepare_listops
 
 
-def test_a_killed_run_goes_on_to_the_result_of_an_unbroken_one(whole, small_run, data, tmp_path, weights, curves):
+def test_a_killed_run_continues_to_the_same_result(whole, small_run, data, tmp_path, weights, curves):
     script = tmp_path / "killed.py"
     # The process waits in step 8 to be killed; a loaded machine might otherwise finish before it is.
     script.write_text(f"""
@@ -62,7 +62,7 @@ def test_random_landmarks_survive_an_interruption(small_run, tmp_path, monkeypat
     assert_close(weights(broken), weights(whole), rtol=0, atol=0)
 
 
-def test_an_interruption_leaves_a_run_that_goes_on(
+def test_an_interrupted_run_can_be_resumed(
     whole, small_run, tmp_path, monkeypatch, capsys, weights, curves, interrupt_at
 ):
     with monkeypatch.context() as patch:

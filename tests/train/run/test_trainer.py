@@ -117,7 +117,7 @@ def test_weights_that_are_not_finite_are_not_saved(small_run, tmp_path, around_s
     assert not (tmp_path / "run" / "checkpoint-6").exists()
 
 
-def test_gradients_are_clipped_by_value_where_the_preset_says_so(small_run, tmp_path, after_forward, around_step):
+def test_gradients_are_clipped_by_value_if_the_preset_does(small_run, tmp_path, after_forward, around_step):
     largest = {}
 
     def note(weights):
@@ -135,7 +135,7 @@ def test_gradients_are_clipped_by_value_where_the_preset_says_so(small_run, tmp_
     assert min(largest["nystromformer"]) > 1
 
 
-def test_the_best_checkpoint_is_chosen_after_the_share_that_the_preset_says(small_run, tmp_path, after_forward):
+def test_the_best_checkpoint_is_chosen_after_the_share_that_the_preset_sets(small_run, tmp_path, after_forward):
     # Four samples in each evaluation, of which ever fewer are classified correctly.
     right = iter([4, 3, 2, 1, 0, 0])
 

@@ -65,9 +65,9 @@ def _linear(
 ) -> Float[Tensor, "b h n e"]:
     q, k, v = (at_least_float32(x) for x in (q, k, v))
     if keep is not None:
-        # Far below every real key: no weight next to one, an even weight on zero values where there is none.
+        # Far below every real key: no weight beside one; without one, equal weights on values of zero.
         k = torch.where(keep[:, None, :, None], k, -torch.finfo(k.dtype).max / 4)
-    # A compiler derives the gradient, and fuses what stands between the products.
+    # A compiler derives the gradient, and fuses the operations between the products.
     return _two_softmaxes(q, k, v) if torch.compiler.is_compiling() else _TwoAverages.apply(q, k, v)[0]
 
 

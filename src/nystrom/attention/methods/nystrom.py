@@ -9,7 +9,7 @@ another (n queries, m keys): nothing of size n x m is stored. The m x m inverse 
 
 **Exact limit.** With m at least the number of real keys, each key is its own landmark and the left factor is the exact
 one: $\mathrm{softmax}(c\, Q K^\top) V$. With m at least the number of real queries, the right factor times V holds the
-exact results. Either way exact attention costs no more than the approximation, and is what is returned, sequence by
+exact results. Either way exact attention costs no more than the approximation, and is returned, sequence by
 sequence, without a look at the rest of the batch.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. (13)-(17).

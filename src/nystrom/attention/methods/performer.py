@@ -115,7 +115,7 @@ def draw_projection(
     Args:
         num_features: Rows r.
         head_dim: Width d of a row.
-        generator: Source of the draws, on whose device the rows then lie; None means torch's global one.
+        generator: Source of the draws; the rows are on its device. None means torch's global one.
         device: Where to draw without a generator; None means torch's default device.
     """
     device = device if generator is None else generator.device
@@ -165,7 +165,7 @@ class PerformerFeatures(nn.Module):
         )
 
     def forward(self) -> tuple[Tensor]:
-        """What `performer_attention` takes behind the values."""
+        """The arguments of `performer_attention` after the values."""
         if self.training and self.redraw_steps is not None:
             self._redraw_where_due(self.redraw_steps)
         return (self.projection,)

@@ -24,7 +24,7 @@ inverse is taken of the matrix as scaled by these levels, so that its rounding i
 largest real value of its channel, where every softmax average lies: that never adds to the error, and ends the gradient
 of rows that ran away. A row without a positive sum gives the mean of the values.
 
-**Exact limit.** With m at least the number of real keys or queries, exact attention costs no more, and is what is
+**Exact limit.** With m at least the number of real keys or queries, exact attention costs no more, and is
 returned, sequence by sequence.
 
 Source: Chen et al. (2021), arXiv:2111.00035, sections 4.2, 4.4 and Fig. 1, where it is called "Skyformer".

@@ -33,7 +33,7 @@ QUANTITY = "validation accuracy"
 _CHANCE = "chance"
 GATHERED = ("run", "step", "quantity", "value", "seconds")
 
-# TASK-METHOD-PRESET-seedSEED, and what a copy was called besides.
+# TASK-METHOD-PRESET-seedSEED, and a suffix of a copy.
 _RUN_NAME = re.compile(r"(?P<task>\w+)-(?P<method>.+)-(?P<preset>[a-z]\w*(?:-\d+)?)-seed\d+(?:-(?P<besides>\w+))?")
 
 # step: (seconds, accuracy)

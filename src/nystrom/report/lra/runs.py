@@ -19,7 +19,7 @@ class Line:
 
     Attributes:
         method: As the rows name it, with its size and skip, such as "nystrom-64+skip".
-        preset: Name of the preset, and behind it what was changed of it, such as "demo, learning_rate=0.001"; "" where
+        preset: Name of the preset, followed by its changes, such as "demo, learning_rate=0.001"; "" where
             the rows do not say.
     """
 
@@ -74,7 +74,7 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
         if (before.value, before.method, before.n) != (row.value, row.method, row.n):
             raise ValueError(
                 f"rows hold two runs of {line.method} ({line.preset}) on {task} with seed {row.seed}, one with "
-                f"{row.quantity} {before.value:g} and one with {row.value:g}: tabulate them apart."
+                f"{row.quantity} {before.value:g} and one with {row.value:g}: tabulate them separately."
             )
     cells: dict[Line, dict[str, Accuracy]] = {}
     for (task, line), seeds in runs.items():
@@ -103,7 +103,7 @@ def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Accuracy:
         if len(different := dict.fromkeys(values)) > 1:
             raise ValueError(
                 f"runs of {line.method} ({line.preset}) on {task} differ in {what}: {', '.join(map(str, different))}; "
-                "a mean over seeds needs the same settings: tabulate them apart."
+                "a mean over seeds needs the same settings: tabulate them separately."
             )
     shares = [run["test accuracy"].value for run in runs]
     mean = statistics.fmean(shares)

@@ -2,7 +2,7 @@
 
 A line per method with its size and per preset, and below the lines of a method what the papers print for it.
 "37.4 ± 0.5 (3; 1.1)" is the mean and the standard deviation over seeds in percent, the number of seeds, and the
-binomial standard error of one run. A dash is what was not run, or not printed.
+binomial standard error of one run. A dash means not run, or not printed.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 A review is a file such as train/pos/0_9.txt, named by its number and its stars. There are 12,500 in each of train/neg,
 train/pos, test/neg and test/pos. Reviews come in the order of class and number, from the folder and from the archive.
-train/unsup, which has no classes, is passed over. The archive is read as a stream and nothing is unpacked to disk.
+train/unsup, which has no classes, is skipped. The archive is read as a stream and nothing is unpacked to disk.
 
 Source: https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz
 """

@@ -2,7 +2,7 @@
 
 A pickle is a program. What it may do here is decided twice, and denied by default. `pickletools.genops` reads it as
 text, and every step must be one of those that the published files are made of. Then an unpickler whose `find_class`
-knows four names follows it; even for those it gives stand-ins of this module and never what numpy has there, since
+knows four names follows it; even for those it returns stand-ins of this module, never numpy's own objects, since
 numpy's own arrays and types trust the state that a pickle gives them.
 
 Steps that call, name or build anything else, places in memory that the file is too short for, and tuples nested deeply
@@ -32,7 +32,7 @@ MOST_TUPLES = 100
 
 
 class _Uint8:
-    """Stands for `numpy.dtype`, of which pixels alone are known."""
+    """Stand-in for `numpy.dtype`; only the dtype of pixels is known."""
 
     def __init__(self, kind: object, *_: object):
         if kind != b"u1":
@@ -43,7 +43,7 @@ class _Uint8:
 
 
 class _Array:
-    """Stands for `numpy._reconstruct`, which begins an array whose state then fills it."""
+    """Stand-in for `numpy._reconstruct`, which creates an array that its state then fills."""
 
     pixels: NDArray[np.uint8] | None = None
 

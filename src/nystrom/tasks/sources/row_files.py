@@ -4,7 +4,7 @@ r"""Rows of CSV, tsv and JSON lines files, plain or compressed, one at a time an
     .tsv                    one header line; a row is a line, a field ends at a tab, quotes are letters like any other
     .jsonl .ndjson .json    one JSON object per line
 
-each as it is, or with .gz, .xz or .bz2 appended. Blank lines are passed over.
+each as it is, or with .gz, .xz or .bz2 appended. Blank lines are skipped.
 
 What is read of a text is its bytes. In CSV and tsv they are taken as they are, valid UTF-8 or not; a byte order mark
 at the start of a file is dropped. JSON is UTF-8 by its definition, so other bytes in JSON lines are an error.
@@ -207,7 +207,7 @@ def find_names(columns: Sequence[str], wanted: Wanted) -> list[str]:
     """Find the one name of each wanted field.
 
     Raises:
-        ValueError: There is none of the names of a field, or several.
+        ValueError: None of the names of a field is present, or several are.
     """
     found = []
     for option, names in wanted.items():
@@ -224,7 +224,7 @@ def find_names(columns: Sequence[str], wanted: Wanted) -> list[str]:
 
 
 def _alike(columns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Find the columns of these names, in capitals or not; a single name that is there letter by letter comes first."""
+    """Find the columns of these names, ignoring case; a name that matches exactly takes precedence."""
     if len(names) == 1 and names[0] in columns:
         return [*names]
     folded = {name.casefold() for name in names}

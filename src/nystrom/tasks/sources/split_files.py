@@ -1,6 +1,6 @@
 """Sources of labelled texts that any user may hold: files of rows, and folders that Hugging Face datasets saved.
 
-A file of rows by itself holds training texts. In a folder of them the name says the split: it is, or ends in, train;
+A single file of rows holds training texts. In a folder of them the name says the split: it is, or ends in, train;
 val, valid, validation, dev or eval; test. `row_files` reads them. A folder that `Dataset.save_to_disk` or
 `DatasetDict.save_to_disk` wrote is read by the package datasets, where that is installed.
 

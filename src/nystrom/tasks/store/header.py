@@ -29,7 +29,7 @@ def prepare_command(task: str, *, source: Path | str = "FILES", to: Path | str) 
 
 
 def damaged(path: Path, came: str, task: str) -> ValueError:
-    """Make the error for a prepared folder of which a file is not what was written."""
+    """Make the error for a prepared folder with a file that was changed."""
     return ValueError(
         f"{path} {came}: the prepared data are damaged. Prepare them again, into a folder that does not exist yet, with"
         f" {prepare_command(task, to='NEW_FOLDER')}."

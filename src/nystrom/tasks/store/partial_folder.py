@@ -1,7 +1,7 @@
 """Folders that are being made, and what killed processes left of them.
 
-A folder `data` is made as `.data.XXXXXXXX.partial` beside its place, where X are random hexadecimal digits. A file of
-the same name and `.lock` is locked while the work goes on; the lock ends with the process, however that ends. So a
+A folder `data` is made as `.data.XXXXXXXX.partial` in the same parent folder, where X are random hexadecimal digits. A
+file of the same name and `.lock` is locked during the work; the lock ends with the process, however that ends. So a
 folder whose lock file exists but is not locked is a leftover, and may be removed.
 """
 
@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 @contextmanager
 def partial_folder(to: Path) -> Iterator[Path]:
-    """Lend an empty folder beside `to`, which is removed at the end unless it was renamed.
+    """Lend an empty folder next to `to`, which is removed at the end unless it was renamed.
 
     Raises:
         OSError: The folder cannot be made.

@@ -1,4 +1,4 @@
-"""A prepared folder: whether it is there, making it, and comparing its checksums."""
+"""A prepared folder: whether it exists, making it, and comparing its checksums."""
 
 import errno
 from collections.abc import Callable, Iterator, Mapping

@@ -77,7 +77,7 @@ class Splits(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What training needs of a task besides its facts (`nystrom.tasks.lra.facts`).
+    """What training needs of a task in addition to its facts (`nystrom.tasks.lra.facts`).
 
     Attributes:
         open: Opens one split of a prepared folder.

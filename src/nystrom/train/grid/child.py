@@ -1,9 +1,9 @@
 """One run of `nystrom lra run`, in its own process, which ends when the parent process ends.
 
-The arguments of `nystrom.train.engine.train` come as JSON on the command line. Standard input is a pipe whose other end
-the parent holds open and never writes to: it closes when the parent ends, however it ends, and then this process stops
-immediately, since a run may be cut off anywhere. The next parent's process waits until this one has released the run
-folder.
+The arguments of `nystrom.train.engine.train` come as JSON on the command line. Standard input is a pipe; the parent
+holds its other end open and never writes to it: it closes when the parent ends, however it ends, and then this process
+stops immediately, since a run may be cut off anywhere. The next parent's process waits until this one has released the
+run folder.
 """
 
 import json

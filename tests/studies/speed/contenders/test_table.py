@@ -144,7 +144,7 @@ def test_both_performers_estimate_softmax_attention():
         ("transformers-bigbird-1", "needs a length that is a multiple of 64"),
     ],
 )
-def test_lengths_and_windows_that_a_peer_cannot_take_are_refused(name, message):
+def test_lengths_and_windows_that_a_peer_cannot_take_raise(name, message):
     with pytest.raises(ValueError, match=message):
         build(name, make_inputs(36, sizes(), seed=0))
 
@@ -176,13 +176,13 @@ def test_inputs_are_the_same_for_the_same_seed():
 
 
 @pytest.mark.parametrize(("name", "n"), [("authors-8", 36), ("transformers-8", 36), ("transformers-8", 8)])
-def test_lengths_that_segments_do_not_divide_are_refused(name, n):
+def test_lengths_that_segments_do_not_divide_raise(name, n):
     with pytest.raises(ValueError, match="needs a length that is a multiple of 8 and longer"):
         build(name, make_inputs(n, sizes(), seed=0))
 
 
 @pytest.mark.parametrize("name", ["transformers-8", "nystrom-attention-8"])
-def test_peers_refuse_head_split_inputs(name):
+def test_peers_raise_for_head_split_inputs(name):
     with pytest.raises(ValueError, match="takes the layout 'tokens' only"):
         build(name, make_inputs(32, sizes(layout="heads"), seed=0))
 
@@ -198,12 +198,12 @@ def test_peers_refuse_head_split_inputs(name):
         ("softmax-64", "ends in a number, but 'softmax' takes none"),
     ],
 )
-def test_names_that_do_not_fit_are_refused(name, message):
+def test_names_that_do_not_fit_raise(name, message):
     with pytest.raises(ValueError, match=message):
         find_contender(name)
 
 
-def test_what_is_not_installed_is_left_out_and_refused_by_name():
+def test_packages_that_are_not_installed_are_left_out_and_raise_by_name():
     absent = dataclasses.replace(CONTENDERS["transformers"], package="no_such_package_anywhere")
     contenders = CONTENDERS | {"transformers": absent}
     found = set(available(contenders=contenders))

@@ -210,11 +210,11 @@ def test_trees_that_are_too_long_grow_no_further():
     "text",
     ["", "X", "[MAX", "[MAX X", "[MAX 3", "3 X", "3 4", "[MAX 3 X X", "[MAX 3 X [MIN 3 X", "[MAX [MIN 3 X", "X 3 [MAX"],
 )
-def test_what_is_no_single_expression_is_told(text):
+def test_other_tokens_are_not_an_expression(text):
     assert not is_expression(numbered(text))
 
 
-def test_expressions_are_followed_to_a_depth_and_refused_beyond():
+def test_expressions_are_evaluated_to_a_depth_and_raise_beyond():
     deepest = numbered("[SM 1 " * DEEPEST + "7 " + "X " * DEEPEST)
     assert is_expression(deepest)
     assert evaluate_expressions(deepest).tolist() == [(7 + DEEPEST) % 10]
@@ -222,7 +222,7 @@ def test_expressions_are_followed_to_a_depth_and_refused_beyond():
 
 
 @pytest.mark.parametrize("text", ["3", "[MAX 3 X", "[MAX [MIN 3 4 X [SM 1 X X"])
-def test_what_is_one_expression_is_told(text):
+def test_single_expressions_are_recognised(text):
     assert is_expression(numbered(text))
 
 
@@ -241,7 +241,7 @@ def test_what_is_one_expression_is_told(text):
         ({"min_length": 1998}, None),
     ],
 )
-def test_impossible_limits_are_refused(change, message):
+def test_impossible_limits_raise(change, message):
     limits = {"min_length": 500, "max_length": 2000, "max_depth": 10, "max_args": 10} | change
     if message is None:
         # One length alone is rare, and possible.

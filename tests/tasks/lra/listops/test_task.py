@@ -57,7 +57,7 @@ def test_no_sample_occurs_twice_in_all_splits(tmp_path):
     assert len(samples) == len(set(samples)) == 390
 
 
-def test_the_seed_alone_decides(made, tmp_path):
+def test_only_the_seed_determines_the_data(made, tmp_path):
     # Several chunks, or the order of their arrival could not matter.
     settings = {"train": 4000, "min_length": 40}
     one = prepare(tmp_path / "one", workers=1, **settings)
@@ -67,7 +67,7 @@ def test_the_seed_alone_decides(made, tmp_path):
     assert all(other[name] != content for name, content in files(made).items() if "val" not in name or "tokens" in name)
 
 
-def test_all_cores_draw_unless_told_otherwise(tmp_path, monkeypatch):
+def test_all_cores_draw_by_default(tmp_path, monkeypatch):
     pools = []
 
     def pool(workers):
@@ -153,14 +153,14 @@ def test_a_link_and_a_relative_name_lead_to_the_folder(tmp_path, monkeypatch):
         ({"max_depth": 2, "max_args": 2}, "fewer than one in a million"),
     ],
 )
-def test_impossible_settings_are_refused_before_the_work(tmp_path, monkeypatch, change, message):
+def test_impossible_settings_raise_before_the_work(tmp_path, monkeypatch, change, message):
     monkeypatch.setattr(lra_listops, "draw_expressions", lambda *_: pytest.fail("the work began"))
     with pytest.raises(ValueError, match=message):
         prepare(tmp_path / "data", **change)
     assert not list(tmp_path.iterdir())
 
 
-def test_places_that_cannot_be_used_are_refused_before_the_work(made, tmp_path, monkeypatch):
+def test_places_that_cannot_be_used_raise_before_the_work(made, tmp_path, monkeypatch):
     monkeypatch.setattr(lra_listops, "draw_expressions", lambda *_: pytest.fail("the work began"))
     (tmp_path / "letter.txt").touch()
     with pytest.raises(ValueError, match="is not empty and holds no data set"):
@@ -219,7 +219,7 @@ def test_more_samples_than_there_are_expressions_end_in_an_error(tmp_path):
     assert os.listdir(tmp_path) == ["all"]
 
 
-def test_progress_counts_the_samples_on_a_terminal_alone(tmp_path, capsys, monkeypatch):
+def test_progress_counts_the_samples_only_on_a_terminal(tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sys.stderr, "isatty", lambda: True)
         prepare_listops(tmp_path / "data", **SMALL)

@@ -109,7 +109,7 @@ def test_line_ends_of_either_kind_and_a_missing_last_one_are_read(tmp_path):
         (EXAMPLE + b"( ( ( [MIN 3 ) 4 ) ] )\t4\r\n", "line 5: the target is 4 but the source has the value 3"),
     ],
 )
-def test_a_wrong_file_is_refused_by_name_and_line(official, tmp_path, content, message):
+def test_a_wrong_file_raises_by_name_and_line(official, tmp_path, content, message):
     path = official / "basic_val.tsv"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as caught:
@@ -203,7 +203,7 @@ def test_without_their_header_they_are_counted_as_published(drawn, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "{}", None])
-def test_a_header_that_tells_no_counts_is_not_passed_over(drawn, tmp_path, content, capsys):
+def test_a_header_without_counts_is_not_skipped(drawn, tmp_path, content, capsys):
     header = json.loads((drawn / "dataset.json").read_text())
     del header["splits"]["val"]["samples"]
     (drawn / "dataset.json").write_text(json.dumps(header) if content is None else content)
@@ -215,7 +215,7 @@ def test_a_header_that_tells_no_counts_is_not_passed_over(drawn, tmp_path, conte
     assert "dataset.json should count the samples" in capsys.readouterr().err
 
 
-def test_what_was_missing_once_is_missing_in_files_that_are_written_of_it(official, tmp_path):
+def test_samples_missing_once_are_missing_in_exported_files(official, tmp_path):
     cut(official / "basic_val.tsv")
     once = prepare_listops(tmp_path / "once", source=official, check_counts=False, tsv=True, progress=False)
     with pytest.raises(ValueError, match="once: val has 2 samples where 3 were published"):
@@ -264,7 +264,7 @@ def test_a_source_without_official_files_says_where_they_are_published(tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-def test_what_decides_a_draw_cannot_be_chosen_for_official_files(official, tmp_path):
+def test_options_of_a_draw_cannot_be_chosen_for_official_files(official, tmp_path):
     with pytest.raises(ValueError, match="train, seed, max_length cannot be chosen for published files"):
         prepare_listops(tmp_path / "to", source=official, train=3, seed=0, max_length=50, progress=False)
     assert list(tmp_path.iterdir()) == [official]

@@ -50,7 +50,7 @@ def follow(near, far, directions, disc, geometry):
     return far[current]
 
 
-def test_following_the_dashes_from_a_disc_tells_the_label(drawn):
+def test_following_the_dashes_from_a_disc_gives_the_label(drawn):
     geometry, scenes = drawn
     right = []
     shuffle = np.random.default_rng(0).permutation(scenes.far.shape[1])
@@ -113,7 +113,7 @@ def test_dashes_of_a_snake_are_two_margins_apart_and_turn_no_more_than_continuit
     assert np.nanmedian(gap) == pytest.approx(2 * margin, abs=0.5)
 
 
-def test_dashes_keep_off_the_edges_and_the_first_one_lies_in_the_middle(drawn):
+def test_dashes_keep_away_from_the_edges_and_the_first_one_is_in_the_middle(drawn):
     geometry, scenes = drawn
     there = ~np.isnan(scenes.angles)
     inside = geometry.padding + min(geometry.margins)

@@ -80,7 +80,7 @@ def test_classes_are_balanced_in_every_split(made):
     assert [Pathfinder(made, split).labels.mean() for split in SPLITS] == [0.5] * 3
 
 
-def test_the_seed_alone_decides_whatever_the_number_of_processes(made, tmp_path, monkeypatch):
+def test_the_seed_determines_the_pictures_for_any_number_of_processes(made, tmp_path, monkeypatch):
     # A process of its own does not know of smaller chunks.
     monkeypatch.undo()
     settings = {"size": 128, "difficulty": "easy", "train": 100, "val": 0, "test": 0}
@@ -137,7 +137,7 @@ def test_a_folder_is_used_again_and_other_settings_are_named(made, capsys):
         ({"source": Path("x")}, "test, val, train cannot be chosen for published pictures"),
     ],
 )
-def test_impossible_settings_are_refused_before_the_work(tmp_path, monkeypatch, change, message):
+def test_impossible_settings_raise_before_the_work(tmp_path, monkeypatch, change, message):
     monkeypatch.setattr(lra_pathfinder, "draw_pictures", lambda *_: pytest.fail("the work began"))
     with pytest.raises(ValueError, match=message):
         prepare(tmp_path / "data", **change)
@@ -248,7 +248,7 @@ def test_pickled_metadata_are_never_loaded(release, tmp_path):
     assert not touched.exists()
 
 
-def test_a_source_that_is_not_there_says_where_it_is_published(tmp_path):
+def test_a_missing_source_says_where_it_is_published(tmp_path):
     message = r"holds no folder curv_contour_length_14 with imgs and metadata.*lra_release.gz.*pathfinder32"
     for source in (tmp_path, tmp_path / "none"):
         with pytest.raises(ValueError, match=message):

@@ -50,6 +50,6 @@ def test_the_lowest_hashes_make_the_test_and_the_next_val():
     assert drawn["val"].tolist() == [8]
 
 
-def test_a_share_of_a_split_that_is_there_is_refused():
+def test_a_share_for_a_split_that_exists_raises():
     with pytest.raises(ValueError, match=r"--val-share is 0.3, but the source has a val split of its own"):
         HeldOut(val_share=0.3, test_share=None, seed=0).shares(("train", "val"))

@@ -37,7 +37,7 @@ def test_columns_are_found_in_capitals_or_not(tmp_path, fields):
     assert sum(counts(Text, prepare_text(tmp_path / "a.jsonl", tmp_path / "lines", progress=False))) == 60
 
 
-def test_a_column_that_is_named_letter_by_letter_comes_first(tmp_path):
+def test_a_column_that_is_named_exactly_comes_first(tmp_path):
     rows = [(f"upper {i}", f"lower {i}", i % 2) for i in range(60)]
     source = write(tmp_path / "a.csv", ("Body", "body", "label"), rows)
     to = prepare_text(source, tmp_path / "to", text_field="body", progress=False)
@@ -93,7 +93,7 @@ def glue(folder):
     return folder
 
 
-def test_a_test_split_without_labels_is_left_out_and_said(tmp_path, capsys):
+def test_a_test_split_without_labels_is_left_out_and_reported(tmp_path, capsys):
     to = prepare_text(glue(tmp_path / "sst"), tmp_path / "to", progress=False)
     assert counts(Text, to) == [54, 6, 8]
     assert {bytes((s["input_ids"] - 1).astype("uint8"))[:3] for s in Text(to, "test")} == {b"dev"}

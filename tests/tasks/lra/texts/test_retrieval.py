@@ -188,7 +188,7 @@ def test_an_official_file_that_is_missing_empty_or_there_twice_is_named(tmp_path
         prepare_retrieval(source, tmp_path / "to", val_share=0.1, progress=False)
 
 
-def test_a_source_that_is_none_says_where_the_official_files_are(tmp_path):
+def test_a_wrong_source_says_where_the_official_files_are(tmp_path):
     for source in (tmp_path / "gone", tmp_path):
         with pytest.raises(ValueError, match=r"name the folder of new_aan_pairs.train.tsv, .*lra_release.gz"):
             prepare_retrieval(source, tmp_path / "to", progress=False)

@@ -119,7 +119,7 @@ def test_a_share_draws_val_from_the_training_reviews_instead(tmp_path):
     )
 
 
-def test_imdb_in_files_of_rows_is_taken_as_imdb_when_told_so(tmp_path):
+def test_imdb_in_files_of_rows_is_taken_as_imdb_on_request(tmp_path):
     source = tmp_path / "from"
     source.mkdir()
     for split, labels in REVIEWS.items():
@@ -132,7 +132,7 @@ def test_imdb_in_files_of_rows_is_taken_as_imdb_when_told_so(tmp_path):
         prepare_text(source, tmp_path / "other", imdb=True, progress=False)
 
 
-def test_wrong_counts_of_imdb_are_refused_or_told(tmp_path, capsys):
+def test_wrong_counts_of_imdb_raise_or_warn(tmp_path, capsys):
     folder = acl(tmp_path / "aclImdb")
     (folder / "test" / "neg" / "9_7.txt").rename(folder / "test" / "pos" / "99_7.txt")
     (folder / "train" / "pos" / "10_7.txt").unlink()
@@ -205,7 +205,7 @@ def test_hidden_files_of_an_archive_are_passed_over(tmp_path):
         (member("aclImdb/train/neg/77_1.txt", b""), r"77_1.txt: a text is empty"),
     ],
 )
-def test_an_archive_with_something_else_in_it_is_refused(tmp_path, entry, message):
+def test_an_archive_with_something_else_in_it_raises(tmp_path, entry, message):
     archive = packed(acl(tmp_path / "x"), tmp_path / "aclImdb_v1.tar", "w:")
     with tarfile.open(archive, "a") as tar:
         tar.addfile(*entry)
@@ -344,7 +344,7 @@ def test_a_split_is_read_as_its_tokens(tmp_path):
         ([(i, "x") for i in range(50)] + [("b", "y")], "^no training text has the label 'y' .all labels: 'x', 'y'."),
     ],
 )
-def test_texts_that_make_no_data_set_are_refused(tmp_path, rows, message):
+def test_texts_that_make_no_data_set_raise(tmp_path, rows, message):
     source = own(tmp_path / "a.csv", rows)
     # Of this seed the only text of class y falls into the test.
     seed = next(seed for seed in range(99) if message[0] != "^" or in_test(tmp_path, seed))
@@ -359,7 +359,7 @@ def in_test(tmp_path, seed):
     return b"b" in texts(Text(to, "test"))
 
 
-def test_empty_texts_are_left_out_and_counted_when_told_so(tmp_path):
+def test_empty_texts_are_left_out_and_counted_on_request(tmp_path):
     source = own(tmp_path / "a.csv", [("" if i % 10 == 0 else f"t{i}", i % 2) for i in range(100)])
     to = prepare_text(source, tmp_path / "to", skip_empty=True, progress=False)
     assert sum(len(Text(to, split)) for split in SPLITS) == 90
@@ -388,13 +388,13 @@ def test_a_label_that_is_no_text_is_named(tmp_path):
         ),
     ],
 )
-def test_an_impossible_setting_is_refused(tmp_path, options, message):
+def test_an_impossible_setting_raises(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         prepare_text(many(tmp_path / "a.csv"), tmp_path / "to", progress=False, **options)
     assert not (tmp_path / "to").exists()
 
 
-def test_a_source_that_is_none_says_what_is_read_and_where_imdb_is_published(tmp_path):
+def test_a_wrong_source_says_what_is_read_and_where_imdb_is_published(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.docx").touch()
     for name, came in (
@@ -406,7 +406,7 @@ def test_a_source_that_is_none_says_what_is_read_and_where_imdb_is_published(tmp
             prepare_text(tmp_path / name, tmp_path / "to", progress=False)
 
 
-def test_the_field_names_may_be_told(tmp_path):
+def test_the_field_names_can_be_given(tmp_path):
     source = own(tmp_path / "a.csv", [(f"t{i}", f"x{i}", i % 2) for i in range(60)], ("text", "body", "stars"))
     to = prepare_text(source, tmp_path / "to", text_field="body", label_field="stars", progress=False)
     assert texts(Text(to, "val"))[0].startswith(b"x")

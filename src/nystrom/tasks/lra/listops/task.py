@@ -79,7 +79,7 @@ def prepare_listops(
 
     Raises:
         ValueError: A setting is impossible, the folder is taken or cannot be written (all checked before the work),
-            there are fewer different expressions than samples asked for, or the source is missing or broken (file and
+            there are fewer different expressions than samples asked for, or the source is missing or damaged (file and
             line are named).
     """
     to = Path(to).expanduser().resolve()
@@ -181,7 +181,7 @@ def _chunks(seed: int, limits: Limits, workers: int) -> Generator[Samples, None,
     attempts = min(2**14, max(16, 2**24 // limits.max_length))
 
     def chunk(number: int) -> Samples:
-        # The number-th child of SeedSequence(seed).spawn, whatever was drawn before it.
+        # The number-th child of SeedSequence(seed).spawn, no matter what was drawn before it.
         child = np.random.SeedSequence(seed, spawn_key=(number,))
         return draw_expressions(np.random.Generator(np.random.PCG64(child)), attempts, limits)
 

@@ -41,7 +41,7 @@ COLUMNS = b"Source\tTarget"
 WORDS = {b"]" if token == CLOSE else VOCABULARY[token].encode(): token for token in range(ZERO, CLOSE + 1)}
 TARGETS = {str(digit).encode(): digit for digit in range(10)}
 NO_PARENTHESES = bytes.maketrans(b"()", b"  ")
-# Values are computed for so many samples at once: enough for speed, little enough for memory.
+# Samples whose values are computed together: enough for speed, few enough for memory.
 AT_ONCE = 1000
 
 
@@ -68,7 +68,7 @@ def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: b
     digests = sha256_of_splits(files, progress=progress)
     settings = {"origin": "official files"} | {f"{split}_sha256": digest for split, digest in digests.items()}
     if holds(to, task=TASK, settings=settings):
-        _refuse(to, _differences(folder, read_counts(to, task=TASK)) if check_counts else [])
+        _raise_for(to, _differences(folder, read_counts(to, task=TASK)) if check_counts else [])
         print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
         return
     facts: dict[str, Any] = {}
@@ -79,7 +79,7 @@ def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: b
             counts[split] = samples.labels.size
             write_split(partial, split, samples)
         differences = _differences(folder, counts)
-        _refuse(folder, differences if check_counts else [])
+        _raise_for(folder, differences if check_counts else [])
         facts["differences"] = differences
     for difference in differences:
         print(f"warning: {folder}: {difference}.", file=sys.stderr)
@@ -107,7 +107,7 @@ def _differences(folder: Path, counts: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _refuse(folder: Path, differences: Sequence[str]) -> None:
+def _raise_for(folder: Path, differences: Sequence[str]) -> None:
     if differences:
         raise ValueError(
             f"{folder}: {'; '.join(differences)}: a file is cut short or another one, fetch or make it again (or take"

@@ -178,7 +178,7 @@ def _chunks(seed: int, geometry: Geometry, total: int, workers: int) -> Generato
             yield ahead.popleft().result()
     except BrokenProcessPool as error:
         raise OSError(
-            f"a process that drew pictures was ended by the system, perhaps for want of memory: try workers=1, got"
+            f"a process that drew pictures was ended by the system, perhaps for lack of memory: try workers=1, got"
             f" {workers}; a script calls prepare_pathfinder under `if __name__ == '__main__':`."
         ) from error
     finally:

@@ -1,6 +1,6 @@
 """Validation and test texts out of the training texts, for sources that have none of their own.
 
-A missing split takes a tenth of the training texts, or the share that is asked for. Samples are ranked by a hash of the
+A missing split takes a tenth of the training texts, or the given share. Samples are ranked by a hash of the
 seed and their bytes; the first are test, the next val. The order of a file plays no part, and equal samples are in one
 split.
 """

@@ -65,7 +65,7 @@ def prepare_texts(
     settings |= source.settings
     if holds(to, task=task, settings=settings):
         differences = read_facts(to, task=task)["differences"] if check_counts else []
-        _refuse_differences(str(to), differences)
+        _raise_for_differences(str(to), differences)
         print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
         return to
     facts: dict[str, Any] = {}
@@ -82,7 +82,7 @@ def prepare_texts(
         _check_classes(names, labels, splits)
         shares = held_out.shares(there)
         differences = _differences(source, splits, labels, names, shares)
-        _refuse_differences(source.kind, differences if check_counts else [])
+        _raise_for_differences(source.kind, differences if check_counts else [])
         for split in SPLITS:
             gathered.write(partial, split, splits[split], labels)
         truncated = {split: gathered.truncated(splits[split]) for split in SPLITS}
@@ -170,7 +170,7 @@ def _differences(
     return differences
 
 
-def _refuse_differences(what: str, differences: list[str]) -> None:
+def _raise_for_differences(what: str, differences: list[str]) -> None:
     if differences:
         raise ValueError(
             f"{what}: {'; '.join(differences)}: a file is cut short or another one, fetch it again"
