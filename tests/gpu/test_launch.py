@@ -97,9 +97,9 @@ def test_the_call_raises_where_the_launch_raises():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nystrom", {"landmarks": "uniform"}, "no kernel for landmarks='uniform': pass landmarks='segment_means'"),
-        ("nystrom", {"pinv": "exact"}, "no kernel for pinv='exact': pass pinv='iterative', or backend='torch'"),
-        ("skyformer", {"pinv": "ridge"}, "no kernel for pinv='ridge'"),
+        ("nystrom", {"landmarks": "uniform"}, "no Triton code for landmarks='uniform': pass landmarks='segment_means'"),
+        ("nystrom", {"pinv": "exact"}, "no Triton code for pinv='exact': pass pinv='iterative', or backend='torch'"),
+        ("skyformer", {"pinv": "ridge"}, "no Triton code for pinv='ridge'"),
         ("skyformer", {"backend": "cuda"}, "backend is 'cuda'; expected one of 'auto', 'torch', 'triton'"),
     ],
 )
