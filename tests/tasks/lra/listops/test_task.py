@@ -153,24 +153,24 @@ def test_a_link_and_a_relative_name_lead_to_the_folder(tmp_path, monkeypatch):
         ({"max_depth": 2, "max_args": 2}, "fewer than one in a million"),
     ],
 )
-def test_impossible_settings_raise_before_the_work(tmp_path, monkeypatch, change, message):
-    monkeypatch.setattr(lra_listops, "draw_expressions", lambda *_: pytest.fail("the work began"))
+def test_impossible_settings_raise_before_the_work(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
-        prepare(tmp_path / "data", **change)
+        # A billion expressions, which would take days.
+        prepare(tmp_path / "data", **{"train": 10**9} | change)
     assert not list(tmp_path.iterdir())
 
 
-def test_places_that_cannot_be_used_raise_before_the_work(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(lra_listops, "draw_expressions", lambda *_: pytest.fail("the work began"))
+def test_places_that_cannot_be_used_raise_before_the_work(made, tmp_path):
+    days = {"train": 10**9}
     (tmp_path / "letter.txt").touch()
     with pytest.raises(ValueError, match="is not empty and holds no data set"):
-        prepare(tmp_path)
+        prepare(tmp_path, **days)
     with pytest.raises(ValueError, match="is a file or inside one"):
-        prepare(tmp_path / "letter.txt")
-    with pytest.raises(ValueError, match=r"other settings \(seed=0 there and 3 asked for\): name another folder"):
-        prepare(made, seed=3)
+        prepare(tmp_path / "letter.txt", **days)
+    with pytest.raises(ValueError, match=r"other settings \(train=300 there and 1000000000 asked for\): name another"):
+        prepare(made, **days)
     with pytest.raises(ValueError, match="cannot be made"):
-        prepare(Path("/proc/data"))
+        prepare(Path("/proc/data"), **days)
     assert os.listdir(tmp_path) == ["letter.txt"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from nystrom.tasks.lra.listops import tsv as lra_listops_tsv
 from nystrom.tasks.lra.listops.expressions import VOCABULARY
 from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
-from nystrom.tasks.lra.listops.tsv import export_tsv, import_tsv, read_tsv, to_official, write_tsv
+from nystrom.tasks.lra.listops.tsv import AT_ONCE, export_tsv, import_tsv, read_tsv, to_official, write_tsv
 from nystrom.tasks.store.header import SPLITS
 from nystrom.tasks.store.token_files import gather
 
@@ -119,11 +119,10 @@ def test_a_wrong_file_raises_by_name_and_line(official, tmp_path, content, messa
     assert list(tmp_path.iterdir()) == [official]
 
 
-def test_a_wrong_target_is_found_far_down(official, monkeypatch):
-    monkeypatch.setattr(lra_listops_tsv, "AT_ONCE", 2)
+def test_a_wrong_target_is_found_far_down(official):
     path = official / "basic_val.tsv"
-    path.write_bytes(EXAMPLE + b"6\t6\r\n5\t5\r\n4\t3\r\n")
-    with pytest.raises(ValueError, match="line 7: the target is 3 but the source has the value 4"):
+    path.write_bytes(EXAMPLE + b"6\t6\r\n" * AT_ONCE + b"4\t3\r\n")
+    with pytest.raises(ValueError, match=f"line {AT_ONCE + 5}: the target is 3 but the source has the value 4"):
         read_tsv(path)
 
 
@@ -283,13 +282,11 @@ def test_a_prepared_data_set_goes_out_and_comes_back(tmp_path):
     assert json.loads((back / "dataset.json").read_text())["settings"]["origin"] == "official files"
 
 
-def test_an_interrupted_file_is_not_left(tmp_path, monkeypatch):
-    def fail(tokens):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(lra_listops_tsv, "to_official", fail)
-    with pytest.raises(KeyboardInterrupt):
-        write_tsv(tmp_path / "basic_val.tsv", gather([np.array([1], dtype=np.uint8)], [0]))
+def test_a_file_that_fails_half_way_is_not_left(tmp_path):
+    # The second expression has a token that is none.
+    samples = gather([np.array([NUMBER["7"]], dtype=np.uint8), np.array([99], dtype=np.uint8)], [7, 0])
+    with pytest.raises(IndexError):
+        write_tsv(tmp_path / "basic_val.tsv", samples)
     assert not list(tmp_path.iterdir())
 
 
