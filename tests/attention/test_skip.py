@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.skip import DepthwiseSkip, depthwise_skip, with_skip
 
 
@@ -194,3 +195,23 @@ def test_bad_kernels_and_masks_raise():
         depthwise_skip(v, w, keep=torch.ones(2, 8, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"to has shape .* but v has"):
         depthwise_skip(v, w, to=v[:, :, 1:])
+
+
+# Short, and so long that attention works in stretches of tokens.
+@pytest.mark.parametrize("n", [41, 2100])
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_gradients_in_a_batch_are_taken_by_vmap_and_raise_otherwise(n):
+    g = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(1, 2, n, 4, generator=g, dtype=torch.float64) for _ in range(3)]
+    inputs = [x.requires_grad_() for x in (*inputs, draw(0, 1, 2, 1, 1, 5)[1])]
+
+    def attend(q, k, v, w):
+        return nystrom_attention(q, k, v, num_landmarks=4, skip=w)
+
+    grads = torch.randn(3, 1, 2, n, 4, generator=g, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"is_grads_batched.*torch\.vmap over .*torch\.func\.vjp"):
+        torch.autograd.grad(attend(*inputs), inputs, grads, is_grads_batched=True)
+    batched = torch.vmap(torch.func.vjp(attend, *inputs)[1])(grads)
+    one_by_one = [torch.autograd.grad(attend(*inputs), inputs, grad) for grad in grads]
+    for together, alone in zip(batched, zip(*one_by_one, strict=True), strict=True):
+        torch.testing.assert_close(together, torch.stack(alone), rtol=1e-10, atol=1e-11)

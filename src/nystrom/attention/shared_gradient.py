@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.stretches import known_signature, pieces
+from nystrom.attention.stretches import for_one_gradient, known_signature, pieces
 from nystrom.landmarks import segment_means, segments, take
 
 
@@ -44,6 +44,7 @@ class _WithMeans(torch.autograd.Function):
         ctx.save_for_backward(keep)
 
     @staticmethod
+    @for_one_gradient
     def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad, of_means), (keep,), m, n = grads, ctx.saved_tensors, ctx.m, ctx.shape[2]
         if grad is None or of_means is None or torch.is_grad_enabled():

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from nystrom.attention.stretches import Piece, known_signature, pieces
+from nystrom.attention.stretches import Piece, for_one_gradient, known_signature, pieces
 from nystrom.checks import check_at_least
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import check_keep, zero_masked
@@ -166,6 +166,7 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(output[0], inputs[1])
 
     @staticmethod
+    @for_one_gradient
     def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad_v, grad), (v, w) = grads, ctx.saved_tensors
         if grad is None:

@@ -6,9 +6,10 @@ size n x m is stored, and the result may be added to what is there already. Wher
 recorded, and inside `torch.vmap`, the plain formula is used, which stores n x m numbers and has every derivative.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -45,6 +46,28 @@ def pieces(batch: int, tokens: int, numbers: int) -> Iterator[Piece]:
     for first in range(0, batch, group):
         for start in range(0, tokens, length):
             yield slice(first, first + group), slice(None), slice(start, min(tokens, start + length))
+
+
+def for_one_gradient(backward: F) -> F:
+    """Have the `backward` of an autograd.Function say the way out where it is given gradients in a batch.
+
+    torch batches them (`is_grads_batched`) by an older vmap, which lacks rules for views that a backward pass works in.
+    `torch.vmap` over `torch.func.vjp` has all of them.
+    """
+
+    @functools.wraps(backward)
+    def named(*inputs: object) -> object:
+        try:
+            return backward(*inputs)
+        except RuntimeError as error:
+            if "Batching rule not implemented" not in str(error):
+                raise
+            raise RuntimeError(
+                "is_grads_batched is True, which the backward pass of this attention does not take: use torch.vmap "
+                "over the function that torch.func.vjp gives, or one gradient at a time."
+            ) from error
+
+    return cast("F", named)
 
 
 def known_signature(forward: F) -> F:
@@ -109,6 +132,7 @@ class _AddAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, keep)
 
     @staticmethod
+    @for_one_gradient
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (q, k, v, keep) = grads, ctx.saved_tensors
         if torch.is_grad_enabled():

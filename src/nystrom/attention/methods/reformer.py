@@ -31,6 +31,7 @@ from torch import Tensor
 from nystrom.attention.door import attend
 from nystrom.attention.lsh import HashRounds, even_rotations, plan_rounds
 from nystrom.attention.options import ReformerOptions, documented
+from nystrom.attention.stretches import for_one_gradient
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, score_scale
 
@@ -224,6 +225,7 @@ class _AttendRounds(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, top, total, *plan)
 
     @staticmethod
+    @for_one_gradient
     def backward(ctx, *grads: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
         grad, (q, k, v, out, top, total, *tables) = grads[0], ctx.saved_tensors
         plan = HashRounds(*tables)
