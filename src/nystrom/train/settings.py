@@ -1,8 +1,8 @@
 """The settings of one run: a preset, its changes, and where it runs; checked before anything is made."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import MISSING, Field, asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from nystrom.checks import check_at_least, check_names
 from nystrom.tasks.lra.facts import LRA
@@ -12,6 +12,82 @@ from nystrom.train.presets.published import PRESETS, MethodSetting, Preset, find
 
 if TYPE_CHECKING:
     from nystrom.models import EncoderConfig
+
+
+class RunSettings(Protocol):
+    """Settings of a run of any kind: a frozen dataclass, whose fields decide the result; see `Settings`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def attention(self) -> str:
+        """Method."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """Options of the method that differ from its defaults."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of everything that is drawn."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Steps."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per step, over all processes and accumulated parts."""
+        ...
+
+    @property
+    def part_size(self) -> int:
+        """Samples that one process takes at a time."""
+        ...
+
+    @property
+    def accumulation(self) -> int:
+        """Parts that a process computes its share of a batch in."""
+        ...
+
+    @property
+    def processes(self) -> int:
+        """Processes."""
+        ...
+
+    @property
+    def learning_rate(self) -> float:
+        """At the end of the warm-up."""
+        ...
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of linear warm-up."""
+        ...
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between evaluations and checkpoints."""
+        ...
+
+    @property
+    def log_every(self) -> int:
+        """Steps between points of the training curve."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Where it runs: "cpu" or "cuda"."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """What is computed in: "float32", "bfloat16" or "float16"."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -230,7 +306,7 @@ def _preset_values(base: Preset, steps: float, evaluate_every: float | None) -> 
     }
 
 
-def differences(settings: Settings, before: Mapping[str, Any]) -> list[str]:
+def differences(settings: RunSettings, before: Mapping[str, Any]) -> list[str]:
     """What differs from the settings of an earlier run, as "name is this here but was that"."""
     now = asdict(settings)
     # A run that began before a setting existed had its default.

@@ -13,7 +13,7 @@ from nystrom.models import EncoderForSequenceClassification
 from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
 from nystrom.train.data.batches import TrainingOrder
 from nystrom.train.engine import evaluate
-from nystrom.train.run.trainer import RunCallback
+from nystrom.train.run.run_trainer import RunCallback
 
 
 def test_accumulation_gives_the_run_of_the_whole_batch(small_run, tmp_path, weights, curves):

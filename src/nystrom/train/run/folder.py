@@ -31,7 +31,7 @@ from filelock import FileLock, Timeout
 
 from nystrom.measure.rows import Row, append_rows, check_folder
 from nystrom.train.method_names import sized_name
-from nystrom.train.settings import Settings, differences
+from nystrom.train.settings import RunSettings, differences
 
 _SETTINGS, _COMPLETE, _LOCK, _STATE = "run.json", "complete.json", ".lock", "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -59,14 +59,14 @@ class RunFolder:
         self.best, self.rows = path / "best", path / "rows.csv"
 
     @contextmanager
-    def held(self, settings: Settings, *, resume: bool, main: bool) -> Iterator[None]:
+    def held(self, settings: RunSettings, *, resume: bool, main: bool) -> Iterator[None]:
         """Lock the folder for a run with these settings, which may start or continue here.
 
         The system unlocks the folder when the process ends, however it ends. If no run has started by the end, what
         was made of the folder is removed.
 
         Args:
-            settings: Settings of the run.
+            settings: RunSettings of the run.
             resume: Whether a run is to be continued.
             main: Whether this is the process that writes; for others nothing happens.
 
@@ -112,7 +112,7 @@ class RunFolder:
             except Timeout:
                 raise ValueError(f"{self.path} is in use by another training after {seconds:g} s of waiting.") from None
 
-    def _check(self, settings: Settings, *, resume: bool) -> None:
+    def _check(self, settings: RunSettings, *, resume: bool) -> None:
         if not self.is_started:
             # A run that was killed while writing its first file leaves the beginning of that file.
             strange = (entry.name for entry in self.path.iterdir() if entry.name != _LOCK)
@@ -127,7 +127,7 @@ class RunFolder:
         else:
             self.check_settings(settings)
 
-    def check_settings(self, settings: Settings) -> None:
+    def check_settings(self, settings: RunSettings) -> None:
         """Check that a resumed run has its old settings.
 
         Raises:
@@ -170,7 +170,7 @@ class RunFolder:
             raise ValueError(f"{path} does not describe a run of this library: take another folder with --to.")
         return content
 
-    def start(self, settings: Settings, data: Mapping[str, object], versions: Mapping[str, str]) -> None:
+    def start(self, settings: RunSettings, data: Mapping[str, object], versions: Mapping[str, str]) -> None:
         """Write run.json, unless the run is resumed."""
         if not self.is_started:
             method, _ = sized_name(settings.attention, settings.options)

@@ -21,7 +21,14 @@ QUANTITIES = {
 
 
 class ProgressLines(TrainerCallback):
-    """Prints the lines."""
+    """Prints the lines.
+
+    Args:
+        quantities: Names in the lines of the logged values.
+    """
+
+    def __init__(self, quantities: Mapping[str, str] = QUANTITIES):
+        self.quantities = quantities
 
     def on_log(
         self,
@@ -32,12 +39,20 @@ class ProgressLines(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Print a line of the logged values."""
-        if state.is_world_process_zero and (line := line_of(logs or {}, state)):
+        if state.is_world_process_zero and (line := line_of(logs or {}, state, self.quantities)):
             print(line, flush=True)
 
 
 class ProgressBar(ProgressCallback):
-    """Draws the bar, and prints the lines above it."""
+    """Draws the bar, and prints the lines above it.
+
+    Args:
+        quantities: Names in the lines of the logged values.
+    """
+
+    def __init__(self, quantities: Mapping[str, str] = QUANTITIES):
+        super().__init__()
+        self.quantities = quantities
 
     def on_log(
         self,
@@ -48,13 +63,13 @@ class ProgressBar(ProgressCallback):
         **kwargs: Any,
     ) -> None:
         """Print a line of the logged values."""
-        if self.training_bar is not None and (line := line_of(logs or {}, state)):
+        if self.training_bar is not None and (line := line_of(logs or {}, state, self.quantities)):
             self.training_bar.write(line)
 
 
-def progress() -> TrainerCallback:
+def progress(quantities: Mapping[str, str] = QUANTITIES) -> TrainerCallback:
     """The bar on a terminal, only the lines elsewhere."""
-    return ProgressBar() if sys.stderr.isatty() and sys.stdout.isatty() else ProgressLines()
+    return (ProgressBar if sys.stderr.isatty() and sys.stdout.isatty() else ProgressLines)(quantities)
 
 
 @contextmanager
@@ -69,9 +84,9 @@ def no_file_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def line_of(logs: Mapping[str, float], state: TrainerState) -> str:
+def line_of(logs: Mapping[str, float], state: TrainerState, quantities: Mapping[str, str] = QUANTITIES) -> str:
     """A line such as "step 20 of 700: train loss 2.301, learning rate 0.0004, 12 s, peak memory 812 MB"."""
-    parts = [_part(name, logs[key]) for key, name in QUANTITIES.items() if key in logs]
+    parts = [_part(name, logs[key]) for key, name in quantities.items() if key in logs]
     if not parts:
         return ""
     parts.append(f"{logs['seconds']:.0f} s")
@@ -81,4 +96,4 @@ def line_of(logs: Mapping[str, float], state: TrainerState) -> str:
 
 
 def _part(name: str, value: float) -> str:
-    return f"{name} {value:.1%}" if name.endswith("accuracy") else f"{name} {value:.4g}"
+    return f"{name} {value:.1%}" if name.endswith(("accuracy", "F1")) else f"{name} {value:.4g}"

@@ -26,8 +26,9 @@ from nystrom.train.run.compiling import check_compiler
 from nystrom.train.run.finish import finish
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.progress import no_file_bars
-from nystrom.train.run.trainer import EncoderTrainer, NotFinite, training_arguments
-from nystrom.train.run.writing import NotWritten
+from nystrom.train.run.run_trainer import training_arguments
+from nystrom.train.run.to_the_end import train_to_the_end
+from nystrom.train.run.trainer import EncoderTrainer
 from nystrom.train.settings import Settings
 
 
@@ -85,7 +86,7 @@ def train_model(
     with no_file_bars():
         model = find_task(settings.task).model(settings.encoder_config(class_names(splits.train)))
         trainer = EncoderTrainer(model, arguments, settings=settings, preset=preset, splits=splits, run=run)
-        _train(trainer, settings, run, resume=resume)
+        train_to_the_end(trainer, resume=resume)
         if is_main():
             words = train_words(
                 settings, data=folder if data is None else data, columns=columns, to=run.path, threads=threads
@@ -93,45 +94,3 @@ def train_model(
             finish(trainer, settings, run, command=command_line(words, settings.processes))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-def _train(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, resume: bool) -> None:
-    """Train to the last step, from the last complete checkpoint where there is one."""
-    step = run.last_step() if resume else None
-    trainer.accelerator.wait_for_everyone()
-    if is_main():
-        for checkpoint, what in run.damage():
-            print(f"warning: {checkpoint} is passed over: {what}.", flush=True)
-        run.remove_after(step)
-        if resume:
-            print(
-                f"Going on after step {step}." if step else "There is no complete checkpoint yet: starting at step 1.",
-                flush=True,
-            )
-    trainer.accelerator.wait_for_everyone()
-    try:
-        trainer.train(resume_from_checkpoint=None if step is None else str(run.checkpoint(step)))
-    except NotFinite as error:
-        good = run.last_step()
-        where = (
-            "there is no checkpoint before it"
-            if good is None
-            else f"the last good checkpoint is {run.checkpoint(good)}"
-        )
-        raise NotFinite(
-            f"{error}; {where}. Start another run with a lower --learning-rate"
-            f"{'' if settings.precision == 'float32' else ' or with --precision float32'}."
-        ) from error
-    except NotWritten:
-        raise
-    except OSError as error:
-        raise OSError(
-            f"{run.path} stopped in step {trainer.state.global_step + 1} ({error}): {trainer.way_on()}."
-        ) from error
-    except KeyboardInterrupt:
-        if is_main():
-            print(
-                f"\nStopped in step {trainer.state.global_step + 1} of {settings.steps}; go on with --resume, "
-                f"from step {run.last_step() or 0}."
-            )
-        raise

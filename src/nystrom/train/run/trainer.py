@@ -1,60 +1,28 @@
-"""The Hugging Face Trainer with the batches and rules of this library.
+"""Training of a task by a preset: `nystrom.train.run.run_trainer` on the splits of a task.
 
-- The Trainer's single "epoch" is the whole run: `TrainingOrder` yields the samples of all passes, so a resumed run
-  skips to its place, and no boundary between passes depends on processes or accumulation. `state.epoch` still counts
-  passes over the data.
-- A loss that is not finite stops the run, and weights that are not finite are not written to a checkpoint.
-- After each checkpoint the curves are rewritten from the Trainer's own log, which is part of a checkpoint: a step that
-  ran twice, before and after an interruption, appears once.
-- A checkpoint that cannot be written, on a full disk for example, ends the run with one line, and is removed.
-- The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset sets.
-- Evaluation takes as many samples at a time as a part of a step, so that a model that fits in memory for training
-  also fits for evaluation.
+- The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset says.
 - A model that is compiled gets batches of one shape, see `nystrom.train.run.compiling`.
-
-The pickled states that the Trainer (5.23) loads are those of the optimizer, the schedule, the scaler and the random
-numbers, all with `weights_only=True`, which runs no code; weights are safetensors.
 """
 
-import math
-import shutil
-import time
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import DataLoader
-from transformers import (
-    EvalPrediction,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import EvalPrediction, TrainingArguments
 
-from nystrom.measure.memory import peak_megabytes
-from nystrom.train.data.batches import TrainingOrder, shortest_first
 from nystrom.train.data.tasks import Model, Splits, find_task
 from nystrom.train.presets.published import Preset
 from nystrom.train.run.compiling import compile_model
-from nystrom.train.run.folder import Point, RunFolder
-from nystrom.train.run.progress import QUANTITIES, progress
-from nystrom.train.run.writing import NotWritten, written
+from nystrom.train.run.folder import RunFolder
+from nystrom.train.run.run_trainer import RunTrainer
 from nystrom.train.scoring import is_right
 from nystrom.train.settings import Settings
 
 
-class NotFinite(FloatingPointError):
-    """A loss or a weight is no longer a finite number; the message names the step."""
-
-
-class EncoderTrainer(Trainer):
-    """Trains one model with given settings, in one run folder.
+class EncoderTrainer(RunTrainer):
+    """Trains one model by settings, in one run folder.
 
     Args:
         model: The model.
@@ -75,206 +43,31 @@ class EncoderTrainer(Trainer):
         splits: Splits,
         run: RunFolder,
     ):
-        self.settings, self.preset, self.splits, self.run = settings, preset, splits, run
-        self._collate = find_task(settings.task).collate
+        self.preset, self.splits = preset, splits
+        collate = find_task(settings.task).collate
         if settings.compile:
-            self._collate = partial(self._collate, length=settings.max_length)
+            collate = partial(collate, length=settings.max_length)
             compile_model(model)
-        self._seconds, self._since, self._megabytes = 0.0, time.monotonic(), 0.0
-        self.network = model
         super().__init__(
-            model=model,
-            args=arguments,
-            data_collator=self._collate,
-            train_dataset=splits.train,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
-            eval_dataset=splits.val,  # pyright: ignore[reportArgumentType]
+            model,
+            arguments,
+            settings=settings,
+            train=splits.train,
+            validation=splits.val,
+            collate=collate,
+            run=run,
+            clip_value=preset.clip_value,
             compute_metrics=_means,
-            preprocess_logits_for_metrics=_judge,  # pyright: ignore[reportArgumentType] (it may return several)
-            callbacks=[RunCallback(self), progress()],
+            preprocess_logits_for_metrics=_judge,
         )
-        # It prints numbers as quoted strings.
-        self.remove_callback(PrinterCallback)
-
-    def get_train_dataloader(self) -> DataLoader:
-        """The batches of the whole run; each process takes its share of every batch."""
-        order = TrainingOrder(
-            self.splits.train.lengths,
-            batch_size=self.settings.batch_size,
-            steps=self.settings.steps,
-            seed=self.settings.seed,
-        )
-        return self._loader(self.train_dataset, order, self.settings.part_size)
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """The validation split, the shortest samples first."""
-        assert eval_dataset in (None, self.eval_dataset), "the test split is scored by nystrom.train.scoring"
-        return self._loader(self.eval_dataset, shortest_first(self.splits.val.lengths), self.args.eval_batch_size)
-
-    def _loader(self, dataset: Any, order: Any, size: int) -> DataLoader:
-        pin = self.settings.device != "cpu"
-        return self.accelerator.prepare(
-            DataLoader(dataset, batch_size=size, sampler=order, collate_fn=self._collate, pin_memory=pin)
-        )
-
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
-        """One part of a step; a loss that is not finite raises."""
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        if not torch.isfinite(loss):
-            raise NotFinite(f"the loss is {loss.item()} at step {self.state.global_step + 1} of {self.settings.steps}")
-        return loss
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Evaluate on the validation split, and name the metric that chooses the best checkpoint."""
+        """Evaluate on the validation split, and name what the best checkpoint is chosen by."""
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        if not math.isfinite(metrics["eval_loss"]):
-            raise NotFinite(f"the validation loss is {metrics['eval_loss']} after step {self.state.global_step}")
         counts = self.state.global_step > self.preset.best_after * self.settings.steps
         return {**metrics, "eval_selection": metrics["eval_accuracy"] if counts else -1.0}
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the seconds and the memory of training so far; seconds lost in an interruption do not count."""
-        logs |= {"seconds": self.seconds, "megabytes": self.megabytes}
-        super().log(logs, start_time)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write a complete checkpoint, or leave none."""
-        folder = self.run.checkpoint(self.state.global_step)
-        try:
-            with written(folder, self.way_on()):
-                super()._save_checkpoint(model, trial)
-        except NotWritten:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-    def way_on(self) -> str:
-        """How to continue a run that could not write a file."""
-        return f"go on with --resume, from step {self.run.last_step() or 0}"
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training, evaluations and checkpoints included."""
-        return self._seconds + time.monotonic() - self._since
-
-    @property
-    def megabytes(self) -> float:
-        """The peak memory of this process in the run, see `nystrom.measure.memory`."""
-        return max(self._megabytes, peak_megabytes(self.settings.device))
-
-    def restart_clock(self) -> None:
-        """Start counting, from the values in the log of a resumed run."""
-        logged = [entry for entry in self.state.log_history if "seconds" in entry]
-        self._seconds, self._since = max((entry["seconds"] for entry in logged), default=0.0), time.monotonic()
-        self._megabytes = max((entry["megabytes"] for entry in logged), default=0.0)
-
-    def curves(self) -> list[Point]:
-        """The curves so far."""
-        return [
-            Point(int(entry["step"]), quantity, float(entry[name]), float(entry["seconds"]))
-            for entry in self.state.log_history
-            for name, quantity in QUANTITIES.items()
-            if name in entry
-        ]
-
-
-class RunCallback(TrainerCallback):
-    """What happens between the steps.
-
-    Args:
-        trainer: The trainer that it belongs to.
-    """
-
-    def __init__(self, trainer: EncoderTrainer):
-        self.trainer = trainer
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Start the clock, and give each process its own dropout."""
-        self.trainer.restart_clock()
-        if args.world_size > 1:
-            # With one seed, all processes would drop the same units. A resumed run loads its own state after this.
-            torch.manual_seed(self.trainer.settings.seed + args.process_index)
-
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Clip the gradients by value, if the preset does."""
-        if (clip := self.trainer.preset.clip_value) is not None:
-            self.trainer.accelerator.clip_grad_value_(self.trainer.network.parameters(), clip)
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Count passes over the data, and check the weights before they are saved."""
-        trainer = self.trainer
-        state.epoch = state.global_step * trainer.settings.batch_size / len(trainer.splits.train)
-        if state.global_step >= trainer.settings.steps:
-            control.should_log = True
-        if control.should_save:
-            for name, weight in trainer.network.named_parameters():
-                if not torch.isfinite(weight).all():
-                    raise NotFinite(f"{name} holds numbers that are not finite after step {state.global_step}")
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Complete the checkpoint once every process has written its part."""
-        self.trainer.accelerator.wait_for_everyone()
-        if state.is_world_process_zero:
-            run = self.trainer.run
-            with written(run.path, self.trainer.way_on()):
-                run.mark_complete(state.global_step)
-                run.prune(best=state.best_global_step)
-                run.write_curves(self.trainer.curves())
-
-
-def training_arguments(settings: Settings, preset: Preset, run: RunFolder, *, reports: list[str]) -> TrainingArguments:
-    """The settings in the form of the Trainer's arguments.
-
-    Args:
-        settings: Settings of the run.
-        preset: The preset that they come from.
-        run: The folder.
-        reports: Other places that the Trainer reports to.
-    """
-    arguments = TrainingArguments(
-        output_dir=str(run.path),
-        max_steps=settings.steps,
-        per_device_train_batch_size=settings.part_size,
-        per_device_eval_batch_size=settings.part_size,
-        gradient_accumulation_steps=settings.accumulation,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type="linear",
-        warmup_steps=settings.warmup_steps,
-        optim="adamw_torch",
-        adam_beta1=preset.adam_betas[0],
-        adam_beta2=preset.adam_betas[1],
-        adam_epsilon=preset.adam_epsilon,
-        weight_decay=preset.weight_decay,
-        max_grad_norm=0.0,
-        seed=settings.seed,
-        eval_strategy="steps",
-        eval_steps=settings.evaluate_every,
-        save_strategy="steps",
-        save_steps=settings.evaluate_every,
-        logging_steps=settings.log_every,
-        logging_nan_inf_filter=False,
-        metric_for_best_model="selection",
-        greater_is_better=True,
-        use_cpu=settings.device == "cpu",
-        # Naming a backend makes accelerate look for other processes.
-        ddp_backend="gloo" if settings.device == "cpu" and settings.processes > 1 else None,
-        ddp_find_unused_parameters=False,
-        bf16=settings.precision == "bfloat16",
-        fp16=settings.precision == "float16",
-        remove_unused_columns=False,
-        label_names=["labels"],
-        disable_tqdm=True,
-        report_to=reports,
-    )
-    # With several accelerators and one process the Trainer would multiply the batch by their number (DataParallel).
-    arguments._n_gpu = min(arguments.n_gpu, 1)
-    return arguments
 
 
 def _judge(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,57 @@
+"""The steps of a run, from its last good checkpoint where there is one, and what is said when they stop early."""
+
+from nystrom.train.hardware import is_main
+from nystrom.train.run.run_trainer import NotFinite, RunTrainer
+from nystrom.train.run.writing import NotWritten
+
+
+def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
+    """Train to the last step, from the last complete checkpoint where there is one.
+
+    Args:
+        trainer: The trainer, whose folder this process holds.
+        resume: Go on from the last complete checkpoint.
+
+    Raises:
+        FloatingPointError: The loss or a weight is no longer finite.
+        OSError: A file could not be written; names the folder and the way on.
+    """
+    run, settings = trainer.run, trainer.settings
+    step = run.last_step() if resume else None
+    trainer.accelerator.wait_for_everyone()
+    if is_main():
+        for checkpoint, what in run.damage():
+            print(f"warning: {checkpoint} is passed over: {what}.", flush=True)
+        run.remove_after(step)
+        if resume:
+            print(
+                f"Going on after step {step}." if step else "There is no complete checkpoint yet: starting at step 1.",
+                flush=True,
+            )
+    trainer.accelerator.wait_for_everyone()
+    try:
+        trainer.train(resume_from_checkpoint=None if step is None else str(run.checkpoint(step)))
+    except NotFinite as error:
+        good = run.last_step()
+        where = (
+            "there is no checkpoint before it"
+            if good is None
+            else f"the last good checkpoint is {run.checkpoint(good)}"
+        )
+        raise NotFinite(
+            f"{error}; {where}. Start another run with a lower --learning-rate"
+            f"{'' if settings.precision == 'float32' else ' or with --precision float32'}."
+        ) from error
+    except NotWritten:
+        raise
+    except OSError as error:
+        raise OSError(
+            f"{run.path} stopped in step {trainer.state.global_step + 1} ({error}): {trainer.way_on()}."
+        ) from error
+    except KeyboardInterrupt:
+        if is_main():
+            print(
+                f"\nStopped in step {trainer.state.global_step + 1} of {settings.steps}; go on with --resume, "
+                f"from step {run.last_step() or 0}."
+            )
+        raise
