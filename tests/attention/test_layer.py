@@ -170,8 +170,8 @@ def test_bad_inputs_raise():
     ("options", "message"),
     [
         ({"num_heads": 5}, "embed_dim 12 is not a multiple of num_heads 5"),
-        ({"dropout": 0.1}, r"dropout is 0\.1; expected 0"),
-        ({"kdim": -1}, "kdim is -1; expected a whole number of at least 1"),
+        ({"dropout": 0.1}, r"dropout is 0\.1"),
+        ({"kdim": -1}, "kdim is -1"),
         ({"num_landmarks": 0}, "num_landmarks is 0"),
         ({"conv_kernel_size": 4}, "conv_kernel_size is 4"),
     ],

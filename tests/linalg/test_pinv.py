@@ -113,9 +113,9 @@ def test_a_matrix_without_an_inverse_leaves_its_neighbours_alone(inverse, broken
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": -1}, "pinv_steps is -1; expected a whole number of at least 0"),
-        ({"inverse": "svd"}, "pinv is 'svd'; expected one of 'iterative', 'ridge', 'exact'"),
-        ({"z0": "best"}, "z0 is 'best'; expected one of 'paper', 'authors'"),
+        ({"steps": -1}, "pinv_steps is -1"),
+        ({"inverse": "svd"}, "pinv is 'svd'"),
+        ({"z0": "best"}, "z0 is 'best'"),
     ],
 )
 def test_bad_options_are_refused(options, message):

@@ -108,7 +108,7 @@ def test_lines_before_a_mistake_are_filled(folder):
         ({"batch_size": 0}, "batch_size is 0"),
         ({"device": "tpu"}, "device is 'tpu'"),
         ({"texts": "no mask"}, r"line 1 holds no \[MASK\]"),
-        ({"model": "nowhere"}, "model is 'nowhere'; expected a folder"),
+        ({"model": "nowhere"}, "model is 'nowhere'"),
     ],
 )
 @pytest.mark.refuses

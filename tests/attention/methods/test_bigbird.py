@@ -196,8 +196,8 @@ def test_it_is_the_attention_of_transformers(training, blocks):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block_size": 0}, "block_size is 0; expected a whole number of at least 1"),
-        ({"num_random_blocks": -1}, "num_random_blocks is -1; expected a whole number of at least 0"),
+        ({"block_size": 0}, "block_size is 0"),
+        ({"num_random_blocks": -1}, "num_random_blocks is -1"),
     ],
 )
 def test_bad_options_raise(options, message):

@@ -146,8 +146,8 @@ def test_it_is_the_attention_of_transformers(dtype, num_global, real):
     ("options", "message"),
     [
         ({"window": 256}, "window is 256; expected an odd number.*257 is what others call an attention window of 256"),
-        ({"window": 0}, "window is 0; expected a whole number of at least 1"),
-        ({"num_global": -1}, "num_global is -1; expected a whole number of at least 0"),
+        ({"window": 0}, "window is 0"),
+        ({"num_global": -1}, "num_global is -1"),
     ],
 )
 def test_bad_options_raise(options, message):

@@ -124,9 +124,9 @@ def test_an_autocast_result_past_float16_stays_finite():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_landmarks": 0}, "num_landmarks is 0; expected a whole number of at least 1"),
+        ({"num_landmarks": 0}, "num_landmarks is 0"),
         ({"num_landmarks": 2.5}, "num_landmarks is 2.5"),
-        ({"landmarks": "random"}, "landmarks is 'random'; expected one of 'segment_means', 'uniform', 'kmeans'"),
+        ({"landmarks": "random"}, "landmarks is 'random'"),
         ({"pinv": "newton"}, "pinv is 'newton'"),
         ({"pinv_steps": -1}, "pinv_steps is -1"),
         ({"z0": "mine"}, "z0 is 'mine'"),

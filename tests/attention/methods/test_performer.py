@@ -166,8 +166,8 @@ def test_a_redraw_between_forward_and_backward_leaves_the_gradient():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_features": 0}, "num_features is 0; expected a whole number of at least 1"),
-        ({"scale": -0.5}, r"scale is -0\.5; expected a positive, finite number"),
+        ({"num_features": 0}, "num_features is 0"),
+        ({"scale": -0.5}, r"scale is -0\.5"),
         ({"projection": torch.ones(4, 5)}, r"projection has shape \(4, 5\); expected \(features, 8\)"),
         ({"projection": torch.ones(0, 8)}, r"projection has shape \(0, 8\); expected \(features, 8\)"),
         ({"projection": torch.ones(4, 8), "generator": torch.Generator()}, "projection and generator are both given"),

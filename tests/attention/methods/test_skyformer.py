@@ -64,14 +64,14 @@ def test_more_landmarks_come_nearer_to_kernelized():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_landmarks": 1}, "num_landmarks is 1; expected a whole number of at least 2"),
-        ({"gamma": 0.0}, r"gamma is 0\.0; expected a positive, finite number"),
+        ({"num_landmarks": 1}, "num_landmarks is 1"),
+        ({"gamma": 0.0}, r"gamma is 0\.0"),
         ({"pinv": "lu"}, "pinv is 'lu'"),
         (
             {"kernel": "laplace", "backend": "triton"},
             "has no Triton code for kernel='laplace': pass kernel='gaussian', or backend='torch'",
         ),
-        ({"kernel": "cosine"}, "kernel is 'cosine'; expected one of 'gaussian', 'laplace', 'matern32', 'matern52'"),
+        ({"kernel": "cosine"}, "kernel is 'cosine'"),
     ],
 )
 def test_bad_options_raise(options, message):

@@ -153,9 +153,7 @@ def test_wrong_counts_raise_unless_allowed(tmp_path):
 
 
 @pytest.mark.refuses
-@pytest.mark.parametrize(
-    ("change", "message"), [({"val": -1}, "--val is -1; expected at least 0"), ({"seed": -1}, "--seed is -1")]
-)
+@pytest.mark.parametrize(("change", "message"), [({"val": -1}, "--val is -1"), ({"seed": -1}, "--seed is -1")])
 def test_impossible_settings_raise(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         prepare_image(tmp_path, tmp_path / "data", **change)

@@ -138,12 +138,12 @@ def test_interpreted_kernels_raise_with_the_way_out():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"capability": "9.5"}, "capability is '9.5'; expected one of '8.0'"),
+        ({"capability": "9.5"}, "capability is '9.5'"),
         ({"landmarks": 257}, "landmarks is 257; the kernels take 1 to 256"),
         ({"width": 512}, "width is 512; the kernels take 1 to 256"),
-        ({"tokens": 128}, "tokens is 128 with 64 landmarks; expected more than two tokens per landmark: ask for 129"),
-        ({"taps": 4}, "taps is 4; expected an odd number"),
-        ({"taps": 3, "gaussian": True}, "taps is 3; expected .* 0 for Skyformer"),
+        ({"tokens": 128}, "tokens is 128 with 64 landmarks.*ask for 129"),
+        ({"taps": 4}, "taps is 4"),
+        ({"taps": 3, "gaussian": True}, "taps is 3.* 0 for Skyformer"),
     ],
 )
 def test_what_kernels_do_not_take_raises(change, message):

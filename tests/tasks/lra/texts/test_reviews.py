@@ -377,9 +377,9 @@ def test_a_label_that_is_no_text_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_length": 0}, "--max-length is 0; expected at least 1 byte"),
-        ({"seed": -1}, "--seed is -1; expected at least 0"),
-        ({"val_share": 0.0}, "--val-share is 0.0; expected a number between 0 and 1"),
+        ({"max_length": 0}, "--max-length is 0"),
+        ({"seed": -1}, "--seed is -1"),
+        ({"val_share": 0.0}, "--val-share is 0.0"),
         ({"test_share": 1.5}, "--test-share is 1.5; expected"),
         ({"val_share": 0.5, "test_share": 0.5}, "leave nothing to train on"),
         (

@@ -1,0 +1,40 @@
+"""What the shared checks say: the argument, what came and what was wanted. Callers are tested for the argument."""
+
+import math
+
+import pytest
+
+from nystrom.checks import check_at_least, check_choice, check_flag, check_names, check_positive
+
+
+@pytest.mark.parametrize("value", [0, True, 2.0, "3", None])
+def test_a_number_below_the_least_or_of_another_kind_raises(value):
+    with pytest.raises(ValueError, match=f"^steps is {value!r}; expected a whole number of at least 1\\.$"):
+        check_at_least("steps", value, 1)
+    check_at_least("steps", 1, 1)
+
+
+@pytest.mark.parametrize("value", [0.0, -1, math.inf, math.nan, True, "1"])
+def test_a_number_that_is_not_positive_and_finite_raises(value):
+    with pytest.raises(ValueError, match=f"^scale is {value!r}; expected a positive, finite number\\.$"):
+        check_positive("scale", value)
+    check_positive("scale", 1)
+
+
+def test_words_and_flags_are_those_that_there_are():
+    with pytest.raises(ValueError, match=r"^pinv is 'svd'; expected one of 'ridge', 'exact'\.$"):
+        check_choice("pinv", "svd", ("ridge", "exact"))
+    with pytest.raises(ValueError, match=r"^residual is 1; expected True or False\.$"):
+        check_flag("residual", 1)
+    check_choice("pinv", "exact", ("ridge", "exact"))
+    check_flag("residual", False)
+
+
+def test_the_nearest_name_is_suggested():
+    with pytest.raises(
+        ValueError, match=r"^task 'lisops' is unknown; expected one of listops, text\. Perhaps you meant 'listops'\.$"
+    ):
+        check_names("task", ["text", "lisops"], ["text", "listops"])
+    with pytest.raises(ValueError, match=r"^task 'x' is unknown; expected one of listops, text\.$"):
+        check_names("task", ["x"], ["text", "listops"])
+    check_names("task", [], [])
