@@ -1,4 +1,4 @@
-"""The core with torch and jaxtyping alone; run by `make bare`, in an environment that has nothing else."""
+"""The core with only torch and jaxtyping; run by `make bare`, in an environment without anything else."""
 
 import importlib.util
 import warnings

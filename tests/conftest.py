@@ -24,7 +24,7 @@ if not torch.cuda.is_available():
 # pytest-xdist runs a worker per core; a second thread in each would only wait.
 torch.set_num_threads(1)
 
-# No test depends on the clock: a busy machine is slow, and no example is wrong for that.
+# No test depends on the clock: an example is not wrong because a busy machine is slow.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
@@ -44,7 +44,7 @@ SIZES = {
 
 @pytest.fixture
 def published(tmp_path) -> Callable[..., tuple[Any, Path]]:
-    """Make a model with a class of transformers and save it; gives the model and its folder."""
+    """Make a model with a class of transformers and save it; returns the model and its folder."""
     import transformers
     from transformers import NystromformerConfig
 
@@ -62,7 +62,7 @@ def published(tmp_path) -> Callable[..., tuple[Any, Path]]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> "PreTrainedTokenizerBase":
-    """ALBERT's kind of tokenizer, as the published checkpoints have it."""
+    """A tokenizer of ALBERT's kind, as in the published checkpoints."""
     from transformers import AlbertTokenizer
 
     lines = ["paris is the capital of france .", "berlin is the capital of germany .", "a mask hides a word ."]
@@ -71,7 +71,7 @@ def tokenizer() -> "PreTrainedTokenizerBase":
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> Path:
-    """48 + 20 + 30 samples of up to 40 tokens: more than the landmarks of a small run, and no multiple of a batch."""
+    """48 + 20 + 30 samples of up to 40 tokens: more than the landmarks of a small run, not a multiple of a batch."""
     from nystrom.tasks.lra.listops.task import prepare_listops
 
     folder = tmp_path_factory.mktemp("data") / "listops"
@@ -94,7 +94,7 @@ def pairs(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def hooks() -> Iterator[ExitStack]:
-    """Holds the hooks that a test has set, which go with it."""
+    """Holds the hooks of a test, and removes them at its end."""
     with ExitStack() as handles:
         yield handles
 

@@ -54,7 +54,7 @@ def test_positive_features_are_the_softmax_kernel_on_average():
     # Lemma 1 of the Performer; one row has the variance SM^2 (exp(c |q + k|^2) - 1), its mean over r rows one r-th.
     spread = 0.4 * (q[..., :, None, :] + k[..., None, :, :]).square().sum(-1)
     deviation = exact * (torch.expm1(spread) / 200_000).sqrt()
-    # 24 numbers, each beyond 5 standard deviations once in a million.
+    # 24 numbers, each of which exceeds 5 standard deviations once in a million.
     assert ((estimate - exact).abs() <= 5 * deviation).all()
 
 

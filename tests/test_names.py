@@ -1,4 +1,4 @@
-"""A reader who meets a class by its name finds one definition of it."""
+"""A class name has one definition, so that a reader who searches for it finds one."""
 
 import ast
 from collections import defaultdict

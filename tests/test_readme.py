@@ -1,4 +1,4 @@
-"""The code blocks of the pages run, each page's in order and in one namespace, in a folder of their own."""
+"""The code blocks of the pages run, those of a page in order and in one namespace, in their own folder."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# Installing is what the Makefile did; the demo and full trainings take minutes to days; published data are the user's.
+# The Makefile has installed it; the demo and full trainings take minutes to days; users have the published data.
 NOT_RUN = (
     "git clone",
     "cd ",
@@ -46,7 +46,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_run(page, tmp_path):
-    """Short commands run as they stand; those of minutes or more must at least parse, as --help shows."""
+    """Short commands are run; those that take minutes or more must at least parse, as --help shows."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     commands = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
     for line in commands:

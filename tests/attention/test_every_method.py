@@ -64,7 +64,7 @@ VARIANTS = {
 }
 # Methods whose rule is about positions: holes inside a sequence count as positions.
 POSITIONAL = {name for name, method in METHODS.items() if method.positional}
-# Methods that work for queries of other tokens than the keys'.
+# Methods whose queries and keys may be different tokens.
 CROSS = {name for name, method in METHODS.items() if method.cross_attention}
 RANDOM = [
     ("nystrom", {"num_landmarks": 5, "landmarks": "uniform"}),
@@ -78,14 +78,14 @@ RANDOM = [
 ]
 # Options under which a Module draws in training; the functions draw without them.
 TRAINING = {"performer": {"redraw_steps": 1}}
-# What the papers' baseline stores is the point of it; it is held to every other law.
+# The papers' baseline stores n x s numbers by design; it keeps every other law.
 QUADRATIC_BY_DESIGN = ("softmax", {"form": "materialised"})
 
 CASES = [
     pytest.param(name, options, id=f"{name}-{options}") for name in METHODS for options in VARIANTS.get(name, [{}])
 ]
 every_case = pytest.mark.parametrize(("name", "options"), CASES)
-# What takes seconds a case: a method's first options without and with a mask, its others with one.
+# For tests of seconds per case: a method's first options without and with a mask, its others with one.
 every_case_masked = pytest.mark.parametrize(
     ("name", "options", "masked"),
     [
@@ -96,7 +96,7 @@ every_case_masked = pytest.mark.parametrize(
         if masked or options == VARIANTS[name][0]
     ],
 )
-# Kernels are interpreted without a GPU, which is slow: one case says what all of them do.
+# Kernels are interpreted without a GPU, which is slow: one case stands for all.
 cases_of_torch = pytest.mark.parametrize(
     ("name", "options"), [case for case in CASES if "backend" not in case.values[1]]
 )
@@ -109,7 +109,7 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-9}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 lengths = st.integers(1, 40)
 seeds = st.integers(0, 2**31)
-# Interpreted kernels take a second a call, so they get these examples and no others.
+# Interpreted kernels take a second per call, so they get only these examples.
 BY_HAND = (
     {"n": 23, "s": 18, "b": 1, "h": 2, "d": 3, "e": 5, "before": 2, "after": 9, "junk": float("nan"), "count": 7},
     {"n": 9, "s": 31, "b": 2, "h": 1, "d": 9, "e": 1, "before": 6, "after": 0, "junk": -1e30, "count": 12},
@@ -124,7 +124,7 @@ def triton_where_it_is_asked_for(request):
 
 
 def few(law):
-    """Hold a law to a dozen drawn examples, and kernels to those chosen by hand."""
+    """Check a law on a dozen drawn examples, and for kernels on those chosen by hand."""
     drawn = settings(max_examples=12, deadline=None)(law)
     by_hand = law.hypothesis.inner_test
     wanted = inspect.signature(by_hand).parameters
@@ -324,7 +324,7 @@ def test_padding_of_queries_and_keys_apart_changes_nothing(name, options, n, s, 
         keep=keep,
         query_keep=query_keep,
     )
-    # All real, said with masks: with n == s the default would be self-attention.
+    # All real, given as masks: with n == s the default would be self-attention.
     torch.testing.assert_close(out[:, :, after : after + n], attend(q, k, v), **CLOSE)
 
 
@@ -518,7 +518,7 @@ def plain_choice(attend, q, k, v):
     return torch.where(lazy, v.mean(dim=2, keepdim=True), scores.softmax(dim=-1) @ v)
 
 
-# The dense formula of each method, as it is written in its docstring and with nothing done for its rounding.
+# The dense formula of each method, as in its docstring, without any care for rounding.
 PLAIN = {
     "softmax": lambda attend, *inputs: dense_softmax(*inputs),
     "nystrom": plain_nystrom,
@@ -541,7 +541,7 @@ def plain_random_features(rows, q, k):
 
 
 def relative_error(found, exact):
-    # Nothing can be said of what lies below the range of float32, as Gaussian sums over far keys do.
+    # Values below the range of float32, such as Gaussian sums over distant keys, are not compared.
     error = ((found - exact).norm() / exact.norm().clamp(min=1e-30)).item()
     return error if error == error else float("inf")
 
@@ -559,7 +559,7 @@ def test_float32_is_as_near_to_float64_as_the_plain_formula(name, options, size)
         exact = attend(*(x.double() for x in inputs))
         errors += relative_error(attend(*inputs), exact) / 3
         plain += relative_error(PLAIN[name](attend, *inputs), exact) / 3
-    # Another order of the same sums: a few times the error, and a few roundings where the plain formula has hardly any.
+    # Another order of the same sums: a few times the error, or a few roundings where the plain formula has almost none.
     assert errors <= 4 * plain + 8 * torch.finfo(torch.float32).eps
 
 
@@ -737,7 +737,7 @@ def test_compiles_to_one_graph(name, options, masked):
     torch.compiler.reset()
 
 
-# Where positions decide, torch reasons about a symbolic length for half a minute and more.
+# For methods with positions, torch reasons about a symbolic length for half a minute or more.
 LONG = {"reformer", "longformer", "bigbird"}
 
 
@@ -901,7 +901,7 @@ def test_a_map_over_one_of_the_inputs_alone(name, options):
             torch.testing.assert_close(out[copy], expected, **CLOSE)
 
 
-# Law 9: what cannot be honoured is refused by name.
+# Law 9: what cannot be honoured raises by name.
 
 
 def refusals():

@@ -104,7 +104,7 @@ def test_rows_of_weights_can_be_had_for_asked_queries():
 
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_it_works_inside_a_transformer_encoder_in_evaluation_too(norm_first):
-    """The encoder layer's fused path would silently run exact attention in its place."""
+    """The fused path of the encoder layer would silently run exact attention instead."""
     torch.manual_seed(0)
     block = nn.TransformerEncoderLayer(12, 3, 24, dropout=0.0, batch_first=True, norm_first=norm_first)
     block.self_attn = NystromAttention(12, 3, num_landmarks=4)
@@ -182,7 +182,7 @@ def test_bad_settings_raise(options, message):
 
 
 def test_equal_lengths_are_no_self_attention():
-    """A mask of the keys says nothing of queries that are other tokens, as in nn.MultiheadAttention."""
+    """A mask of the keys does not concern queries that are other tokens, as in nn.MultiheadAttention."""
     layer, x = layer_and_input(num_landmarks=20, conv_kernel_size=None)
     z = x.flip(1)
     theirs = nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
@@ -256,7 +256,7 @@ def test_a_layer_that_compiles_checks_the_floats_of_a_mask():
 
 
 @pytest.mark.parametrize("conv_kernel_size", [None, 5])
-# torch's own: its fused attention has no rule of its own for vmap.
+# A warning of torch: its fused attention has no rule for vmap.
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_gradients_of_single_samples(conv_kernel_size):
     layer = NystromAttention(8, 2, num_landmarks=4, conv_kernel_size=conv_kernel_size).double()

@@ -33,7 +33,7 @@ def test_float32_holds_a_logarithm_far_from_zero():
     q, k, v, bias = draw(2, 6, 3000)
     scores = q @ k.mT + (bias - 2000).mT
     _, logs = softmax_and_logsumexp(q.float(), k.float(), v.float(), scale=1.0, bias=bias.float() - 2000)
-    # 2000 is rounded to 2^-14 in float32, thrice.
+    # 2000 is rounded to 2^-14 in float32, three times.
     torch.testing.assert_close(logs.double(), scores.logsumexp(-1, keepdim=True), rtol=0, atol=3 * 2**-13)
 
 

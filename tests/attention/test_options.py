@@ -24,7 +24,7 @@ def test_the_function_takes_the_fields_of_its_options(name):
     method, function = METHODS[name], find_function(name)
     fields = {f.name: f for f in dataclasses.fields(method.options) if f.name not in method.weight_options}
     taken = keywords(function)
-    # Options of weights that the function takes as tensors are none of its arguments.
+    # Options of weights that the function takes as tensors are not among its arguments.
     assert list(taken) == [field for field in fields if field in taken]
     assert method.weights or list(taken) == list(fields)
     for option, parameter in taken.items():

@@ -15,7 +15,7 @@ def draw(seed, b, h, n, e, size, dtype=torch.float64):
 
 
 def by_token(v):
-    """The same values, laid out token by token as a projection leaves them."""
+    """The same values, laid out token by token as by a projection."""
     return v.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -68,7 +68,7 @@ def test_what_it_is_added_to_passes_through(laid_out, keep, dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, by_token])
 def test_pieces_meet_without_a_seam(laid_out, dtype):
-    # So wide that a piece holds 32 to 256 tokens, and a mask that ends inside of one.
+    # So wide that a piece holds 32 to 256 tokens, with a mask that ends inside a piece.
     v, w = draw(3, 2, 1, 300, 4096, 9, dtype)
     keep = torch.arange(300)[None] < torch.tensor([[300], [170]])
     v = laid_out(v).requires_grad_()
@@ -104,7 +104,7 @@ def test_the_values_have_one_gradient():
         values, out = with_skip(v, w)
         made = (values * values + out.sin()).sum()
         grads.append(torch.autograd.grad(made, (v, w), create_graph=create_graph))
-    # With a graph nothing is done in place.
+    # With a graph, nothing is computed in place.
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-12, atol=1e-12)
     made = (v * v + F.conv2d(v, w, padding=(2, 0), groups=2).sin()).sum()
     torch.testing.assert_close(grads[0], torch.autograd.grad(made, (v, w)), rtol=1e-10, atol=1e-10)

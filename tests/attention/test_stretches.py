@@ -26,7 +26,7 @@ def test_it_adds_attention_to_landmarks_with_its_gradients(b, h, n, m, masked):
     if masked:
         g = torch.Generator().manual_seed(1)
         keep = torch.rand(b, m, generator=g) < 0.7
-        # A landmark that is closed has values of zero.
+        # A masked landmark has values of zero.
         inputs[3].data *= keep[:, None, :, None]
     expected = plain(*inputs, keep)
     out = add_attention(inputs[0].clone(), *inputs[1:], keep=keep, scale=0.7)

@@ -65,7 +65,7 @@ def assert_same(attend, inputs, **options):
 def test_cross_attention_is_the_reference(name, m, n, s, d, e, masked):
     keep, query_keep = masks(n, s) if masked else (None, None)
     inputs = draw_qkv(n, s, h=1 if m > 60 else 2, d=d, e=e)
-    # Blocks are many, and slow where they are interpreted: few iterations for them.
+    # Many blocks are slow in the interpreter, so there are few iterations.
     steps = 1 if m > 60 else 6
     assert_same(METHODS[name], inputs, num_landmarks=m, pinv_steps=steps, keep=keep, query_keep=query_keep)
 
@@ -129,7 +129,7 @@ def test_projections_are_read_in_their_layout(masked):
     q, k, v = (x.transpose(1, 2) for x in leaf.unbind(2))
     assert not q.is_contiguous()
     out = nystrom_attention(q, k, v, num_landmarks=5, keep=keep, backend="triton")
-    # The output lies as the queries do: merging its heads copies nothing.
+    # The output has the layout of the queries: merging its heads copies nothing.
     assert out.transpose(1, 2).is_contiguous()
     expected = nystrom_attention(q, k, v, num_landmarks=5, keep=keep)
     torch.testing.assert_close(out, expected, **CLOSE)
@@ -207,7 +207,7 @@ def test_between_the_passes_only_inputs_and_small_tensors_are_kept():
         nystrom_attention(*inputs, num_landmarks=m, keep=masks(n, n)[0][:b], backend="triton")
     own = {x.data_ptr() for x in inputs}
     assert own <= {x.data_ptr() for x in kept}
-    # What is not q, k or v: masks of n booleans, and tables of at most 2 m rows.
+    # All except q, k and v: masks of n booleans, and tables of at most 2 m rows.
     assert all(x.numel() <= max(n, b * h * 2 * m * max(d, m)) for x in kept if x.data_ptr() not in own)
 
 
@@ -256,7 +256,7 @@ def test_a_model_runs_on_the_kernels():
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-5, msg=name)
 
 
-# What any linear layer at the end of a module gives.
+# A warning about any linear layer at the end of a module.
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
 def test_distributed_wrappers_train_it(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -269,7 +269,7 @@ def test_distributed_wrappers_train_it(tmp_path):
         fully_shard(layer, mesh=init_device_mesh(DEVICE, (1,)))
         layer(x, x, x)[0].square().sum().backward()
         for p, grad in zip(layer.parameters(), wanted, strict=True):
-            # float32 rounding; one process holds all of a sharded gradient.
+            # float32 rounding; with one process a sharded gradient is complete.
             torch.testing.assert_close(p.grad.full_tensor(), grad, rtol=1e-5, atol=1e-6)
     finally:
         torch.distributed.destroy_process_group()

@@ -12,7 +12,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def draw(m, dtype=torch.float64, seed=0):
-    """Matrices without rows or columns of equal sums: rounding does not choose what attains a norm."""
+    """Matrices without rows or columns of equal sums, so that rounding does not decide which one attains a norm."""
     a = torch.randn(2, 2, m, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return (a.softmax(-1) + 0.1 * torch.rand(a.shape, generator=torch.Generator().manual_seed(1))).to(DEVICE, dtype)
 

@@ -1,4 +1,4 @@
-"""What the kernels cannot do raises by name, with the way out."""
+"""What the kernels cannot do raises an error that names it and says what to do."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ def test_an_old_gpu_raises():
         check_capability((7, 5), torch.device("cuda", 0))
 
 
-# What a process decides when it imports Triton: whether it is there, and whether kernels are interpreted.
+# A process decides this when it imports Triton: whether it is there, and whether kernels are interpreted.
 MISSING = """
 import sys
 sys.modules["triton"] = None

@@ -77,7 +77,7 @@ def test_masked_results_are_near_the_reference(dtype, attend, m, n, s):
     mine = results(lambda *x: attend(*x, num_landmarks=m, **masks, backend="triton"), inputs, grad)
     for right, other, own in zip(wanted, theirs, mine, strict=True):
         error, allowed = ((x.double() - right).norm() / right.norm() for x in (own, other))
-        # The torch path sums in float32 too, and takes the m x m part in it: a few of its errors are room enough.
+        # The torch path also sums, and computes the m x m part, in float32: a few times its errors are enough room.
         assert error <= 4 * allowed + 1e-6
 
 

@@ -12,7 +12,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def first(counts, n):
-    """Masks whose sequences have so many real tokens, the first ones."""
+    """Masks whose sequences have given numbers of real tokens, the first ones."""
     return torch.arange(n, device=DEVICE) < torch.tensor(counts, device=DEVICE)[:, None]
 
 

@@ -1,4 +1,4 @@
-"""What transformers' encoders do under the name of a method; test_families.py walks them all."""
+"""What transformers' encoders do under the name of a method; test_families.py covers all families."""
 
 import warnings
 
@@ -45,7 +45,7 @@ def make(config=None, implementation="nystrom", kind=AutoModel.from_config, **op
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
-                # Scores far from zero: else every token is the mean of all, whatever the method.
+                # Scores far from zero: otherwise every token is the mean of all, with any method.
                 parameter.normal_(std=0.15)
     return model
 
@@ -172,7 +172,7 @@ def modernbert(**options):
 
 
 def test_local_layers_stay_local_and_exact():
-    """The second layer sees three tokens on either side: what is further away reaches a token by the first alone."""
+    """The second layer sees three tokens on either side: anything further away reaches it only through the first."""
     model, inputs = modernbert(num_landmarks=1000), text()
     assert_close(run(model, **inputs)[0], run(modernbert(implementation="sdpa"), **inputs)[0], **CLOSE)
     few = run(modernbert(num_landmarks=4), **inputs)
@@ -222,7 +222,7 @@ def test_dropout_of_weights_is_reported_in_training_and_other_dropout_works():
 
 
 class Layer(nn.Module):
-    """A layer that says of itself what those of transformers' models say."""
+    """A layer with the attributes of those in transformers' models."""
 
     config, is_causal = None, False
 
@@ -246,7 +246,7 @@ class OtherLayer(Layer):
 
 class LayerOfCrossAttention(Layer):
     def forward(self, queries, keys, values, attention_mask=None):
-        """Attend to what comes."""
+        """Attend to whatever is given."""
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_layer_that_could_attend_to_either_sequence_raises_where_the_mask_does
         ValueError, match=r"EitherLayer may attend to its own .*\(key_value_states\).*is_cross_attention"
     ):
         attend_layer("nystrom", EitherLayer(), q, q, q, keep)
-    # Without a mask, or with other numbers of queries and keys, nothing is in doubt.
+    # Without a mask, or with different numbers of queries and keys, nothing is ambiguous.
     assert attend_layer("nystrom", EitherLayer(), q, q, q, None)[0].isfinite().all()
     assert attend_layer("nystrom", EitherLayer(), q[:, :, :5], q, q, keep)[0].isfinite().all()
 

@@ -1,4 +1,4 @@
-"""A converted model equals its source wherever the landmarks suffice, and says what it left behind."""
+"""A converted model equals its source wherever the landmarks suffice, and reports what was left out."""
 
 import json
 
@@ -63,7 +63,7 @@ def make(kind, **changes):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "LayerNorm" in name or "layer_norm" in name:
-                # Fresh models have biases of 0 and norms of 1: where one went would not show.
+                # New models have biases of 0 and norms of 1: a misplaced one would not show.
                 parameter.add_(0.2 * torch.randn_like(parameter))
     return model
 
@@ -74,7 +74,7 @@ def save(model, folder):
 
 
 def draw_batch(pad):
-    """Padding behind one sequence of two; no real token has the id that RoBERTa takes for padding."""
+    """Padding after one sequence of two; no real token has the id that RoBERTa takes for padding."""
     ids = torch.randint(3, 31, (2, 20), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     ids[1, 12:], mask[1, 12:] = pad, 0
@@ -231,7 +231,7 @@ def test_positions_repeat_block_after_block(kind, tmp_path):
     table = ours.embeddings.position_embeddings.weight[2:]
     trained = source.embeddings.position_embeddings.weight[-POSITIONS:]
     assert_close(table, trained.repeat(3, 1)[:60], rtol=0, atol=0)
-    # The first tokens see what they saw before.
+    # The first tokens see the same positions as before.
     assert_close(ours(ids).last_hidden_state, source(ids).last_hidden_state, **HIDDEN)
     assert ours(torch.randint(0, 31, (1, 60))).last_hidden_state.isfinite().all()
 
@@ -242,7 +242,7 @@ def test_interpolated_positions_lie_between_the_trained_ones(tmp_path):
     source.embeddings.position_embeddings.weight.data = trained
     convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=93, positions="interpolate")
     table = EncoderModel.from_pretrained(tmp_path / "b").embeddings.position_embeddings.weight[2:]
-    # A straight line stays one, its ends in place. float32 rounding of numbers up to 368.
+    # A straight line stays straight, with its ends in place. float32 rounding of numbers up to 368.
     wanted = torch.linspace(0, 23, 93)[:, None] * torch.arange(1.0, 17.0)
     assert_close(table, wanted, rtol=0, atol=1e-4)
 

@@ -1,7 +1,7 @@
 """Every encoder family of transformers, as a tiny random model: with a landmark per token it equals its exact self.
 
 A family is a model type that transformers offers for text, images, sound or video. Each one whose code asks for an
-attention by name stands in one of three tables: those that work, those that are refused and why, and those that are
+attention by name is in one of three tables: those that work, those that are refused and why, and those that are
 put together of others.
 """
 
@@ -27,7 +27,7 @@ SIZES = {
     **{"conv_kernel": (3, 3), "conv_stride": (2, 2), "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
     **{"feature_projection_input_dim": 8, "subsampling_conv_channels": 8, "num_frames": 4, "tubelet_size": 2},
 }
-# Families that work, and what they need beside the sizes.
+# Families that work, and what they need in addition to the sizes.
 WORKS = {
     "aimv2_vision_model": {},
     "albert": {},
@@ -93,7 +93,7 @@ WORKS = {
 CAUSAL = "asks for a causal mask|is causal"
 BIAS = "passes attention a mask of shape .* and torch.float32|passes position_bias to attention"
 CAPPED = "passes softcap to attention"
-# Families that are refused: what they need beside the sizes, and why.
+# Families that raise: what they need in addition to the sizes, and why.
 REFUSED = {
     "bart": ({}, CAUSAL),
     "beit": ({"use_relative_position_bias": True}, BIAS),
@@ -120,13 +120,13 @@ REFUSED = {
 # Patches of a spectrogram; and a convolution after attention that mixes what padded frames hold into real ones, where
 # exact attention gives padded frames a value and the methods give zero.
 UNMASKED = {"audio-spectrogram-transformer", "wav2vec2-conformer"}
-# Families put together of parts that are walked under their own names, of decoders, or of what needs another package.
+# Families made of parts that are tested under their own names, of decoders, or that need another package.
 COMPOSED = {
     *("clip", "cohere2_vision", "depth_pro", "emu3", "granite_speech5_ctc", "lasr_ctc", "llama4", "metaclip_2"),
     *("mllama", "modernvbert", "parakeet_ctc", "siglip", "siglip2", "t5gemma", "ultravbert"),
     *("conditional_detr", "deformable_detr", "detr"),
 }
-# Families whose attention is their own, whatever name they are given; some of many.
+# Some of the many families that run their own attention under any name.
 DEAF = ["deberta", "deberta-v2", "mpnet", "wavlm", "longformer", "perceiver"]
 
 TASKS = (
@@ -159,7 +159,7 @@ def make(family, changes, implementation=None):
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
-                # Scores far from zero: else every token is the mean of all, whatever the method.
+                # Scores far from zero: otherwise every token is the mean of all, with any method.
                 parameter.normal_(std=0.15)
     return model
 

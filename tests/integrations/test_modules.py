@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from nystrom import NystromAttention, replace_attention
 from nystrom.integrations.modules import WEIGHTLESS
 
-# The padded path of torch makes nested tensors, whose warning is not ours; float32 rounding of two layers.
+# The padded path of torch makes nested tensors, which warn; float32 rounding of two layers.
 nested = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 CLOSE = {"rtol": 0, "atol": 1e-5}
 
@@ -27,7 +27,7 @@ def encoder(*, batch_first=True, norm_first=False, dropout=0.0):
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=batch_first and not norm_first).eval()
     for name, parameter in model.named_parameters():
         if "in_proj_weight" in name:
-            # Scores far from zero: else every token is the mean of all, whatever the method.
+            # Scores far from zero: otherwise every token is the mean of all, with any method.
             nn.init.normal_(parameter, std=0.6)
     return model
 
@@ -76,7 +76,7 @@ def test_evaluation_runs_the_method_and_not_the_fused_path_of_torch(masked):
 
 @nested
 def test_without_the_hooks_evaluation_runs_the_method_too():
-    """A hook on a module turns torch's fused path off, so the method must show without one."""
+    """A hook on a module turns torch's fused path off, so the method must be visible without one."""
     source, x = encoder(), tokens()
     ours = replaced(source, 4)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_cross_attention_with_other_widths_equals_its_source(batch_first, bias):
     q, k, v = (x if batch_first else x.transpose(0, 1) for x in (q, k, v))
     expected = model["x"](q, k, v, key_padding_mask=padding())[0]
     replace_attention(model, options={"num_landmarks": 20})
-    # Queries of as many tokens as the keys are real all the same, where the keys' padding is.
+    # Queries as many as the keys are real even at the positions of padded keys.
     assert_close(model["x"](q, k, v, key_padding_mask=padding())[0], expected, **CLOSE)
 
 

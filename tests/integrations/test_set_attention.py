@@ -92,14 +92,14 @@ def test_the_check_separates_exact_layers_from_others_and_leaves_the_interface_u
 
 @pytest.mark.refuses
 def test_a_model_that_takes_the_name_and_ignores_it_is_found_out():
-    """DeBERTa runs, exactly; MPNet fails somewhere in its own code."""
+    """DeBERTa runs exact attention; MPNet fails somewhere in its own code."""
     for config in (DebertaConfig(**SIZES), MPNetConfig(**SIZES)):
         model = AutoModel.from_config(config, attn_implementation="nystrom").eval()
         with pytest.raises(ValueError, match=f"{type(model).__name__} has attention of its own"):
             check_attention(model, IDS)
         with pytest.raises(ValueError, match=f"{type(model).__name__} has attention of its own"):
             set_attention(model, "nystrom")
-        # In a model that is there already the name is not even taken.
+        # A model that already exists does not even accept the name.
         deaf = AutoModel.from_config(config, attn_implementation="eager")
         deaf.set_attn_implementation("nystrom")
         assert deaf.config._attn_implementation == "eager"

@@ -56,7 +56,7 @@ def test_materialised_softmax_holds_two_square_matrices_and_the_fused_one_none()
 
 
 def test_measuring_memory_writes_nothing_to_the_terminal():
-    # A process of its own: the profiler asks for its level only when it is first used in a process.
+    # Its own process: the profiler reads its level only when it is first used in a process.
     code = (
         "import torch; from nystrom.measure.clock import peak_bytes; "
         "peak_bytes(lambda: torch.empty(10), torch.device('cpu'))"

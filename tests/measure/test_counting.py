@@ -1,4 +1,4 @@
-"""Counts, each against a count by hand."""
+"""Counts, each compared with a count by hand."""
 
 from functools import partial
 
@@ -86,7 +86,7 @@ def test_an_operator_of_our_own_raises():
 def test_stored_numbers_are_the_peak():
     q = torch.randn(1, 1, 512, 16)
     square = 512 * 512
-    # Scores and weights at a time; beside them little.
+    # Scores and weights at a time, and little else.
     assert 2 * square <= count_stored_numbers(lambda: softmax_attention(q, q, q, form="materialised")) < 2.2 * square
     x = torch.ones(1000, dtype=torch.float64)
     assert count_stored_numbers(lambda: -x, dtype=torch.float64) == 1000

@@ -133,7 +133,7 @@ def test_the_processor_has_a_name_and_cores():
 
 
 def test_records_run_on_the_standard_library_alone():
-    # -S leaves out site-packages, and with them torch.
+    # -S leaves out site-packages, and so torch.
     done = subprocess.run([sys.executable, "-I", "-S", records.__file__], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

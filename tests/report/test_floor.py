@@ -60,7 +60,7 @@ def test_the_table_shows_the_floor_its_bandwidth_and_multiples_of_it():
     assert "| nystrom-64 | 5.00 |" in text
     assert "copy bandwidth" not in text
     assert "at the 4000 GB/s that a copy reached" in text
-    # Measured parts come before those derived of them.
+    # Measured parts come before those derived from them.
     order = [
         "| forward time (ms)",
         "| forward time over",

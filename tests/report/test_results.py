@@ -1,4 +1,4 @@
-"""What is in results/ can be read, and every curve belongs to a run whose rows say what made it."""
+"""The files in results/ can be read, and every curve belongs to a run whose rows record the command."""
 
 import csv
 from pathlib import Path

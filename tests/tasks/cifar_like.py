@@ -28,7 +28,7 @@ def number(value):
 
 
 def pickled(data, labels, *, module=b"numpy.core.multiarray", dtype=b"u1"):
-    """A batch as Python 2 pickled the published ones, opcode for opcode."""
+    """A batch pickled as Python 2 pickled the published ones, opcode by opcode."""
     content = data.tobytes()
     array = b"c" + module + b"\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85q\x09" + short(b"b") + b"\x87Rq\x0a"
     kind = b"cnumpy\ndtype\nq\x0b" + short(dtype) + b"K\x00K\x01\x87Rq\x0c(K\x03" + short(b"|")

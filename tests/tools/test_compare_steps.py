@@ -1,4 +1,4 @@
-"""Two choices are timed in turn, and their rows say by how much they differ."""
+"""Two choices are timed in turn, and their rows record by how much they differ."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Tiles are timed one combination after the other, and decide nothing but the order of sums."""
+"""Tiles are timed one combination after the other, and affect only the order of sums."""
 
 import math
 
@@ -14,7 +14,7 @@ TWO = [Tiles(16, 16, 16, 16, 4, 1), Tiles(32, 16, 16, 16, 4, 1)]
 
 
 def used() -> int:
-    """Tokens of a block, as the kernels ask for them."""
+    """Tokens of a block, as the kernels request them."""
     return tiles(4, 4, 4, torch.float32).block_n
 
 

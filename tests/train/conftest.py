@@ -33,7 +33,7 @@ def small_run(data) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory, small_run) -> Path:
-    """An unbroken run, with dropout; tests look at it and change nothing."""
+    """An uninterrupted run, with dropout; tests read it and change nothing."""
     return small_run(tmp_path_factory.mktemp("whole") / "run")
 
 

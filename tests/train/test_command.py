@@ -1,4 +1,4 @@
-"""The command of a row makes the run of the row."""
+"""The command of a row reproduces the run of the row."""
 
 import functools
 import json
@@ -16,7 +16,7 @@ from nystrom.train.settings import settle
 
 @pytest.fixture
 def trained(monkeypatch):
-    """What the command line would train, without training it."""
+    """What the command line would train, without training."""
     asked = {}
 
     @functools.wraps(train)

@@ -1,4 +1,4 @@
-"""What a run leaves, and what it refuses before there is a model."""
+"""What a run leaves, and what raises before a model is made."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every method learns a task that attention alone can solve: to look a value up by what the first token asks for.
+"""Every method learns a task that only attention can solve: look up a value by the first token.
 
 The first token names one of four colours. Each other token has a colour and a value; the value is the same for all
 tokens of a colour in a sample, and another draw in the next. The class is the value of the colour that is asked for.
@@ -14,7 +14,7 @@ from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 
 COLOURS, TOKENS, STEPS = 4, 25, 200
 
-# Fewer landmarks, features, queries or blocks than there are tokens, so that no method is exact because it has room.
+# Fewer landmarks, features, queries or blocks than there are tokens, so that no method is exact.
 OPTIONS = {
     "nystrom": {"num_landmarks": 8},
     "skyformer": {"num_landmarks": 8},
@@ -57,7 +57,7 @@ def small_model(method: str) -> EncoderForSequenceClassification:
 
 
 def best_accuracy(model: EncoderForSequenceClassification, *, steps: int, enough: float) -> float:
-    """The accuracy on new samples, looked at every 50 steps until it is enough."""
+    """The accuracy on new samples, measured every 50 steps until it is sufficient."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer, generator = torch.optim.Adam(weights, lr=2e-3), torch.Generator().manual_seed(0)
     tokens, labels = draw(1000, torch.Generator().manual_seed(1))

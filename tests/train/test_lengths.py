@@ -1,4 +1,4 @@
-"""Larger pictures have a model with a position for each pixel; other data that are too long stay refused."""
+"""For larger pictures the model has a position for each pixel; other data that are too long still raise."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def root(tmp_path_factory) -> Path:
 
 
 def noise(to: Path, side: int) -> Path:
-    """Pictures of any size, drawn in no time."""
+    """Pictures of any size, made quickly."""
     with new_folder(to, task="pathfinder", settings={}) as partial:
         for split in ("train", "val", "test"):
             pictures = Pictures(np.full((2, side, side), 7, dtype=np.uint8), np.array([0, 1], dtype=np.uint8))
@@ -50,7 +50,7 @@ def test_a_model_of_larger_pictures_has_a_position_for_each_pixel(root, small_ru
     run = small_run(tmp_path / "run", task="pathfinder", data=pictures, **SHORT)
     model = EncoderForSequenceClassification.from_pretrained(run / "best")
     assert model.config.max_position_embeddings == 4096
-    # The first two rows of the table are those of no token.
+    # The first two rows of the table belong to no token.
     assert model.nystromformer.embeddings.position_embeddings.weight.shape == (4098, 64)
     tested = {row.quantity: row for row in read_rows(run / "rows.csv")}["test accuracy"]
     assert (tested.n, tested.repeats) == (4096, 5)
@@ -59,7 +59,7 @@ def test_a_model_of_larger_pictures_has_a_position_for_each_pixel(root, small_ru
         interrupt_at(patch, 2)
         with pytest.raises(KeyboardInterrupt):
             small_run(tmp_path / "cut", task="pathfinder", data=pictures, **SHORT)
-    # The run knows its data, and so its positions.
+    # The run records its data, and so its positions.
     cut = small_run(tmp_path / "cut", task="pathfinder", data=None, resume=True, **SHORT)
     best = [load_file(each / "checkpoint-2" / "model.safetensors") for each in (cut, run)]
     assert_close(best[0], best[1], rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""A number behind a method's name is its size, by the same rule for every command."""
+"""A number after a method's name is its size, by the same rule for every command."""
 
 from dataclasses import fields
 

@@ -1,4 +1,4 @@
-"""A saved model is scored on every sample, and only a model of the task is."""
+"""A saved model of the task is scored on every sample; other models raise."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_only_models_of_the_task_are_scored(whole, data, tmp_path):
 
 
 def labelled(model, folder, names):
-    """The same weights, with other names of their classes."""
+    """The same weights, with other names for the classes."""
     model.config.id2label, model.config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
     model.save_pretrained(folder)
     return folder

@@ -90,7 +90,7 @@ def test_it_is_softmax_under_the_dense_mask(n, size, r, masked, seed):
 
 @pytest.mark.parametrize("r", [0, 1, 3])
 def test_r_plus_four_blocks_are_exact_and_more_are_not(r):
-    # Longer than these blocks, so that it is the blocks that are exact.
+    # Longer than these blocks, so that the blocks themselves are exact.
     for count in range(1, 4 * (r + 5) + 1):
         q, k, v = (x.requires_grad_() for x in draw(count, 60))
         keep = torch.zeros(2, 60, dtype=torch.bool)
@@ -179,7 +179,7 @@ def test_it_is_the_attention_of_transformers(training, blocks):
     torch.manual_seed(0)
     layer = BigBirdBlockSparseAttention(config).double().train(training)
     draws = torch.rand(h * r, generator=seeded()).view(h, r).tolist()
-    # Their plan comes from numpy's global generator; it is forced to be ours, all else is theirs.
+    # Their plan comes from numpy's global generator; it is replaced by ours, all else is theirs.
     plans = [np.array(list(plan(head, blocks).values())) for head in draws]
     layer._bigbird_block_rand_mask_with_head = lambda **_: plans
     x = torch.randn(2, blocks * size, h * d, dtype=torch.float64)

@@ -38,14 +38,14 @@ def test_it_grows_with_the_number_of_near_keys():
     q = torch.zeros(1, 1, 1, 4, dtype=torch.float64)
     k = torch.zeros(1, 1, 500, 4, dtype=torch.float64)
     out = kernelized_attention(q, k, torch.ones(1, 1, 500, 1, dtype=torch.float64))
-    # No normaliser: 500 keys at no distance add up.
+    # No normaliser: 500 keys at distance 0 add up.
     torch.testing.assert_close(out.flatten(), torch.tensor([500.0], dtype=torch.float64), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("size", [1e6, 1e12, 1e16])
 def test_huge_norms_stay_finite(size):
     q, _, v = (x.float().requires_grad_() for x in draw(2, 9, 9))
-    # |q|^2 - 2 q.k + |k|^2 is all rounding here, and its exponential could be anything.
+    # |q|^2 - 2 q.k + |k|^2 is nothing but rounding here, and its exponential could be anything.
     out = kernelized_attention(size * q, size * q.flip(2), v)
     out.sum().backward()
     assert out.isfinite().all()
@@ -67,5 +67,5 @@ def test_float32_rounds_distances_rather_than_norms(d, offset):
         expected = direct(*(x.double() for x in (q, k, v)))
         error += (kernelized_attention(q, k, v) - expected).norm() / expected.norm()
         plain += (direct(q, k, v) - expected).norm() / expected.norm()
-    # Differences are taken there before any product; here of groups of channels.
+    # There, differences are taken before any product; here, differences of groups of channels.
     assert error <= 4 * plain

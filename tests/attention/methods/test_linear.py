@@ -14,7 +14,7 @@ def draw(seed, n, s=None, *, d=5, e=4, shift=0.0):
 
 
 def by_logarithms(q, k, v):
-    """The n x s weights from the logarithms of the features, which no size of q or k takes out of range."""
+    """The n x s weights from the logarithms of the features, which stay in range for any q and k."""
     q, k = (torch.where(x > 0, x.clamp(min=0).log1p(), x) for x in (q, k))
     return torch.logsumexp(q[..., :, None, :] + k[..., None, :, :], dim=-1).softmax(dim=-1) @ v
 
@@ -35,7 +35,7 @@ def test_each_row_is_a_ratio_of_two_sums():
 def test_it_keeps_its_precision_however_small_the_features_are(shift, dtype):
     # ELU + 1 is exactly 0 at -60, and its denominator with it.
     q, k, v = (x.to(dtype) for x in draw(1, 9, shift=shift))
-    # Features are exponentials of what is rounded at 1000: 1000 * 2^-24 in float32 here.
+    # Features are exponentials of numbers near 1000, rounded to 1000 * 2^-24 in float32.
     tolerance = 1e-3 if dtype == torch.float32 else 1e-11
     out = linear_attention(q, k, v)
     torch.testing.assert_close(out.double(), by_logarithms(q.double(), k.double(), v.double()), rtol=0, atol=tolerance)

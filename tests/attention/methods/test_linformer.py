@@ -39,7 +39,7 @@ def test_a_column_belongs_to_a_position_from_the_first_real_token():
     e, f = draw_projections(4, 1, 4, 9)
     keep = torch.tensor([[False, False, True, True, False, True, True, True, False]])
     out = linformer_attention(q, k, v, e, f, keep=keep)[:, :, keep[0]]
-    # Real tokens stand at 0, 1, 3, 4, 5 behind the first; the columns between and behind see nothing.
+    # Real tokens are at 0, 1, 3, 4, 5 from the first; the columns between and after them see nothing.
     used = [0, 1, 3, 4, 5]
     q, k, v = (x[:, :, keep[0]] for x in (q, k, v))
     expected = torch.softmax(q @ (e[..., used] @ k).mT / 6**0.5, dim=-1) @ (f[..., used] @ v)
@@ -67,7 +67,7 @@ def test_every_projection_is_trained():
     attend = build_attention("linformer", num_heads=3, head_dim=6, num_features=4, max_length=20)
     attend(*(x.float() for x in draw(5, 12))).square().sum().backward()
     for weight in attend.parameters():
-        # The columns of the twelve positions, and no other.
+        # The columns of the twelve positions, and no others.
         assert weight.grad[..., :12].abs().amin(dim=1).all()
         assert not weight.grad[..., 12:].any()
 

@@ -52,7 +52,7 @@ def test_it_is_softmax_under_the_dense_mask(n, half, num_global, masked, seed):
 @pytest.mark.parametrize(("window", "num_global"), [(23, 0), (3, 12)])
 @pytest.mark.parametrize("before", [0, 9])
 def test_a_full_window_and_all_global_are_exact(window, num_global, before):
-    # Longer than the window, so that it is the band that is exact.
+    # Longer than the window, so that the band itself is exact.
     q, k, v = draw(1, 60)
     keep = torch.zeros(2, 60, dtype=torch.bool)
     keep[:, before : before + 12] = True
@@ -71,7 +71,7 @@ def test_no_query_is_left_without_a_key(num_global):
 
 
 class LargeStorages(TorchDispatchMode):
-    """Counts the storages of at least so many numbers that operations made."""
+    """Counts the new storages of at least `numbers` numbers."""
 
     def __init__(self, numbers):
         super().__init__()
@@ -121,7 +121,7 @@ def test_it_is_the_attention_of_transformers(dtype, num_global, real):
     torch.manual_seed(0)
     layer = LongformerSelfAttention(config, 0).to(dtype).eval()
     for name in ("query", "key", "value"):
-        # Their global tokens are projected apart; ours come projected once.
+        # Their global tokens have their own projections; ours are projected once.
         getattr(layer, f"{name}_global").load_state_dict(getattr(layer, name).state_dict())
     x = torch.randn(2, n, h * d, dtype=dtype)
     keep = (torch.arange(n) < real).expand(2, n)
@@ -137,7 +137,7 @@ def test_it_is_the_attention_of_transformers(dtype, num_global, real):
         )[0]
         q, k, v = (getattr(layer, name)(x).unflatten(2, (h, d)).transpose(1, 2) for name in ("query", "key", "value"))
     out = longformer_attention(q, k, v, window=17, num_global=num_global, keep=keep).transpose(1, 2).flatten(2)
-    # Their softmax is in float32 whatever the dtype.
+    # Their softmax is in float32 for every dtype.
     torch.testing.assert_close(out[:, :real], expected[:, :real], rtol=1e-5, atol=1e-6)
 
 

@@ -47,7 +47,7 @@ def test_the_authors_start_value_is_theirs():
 
 
 def test_more_landmarks_come_nearer_to_softmax_on_smooth_inputs():
-    # Neighbouring tokens alike, as in text: the setting that segment means are made for.
+    # Neighbouring tokens are alike, as in text: segment means are made for this.
     q, k, v = (torch.cumsum(x, dim=2) / 4 for x in draw(2, 256))
     exact = softmax_attention(q, k, v)
     errors = [

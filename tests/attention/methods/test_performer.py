@@ -60,7 +60,7 @@ def test_each_row_is_standard_normal():
     # Standard errors over 50,000 blocks at least: .0045 of a mean, .0065 of a variance; 5 of them.
     assert (projection.mean(0).abs() < 0.025).all()
     assert ((projection.T @ projection / 200_000 - torch.eye(4)).abs() < 0.035).all()
-    # A norm of the distribution chi(4) has mean 1.88 and deviation .68, whatever the direction.
+    # A norm of the distribution chi(4) has mean 1.88 and deviation .68, in any direction.
     norms = projection.norm(dim=-1)
     assert abs(norms.mean() - 1.88) < 0.01
     assert abs(norms.std() - 0.683) < 0.01
@@ -81,7 +81,7 @@ def test_the_estimate_is_unbiased_and_better_than_with_independent_rows():
     independent = kernel_errors(independent, x, y)
     # 5 standard errors of a mean over 100,000 independent blocks
     assert abs(orthogonal.mean()) < 5 * orthogonal.std() / 100_000**0.5
-    # Theorem 2 of the paper bounds the gain; here it is a third, and the two variances are known to some per cent.
+    # Theorem 2 of the paper bounds the gain; here it is a third, and the two variances are known to a few per cent.
     assert orthogonal.var() < 0.8 * independent.var()
     # Four independent rows: exp(c |x + y|^2) - 1 over 4; the fourth moment of the estimate is heavy.
     expected = torch.expm1(0.5 * (x + y).square().sum()) / 4
@@ -97,7 +97,7 @@ def test_the_error_falls_like_one_over_the_root_of_the_features():
         return (outs - exact).square().mean().sqrt()
 
     small, large = error(64), error(1024)
-    # 16 times the features, a quarter of the error; 32 draws, each of many outputs, know it to about a tenth.
+    # 16 times the features give a quarter of the error; 32 draws of many outputs estimate it to about a tenth.
     assert 3.2 < small / large < 5.0
 
 

@@ -37,7 +37,7 @@ def union(q, k, rotations, m, shared, across):
             behind = chunk[:, None] - k_places // m
             reach = (behind == 0) | (behind == 1)
         else:
-            # Where the first query of the chunk stands in its bucket, there the chunk stands among the keys.
+            # The place of a chunk among the keys is that of its first query within its bucket.
             lead = torch.tensor([q_places.tolist().index(m * c) for c in chunk.tolist()])
             lower = (k_buckets < q_buckets[lead][:, None]).sum(-1)
             size = (k_buckets == q_buckets[lead][:, None]).sum(-1)
@@ -49,7 +49,7 @@ def union(q, k, rotations, m, shared, across):
 
 
 def dense(q, k, v, rotations, m, shared, across):
-    """The n x n formula, and how many tokens were left with themselves."""
+    """The n x n formula, and how many tokens attend only to themselves."""
     out, alone = torch.zeros_like(v), 0
     for i in range(q.shape[0]):
         for j in range(q.shape[1]):
@@ -129,7 +129,7 @@ def test_queries_as_keys_sorted_separately_reach_what_shared_ones_do():
         union(q[0, 0], q[0, 0], rotations[:, 0], 4, True, False),
         union(q[0, 0], q[0, 0], rotations[:, 0], 4, False, False) & ~torch.eye(60, dtype=torch.bool),
     )
-    # On a sphere the keys are the queries, but for the token itself, which has one value here.
+    # On a sphere the keys are the queries, except for the token itself, which has one value here.
     q = torch.nn.functional.normalize(q, dim=-1) * 6**0.5
     v = torch.nn.functional.pad(torch.zeros_like(v), (0, 1), value=1.0)
     apart = attend_by_rotations(
@@ -219,7 +219,7 @@ def test_near_tokens_share_a_bucket_and_far_ones_do_not():
     ]
     near, middle, far = (agree.double().mean() for agree in same)
     assert near > 0.85 > middle > 2 * far
-    # Strangers meet in one of 32 buckets: 1000 pairs, three deviations.
+    # Unrelated tokens share one of 32 buckets: 1000 pairs, three deviations.
     assert abs(far - 1 / 32) < 3 * (1 / 32 / 1000) ** 0.5
 
 

@@ -44,7 +44,7 @@ def test_it_is_the_formula_of_the_paper(n, s, m):
     options = {"num_landmarks": m, "gamma": 1e-3, "pinv": "exact"}
     out = skyformer_softmax_attention(q, k, v, **options, generator=torch.Generator().manual_seed(5))
     torch.testing.assert_close(out, expected.clamp(v.amin(2, True), v.amax(2, True)), rtol=1e-9, atol=1e-10)
-    # The guard is not what makes them equal.
+    # They are not equal because of the guard.
     assert ((expected == out) | ((expected - out).abs() < 1e-9)).double().mean() > 0.9
 
 
@@ -68,7 +68,7 @@ def test_more_landmarks_come_nearer_to_softmax():
 
 def test_scores_past_the_largest_float32_do_not_overflow():
     q, k, v = (x.float() for x in smooth(3, 256))
-    # One direction in which all queries and keys lie far out: SM is about exp(200) throughout.
+    # All queries and keys are far out in one direction: SM is about exp(200) everywhere.
     q, k = (x + torch.tensor([22.0, 0, 0, 0, 0, 0]) for x in (q, k))
     assert softmax_kernel(q, k, scale=6**-0.5).isinf().any()
     out = skyformer_softmax_attention(q, k, v, num_landmarks=64)
@@ -137,13 +137,13 @@ def test_scores_of_a_hundred_are_exact_in_float32(n, m, d, pinv):
     expected = skyformer_softmax_attention(*(x.double() for x in (q, k, v)), **options)
     # Exponents of a few hundred, each rounded to 2^-24 of itself
     assert (out - expected).norm() < 1e-3 * expected.norm()
-    # Hardly any row is without a positive sum.
+    # Nearly every row has a positive sum.
     mean = v.mean(dim=2, keepdim=True)
     assert ((out - mean).abs().amax(dim=-1) < 1e-6).double().mean() < 0.5
 
 
 def test_levels_hold_every_entry_at_one():
-    # A long chain of landmarks, along which levels spread for longer than they are followed.
+    # A long chain of landmarks: levels spread along it further than they are followed.
     points = torch.arange(40.0, dtype=torch.float64)[None, None, :, None]
     kernel = gaussian_logarithm(points, points, scale=3.0)
     logs = -30.0 * torch.arange(40.0, dtype=torch.float64)[None, None, :, None]

@@ -39,7 +39,7 @@ def test_a_panel_per_task_and_a_line_per_method(tmp_path, drawn):
     assert [axes.get_title() for axes in panels] == ["listops", "text"]
     assert [line.get_label() for line in panels[0].lines] == ["nystrom", "chance"]
     lines = {line.get_label(): line for line in panels[1].lines}
-    # The mean of both seeds, as far as both have come.
+    # The mean of both seeds, up to the last step of the shorter run.
     assert lines["softmax"].get_xdata() == pytest.approx([2.0, 3.0])
     assert lines["softmax"].get_ydata() == pytest.approx([60.0, 70.0])
     assert lines["nystrom"].get_color() == panels[0].lines[0].get_color()

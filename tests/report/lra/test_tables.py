@@ -1,4 +1,4 @@
-"""Accuracies over seeds beside the papers', and nothing averaged that does not belong together."""
+"""Accuracies over seeds with the papers' ones; only runs that belong together are averaged."""
 
 import math
 import statistics

@@ -24,7 +24,7 @@ def test_importing_reports_loads_neither_torch_nor_drawing():
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Figures that were saved."""
+    """The saved figures."""
     figures, save = [], Figure.savefig
 
     def keep(figure, *where, **how):
@@ -154,7 +154,7 @@ def test_training_steps_have_a_dot_per_method_in_each_task(drawn, tmp_path):
     ]  # fmt: skip
     draw_study(rows, tmp_path / "training.png")
     text_time, image_time, *_ = drawn[0].axes
-    # A logarithmic axis has no zero that a bar could begin at.
+    # A logarithmic axis has no zero for a bar to start at.
     assert not any(axes.containers or axes.patches for axes in drawn[0].axes)
     assert {axes.get_xscale() for axes in drawn[0].axes} == {"log"}
     assert [text.get_text() for text in text_time.get_yticklabels()] == ["softmax", "nystrom-8"]
@@ -172,7 +172,7 @@ def test_curves_have_a_panel_for_losses_and_one_for_accuracies(drawn, tmp_path):
     (tmp_path / "curves.csv").write_text("\n".join(lines) + "\n")
     draw_curves(tmp_path / "curves.csv", tmp_path / "curves.png")
     loss, accuracy, rate = drawn[0].axes
-    # A quantity of no split is named once, on its axis.
+    # A quantity without a split is named once, on its axis.
     assert (rate.get_ylabel(), rate.get_legend()) == ("learning rate", None)
     assert [line.get_label() for line in loss.lines] == ["train", "validation"]
     assert (list(loss.lines[0].get_xdata()), list(loss.lines[0].get_ydata())) == ([10, 20], [2.0, 1.5])

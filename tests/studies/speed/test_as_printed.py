@@ -1,4 +1,4 @@
-"""The two papers' tables of time and memory: their rules both ways, on rows made by hand."""
+"""The two papers' tables of time and memory: their rules in both directions, on rows made by hand."""
 
 import math
 from dataclasses import replace

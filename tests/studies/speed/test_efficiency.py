@@ -23,12 +23,12 @@ SMALL |= {"kernel_size": 3}
 
 @pytest.fixture
 def measured(capsys):
-    """Gives the lengths that were measured since the last time, in order, as the run reports them."""
+    """Returns the lengths measured since the last call, in order, as the run reports them."""
     return lambda: [int(n) for n in re.findall(r"^n=(\d+): \d+ of", capsys.readouterr().err, flags=re.MULTILINE)]
 
 
 def cells(*passes, **builds):
-    """Methods that are built by a function."""
+    """Methods that a function builds."""
     return tuple(
         Cell(name, Contender(name, None, build), 0, False, timed)
         for name, build in builds.items()
@@ -88,7 +88,7 @@ def test_methods_take_turns_after_one_warm_up(tmp_path):
         def build(inputs, number, skip):
             def forward():
                 turns.append(name)
-                # A gradient left from the call before would be added to.
+                # A gradient left from the previous call would be accumulated.
                 assert all(leaf.grad is None for leaf in inputs.leaves)
                 return sum(inputs.leaves)
 
@@ -168,7 +168,7 @@ def test_what_does_not_fit_in_memory_is_not_run(tmp_path, capsys):
 
 
 def test_memory_is_estimated_from_the_length_before(tmp_path):
-    # Held by the contender, and known from its first length alone.
+    # Known from the contender at the first length already.
     def build(inputs, number, skip):
         return Call(lambda: torch.empty(inputs.n, 1000).sum() + inputs.leaves[0], inputs.leaves)
 
@@ -191,7 +191,7 @@ def test_a_long_first_length_is_estimated_from_a_short_call(tmp_path, measured):
     # Linear methods are not probed, and have no estimate yet.
     assert {row.method for row in rows if math.isnan(row.value)} == {"softmax"}
     assert {row.n for row in read_rows(tmp_path / "rows.csv")} == {64}
-    # The rows of the first length serve the next.
+    # Estimates for the next length use the rows of the first.
     sweep_lengths((64, 128), asked, tmp_path / "rows.csv")
     assert measured() == [128]
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change,
 @pytest.mark.parametrize("name", ["passes", "skip", "dtype", "layout"])
 def test_words_that_are_not_a_choice_raise(tmp_path, name):
     value = ("sideways",) if name == "passes" else "sideways"
-    # Unwrapped, so that it is the function's own check that speaks where types are checked in tests.
+    # Unwrapped, so that the function's own check raises where types are checked in tests.
     with pytest.raises(ValueError, match=f"{name} is 'sideways'; expected one of"):
         inspect.unwrap(run_efficiency)(**SMALL | {name: value}, to=tmp_path)
 
@@ -279,7 +279,7 @@ def test_each_length_has_a_floor_where_memory_bounds(tmp_path, measured):
             expected = [1e3 * passes * size / bandwidth for bandwidth in (4e9, 8e9, 2e9)]
             assert [row.value, row.low, row.high] == pytest.approx(expected)
         assert floors["copy bandwidth", n].value == 4.0
-    # They belong to the setting: a run goes on, and one without them is another.
+    # They are part of the setting: the run continues with them, and without them it is another.
     assert sweep_lengths((16, 32), bounded, tmp_path / "rows.csv") == rows
     assert measured() == [16, 32]
     with pytest.raises(ValueError, match="another setting: methods at n=16"):
@@ -340,7 +340,7 @@ def test_it_runs_on_a_gpu(tmp_path):
 
 
 def test_every_option_reaches_the_command(tmp_path):
-    # A setting that neither shows is one that a folder could mix.
+    # A folder could mix settings that neither of them shows.
     asked = set(inspect.signature(run_efficiency).parameters) - {"lengths", "to"}
     given = dict.fromkeys(asked, "other") | {"lengths": (1, 2), "to": tmp_path}
     command = command_line(("nystrom", "bench"), run_efficiency, given, "lengths")

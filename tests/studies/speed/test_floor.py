@@ -12,7 +12,7 @@ def test_a_copy_reads_and_writes_each_byte():
         copied.append(call().numel())
         return next(times)
 
-    # The first call is a warm-up. Quartiles of times are those of bandwidths, turned round.
+    # The first call is a warm-up. Quartiles of times are those of bandwidths in reverse order.
     assert copy_bandwidth(torch.device("cpu"), 1000, seconds) == (2000.0, 1000.0, 4000.0)
     assert copied == [1000] * 10
 

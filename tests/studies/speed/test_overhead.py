@@ -1,4 +1,4 @@
-"""The engine's steps are timed beside those of a bare loop that does the same."""
+"""The engine's steps are timed in turn with those of a bare loop that does the same."""
 
 import pytest
 from torch import nn
@@ -31,7 +31,7 @@ def test_rows_tell_the_times_of_both_and_of_loading(data, pairs, tmp_path, task)
 def test_both_loops_train_the_same_model(data, tmp_path, after_forward, hooks):
     trained = {}
     after_forward(EncoderForSequenceClassification, lambda model, *_: trained.setdefault(id(model), model) and None)
-    # Each model would draw its own dropout.
+    # With dropout each model would have its own draws.
     hooks.enter_context(
         register_module_forward_hook(lambda part, given, _: given[0] if isinstance(part, nn.Dropout) else None)
     )

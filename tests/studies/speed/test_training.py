@@ -161,7 +161,7 @@ def test_another_setting_in_the_same_folder_raises(tmp_path):
 
 
 def test_every_option_reaches_the_command(tmp_path):
-    # A setting that neither shows is one that a folder could mix.
+    # A folder could mix settings that neither of them shows.
     asked = set(inspect.signature(run_training).parameters) - {"tasks", "to"}
     given = dict.fromkeys(asked, "other") | {"tasks": ("text",), "to": tmp_path}
     command = command_line(("nystrom", "bench"), run_training, given, "tasks")

@@ -70,7 +70,7 @@ def test_every_picture_is_in_one_split_with_its_label(made):
     assert [len(came[split]) for split in SPLITS] == [130, 20, 30]
     assert came["test"] == wanted["test"]
     assert sorted(came["train"] + came["val"]) == sorted(wanted["training"])
-    # What is left for training stays in its order, and validation is drawn from all over.
+    # The training pictures stay in order, and validation is drawn from the whole file.
     held_out = set(came["val"])
     assert came["train"] == [pair for pair in wanted["training"] if pair not in held_out]
     assert came["val"] != wanted["training"][-20:]
@@ -92,13 +92,13 @@ def test_a_split_is_what_a_loader_and_a_model_ask_for(made):
 
 
 def test_gray_is_cut_off_as_published():
-    # 0.2989, 0.587 and 0.114 of 255, times 255.5 / 255, cut to a whole number.
+    # 0.2989, 0.587 and 0.114 of 255, times 255.5 / 255, truncated to a whole number.
     colours = [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0], [1, 1, 1], [100, 150, 200]]
     assert to_gray(np.array(colours, dtype=np.uint8)).tolist() == [76, 149, 29, 255, 0, 1, 141]
     rng = np.random.default_rng(0)
     colours = rng.integers(0, 256, (100_000, 3), dtype=np.uint8)
     exact = (colours.astype(np.float64) @ [0.2989, 0.587, 0.114]) * 255.5 / 255
-    # In single precision a value next to a whole number may fall on its other side.
+    # In single precision a value close to a whole number may fall on the other side of it.
     sure = np.abs(exact - np.rint(exact)) > 1e-4
     assert sure.mean() > 0.999
     assert (to_gray(colours)[sure] == np.floor(exact[sure])).all()
@@ -257,7 +257,7 @@ def test_pictures_are_shown_as_a_grid(made, tmp_path):
     for i, number in enumerate(np.linspace(0, 129, 5).round().astype(int)):
         left, top = 12 + i % 3 * 204, 12 + i // 3 * 222 + 18
         assert np.array_equal(pixels[top : top + 192 : 6, left : left + 192 : 6], data.picture(number))
-        # Something is written above.
+        # There is writing above.
         assert pixels[top - 18 : top, left : left + 192].min() < 100
     assert os.listdir(tmp_path / "deep") == ["grid.png"]
 

@@ -71,11 +71,11 @@ def test_nothing_runs_and_the_step_is_named(tmp_path, protocol):
         (b"\x80\x02}r\xff\xff\xff\x7f.", "remembers something in place 2147483647"),
         # Python follows a nested tuple down without a limit when it is the key of a dict.
         (b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.", "more than 100 tuples"),
-        # State for what stands in for numpy's names: their attributes, or those of this module's classes.
+        # State for the stand-ins of numpy's names: their attributes, or those of this module's classes.
         (b"\x80\x02cnumpy\ndtype\n}U\x04evilK\x01sb.", "__setstate__"),
         (b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nN}U\x08__init__K\x01s\x86b.", "__setstate__"),
         (b"\x80\x02cnumpy\nndarray\nN}U\x04evilK\x01s\x86b.", "attribute name"),
-        # Steps that find or call in other ways.
+        # Steps that look up or call in other ways.
         (b"(S'true'\nios\nsystem\n.", "the step STRING"),
         (b"\x80\x02(cnumpy\ndtype\nU\x02u1o.", "the step OBJ"),
         (b"\x80\x02cnumpy\ndtype\n)\x81.", "the step NEWOBJ"),

@@ -169,7 +169,7 @@ def test_a_broken_row_is_named_with_its_line(tmp_path, name, content, message):
 
 @pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)])
 def test_a_compressed_file_that_is_cut_short_is_named(tmp_path, ending, pack):
-    # Random digits do not compress to less than what is cut.
+    # Random digits do not compress to less than the part that is cut.
     content = b"label\ttext\n" + b"".join(b"%d\t%d\n" % (i % 2, i**9) for i in range(5000))
     packed = pack(content)
     for kept in (packed[:-1], packed[: len(packed) // 2], packed[:20], b"nothing of that kind at all"):

@@ -77,7 +77,7 @@ def test_a_saved_data_set_without_the_package_says_the_way_out(tmp_path, monkeyp
 
 
 class Part:
-    """What `datasets.Dataset` offers of what is used; a feature with names for its numbers, or none."""
+    """The part of `datasets.Dataset` that is used; a feature with names for its numbers, or none."""
 
     column_names = ("text", "label", "id")
 

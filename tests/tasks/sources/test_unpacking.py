@@ -1,4 +1,4 @@
-"""Small files that unpack to much."""
+"""Small files that unpack to large ones."""
 
 import bz2
 import gzip
@@ -35,7 +35,7 @@ def test_a_stream_stops_at_the_limit(tmp_path, ending, pack):
 def test_without_a_limit_of_ones_own_it_is_a_multiple_of_the_size(tmp_path, monkeypatch):
     monkeypatch.setattr(unpacking, "AT_LEAST", 1000)
     path = tmp_path / "a.gz"
-    # Random bytes do not shrink, and zeros do a thousand times.
+    # Random bytes do not compress; zeros do, a thousand times.
     for content, fits in ((np.random.default_rng(0).bytes(100_000), True), (bytes(100_000), False)):
         path.write_bytes(gzip.compress(content))
         with open_unpacked(path) as file:

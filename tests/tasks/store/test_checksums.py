@@ -22,5 +22,5 @@ def test_a_folder_is_known_by_names_and_contents(tmp_path):
 
     base = digest(a="x", b="yz")
     assert digest(b="yz", a="x") == base
-    # Another name, another content, and a border between the two files that moved.
+    # Another name, other content, and a shifted boundary between the two files.
     assert len({base, digest(a="x", c="yz"), digest(a="x", b="yw"), digest(a="xy", b="z")}) == 4

@@ -1,4 +1,4 @@
-"""What users meet around a prepared folder: raw data named in its place, damage, killed preparations."""
+"""What users may do with a prepared folder: name raw data instead, damage it, kill its preparation."""
 
 import contextlib
 import os
@@ -80,7 +80,7 @@ def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path):
         process.communicate()
         assert process.returncode == -signal.SIGKILL
         assert (tmp_path / partial / "train_tokens.npy").exists()
-    # Only the leftovers of this folder, and only those that the marks of this library are on.
+    # Only the leftovers of this folder, and only those with the marks of this library.
     mine = [tmp_path / ".data.01234567.partial", tmp_path / ".data2.01234567.partial", tmp_path / ".data.mine.partial"]
     for path in mine:
         path.mkdir()
@@ -112,7 +112,7 @@ def test_no_byte_of_the_files_can_crash_the_opening(listops, pairs):
                 with contextlib.suppress(ValueError):
                     opened += len(list(split(folder, "train"))) > 0
             path.write_bytes(content)
-    # A byte of another split, or of a text, is for `verify` to find.
+    # A byte of another split, or of a text, is found by `verify`.
     assert opened
 
 

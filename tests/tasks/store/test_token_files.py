@@ -53,7 +53,7 @@ def test_a_folder_is_complete_or_not_there(tmp_path):
             for split in SPLITS:
                 write_split(partial, split, TRAIN)
             assert not to.exists()
-            # As a process that is killed at this point leaves it.
+            # The state that a process killed at this point leaves.
             with pytest.raises(ValueError, match=r"partial is not prepared \(dataset.json is missing\)"):
                 open_split(partial, "train", task="listops")
             raise KeyboardInterrupt

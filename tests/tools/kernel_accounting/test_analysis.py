@@ -13,7 +13,7 @@ from nystrom.gpu.arithmetic import INTERPRETED
 from tools.kernel_accounting.analysis import SHARED_MEMORY, Operators, analyse
 from tools.kernel_accounting.driver import Shape
 
-# Where there is no GPU the tests' own process interprets kernels, so another process compiles them.
+# Without a GPU the process of the tests interprets kernels, so another process compiles them.
 CODE = """
 import dataclasses, json, sys
 import torch
@@ -103,7 +103,7 @@ def test_small_tensors_count_once(skipped):
 
 @pytest.mark.slow
 def test_memory_beyond_the_results_does_not_grow_with_the_tokens():
-    # Both lengths are cut into as many spans as the multiprocessors want.
+    # Both lengths are cut into as many spans as the multiprocessors need.
     once, twice = analysed(*(PLAIN | {"taps": 33, "tokens": 64 * n} for n in (4096, 8192)))
     assert once[0]["kernels"]["right_forward"]["programs"] == twice[0]["kernels"]["right_forward"]["programs"]
     for results, short, long in zip((1, 4), once, twice, strict=True):
@@ -118,10 +118,10 @@ def test_what_a_kernel_does_not_touch_is_not_counted():
     without, drawn, many = analysed(
         PLAIN, PLAIN | {"gaussian": True, "landmarks": 32}, PLAIN | {"landmarks": 200, "masked": True}
     )
-    # Given the values and the gradient for a skip that there is not.
+    # They get the values and the gradient though there is no skip.
     assert without[0]["kernels"]["left_forward"]["token_bytes"] == 2 * TOKENS
     assert without[1]["kernels"]["right_keys"]["token_bytes"] == 4 * TOKENS
-    # Drawn landmarks are tokens, and no others are read.
+    # Landmarks are drawn tokens, and no others are read.
     assert drawn[0]["kernels"]["means"]["token_bytes"] == 2 * 4 * 32 * 64 * 2
     # More landmarks than a block has: their programs each walk over the tokens, and the mask of one byte a token.
     assert many[0]["kernels"]["right_forward"]["token_bytes"] == 4 * (2 * TOKENS + 2 * 4096)

@@ -69,7 +69,7 @@ def test_a_pass_is_the_sum_of_its_kernels_and_of_the_operators_between(rows):
 
 def test_extra_memory_is_beyond_inputs_output_and_gradients(rows):
     found, tokens = values(rows), 1024 * 2 * 16 * 2
-    # Two tables of 2 x 16 landmarks at the least, in float32; nothing of the size of the tokens.
+    # At least two tables of 2 x 16 landmarks, in float32; nothing of the size of the tokens.
     assert 2 * 2 * 16 * 16 * 4 <= found["forward all memory"] <= tokens
     assert found["forward all memory"] <= found["backward all memory"] <= 2 * tokens
 
@@ -78,7 +78,7 @@ def test_the_floor_is_six_passes_forward_and_eleven_backward(rows):
     one = 1024 * 2 * 16 * 2
     assert values(rows, "floor") == {"forward all bytes": 6 * one, "backward all bytes": 11 * one}
     found = values(rows)
-    # With a skip one pass more over the values; backward one over the gradient, and both twice for the kernel.
+    # With a skip there is one more pass over the values; backward one over the gradient, and both again for the kernel.
     assert found["forward left_forward passes"] == 3
     assert sum(x for name, x in found.items() if name.endswith(" passes")) == (6 + 1) + (11 + 1 + 2 * 2)
 

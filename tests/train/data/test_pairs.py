@@ -16,7 +16,7 @@ from nystrom.train.scoring import accuracy, load_model
 
 @pytest.fixture(scope="module")
 def paired(tmp_path_factory, small_run, pairs):
-    """An unbroken run on pairs, without dropout."""
+    """An uninterrupted run on pairs, without dropout."""
     return small_run(tmp_path_factory.mktemp("paired") / "run", task="retrieval", data=pairs, dropout=0.0)
 
 

@@ -1,4 +1,4 @@
-"""Pictures have no padding: no mask reaches the model, and black pixels are learnt from like all others."""
+"""Pictures have no padding: no mask reaches the model, and black pixels are tokens like all others."""
 
 import pytest
 import torch

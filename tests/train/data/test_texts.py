@@ -1,4 +1,4 @@
-"""A user's own labelled texts are trained on as they are: any number of classes, by their names."""
+"""A user's own labelled texts can be trained on directly: any number of classes, with their names."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The grid trains what is missing, loses nothing to a kill, and leaves no process behind."""
+"""The grid trains the missing runs, loses nothing when it is killed, and leaves no process running."""
 
 import inspect
 import json
@@ -32,7 +32,7 @@ NAME = "listops-softmax-demo-seed0"
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    """A folder of data sets, with the demo's ListOps in small."""
+    """A folder of data sets, with a small version of the demo's ListOps."""
     folder = tmp_path_factory.mktemp("data")
     sizes = {"train": 64, "val": 20, "test": 30, "min_length": 5, "max_length": 41}
     prepare_listops(folder / "listops-demo", **sizes, progress=False)
@@ -49,14 +49,14 @@ def grid(root) -> Callable[..., list]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, grid) -> Path:
-    """An unbroken grid of two runs at a time, where there are two cores."""
+    """An uninterrupted grid of two runs at a time, where there are two cores."""
     to = tmp_path_factory.mktemp("whole")
     assert grid(to, methods=["softmax", "linear"], jobs=min(2, len(os.sched_getaffinity(0)))) == []
     return to
 
 
 def assert_same(to: Path, whole: Path) -> None:
-    """The best model and all that was reached are those of the unbroken run."""
+    """The best model and all results are those of the uninterrupted run."""
     for name in ("best/model.safetensors", "checkpoint-60/model.safetensors"):
         assert_close(load_file(to / NAME / name), load_file(whole / NAME / name), rtol=0, atol=0)
     reached = [
@@ -102,7 +102,7 @@ def test_a_run_is_given_all_that_a_training_takes(tmp_path):
         precision="auto", accumulation=2, seed=3, changes=changes, compile=True,
     )  # fmt: skip
     arguments = run_of(tmp_path, Planned("one", settings), Path("data"), threads=1).arguments
-    # The child resumes where there is something to resume; a grid takes prepared data.
+    # The child resumes a run if there is one; a grid takes prepared data.
     left_out = {"resume", "text_field", "label_field", "pair_field"}
     assert arguments.keys() == inspect.signature(train).parameters.keys() - left_out
     assert (arguments["compile"], arguments["batch_size"], arguments["accumulation"], arguments["seed"]) == (
@@ -158,7 +158,7 @@ def test_a_killed_run_is_taken_up_again_by_its_grid(whole, grid, tmp_path, capsy
 
 
 def test_a_failed_run_is_named_with_its_log_and_the_others_finish(root, tmp_path, capsys):
-    # A folder with something else in it is left alone by the run.
+    # The run does not touch a folder with other contents.
     (tmp_path / "listops-linear-demo-seed0").mkdir()
     (tmp_path / "listops-linear-demo-seed0" / "thesis.tex").touch()
     words = ["--tasks", "listops", "--methods", "linear", "softmax", "--seeds", "0", "--preset", "demo", "--steps", "2"]
@@ -191,7 +191,7 @@ def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
     assert (settings["batch_size"], settings["accumulation"], settings["options"]) == (8, 2, {"num_landmarks": 4})
     table = dict(lra_lines(rows))
     assert sum("nystrom-4, demo" in name or "nystrom-8, demo" in name for name in table) == 2
-    # The command of a row makes the same run, wherever it was started.
+    # The command of a row makes the same run from any folder.
     words = shlex.split(rows[0].command)
     assert words[:2] == ["nystrom", "train"]
     assert {"--options.num-landmarks", "--conv-kernel-size", "--accumulation"} <= {

@@ -1,4 +1,4 @@
-"""What a grid does with a process that ended, and what the process does with its end."""
+"""How a grid handles the end of a process, and how the process ends."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from nystrom.train.grid.child import OUT_OF_MEMORY, exit_code
 from nystrom.train.grid.processes import Grid, Run
 from nystrom.train.hardware import visible_gpus
 
-# Writes down its GPUs, and ends with the code that it is given next.
+# Writes its GPUs to a file, and exits with the next code that it is given.
 CHILD = """
 import json, os, sys
 codes = json.loads(sys.argv[-1])["codes"]
@@ -23,7 +23,7 @@ raise SystemExit(codes[open("seen").read().count(sys.argv[-1]) - 1])
 
 @pytest.fixture
 def grid(tmp_path, monkeypatch):
-    """Makes a grid whose processes end with the codes in the arguments of their run, one after the other."""
+    """Makes a grid whose processes exit with the codes in the arguments of their run, one after the other."""
     monkeypatch.chdir(tmp_path)
     return lambda **given: Grid(tmp_path, command=[sys.executable, "-c", CHILD], **given)
 
@@ -43,7 +43,7 @@ def test_a_run_without_memory_is_tried_again_once_when_it_is_alone(grid, tmp_pat
 def test_a_run_waits_while_the_others_leave_too_little_memory(tmp_path):
     grid = Grid(tmp_path, jobs=2)
     grid.peak = 500.0
-    # Alone it may always try.
+    # Alone it may always start.
     assert grid._is_room(400_000_000)
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         grid.running[process] = Run("one", {})
@@ -72,7 +72,7 @@ def test_each_run_has_a_gpu_of_its_own_where_there_are_several(grid, tmp_path, m
         return sorted(line.rpartition(" ")[2] for line in (tmp_path / "seen").read_text().splitlines())
 
     assert given(["0", "3"]) == ["0", "0", "3"]
-    # A single one is everybody's.
+    # A single GPU is shared by all.
     assert given(["0"]) == ["None"] * 3
 
 

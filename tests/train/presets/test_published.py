@@ -1,4 +1,4 @@
-"""Presets hold the numbers of the papers' code."""
+"""Presets have the numbers of the papers' code."""
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ def test_linformer_has_one_projection_a_head_for_keys_and_values(name):
     settings = settled(name, "linformer")
     options = settings.options
     assert (options["per_head"], options["share_key_value"], options["init_std"]) == (True, True, 0.02)
-    # One Parameter for both layers.
+    # One Parameter is shared by both layers.
     assert settings.encoder_config().share_attention_weights is True
     assert settled(name, "performer").encoder_config().share_attention_weights is False
 
@@ -180,7 +180,7 @@ def test_a_shorter_run_has_a_shorter_warm_up_and_is_evaluated():
     settings = settled("nystromformer", changes={"steps": 20})
     # 1,000 of 5,000 steps in the preset, and an evaluation every 50.
     assert (settings.warmup_steps, settings.evaluate_every, settings.log_every) == (4, 20, 20)
-    # A longer one has the preset's.
+    # A longer run has the preset's.
     assert settled("nystromformer", changes={"steps": 50_000}).warmup_steps == 1_000
     assert settled("nystromformer", changes={"steps": 20, "warmup_steps": 7}).warmup_steps == 7
 

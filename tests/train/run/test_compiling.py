@@ -1,4 +1,4 @@
-"""A compiled run is the run that is not compiled, in one graph for all its steps."""
+"""A compiled run equals the one that is not compiled, with one graph for all its steps."""
 
 import json
 
@@ -20,7 +20,7 @@ SOFTMAX = {"attention": "softmax", "options": {}}
 
 @pytest.fixture(autouse=True)
 def backend(monkeypatch):
-    """Chooses what takes the graphs of runs; before that, they run operation by operation."""
+    """Chooses the backend for the graphs of runs; by default they run operation by operation."""
 
     def choose(backend):
         monkeypatch.setattr(compiling, "BACKEND", backend)
@@ -32,16 +32,16 @@ def backend(monkeypatch):
 
 
 def test_a_compiled_run_gives_the_result_of_the_plain_one(small_run, data, tmp_path, backend, weights, curves):
-    # With a graph of the backward, too.
+    # With a graph of the backward pass, too.
     backend("aot_eager")
-    # A method whose weights belong to positions.
+    # A method with weights for positions.
     changes = {"attention": "linformer", "options": {}, "dropout": 0.0, "steps": 6, "evaluate_every": 6}
     plain = small_run(tmp_path / "plain", **changes)
     compiled = small_run(tmp_path / "compiled", compile=True, **changes)
     # Sums over another length, over six steps of Adam.
     assert_close(weights(compiled, 6), weights(plain, 6), rtol=1e-3, atol=1e-4)
     assert [value for *_, value in curves(compiled)] == pytest.approx([value for *_, value in curves(plain)], rel=1e-3)
-    # The best model is saved as any other, and scored as such.
+    # The best model is saved and scored like any other.
     assert load_file(compiled / "best" / "model.safetensors").keys() == weights(plain, 6).keys()
     tested = read_rows(compiled / "rows.csv")[0]
     assert tested.quantity == "test accuracy"
@@ -52,7 +52,7 @@ def test_a_compiled_run_gives_the_result_of_the_plain_one(small_run, data, tmp_p
 def test_autocast_and_pairs_compile_too(small_run, pairs, tmp_path, weights, changes):
     changes = {**SOFTMAX, "steps": 3, "dropout": 0.0, **changes} | ({"data": pairs} if "task" in changes else {})
     plain, compiled = (small_run(tmp_path / str(compile), compile=compile, **changes) for compile in (False, True))
-    # Sums over another length, over three steps of Adam; bfloat16 rounds what is summed to 8 bits.
+    # Sums over another length, over three steps of Adam; bfloat16 rounds the terms to 8 bits.
     close = {"rtol": 1e-3, "atol": 1e-4} if "task" in changes else {"rtol": 0.05, "atol": 1e-2}
     assert_close(weights(compiled, 3), weights(plain, 3), **close)
 
@@ -71,7 +71,7 @@ def test_one_graph_serves_all_steps_and_one_each_size_of_evaluation(small_run, t
     # compiler.
     assert len(graphs) == 4
     assert graphs[0] < 5 < 50 < min(graphs[1:])
-    # The demo's positions, whatever the samples of a batch need.
+    # The demo's positions, however short the samples of a batch are.
     assert set().union(*shapes) == {(8, 512), (4, 512)}
 
 

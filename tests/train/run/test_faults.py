@@ -1,4 +1,4 @@
-"""Faults around a run end in one line with the way on, and cost no more than the steps since a checkpoint."""
+"""Faults around a run end in one line that says how to continue, and cost only the steps since a checkpoint."""
 
 import resource
 import shutil
@@ -15,7 +15,7 @@ from nystrom.train.run.writing import NotWritten
 
 @contextmanager
 def full_disk(free):
-    """No file grows beyond so many bytes, which is how the system calls behave on a full disk."""
+    """Files cannot grow beyond a limit: the system calls then fail as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (free, hard))
     try:
@@ -90,7 +90,7 @@ def test_a_run_that_never_started_leaves_no_folder(small_run, tmp_path):
     with pytest.raises(ValueError, match="batch_size is 64 but data"):
         small_run(tmp_path / "runs" / "new", batch_size=64)
     assert not (tmp_path / "runs").exists()
-    # A folder that was there stays.
+    # A folder that existed before stays.
     (tmp_path / "mine").mkdir()
     with pytest.raises(ValueError, match="batch_size is 64 but data"):
         small_run(tmp_path / "mine", batch_size=64)

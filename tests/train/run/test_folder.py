@@ -1,4 +1,4 @@
-"""A run folder knows which of its checkpoints are whole."""
+"""A run folder knows which of its checkpoints are complete."""
 
 import dataclasses
 import json

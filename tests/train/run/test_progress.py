@@ -1,4 +1,4 @@
-"""What a run prints is plain lines where nobody watches, and a bar below the lines where somebody does."""
+"""A run prints plain lines in a file or a pipe, and a bar below the lines on a terminal."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A run that was cut off, wherever it was, goes on to the weights and curves of an unbroken one."""
+"""A run that was interrupted at any point continues to the weights and curves of an uninterrupted one."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from nystrom.tasks.lra.listops.task import prepare_listops
 
 def test_a_killed_run_continues_to_the_same_result(whole, small_run, data, tmp_path, weights, curves):
     script = tmp_path / "killed.py"
-    # The process waits in step 8 to be killed; a loaded machine might otherwise finish before it is.
+    # The process waits in step 8 to be killed; on a loaded machine it might otherwise finish first.
     script.write_text(f"""
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a step does: the same for one process or two, nothing where a number is not finite, and clipping."""
+"""A step: equal for one process and two, an error if a number is not finite, and clipping."""
 
 import subprocess
 import sys
@@ -72,7 +72,7 @@ train("listops", options={{"num_landmarks": 8}}, preset="demo", data=Path({str(d
     assert_close(weights(two), weights(one), rtol=1e-3, atol=1e-4)
     for (step, quantity, value), (other_step, other, wanted) in zip(curves(two), curves(one), strict=True):
         assert (step, quantity) == (other_step, other)
-        # The last batch of 20 samples is filled up for two processes; what fills it must not count.
+        # The last batch of 20 samples is filled up for two processes; the added samples must not count.
         assert value == pytest.approx(wanted, rel=1e-3), (step, quantity)
 
 
@@ -124,7 +124,7 @@ def test_gradients_are_clipped_by_value_if_the_preset_does(small_run, tmp_path, 
         largest.setdefault(name, []).append(max(float(w.grad.abs().max()) for w in weights if w.grad is not None))
 
     around_step(before=note)
-    # Gradients a thousand times as large as they are.
+    # Gradients are scaled by a thousand.
     after_forward(
         EncoderForSequenceClassification,
         lambda model, _, output: type(output)(loss=1000 * output.loss, logits=output.logits),
@@ -136,7 +136,7 @@ def test_gradients_are_clipped_by_value_if_the_preset_does(small_run, tmp_path, 
 
 
 def test_the_best_checkpoint_is_chosen_after_the_share_that_the_preset_sets(small_run, tmp_path, after_forward):
-    # Four samples in each evaluation, of which ever fewer are classified correctly.
+    # Four samples in each evaluation, with fewer and fewer classified correctly.
     right = iter([4, 3, 2, 1, 0, 0])
 
     def judge(model, inputs, output):
@@ -146,7 +146,7 @@ def test_the_best_checkpoint_is_chosen_after_the_share_that_the_preset_sets(smal
         return type(output)(loss=output.loss, logits=torch.eye(10)[classes % 10])
 
     after_forward(EncoderForSequenceClassification, judge)
-    # A fifth of the steps, which the first evaluation is within.
+    # The first evaluation is within a fifth of the steps.
     run = small_run(tmp_path / "run", preset="skyformer", data=_short_samples(tmp_path / "data"), evaluate_every=2)
     assert {row.quantity: row.value for row in read_rows(run / "rows.csv")}["best step"] == 4
 

@@ -63,7 +63,7 @@ def build(name, inputs, skip=False):
         pytest.importorskip("triton")
     make = contender.build
     if getattr(make, "compiled", False):
-        # Trace and differentiate graphs, and leave out the minutes that code for them takes.
+        # Graphs are traced and differentiated, without the minutes that generating code takes.
         make = dataclasses.replace(make, backend="aot_eager")
     return make(inputs, number, skip)
 
@@ -80,7 +80,7 @@ def test_tokens_go_in_and_come_out_and_everything_gets_a_gradient(name, skip):
     out = call.forward()
     assert out.shape == inputs.grad.shape == (2, NAMES[name], 48)
     out.backward(inputs.grad)
-    # The Reformer has no keys of their own.
+    # The Reformer has no separate keys.
     idle = [inputs.leaves[1]] if name.startswith("reformer") else []
     assert all(leaf.grad.abs().max() > 0 for leaf in call.leaves if not any(leaf is x for x in idle))
 
@@ -130,8 +130,8 @@ def test_both_performers_estimate_softmax_attention():
     exact = inputs.merged(softmax_attention(*inputs.heads()))
     mean = inputs.merged(inputs.heads()[2].mean(dim=2, keepdim=True).expand(-1, -1, 32, -1))
     for name in ("performer-4096", "performer-pytorch-4096"):
-        # Of what attention adds to the mean of the values, 4096 features leave 0.13, the package, whose constant
-        # is a bias, 0.27; the mean by itself would leave 1.
+        # Relative to what attention adds to the mean of the values, 4096 features leave an error of 0.13, and the
+        # package, whose constant is a bias, 0.27; the mean alone would leave 1.
         assert (build(name, inputs).forward() - exact).norm() < 0.4 * (exact - mean).norm()
 
 
@@ -257,7 +257,7 @@ def test_on_a_gpu_its_kernels_and_its_compiler_are_measured_without_being_named(
 
 def test_every_default_method_is_known():
     assert {split_name(name)[0] for name in DEFAULT} <= set(CONTENDERS)
-    # The peers of the other methods, and Skyformer's variant, are measured when they are named; the last on a GPU.
+    # The peers of the other methods, and Skyformer's variant, are measured only by name; the last on a GPU.
     assert set(CONTENDERS) - {split_name(name)[0] for name in DEFAULT} == {
         *("skyformer_softmax", "linformer-package", "transformers-longformer", "performer-pytorch"),
         *("reformer-pytorch", "transformers-bigbird"),

@@ -35,7 +35,7 @@ APPLY = {
     "[SM": lambda values: sum(values) % 10,
 }
 PUBLISHED = Limits(min_length=500, max_length=2000, max_depth=10, max_args=10)
-# Nothing is thrown away: max_depth 3 and max_args 4 make at most 2 + 4 * (2 + 4) = 26 tokens.
+# Nothing is discarded: max_depth 3 and max_args 4 make at most 2 + 4 * (2 + 4) = 26 tokens.
 WHOLE = Limits(min_length=0, max_length=27, max_depth=3, max_args=4)
 
 
@@ -119,7 +119,7 @@ def test_values_agree_with_the_recursion():
 def test_every_draw_is_one_expression_inside_the_limits():
     limits = Limits(min_length=9, max_length=13, max_depth=4, max_args=3)
     samples = draw_expressions(np.random.default_rng(2), 20_000, limits)
-    # Strict at both ends, and both ends are met.
+    # Strict at both ends, and both extremes occur.
     assert set(np.diff(samples.offsets)) == {10, 11, 12}
     for sequence in words(samples):
         assert is_expression(numbered(" ".join(sequence)))
@@ -127,7 +127,7 @@ def test_every_draw_is_one_expression_inside_the_limits():
 
 
 def test_operators_arguments_and_digits_are_as_published():
-    # Nothing is thrown away, so the draw must show the plain frequencies; the seed is fixed.
+    # Nothing is discarded, so the draw must show the plain frequencies; the seed is fixed.
     limits = Limits(min_length=0, max_length=2000, max_depth=4, max_args=10)
     sequences = words(draw_expressions(np.random.default_rng(3), 20_000, limits))
     assert len(sequences) == 20_000
@@ -194,7 +194,7 @@ def test_a_chunk_without_a_single_fit_is_empty():
 
 
 def test_trees_that_are_too_long_grow_no_further():
-    # A node has 51 / 4 children in the mean, so 400 whole trees of depth 5 hold about 11 million nodes.
+    # A node has 51 / 4 children on average, so 400 whole trees of depth 5 hold about 11 million nodes.
     limits = Limits(min_length=0, max_length=2000, max_depth=5, max_args=100)
     tracemalloc.start()
     samples = draw_expressions(np.random.default_rng(10), 400, limits)
@@ -202,7 +202,7 @@ def test_trees_that_are_too_long_grow_no_further():
     tracemalloc.stop()
     # Three quarters are lone digits.
     assert samples.labels.size > 250
-    # One array of 11 million nodes alone takes ten times that.
+    # A single array of 11 million nodes takes ten times that.
     assert peak < 8e6
 
 
@@ -244,7 +244,7 @@ def test_single_expressions_are_recognised(text):
 def test_impossible_limits_raise(change, message):
     limits = {"min_length": 500, "max_length": 2000, "max_depth": 10, "max_args": 10} | change
     if message is None:
-        # One length alone is rare, and possible.
+        # A single length is rare, but possible.
         assert 1e-6 < length_share(Limits(**limits)) < 1e-4
     else:
         with pytest.raises(ValueError, match=message):

@@ -51,14 +51,14 @@ def test_lengths_are_strictly_inside_the_limits(made):
 
 
 def test_no_sample_occurs_twice_in_all_splits(tmp_path):
-    # Expressions this short repeat all the time.
+    # Expressions this short often repeat.
     to = prepare(tmp_path / "data", min_length=3, max_length=6)
     samples = [item["input_ids"].tobytes() for split in SPLITS for item in ListOps(to, split)]
     assert len(samples) == len(set(samples)) == 390
 
 
 def test_only_the_seed_determines_the_data(made, tmp_path):
-    # Several chunks, or the order of their arrival could not matter.
+    # Several chunks: otherwise their order of arrival could not matter.
     settings = {"train": 4000, "min_length": 40}
     one = prepare(tmp_path / "one", workers=1, **settings)
     assert files(one) == files(prepare(tmp_path / "two", workers=2, **settings))

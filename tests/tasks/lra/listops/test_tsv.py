@@ -1,4 +1,4 @@
-"""The official form is built and evaluated here once more, as binary trees, the way its source does it."""
+"""The official form is built and evaluated here independently, as binary trees, in the way of its source."""
 
 import json
 import random
@@ -52,7 +52,7 @@ def tree_tokens(tree):
 
 @pytest.fixture
 def official(tmp_path, monkeypatch):
-    """Three files of three samples, as if so many were published."""
+    """Three files of three samples, as if three were the published number."""
     monkeypatch.setattr(lra_listops_tsv, "PUBLISHED_COUNTS", dict.fromkeys(SPLITS, 3))
     folder = tmp_path / "official"
     folder.mkdir()
@@ -115,7 +115,7 @@ def test_a_wrong_file_raises_by_name_and_line(official, tmp_path, content, messa
     with pytest.raises(ValueError, match=message) as caught:
         import_tsv(official, tmp_path / "to", progress=False)
     assert str(path) in str(caught.value)
-    # Nothing half-made is left, neither the folder nor the one it was made in.
+    # No partial data are left, neither the folder nor the one it was made in.
     assert list(tmp_path.iterdir()) == [official]
 
 
@@ -145,12 +145,12 @@ def test_other_official_files_are_not_taken_for_these(official, tmp_path):
 
 
 def test_so_many_were_published():
-    # The fixture above puts others in their place.
+    # The fixture above replaces them.
     assert lra_listops_tsv.PUBLISHED_COUNTS == {"train": 96_000, "val": 2_000, "test": 2_000}
 
 
 def cut(path):
-    """Take the last line of a file away."""
+    """Remove the last line of a file."""
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 
 
@@ -164,7 +164,7 @@ def test_a_file_that_was_cut_at_the_end_of_a_line_is_named_by_its_count(official
     assert "warning" in (said := capsys.readouterr().err)
     assert "official: val has 2 samples where 3 were published.\n" in said
     assert len(ListOps(to, "val")) == 2
-    # Nor is what was taken incomplete on purpose taken for complete later.
+    # Data that were accepted as incomplete do not count as complete later.
     with pytest.raises(ValueError, match=r"to: val has 2 samples where 3 were published"):
         prepare_listops(to, source=official, progress=False)
     assert prepare_listops(to, source=official, check_counts=False, progress=False) == to

@@ -1,4 +1,4 @@
-"""Pictures are judged by the dashes on them, whose order and snakes the judge does not use unless a test says so."""
+"""Pictures are judged by the dashes on them; their order and snakes are not used unless a test says so."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from nystrom.tasks.lra.pathfinder.curves import draw_pictures
 from nystrom.tasks.lra.pathfinder.dashes import GEOMETRIES
 
 COUNTS = {32: 200, 64: 20, 128: 20, 256: 16}
-# Long snakes seldom fit into 64 and 128 pixels, which takes time; shorter ones are drawn by the same rules.
+# Long snakes rarely fit into 64 and 128 pixels, which takes time; shorter ones follow the same rules.
 GEOMETRY = GEOMETRIES | {64: replace(GEOMETRIES[64], contour=9), 128: replace(GEOMETRIES[128], contour=9, margins=(3,))}
 
 
@@ -32,13 +32,13 @@ def snake_of(slots, geometry):
 
 
 def follow(near, far, directions, disc, geometry):
-    """Walk from the dash that starts at a disc to the next one, as long as there is one, and return the last end."""
+    """Walk from the dash that starts at a disc to the next one, while there is one, and return the last end."""
     (margin,) = geometry.margins
     current = np.abs(near - disc).max(axis=1).argmin()
     unused = set(range(len(near))) - {int(current)}
     while unused:
         rest = np.array(sorted(unused))
-        # The next dash starts a margin behind the pivot, which is a margin behind this one.
+        # The next dash starts a margin after the pivot, which is a margin after this one.
         starts = near[rest] - margin * directions[rest]
         off = np.hypot(*(far[current] + margin * directions[current] - starts).T)
         off[geometry.continuity * np.arccos((directions[rest] @ directions[current]).clip(-1, 1)) >= np.pi / 2] = np.inf
@@ -59,7 +59,7 @@ def test_following_the_dashes_from_a_disc_gives_the_label(drawn):
         near, far, directions = (part[picture, there] for part in lines(scenes, geometry))
         end = follow(near, far, directions, scenes.discs[picture, 0], geometry)
         right.append((end == scenes.discs[picture, 1]).all() == scenes.labels[picture])
-    # Where a picture is crowded, a strange dash may by rounding lie better in the way than the next one.
+    # In a crowded picture another snake's dash may, by rounding, be closer to the path than the next one.
     assert np.mean(right) >= (0.9 if geometry.size == 32 else 1)
 
 
@@ -73,7 +73,7 @@ def test_the_order_of_the_slots_agrees_with_the_label(drawn):
     snake = begins.argmin(axis=1)
     assert begins[rows, snake].max() <= 0.5
     assert (ends[rows, np.where(scenes.labels, snake, 1 - snake)] == scenes.discs[:, 1]).all()
-    # The discs mark either snake, and the label does not tell which.
+    # The discs may mark either snake, and the label does not say which.
     assert {(0, 0), (0, 1), (1, 0), (1, 1)} == set(zip(snake.tolist(), scenes.labels.tolist(), strict=True))
 
 
@@ -94,7 +94,7 @@ def test_snakes_keep_off_each_other(drawn):
     for picture in range(len(far)):
         along = near[picture, :, None] + (far[picture] - near[picture])[:, None] * share
         gaps = np.linalg.norm(along[one][:, :, None] - along[other][:, None], axis=-1).min(axis=(1, 2))
-        # Margins may overlap by half of a full footprint: of twice the margin, well over half stays between the inks.
+        # Margins may overlap by half of a full footprint: well over half of twice the margin remains between the inks.
         assert np.nanmin(gaps) - geometry.thickness > 0.85 * min(geometry.margins)
 
 
@@ -108,7 +108,7 @@ def test_dashes_of_a_snake_are_two_margins_apart_and_turn_no_more_than_continuit
     bend = np.arccos((directions[:, follows + 1] * directions[:, follows]).sum(axis=-1).clip(-1, 1))
     bend = bend[~np.isnan(bend)]
     assert (geometry.continuity * bend).max() < np.pi / 2 + 1e-6
-    # Straight on, the gap is two margins, but for the rounding of the pivot and of the end, half a diagonal each.
+    # Straight on, the gap is two margins, up to the rounding of the pivot and of the end, half a diagonal each.
     assert np.nanmax(gap) <= 2 * margin + np.sqrt(2)
     assert np.nanmedian(gap) == pytest.approx(2 * margin, abs=0.5)
 
@@ -152,7 +152,7 @@ def test_ink_is_where_the_dashes_and_discs_are(drawn):
         away = np.linalg.norm(pixels[:, :, None] - start - along[..., None] * line, axis=-1).min(axis=-1)
         discs = np.linalg.norm(pixels[:, :, None] - scenes.discs[picture], axis=-1).min(axis=-1)
         ink = scenes.pictures[picture].astype(int)
-        # A pixel and a half beyond the outline only the filter's outer lobes are left, about a hundredth.
+        # A pixel and a half outside the outline only the filter's outer lobes remain, about a hundredth.
         assert ink[(away > geometry.thickness / 2 + 1.5) & (discs > geometry.radius + 1.5)].max(initial=0) <= 16
         assert ink[discs <= geometry.radius - 1].min() > 150
         assert ink[away <= 0.3].min() > 50
@@ -177,7 +177,7 @@ def test_the_margin_of_a_picture_is_one_of_those_given():
     gaps = np.median(np.linalg.norm(near[:, 1:6] - far[:, :5], axis=-1), axis=1)
     margins = np.rint(gaps / 2)
     assert set(margins) == {2, 3}
-    # Those of one margin are drawn together, and go back to their places among the others.
+    # Those of one margin are drawn together, and then return to their places among the others.
     assert margins.tolist() != sorted(margins)
     assert (scenes.labels.reshape(-1, 2).sum(axis=1) == 1).all()
     assert len(np.unique(scenes.pictures.reshape(24, -1), axis=0)) == 24

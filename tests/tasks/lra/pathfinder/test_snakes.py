@@ -100,7 +100,7 @@ def test_a_dash_lies_on_its_line():
     parts = dashes(GEOMETRIES[128], 2)
     reach = parts.ink.shape[-1] // 2
     for kind in (0, 37, 90, 200, SEED_ANGLES + 5):
-        # The middle of the ink is half a dash behind the far end.
+        # The middle of the ink is half a dash before the far end.
         weights = parts.ink[kind] / parts.ink[kind].sum()
         middle = [(weights * steps).sum() for steps in np.indices(weights.shape) - reach]
         wanted = -2.5 * np.array([np.sin(parts.angles[kind]), np.cos(parts.angles[kind])])

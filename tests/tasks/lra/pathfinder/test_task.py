@@ -81,7 +81,7 @@ def test_classes_are_balanced_in_every_split(made):
 
 
 def test_the_seed_determines_the_pictures_for_any_number_of_processes(made, tmp_path, monkeypatch):
-    # A process of its own does not know of smaller chunks.
+    # Another process would not use the smaller chunks.
     monkeypatch.undo()
     settings = {"size": 128, "difficulty": "easy", "train": 100, "val": 0, "test": 0}
     one = files(prepare(tmp_path / "one", workers=1, **settings))
@@ -183,7 +183,7 @@ def row(number, label):
 
 @pytest.fixture
 def release(tmp_path):
-    """Thirty pictures in three folders of ten; picture i is gray i all over, and odd ones are of class 1."""
+    """Thirty pictures in three folders of ten; picture i is uniformly gray i, and odd ones are of class 1."""
     folder = tmp_path / "pathfinder32" / "curv_contour_length_14"
     (folder / "metadata").mkdir(parents=True)
     for batch in range(3):
@@ -218,7 +218,7 @@ def test_published_pictures_are_read_and_split(release, tmp_path):
     assert seen == check(read(release / "curv_contour_length_14", tmp_path / "again"))
     assert seen == check(read(tmp_path, tmp_path / "above"))
     assert seen != check(read(release, tmp_path / "other", seed=1))
-    # As the published archive is unpacked.
+    # The layout of the unpacked archive.
     (tmp_path / "unpacked" / "lra_release" / "lra_release").mkdir(parents=True)
     release.rename(tmp_path / "unpacked" / "lra_release" / "lra_release" / "pathfinder32")
     assert seen == check(read(tmp_path / "unpacked" / "lra_release", tmp_path / "inside"))

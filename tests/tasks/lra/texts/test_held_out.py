@@ -23,7 +23,7 @@ def test_the_shares_are_kept_where_all_samples_differ():
 def test_more_samples_move_few_others():
     hashes = np.random.default_rng(0).integers(0, 2**63, 1100)
     before, after = draw(hashes[:1000]), draw(hashes)
-    # The border of a tenth lies near the same hash in both, off by some of 1000 draws.
+    # The threshold of a tenth is near the same hash in both, up to the chance of 1000 draws.
     assert len({*before["test"]} - {*after["test"]}) < 30
 
 

@@ -1,4 +1,4 @@
-"""Texts and pairs of users' own: their columns, labels, splits and what the preparation says of them."""
+"""Users' own texts and pairs: their columns, labels and splits, and the reports of the preparation."""
 
 import csv
 import json
@@ -86,7 +86,7 @@ def test_test_texts_that_are_in_train_too_are_counted_in_the_summary(tmp_path, c
 
 
 def glue(folder):
-    """A folder as those of GLUE: tsv files, the test texts without labels."""
+    """A folder like those of GLUE: tsv files, with test texts without labels."""
     write(folder / "train.tsv", ("sentence", "label"), many())
     write(folder / "dev.tsv", ("sentence", "label"), [(f"dev {i}", i % 2) for i in range(8)])
     write(folder / "test.tsv", ("index", "sentence"), [(i, f"test {i}") for i in range(9)])

@@ -119,10 +119,10 @@ def test_the_pair_classifier_takes_them(tmp_path):
 def test_any_bytes_but_tabs_and_line_ends_come_back(tmp_path_factory, pairs):
     folder = tmp_path_factory.mktemp("pairs")
     (folder / "from").mkdir()
-    # What ends a field or a line cannot be inside of one.
+    # The characters that end a field or a line cannot be inside one.
     table = bytes.maketrans(b"\t\n\r", b"   ")
     pairs = [tuple(text.translate(table) for text in pair) for pair in pairs]
-    # Two splits of the same pairs are refused.
+    # Two splits of the same pairs raise.
     assume(len({*pairs}) == 6)
     for i, split in enumerate(SPLITS):
         rows = [b"label\ttext1\ttext2", *(b"%d\t%b\t%b" % (n, *pairs[2 * i + n]) for n in range(2))]

@@ -26,7 +26,7 @@ REVIEWS = {
 
 @pytest.fixture(autouse=True)
 def four_reviews_a_split(monkeypatch):
-    """As if so many had been published."""
+    """As if these were the published numbers."""
     for module in (acl_imdb, reviews):
         monkeypatch.setattr(module, "IMDB_COUNTS", {"train": 4, "test": 4})
 
@@ -45,7 +45,7 @@ def acl(folder):
             part = folder / split / label
             part.mkdir(parents=True)
             for number, text in enumerate(texts):
-                # The numbers count on where letters would sort otherwise: 9 before 10.
+                # Numbers are in numerical order, which differs from that of letters: 9 before 10.
                 (part / f"{number + 9}_7.txt").write_bytes(text)
     (folder / "train" / "unsup").mkdir()
     (folder / "train" / "unsup" / "0_0.txt").write_text("no class")
@@ -88,7 +88,7 @@ def check_imdb(to):
 
 def test_the_folder_of_imdb_becomes_a_data_set_with_val_as_test(tmp_path):
     acl(tmp_path / "aclImdb")
-    # From the folder itself, and from the one around it.
+    # From the folder itself, and from its parent.
     for number, source in enumerate((tmp_path / "aclImdb", tmp_path)):
         to = prepare_text(source, tmp_path / f"to{number}", progress=False)
         check_imdb(to)
@@ -146,7 +146,7 @@ def test_wrong_counts_of_imdb_raise_or_warn(tmp_path, capsys):
     to = prepare_text(folder, tmp_path / "to", check_counts=False, progress=False)
     assert "warning: train has 3 samples where 4 were published." in capsys.readouterr().err
     assert len(header(to)["facts"]["differences"]) == 2
-    # What was made in spite of its counts is not taken for complete later.
+    # Data made despite their counts do not count as complete later.
     with pytest.raises(ValueError, match=message):
         prepare_text(folder, to, progress=False)
 
@@ -324,7 +324,7 @@ def test_a_split_is_read_as_its_tokens(tmp_path):
     assert texts(pickle.loads(pickle.dumps(data))) == texts(data)
     with pytest.raises(IndexError, match="index 4 is out of range for the 4 samples of train"):
         data[4]
-    # What is given is the caller's own.
+    # The returned object belongs to the caller.
     data[0]["input_ids"][:] = 9
     assert data[0]["input_ids"][0] == ord("b") + 1
 
@@ -346,7 +346,7 @@ def test_a_split_is_read_as_its_tokens(tmp_path):
 )
 def test_texts_that_make_no_data_set_raise(tmp_path, rows, message):
     source = own(tmp_path / "a.csv", rows)
-    # Of this seed the only text of class y falls into the test.
+    # With this seed the only text of class y is in the test split.
     seed = next(seed for seed in range(99) if message[0] != "^" or in_test(tmp_path, seed))
     with pytest.raises(ValueError, match=message):
         prepare_text(source, tmp_path / "to", seed=seed, progress=False)
@@ -410,7 +410,7 @@ def test_the_field_names_can_be_given(tmp_path):
     source = own(tmp_path / "a.csv", [(f"t{i}", f"x{i}", i % 2) for i in range(60)], ("text", "body", "stars"))
     to = prepare_text(source, tmp_path / "to", text_field="body", label_field="stars", progress=False)
     assert texts(Text(to, "val"))[0].startswith(b"x")
-    # The folder knows which field it was made of.
+    # The folder records the field that it was made from.
     with pytest.raises(ValueError, match="text_field=body there and text asked for"):
         prepare_text(source, to, text_field="text", label_field="stars", progress=False)
 
