@@ -22,7 +22,7 @@ from nystrom.tasks.store.header import SPLITS, damaged, read_header
 TOKENS = (np.uint8, np.uint16, np.uint32)
 
 
-class Samples(NamedTuple):
+class TokenSamples(NamedTuple):
     """Token sequences end to end: sequence i is `tokens[offsets[i]:offsets[i + 1]]`.
 
     Sample i is sequence i, or the sequences that `open_members` gives; its class is `labels[i]`.
@@ -33,14 +33,14 @@ class Samples(NamedTuple):
     labels: NDArray[np.uint8]
 
 
-def gather(sequences: Sequence[NDArray[np.unsignedinteger]], labels: Sequence[int]) -> Samples:
+def gather(sequences: Sequence[NDArray[np.unsignedinteger]], labels: Sequence[int]) -> TokenSamples:
     """Put sequences end to end."""
     lengths = np.array([0, *map(len, sequences)], dtype=np.int64)
     tokens = np.concatenate(sequences) if sequences else np.zeros(0, dtype=np.uint8)
-    return Samples(tokens, lengths.cumsum(), np.array(labels, dtype=np.uint8))
+    return TokenSamples(tokens, lengths.cumsum(), np.array(labels, dtype=np.uint8))
 
 
-def write_split(folder: Path, split: str, samples: Samples, members: NDArray[np.int64] | None = None) -> None:
+def write_split(folder: Path, split: str, samples: TokenSamples, members: NDArray[np.int64] | None = None) -> None:
     """Write one split into a folder lent by `new_folder`."""
     tokens, offsets, labels = samples
     write_pieces(folder, split, [tokens], offsets, labels, members, dtype=tokens.dtype)
@@ -97,7 +97,7 @@ def describe_splits(folder: Path) -> dict[str, dict[str, Any]]:
     return described
 
 
-def open_split(folder: Path, split: str, *, task: str) -> Samples:
+def open_split(folder: Path, split: str, *, task: str) -> TokenSamples:
     """Open one split; the tokens stay on disk.
 
     Raises:
@@ -113,7 +113,7 @@ def open_split(folder: Path, split: str, *, task: str) -> Samples:
     wanted = counts["class_counts"]
     if (came := np.bincount(labels, minlength=len(wanted)).tolist()) != wanted:
         raise opened.damaged("labels", f"has classes of {came} samples instead of {wanted}")
-    return Samples(tokens, offsets, labels)
+    return TokenSamples(tokens, offsets, labels)
 
 
 def open_members(folder: Path, split: str, *, task: str) -> NDArray[np.int64]:

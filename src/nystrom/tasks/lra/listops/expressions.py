@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.tasks.store.token_files import Samples
+from nystrom.tasks.store.token_files import TokenSamples
 
 PAD, OOV = 0, 16
 VOCABULARY = ("<pad>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X", "<oov>")
@@ -92,7 +92,7 @@ def length_share(limits: Limits) -> float:
     return float((np.fft.fft(p).real[lengths] / points / radius**lengths).sum())
 
 
-def draw_expressions(rng: np.random.Generator, attempts: int, limits: Limits) -> Samples:
+def draw_expressions(rng: np.random.Generator, attempts: int, limits: Limits) -> TokenSamples:
     """Draw expressions and return, with their values, those that keep the limits, in the order drawn."""
     arities = _grow(rng, attempts, limits)
     # Level by level from the leaves: how many tokens each node spans.
@@ -122,7 +122,7 @@ def draw_expressions(rng: np.random.Generator, attempts: int, limits: Limits) ->
             begin = before + np.repeat(begin[operators] + 1 - before[first], count)
         else:
             begin = np.zeros(0, dtype=np.int64)
-    return Samples(tokens, offsets, evaluate_expressions(tokens))
+    return TokenSamples(tokens, offsets, evaluate_expressions(tokens))
 
 
 def _grow(rng: np.random.Generator, attempts: int, limits: Limits) -> list[NDArray[np.int64]]:

@@ -31,7 +31,7 @@ from nystrom.tasks.lra.listops.tsv import PUBLISHED_COUNTS, TASK, export_tsv, im
 from nystrom.tasks.store.header import damaged
 from nystrom.tasks.store.prepared_folder import holds, new_folder
 from nystrom.tasks.store.split import Split
-from nystrom.tasks.store.token_files import Samples, gather, write_split
+from nystrom.tasks.store.token_files import TokenSamples, gather, write_split
 
 PUBLISHED_SETTINGS = {split: PUBLISHED_COUNTS[split] for split in ("test", "val", "train")} | {"seed": 0}
 PUBLISHED_SETTINGS |= {"min_length": 500, "max_length": 2_000, "max_depth": 10, "max_args": 10}
@@ -176,16 +176,16 @@ def _distinct(
     return sequences, labels
 
 
-def _chunks(seed: int, limits: Limits, workers: int) -> Generator[Samples, None, None]:
+def _chunks(seed: int, limits: Limits, workers: int) -> Generator[TokenSamples, None, None]:
     """Yield the chunks of attempts in order, drawn a little ahead; numpy lets threads run side by side."""
     attempts = min(2**14, max(16, 2**24 // limits.max_length))
 
-    def chunk(number: int) -> Samples:
+    def chunk(number: int) -> TokenSamples:
         # The number-th child of SeedSequence(seed).spawn, no matter what was drawn before it.
         child = np.random.SeedSequence(seed, spawn_key=(number,))
         return draw_expressions(np.random.Generator(np.random.PCG64(child)), attempts, limits)
 
-    ahead: deque[Future[Samples]] = deque()
+    ahead: deque[Future[TokenSamples]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
         ahead.extend(pool.submit(chunk, number) for number in range(workers + 2))

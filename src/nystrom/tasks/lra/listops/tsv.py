@@ -31,7 +31,7 @@ from nystrom.tasks.lra.listops.expressions import (
 from nystrom.tasks.store.checksums import sha256_of_splits
 from nystrom.tasks.store.header import HEADER, SPLITS, read_counts, read_facts
 from nystrom.tasks.store.prepared_folder import holds, new_folder, space_for
-from nystrom.tasks.store.token_files import Samples, gather, open_split, write_split
+from nystrom.tasks.store.token_files import TokenSamples, gather, open_split, write_split
 
 TASK = "listops"
 PUBLISHED_COUNTS = {"train": 96_000, "val": 2_000, "test": 2_000}
@@ -141,7 +141,7 @@ def export_tsv(folder: Path, *, progress: bool = True) -> None:
             write_tsv(path, open_split(folder, split, task=TASK), progress=progress)
 
 
-def read_tsv(path: Path, *, progress: bool = False) -> Samples:
+def read_tsv(path: Path, *, progress: bool = False) -> TokenSamples:
     """Read one official file.
 
     Raises:
@@ -182,7 +182,7 @@ def read_tsv(path: Path, *, progress: bool = False) -> Samples:
     return gather(sequences, labels)
 
 
-def write_tsv(path: Path, samples: Samples, *, progress: bool = False) -> None:
+def write_tsv(path: Path, samples: TokenSamples, *, progress: bool = False) -> None:
     """Write one official file, under another name until it is complete."""
     partial = path.with_name(f".{path.name}.partial")
     bar = tqdm(range(samples.labels.size), desc=path.name, unit=" samples", disable=not progress or None)
