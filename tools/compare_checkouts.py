@@ -2,7 +2,7 @@
 
     python tools/compare_checkouts.py BEFORE AFTER --to runs/compare.csv --rounds 7
 
-BEFORE and AFTER are folders of checkouts, at whatever commits. Both are timed by this interpreter, each round in a new
+BEFORE and AFTER are folders of checkouts, at any commits. Both are timed by this interpreter, each round in a new
 process, and the order changes from round to round. A row is the median over rounds of the time after divided by the
 time before, with its quartiles: below 1 is faster. Times are of the process (CPU seconds of one thread), which a busy
 machine disturbs less than the clock.

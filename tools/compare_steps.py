@@ -3,11 +3,11 @@
     python tools/compare_steps.py heads --to runs/compare-heads.csv
     python tools/compare_steps.py formats --to runs/compare-formats.csv
 
-`heads`: a training step on masked words that scores all tokens, beside one that scores the masked tokens alone
+`heads`: a training step on masked words that scores all tokens, compared with one that scores only the masked tokens
 (`EncoderConfig.sparse_prediction`), of the model for masked words and of the one for pretraining. A step is forward,
-backward and AdamW; both have the same start weights and the same batch.
+backward and AdamW; both have the same initial weights and the same batch.
 
-`formats`: loading a batch of ListOps from a prepared folder of this library, beside an Arrow folder that
+`formats`: loading a batch of ListOps from a prepared folder of this library, compared with an Arrow folder that
 `datasets.Dataset.save_to_disk` wrote of the same samples and that is read in its numpy format; and a training step
 with each, the loading included. Sampler, collator and batches are the same. It needs `pip install datasets`.
 
@@ -56,7 +56,7 @@ def compare_heads(
     vocabulary: int = 30522,
     rounds: int = 7,
 ) -> list[Row]:
-    """Compare scoring all tokens with scoring the masked tokens alone.
+    """Compare scoring all tokens with scoring only the masked tokens.
 
     Args:
         to: New file of the rows.

@@ -3,8 +3,8 @@
     python tools/gather_gallery.py runs/reproduce
 
 The rows of all studies become one file, results/reproduce-small_DEVICE_DATE.csv, in place of the one before; their
-figures go to docs/gallery/, and docs/gallery.md is written. Rows of several commits, or of a checkout with changes, are
-not taken: what is printed together was measured together.
+figures go to docs/gallery/, and docs/gallery.md is written. Rows of several commits, or of a checkout with changes,
+raise an error: numbers that are printed together must be measured together.
 """
 
 import argparse

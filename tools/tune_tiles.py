@@ -1,10 +1,10 @@
 """Time the Triton kernels with every combination of tile sizes, at one shape on one GPU: `python tools/tune_tiles.py`.
 
 All kernels of a pass get the same tiles; combinations that do not compile or do not fit are listed with the reason.
-Nothing is changed by itself: the fastest combination is what to write into `nystrom.gpu.launch`.
+Nothing is changed automatically: write the fastest combination into `nystrom.gpu.launch`.
 
-Tiles are chosen this way, and not by `triton.autotune` when a kernel is first launched, because they decide in which
-order sums are taken: a choice by the clock could differ from one process to the next, and results with it.
+Tiles are chosen this way, and not by `triton.autotune` when a kernel is first launched, because they determine the
+order of sums: a choice by timing could differ from one process to the next, and results with it.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from triton.testing import do_bench
 from nystrom import nystrom_attention, skyformer_attention
 from nystrom.gpu.launch import Tiles, trying
 
-# Tokens and landmarks of a block, warps, and loads that are under way at a time.
+# Tokens and landmarks of a block, warps, and loads in flight at a time.
 COMBINATIONS = [
     Tiles(n, m, 16, 16, warps, stages)
     for n, m, warps, stages in itertools.product((32, 64, 128), (16, 32, 64), (4, 8), (1, 2, 3))
@@ -83,7 +83,7 @@ def tune_tiles(
         raise ValueError(f"kernel_size is {kernel_size}; expected an odd number, and 0 for skyformer.")
     generator = torch.Generator().manual_seed(seed)
     options = {"num_landmarks": landmarks, "backend": "triton"}
-    # As projections leave them: the heads of a token lie together.
+    # The layout of projections: the heads of a token are adjacent.
     q, k, v, grad = (
         torch.randn(batch, tokens, heads, width, generator=generator).to(device, getattr(torch, dtype)).transpose(1, 2)
         for _ in range(4)
@@ -102,7 +102,7 @@ def tune_tiles(
     def both() -> None:
         torch.autograd.grad(attend(q, k, v, **options), leaves, grad)
 
-    # What no combination can mend is raised here.
+    # Errors that no combination can avoid are raised here.
     forward()
     return time_combinations(COMBINATIONS, forward, both, clock=_median)
 
@@ -113,10 +113,10 @@ def time_combinations(
     both: Callable[[], object],
     clock: Callable[[Callable[[], object]], float],
 ) -> list[Timing]:
-    """Time both passes with each combination, and print each as it is done.
+    """Time both passes with each combination, and print each when it is done.
 
     Args:
-        combinations: What to try.
+        combinations: The combinations to try.
         forward: Runs a forward pass.
         both: Runs a forward and a backward pass.
         clock: Measures the time of a call in ms.
@@ -127,7 +127,7 @@ def time_combinations(
             try:
                 timing = Timing(tiles, clock(forward), clock(both))
             except (RuntimeError, TritonError) as error:
-                # Too much shared memory, for one.
+                # Too much shared memory, for example.
                 reason = str(error).partition("\n")[0] or type(error).__name__
                 timing = Timing(tiles, float("inf"), float("inf"), reason)
         timings.append(timing)

@@ -187,7 +187,7 @@ def dense_matern(q, k, v):
     return (1 + x + x.square() / 3) * torch.exp(-x) @ v
 
 
-def dense_softmax_beside_zeros(q, k, v):
+def dense_softmax_with_zeros(q, k, v):
     k, v = (torch.nn.functional.pad(x, (0, 0, 0, 80 - x.shape[-2])) for x in (k, v))
     return dense_softmax(q, k, v)
 
@@ -384,7 +384,7 @@ EXACT = {
     "skyformer_softmax": ({"num_landmarks": 12}, dense_softmax),
     "linear": ({}, dense_elu),
     "performer": ({"num_features": 6}, dense_random_features),
-    "linformer": ({"num_features": 80, "max_length": 80}, dense_softmax_beside_zeros),
+    "linformer": ({"num_features": 80, "max_length": 80}, dense_softmax_with_zeros),
     "informer": ({"num_queries": 40}, dense_softmax),
     "reformer": ({"num_buckets": 1, "chunk_size": 40}, dense_softmax_over_others),
     "longformer": ({"window": 59}, dense_softmax),
@@ -904,7 +904,7 @@ def test_a_map_over_one_of_the_inputs_alone(name, options):
 # Law 9: what cannot be honoured raises by name.
 
 
-def refusals():
+def bad_inputs():
     q, k, v = draw(15, 9)
     ones = torch.ones(2, 9, dtype=torch.bool, device=DEVICE)
     yield "rank of q", (q[0], k, v), {}, "q has shape.*split the heads"
@@ -934,14 +934,14 @@ def refusals():
     yield "query_keep", (q, k, v), {"keep": ones, "query_keep": ones[:, :3]}, "query_keep has shape"
 
 
-REFUSALS = list(refusals())
+BAD_INPUTS = list(bad_inputs())
 
 
 @every_case
 @pytest.mark.refuses
-@pytest.mark.parametrize("refusal", REFUSALS, ids=[refusal[0] for refusal in REFUSALS])
-def test_bad_inputs_raise_by_name(name, options, refusal):
-    _, inputs, masks, message = refusal
+@pytest.mark.parametrize("case", BAD_INPUTS, ids=[case[0] for case in BAD_INPUTS])
+def test_bad_inputs_raise_by_name(name, options, case):
+    _, inputs, masks, message = case
     attend = build(name, options)
     with pytest.raises(ValueError, match=message):
         attend(*inputs, **masks)

@@ -1,8 +1,8 @@
 """Every encoder family of transformers, as a tiny random model: with a landmark per token it equals its exact self.
 
 A family is a model type that transformers offers for text, images, sound or video. Each one whose code asks for an
-attention by name is in one of three tables: those that work, those that are refused and why, and those that are
-put together of others.
+attention by name is in one of three tables: those that work, those that raise and why, and those that are
+made of others.
 """
 
 import inspect
@@ -94,7 +94,7 @@ CAUSAL = "asks for a causal mask|is causal"
 BIAS = "passes attention a mask of shape .* and torch.float32|passes position_bias to attention"
 CAPPED = "passes softcap to attention"
 # Families that raise: what they need in addition to the sizes, and why.
-REFUSED = {
+RAISE = {
     "bart": ({}, CAUSAL),
     "beit": ({"use_relative_position_bias": True}, BIAS),
     "bert": ({"is_decoder": True}, CAUSAL),
@@ -250,9 +250,9 @@ def test_the_amount_of_padding_and_neighbours_change_nothing_with_few_landmarks(
 
 
 @pytest.mark.refuses
-@pytest.mark.parametrize("family", REFUSED)
+@pytest.mark.parametrize("family", RAISE)
 def test_causal_and_biased_families_raise_by_name(family):
-    changes, reason = REFUSED[family]
+    changes, reason = RAISE[family]
     model = make(family, changes, "nystrom")
     with pytest.raises(ValueError, match=reason):
         run(model, make_inputs(model)[0])
@@ -278,6 +278,6 @@ def test_every_family_that_asks_for_an_attention_is_in_a_table():
     offered = {family for task in TASKS for family in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")}
     offered &= set(modeling_auto.MODEL_MAPPING_NAMES)
     asking = {family for family in offered if asks(family)}
-    assert asking - set(WORKS) - set(REFUSED) - COMPOSED == set()
+    assert asking - set(WORKS) - set(RAISE) - COMPOSED == set()
     assert len(asking & set(WORKS)) > 50
     assert not any(asks(family) for family in DEAF)

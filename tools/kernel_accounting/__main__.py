@@ -1,4 +1,4 @@
-"""Count what the Triton kernels take of a GPU, without one: `python -m tools.kernel_accounting count --help`."""
+"""Count what the Triton kernels use of a GPU, without one: `python -m tools.kernel_accounting count --help`."""
 
 import sys
 from pathlib import Path

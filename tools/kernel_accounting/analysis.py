@@ -1,4 +1,4 @@
-"""What the kernels take of a GPU, found without one.
+"""What the kernels use of a GPU, computed without one.
 
 Both passes of `nystrom.gpu.attention` run on meta tensors, which have shapes and no numbers; their launches are
 compiled and recorded by the driver in `driver.py`, which says how bytes are counted.
@@ -34,7 +34,7 @@ _NO_LAUNCH = ("aten::_unsafe_view", "aten::empty", "aten::new_empty", "aten::lif
 
 @dataclass
 class Passage:
-    """One pass: its launches in order, and what torch does between them.
+    """One pass: its launches in order, and the operators of torch between them.
 
     Attributes:
         launches: Launches of kernels.
@@ -57,7 +57,7 @@ def analyse(shape: Shape, *, capability: str = "9.0", multiprocessors: int = 132
     Args:
         shape: What to launch for, with more than two tokens per landmark.
         capability: Compute capability of the GPU, a key of `SHARED_MEMORY`.
-        multiprocessors: Its number of multiprocessors, which decides how sums over tokens are split.
+        multiprocessors: Its number of multiprocessors, which determines how sums over tokens are split.
 
     Raises:
         ValueError: Kernels are interpreted, the capability is unknown, or the kernels do not take these sizes.
@@ -139,11 +139,11 @@ def _check(shape: Shape, capability: str) -> None:
     for name, most in (("landmarks", launch.LARGEST_M), ("width", launch.LARGEST_WIDTH)):
         size = getattr(shape, name)
         if not 1 <= size <= most:
-            raise ValueError(f"{name} is {size}; the kernels take 1 to {most}: ask for such a number.")
+            raise ValueError(f"{name} is {size}; the kernels take 1 to {most}: pass such a number.")
     if shape.tokens <= 2 * shape.landmarks:
         raise ValueError(
             f"tokens is {shape.tokens} with {shape.landmarks} landmarks; expected more than two tokens per landmark: "
-            f"ask for {2 * shape.landmarks + 1} or more."
+            f"pass {2 * shape.landmarks + 1} or more."
         )
     if shape.taps and (shape.gaussian or shape.taps % 2 == 0):
         raise ValueError(f"taps is {shape.taps}; expected an odd number, and 0 for Skyformer, which has no skip.")

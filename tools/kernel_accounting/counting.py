@@ -72,9 +72,9 @@ def count_kernels(
         heads: Heads h.
         dtype: Of queries, keys and values.
         kernel_size: Odd size of the skip convolution, 0 for none; by default 33 for nystrom and none for skyformer.
-        masks: Whether there is a padding mask (all tokens are real even so).
+        masks: Whether there is a padding mask (under which all tokens are real).
         capability: Compute capability of the GPU: 8.0, 8.6, 8.9, 9.0 (H100, H200), 10.0 or 12.0.
-        multiprocessors: Its number of multiprocessors, 132 in an H200; decides how sums over tokens are split.
+        multiprocessors: Its number of multiprocessors, 132 in an H200; determines how sums over tokens are split.
         to: Folder of the results.
 
     Raises:

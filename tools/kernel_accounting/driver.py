@@ -1,7 +1,7 @@
 """A driver for Triton that compiles for a GPU which does not have to be present.
 
 While it is active, a launch compiles its kernel as it would on that GPU, and is recorded instead of run. Registers and
-stack are read from the compiled program; shared memory is what Triton asks for. It uses private parts of Triton, and
+stack are read from the compiled program; shared memory is what Triton requests. It uses private parts of Triton, and
 therefore belongs to the development tools and not to the library.
 
 **The bytes of a launch** are counted from shapes, over the tensors that the compiled kernel touches, reads and writes
@@ -13,7 +13,7 @@ alike:
   (Skyformer), the kernel of the means reads only those.
 - Every other tensor counts once.
 
-Three things are left to the caches and not counted: the neighbours that tiles of tokens share in the skip convolution,
+Three things are assumed to be cached and not counted: the tokens that neighbouring tiles share in the skip convolution,
 repeated reads of small tensors, and the scratch memory of the inverse beyond its first use. All tokens are taken as
 real.
 """

@@ -108,10 +108,10 @@ def test_a_folder_in_other_use_raises(tmp_path):
 
 
 def test_a_folder_that_cannot_be_read_raises(tmp_path, monkeypatch):
-    def refuse(path):
+    def fail(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(os, "listdir", fail)
     with pytest.raises(ValueError, match=r"data cannot be read \(Permission denied\)"):
         holds(tmp_path / "data", task="listops", settings=SETTINGS)
 

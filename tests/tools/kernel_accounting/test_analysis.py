@@ -141,7 +141,7 @@ def test_interpreted_kernels_raise_with_the_way_out():
         ({"capability": "9.5"}, "capability is '9.5'"),
         ({"landmarks": 257}, "landmarks is 257; the kernels take 1 to 256"),
         ({"width": 512}, "width is 512; the kernels take 1 to 256"),
-        ({"tokens": 128}, "tokens is 128 with 64 landmarks.*ask for 129"),
+        ({"tokens": 128}, "tokens is 128 with 64 landmarks.*pass 129"),
         ({"taps": 4}, "taps is 4"),
         ({"taps": 3, "gaussian": True}, "taps is 3.* 0 for Skyformer"),
     ],

@@ -1,7 +1,7 @@
-r"""The two papers' tables of time and memory, measured on this machine beside what they printed.
+r"""The two papers' tables of time and memory, measured on this machine and compared with the printed numbers.
 
 Table 1 of Nyströmformer is one attention module over the length (`nystrom.studies.speed.efficiency`, without the skip
-convolution), forward as in the paper, and forward+backward besides. The paper names neither heads nor their width: 8
+convolution), forward as in the paper, and also forward+backward. The paper names neither heads nor their width: 8
 heads of 64 are a guess. It prints averages over calls, here are medians of interleaved ones. Table 2 of Skyformer is a
 training step of each task (`nystrom.studies.speed.training`) instead of 50,000 of them with their evaluations.
 
@@ -26,7 +26,7 @@ Claims of Table 2:
   least two thirds of self-attention's. (Its printed memory on Text is about half.)
 - The printed order of the methods: as above, over all tasks.
 
-What was not run for want of time or memory decides nothing.
+What was not run for lack of time or memory does not count.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 1; Chen et al. (2021), arXiv:2111.00035, section 5 and Table 2.
 """

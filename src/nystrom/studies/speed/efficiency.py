@@ -16,7 +16,7 @@ and a note with the estimate.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 1.
 Departs from the paper: medians of interleaved calls instead of averages; the fused softmax, the authors' formula and
-other packages are measured beside the materialised softmax.
+other packages are measured in addition to the materialised softmax.
 """
 
 from collections.abc import Mapping

@@ -48,7 +48,7 @@ def copy_bandwidth(
 
 
 def copy_size(free: int) -> int:
-    """Bytes to copy where so many are free: large beside any cache, and an eighth of them at most."""
+    """Bytes to copy when so many are free: much larger than any cache, and at most an eighth of them."""
     return min(2**32, free // 8)
 
 

@@ -53,7 +53,7 @@ def build_model(
         attention_options=method.options(number, task.n),
         norm="pre",
         pooling="mean",
-        num_labels=task.num_labels,  # pyright: ignore[reportCallIssue] (transformers takes it beside the fields)
+        num_labels=task.num_labels,  # pyright: ignore[reportCallIssue] (transformers takes it in addition to the fields)
     )
     torch.manual_seed(seed)
     return (EncoderForPairClassification if task.documents == 2 else EncoderForSequenceClassification)(config)

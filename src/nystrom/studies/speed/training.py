@@ -12,7 +12,7 @@ memory, or would take longer than a limit, it is not run: its rows hold NaN and 
 
 Source: Chen et al. (2021), arXiv:2111.00035, Table 2.
 Departs from the paper: a step instead of 50,000 with their evaluations; the fused softmax is measured
-beside the materialised one.
+in addition to the materialised one.
 """
 
 from collections.abc import Mapping

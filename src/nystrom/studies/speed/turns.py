@@ -105,7 +105,7 @@ def measure_turns(
 
 
 class BareLoop:
-    """The loop that one would write by hand.
+    """The loop that a user would write by hand.
 
     Args:
         model: The model; it is moved to the device.
