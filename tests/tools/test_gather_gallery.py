@@ -44,7 +44,13 @@ def test_rows_figures_and_the_page_are_taken_in(runs, tmp_path):
     assert read_rows(file)[0].value == 2.0
     assert (docs / "gallery" / "complexity.png").read_bytes() == b"a picture"
     page = (docs / "gallery.md").read_text()
-    for words in ("## complexity", "It is linear. agrees: 2 products.", "| nystrom | 2 |", "gallery/complexity.png"):
+    for words in (
+        "## complexity",
+        "It is linear. agrees: 2 products.",
+        "| nystrom | 2 |",
+        "gallery/complexity.png",
+        "```bash\nnystrom reproduce --all",
+    ):
         assert words in page
     assert "- `blog`: needs" in page
 

@@ -27,7 +27,9 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], p
         f"{counts[None]} the rows cannot tell. A rule on the rows decides each, and the "
         "documentation of the study states it.",
         "",
-        f"Measured by `{first.command}` on {first.provenance}; the rows are in [results](../results/README.md).",
+        f"Measured on {first.provenance}; the rows are in [results](../results/README.md).",
+        "",
+        f"```bash\n{first.command}\n```",
         "",
         markdown_table(("study", "shows", "the claims"), (_line(summary) for summary in summaries), left=3),
         *(_section(summary, pictures) for summary in summaries),
