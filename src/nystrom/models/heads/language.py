@@ -173,12 +173,16 @@ class PreTrainingOutput(ModelOutput):
             with `sparse_prediction`.
         sop_logits: Scores of the order of the two segments (b, 2).
         hidden_states: What entered each layer, and the last result, if asked for.
+        prediction_loss: Mean loss of the words, where their labels came.
+        sop_loss: Mean loss of the order of the segments, where their labels came.
     """
 
     loss: Tensor | None = None
     prediction_logits: Tensor | None = None
     sop_logits: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
+    prediction_loss: Tensor | None = None
+    sop_loss: Tensor | None = None
 
 
 class EncoderForPreTraining(_WithLanguageHead):
@@ -219,11 +223,17 @@ class EncoderForPreTraining(_WithLanguageHead):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
         )
         x = encoded.last_hidden_state
-        words, loss = self._score(x, labels)
+        words, of_words = self._score(x, labels)
         order = self.sop(pool(x, check_mask(attention_mask, x), first=self.config.pooling == "first"))
+        loss, of_order = of_words, None
         if sentence_order_label is not None:
             of_order = mean_loss(order, sentence_order_label, name="sentence_order_label")
-            loss = of_order if loss is None else loss + of_order
+            loss = of_order if of_words is None else of_words + of_order
         return PreTrainingOutput(
-            loss=loss, prediction_logits=words, sop_logits=order, hidden_states=encoded.hidden_states
+            loss=loss,
+            prediction_logits=words,
+            sop_logits=order,
+            hidden_states=encoded.hidden_states,
+            prediction_loss=of_words,
+            sop_loss=of_order,
         )

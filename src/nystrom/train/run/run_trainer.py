@@ -144,7 +144,14 @@ class RunTrainer(Trainer):
     def _loader(self, dataset: Any, order: Any, size: int) -> DataLoader:
         pin = self.settings.device != "cpu"
         return self.accelerator.prepare(
-            DataLoader(dataset, batch_size=size, sampler=order, collate_fn=self._collate, pin_memory=pin)
+            DataLoader(
+                dataset,
+                batch_size=size,
+                sampler=order,
+                collate_fn=self._collate,
+                num_workers=self.args.dataloader_num_workers,
+                pin_memory=pin,
+            )
         )
 
     def training_step(
@@ -259,7 +266,13 @@ class RunCallback(TrainerCallback):
 
 
 def training_arguments(
-    settings: RunSettings, preset: Optimization, run: RunFolder, *, reports: list[str], clip_norm: float = 0.0
+    settings: RunSettings,
+    preset: Optimization,
+    run: RunFolder,
+    *,
+    reports: list[str],
+    clip_norm: float = 0.0,
+    workers: int = 0,
 ) -> TrainingArguments:
     """The settings in the form of the Trainer's arguments.
 
@@ -269,6 +282,7 @@ def training_arguments(
         run: The folder.
         reports: Other places that the Trainer reports to.
         clip_norm: Largest norm of the gradient of a step; 0 for any.
+        workers: Processes that make batches ahead; 0 for none but this one.
     """
     arguments = TrainingArguments(
         output_dir=str(run.path),
@@ -303,6 +317,7 @@ def training_arguments(
         remove_unused_columns=False,
         label_names=["labels"],
         disable_tqdm=True,
+        dataloader_num_workers=workers,
         report_to=reports,
     )
     # With several accelerators and one process the Trainer would multiply the batch by their number (DataParallel).
