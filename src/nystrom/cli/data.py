@@ -1,4 +1,4 @@
-"""Commands on data: prepare, show, verify."""
+"""Commands on data: prepare, show, verify, and train a tokenizer on texts."""
 
 from pathlib import Path
 
@@ -38,6 +38,20 @@ def prepare_pathfinder_data(words: list[str]) -> None:
     from nystrom.tasks.lra.pathfinder.task import prepare_pathfinder as prepare
 
     print(prepare(**arguments_of(prepare, words, "data prepare pathfinder", source=from_option(prepare))))
+
+
+def prepare_mlm_sop_texts(words: list[str]) -> None:
+    """Prepare raw texts for pretraining."""
+    from nystrom.tasks.language.mlm_sop.task import prepare_mlm_sop as prepare
+
+    print(prepare(**arguments_of(prepare, words, "data prepare mlm-sop", source=from_option(prepare))))
+
+
+def train_tokenizer_on(words: list[str]) -> None:
+    """Train a tokenizer on raw texts."""
+    from nystrom.tasks.language.word_pieces import train_tokenizer as train
+
+    print(train(**arguments_of(train, words, "tokenizer train", source=from_option(train))))
 
 
 def show_data(words: list[str]) -> None:

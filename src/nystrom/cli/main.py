@@ -87,8 +87,12 @@ COMMANDS: dict[str, Command] = {
     "data prepare pathfinder": Command(
         "draw Pathfinder's pictures, or read the published ones", data.prepare_pathfinder_data
     ),
+    "data prepare mlm-sop": Command(
+        "prepare raw texts for pretraining on masked words and sentence order", data.prepare_mlm_sop_texts
+    ),
     "data show": Command("show samples of a prepared task", data.show_data),
     "data verify": Command("compare the files of a prepared folder with their checksums", data.verify_data),
+    "tokenizer train": Command("train a tokenizer of word pieces on raw texts", data.train_tokenizer_on),
     "lra run": Command("train methods on the tasks of the Long Range Arena, several runs at a time", train.lra_run),
     "lra table": Command("accuracies of these runs over seeds, beside those of the two papers", train.lra_table),
     "lra curves": Command("accuracies of these runs over the time of training (Fig. 2 of Skyformer)", train.lra_curves),

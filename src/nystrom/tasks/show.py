@@ -1,4 +1,4 @@
-"""Look at samples of a prepared data set: texts and expressions are printed, pictures are drawn as a grid."""
+"""Look at samples of a prepared data set: texts and the like are printed, pictures are drawn as a grid."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.checks import check_names
+from nystrom.tasks.language.mlm_sop.dataset import MlmSop
+from nystrom.tasks.language.mlm_sop.instances import show_instances
 from nystrom.tasks.lra.image import Image
 from nystrom.tasks.lra.listops.expressions import VOCABULARY
 from nystrom.tasks.lra.listops.task import ListOps
@@ -40,16 +42,21 @@ def show(task: str, data: Path, *, split: str = "train", count: int = 4, to: Pat
     Raises:
         ValueError: The task is unknown, the folder holds no data of it, or `to` does not suit the task.
     """
-    check_names("task", [task], SPLIT_OF)
+    check_names("task", [task], [*SPLIT_OF, MlmSop.task])
     if count < 1:
         raise ValueError(f"--count is {count}; expected at least 1.")
-    samples = SPLIT_OF[task](Path(data).expanduser(), split)
+    kind = SPLIT_OF.get(task, MlmSop)
+    samples = kind(Path(data).expanduser(), split)
     numbers = np.linspace(0, len(samples) - 1, min(count, len(samples))).round().astype(int).tolist()
     if isinstance(samples, PictureSplit):
         yield _draw(samples, numbers, to)
         return
     if to is not None:
         raise ValueError(f"--to is {to}, but {task} is printed and makes no picture: leave it out.")
+    if isinstance(samples, MlmSop):
+        for text in show_instances(samples, numbers, most=SHOWN_TOKENS):
+            yield _printable(text, keep="\n")
+        return
     for number in numbers:
         yield _words(samples, number) if isinstance(samples, ListOps) else _texts(samples, number)
 
@@ -86,6 +93,6 @@ def _readable(tokens: NDArray[np.int16]) -> str:
     return _printable(text) + (" ..." if tokens.size > SHOWN_TOKENS else "")
 
 
-def _printable(text: str) -> str:
+def _printable(text: str, *, keep: str = "") -> str:
     # Nothing in a text may steer the terminal.
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    return "".join(letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1] for letter in text)

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import sys
 import tarfile
 import zipfile
 
@@ -84,5 +85,30 @@ def test_an_impossible_limit_is_an_error(tmp_path, limit):
     with (
         pytest.raises(ValueError, match=r"--max-unpacked is .*; expected a positive number"),
         open_unpacked(tmp_path / "a.gz", max_unpacked=limit),
+    ):
+        pass
+
+
+def test_zstandard_is_read_where_its_package_is(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    content = b"line\n" * 100_000
+    packed = zstandard.ZstdCompressor().compress(content)
+    path = tmp_path / "a.txt.zst"
+    # Two frames are one stream.
+    path.write_bytes(packed * 2)
+    with open_unpacked(path) as file:
+        assert file.read() == content * 2
+    for broken in (packed[:-1], packed[: len(packed) // 2], b"nothing of that kind"):
+        path.write_bytes(broken)
+        with open_unpacked(path) as file, pytest.raises(EOFError):
+            file.read()
+
+
+def test_zstandard_without_its_package_says_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "a.zst").write_bytes(b"x")
+    with (
+        pytest.raises(ValueError, match="zstandard, which is not installed: pip install zstandard, or unpack them"),
+        open_unpacked(tmp_path / "a.zst"),
     ):
         pass

@@ -2,7 +2,8 @@
 
 A review is a file such as train/pos/0_9.txt, named by its number and its stars. There are 12,500 in each of train/neg,
 train/pos, test/neg and test/pos. Reviews come in the order of class and number, from the folder and from the archive.
-train/unsup, which has no classes, is skipped. The archive is read as a stream and nothing is unpacked to disk.
+The 50,000 of train/unsup have no classes and are skipped, unless they are asked for. The archive is read as a
+stream and nothing is unpacked to disk.
 
 Source: https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz
 """
@@ -10,7 +11,7 @@ Source: https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from tqdm import tqdm
@@ -21,6 +22,7 @@ from nystrom.tasks.store.checksums import sha256, sha256_of_files
 
 IMDB_COUNTS = {"train": 25_000, "test": 25_000}
 PARTS = tuple(f"{split}/{label}" for split in IMDB_COUNTS for label in ("neg", "pos"))
+UNLABELLED = "train/unsup"
 REVIEW = re.compile(r"(\d{1,9})_\d+\.txt")
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 
@@ -30,15 +32,21 @@ def is_acl_imdb(folder: Path) -> bool:
     return any((folder / part).is_dir() for part in PARTS)
 
 
-def folder_source(folder: Path, *, progress: bool = False) -> Source:
-    """Make a source of the folder aclImdb, with a bar for a checksum that takes long.
+def folder_source(folder: Path, *, unlabelled: bool = False, progress: bool = False) -> Source:
+    """Make a source of the folder aclImdb.
+
+    Args:
+        folder: The folder.
+        unlabelled: Also read the reviews without classes, where they are there.
+        progress: Show a bar for a checksum that takes long.
 
     Raises:
         ValueError: A part is missing, or holds a file that is not a review.
     """
     if missing := [part for part in PARTS if not (folder / part).is_dir()]:
         raise ValueError(f"{folder} lacks {', '.join(missing)}: unpack aclImdb_v1.tar.gz again, or name the archive.")
-    paths = [path for part in PARTS for path in _reviews(folder / part)]
+    parts = (*PARTS, UNLABELLED) if unlabelled and (folder / UNLABELLED).is_dir() else PARTS
+    paths = [path for part in parts for path in _reviews(folder / part)]
 
     def rows(progress: bool) -> Iterator[LabelledSample]:
         for path in tqdm(paths, desc=folder.name, unit=" files", disable=not progress or None):
@@ -47,8 +55,9 @@ def folder_source(folder: Path, *, progress: bool = False) -> Source:
     return _source("aclImdb, folder", sha256_of_files(folder, paths, progress=progress), rows)
 
 
-def archive_source(archive: Path, *, max_unpacked: float | None = None) -> Source:
+def archive_source(archive: Path, *, max_unpacked: float | None = None, unlabelled: bool = False) -> Source:
     """Make a source of the archive aclImdb_v1.tar.gz, which may unpack to so many gigabytes."""
+    parts = (*PARTS, UNLABELLED) if unlabelled else PARTS
 
     def rows(progress: bool) -> Iterator[LabelledSample]:
         try:
@@ -56,7 +65,7 @@ def archive_source(archive: Path, *, max_unpacked: float | None = None) -> Sourc
                 open_unpacked(archive, max_unpacked=max_unpacked, progress=progress) as file,
                 tarfile.open(fileobj=file, mode="r|") as members,
             ):
-                yield from _members(archive, members)
+                yield from _members(archive, members, parts)
                 # To the very end, where the checksum of the compression is.
                 while file.read(1 << 20):
                     pass
@@ -99,7 +108,7 @@ def _row(place: str, split: str, label: str, name: str, text: bytes) -> Labelled
     return LabelledSample(place, split, label.encode(), (text,), rank)
 
 
-def _members(archive: Path, members: tarfile.TarFile) -> Iterator[LabelledSample]:
+def _members(archive: Path, members: tarfile.TarFile, parts: Sequence[str]) -> Iterator[LabelledSample]:
     seen: set[str] = set()
     for member in members:
         path = PurePosixPath(member.name)
@@ -107,7 +116,7 @@ def _members(archive: Path, members: tarfile.TarFile) -> Iterator[LabelledSample
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{place} is outside the archive's folder: this is not the published archive.")
         *_, split, label, name = ("", "", *path.parts)
-        if f"{split}/{label}" not in PARTS or member.isdir() or name.startswith("."):
+        if f"{split}/{label}" not in parts or member.isdir() or name.startswith("."):
             continue
         if not member.isfile():
             raise ValueError(f"{place} is a link: this is not the published archive.")

@@ -4,7 +4,7 @@ r"""Rows of CSV, tsv and JSON lines files, plain or compressed, one at a time an
     .tsv                    one header line; a row is a line, a field ends at a tab, quotes are letters like any other
     .jsonl .ndjson .json    one JSON object per line
 
-each as it is, or with .gz, .xz or .bz2 appended. Blank lines are skipped.
+each as it is, or with .gz, .xz, .bz2 or .zst appended. Blank lines are skipped.
 
 What is read of a text is its bytes. In CSV and tsv they are taken as they are, valid UTF-8 or not; a byte order mark
 at the start of a file is dropped. JSON is UTF-8 by its definition, so other bytes in JSON lines are an error.
@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from nystrom.tasks.sources.unpacking import BROKEN, open_unpacked, unreadable
 
-PLAIN, COMPRESSED = (".csv", ".tsv", ".jsonl", ".ndjson", ".json"), (".gz", ".xz", ".bz2")
+PLAIN, COMPRESSED = (".csv", ".tsv", ".jsonl", ".ndjson", ".json"), (".gz", ".xz", ".bz2", ".zst")
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 BOM = "\ufeff".encode()
 

@@ -6,6 +6,7 @@ least, unless the caller allows more: texts shrink three to six times, pictures 
 
 import bz2
 import gzip
+import importlib
 import io
 import lzma
 import tarfile
@@ -20,8 +21,61 @@ from tqdm import tqdm
 
 READ_AHEAD = 1 << 20
 RATIO, AT_LEAST = 20, 10**9
-UNPACK: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".tgz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 BROKEN = (EOFError, OSError, lzma.LZMAError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+
+
+class Unzstd:
+    """A stream of Zstandard, read through the package zstandard, where that is installed.
+
+    Raises:
+        ValueError: The package is not installed.
+    """
+
+    def __init__(self, source: BinaryIO, mode: str):
+        assert mode == "rb"
+        try:
+            self._library: Any = importlib.import_module("zstandard")
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                "files that end in .zst are unpacked by the package zstandard, which is not installed: pip install"
+                " zstandard, or unpack them."
+            ) from error
+        self._source, self._ready, self._frame = source, b"", None
+
+    def read(self, size: int) -> bytes:
+        """Read at most so many bytes; none at the end."""
+        while not self._ready:
+            # Little at a time: a kilobyte can unpack to megabytes.
+            packed = self._source.read(1 << 13)
+            if not packed:
+                if self._frame is not None:
+                    raise EOFError("the file ends before the end of its last frame")
+                return b""
+            self._unpack(packed)
+        piece, self._ready = self._ready[:size], self._ready[size:]
+        return piece
+
+    def _unpack(self, packed: bytes) -> None:
+        unpacked = []
+        while packed:
+            self._frame = self._frame or self._library.ZstdDecompressor().decompressobj()
+            try:
+                unpacked.append(self._frame.decompress(packed))
+            except self._library.ZstdError as error:
+                raise EOFError(str(error)) from error
+            packed = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame = None
+        self._ready = b"".join(unpacked)
+
+
+UNPACK: dict[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".tgz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+    ".zst": Unzstd,
+}
 
 
 class Limit:

@@ -18,6 +18,8 @@ HEADER = "dataset.json"
 SPLITS = ("train", "val", "test")
 # Their data can be drawn; all others are prepared from files.
 DRAWN = ("listops", "pathfinder")
+# Their data are tokens of a tokenizer.
+TOKENIZED = ("mlm-sop",)
 
 DataSettings = Mapping[str, int | float | str]
 
@@ -25,7 +27,8 @@ DataSettings = Mapping[str, int | float | str]
 def prepare_command(task: str, *, source: Path | str = "FILES", to: Path | str) -> str:
     """Give the command that prepares the data of a task."""
     files = "" if task in DRAWN and source == "FILES" else f" --from {source}"
-    return f"`nystrom data prepare {task}{files} --to {to}`"
+    tokenizer = " --tokenizer FOLDER" if task in TOKENIZED else ""
+    return f"`nystrom data prepare {task}{files}{tokenizer} --to {to}`"
 
 
 def damaged(path: Path, came: str, task: str) -> ValueError:

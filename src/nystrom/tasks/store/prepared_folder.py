@@ -142,6 +142,7 @@ def _problem(path: Path, wanted: Mapping[str, Any]) -> str | None:
 def _describe(folder: Path, task: str, settings: DataSettings, facts: Mapping[str, Any]) -> None:
     """Write the header of the splits that a folder holds."""
     splits = describe_splits(folder)
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(folder.glob("*.npy"))}
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
     found = {"facts": dict(facts)} if facts else {}
     write_header(folder, {"task": task, "settings": dict(settings), **found, "splits": splits, "files": files})

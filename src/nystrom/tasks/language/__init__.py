@@ -1,0 +1,1 @@
+"""Tasks on language: pretraining on raw texts, and tokenizers for it."""

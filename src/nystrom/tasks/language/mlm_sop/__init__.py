@@ -1,0 +1,1 @@
+"""Pretraining on masked words and the order of sentences: documents, their tokens, and instances of them."""

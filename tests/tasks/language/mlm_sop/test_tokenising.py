@@ -1,0 +1,141 @@
+"""Blocks, made by any number of processes, in one go or several."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nystrom.tasks.language.mlm_sop.blocks import BlockPlan, read_block, write_block
+from nystrom.tasks.language.mlm_sop.kept_folder import kept_folder
+from nystrom.tasks.language.mlm_sop.tokenising import shards, tokenise
+from nystrom.tasks.sources.corpora import Corpus, find_corpora
+from nystrom.tasks.sources.documents import TextPiece
+
+SETTINGS = {"seed": 0}
+
+
+@pytest.fixture(scope="module")
+def plan(words):
+    tokenizer = (words / "tokenizer.json").read_text()
+    return BlockPlan(tokenizer, unknown=1, dtype=np.uint16, min_tokens=16, held_out=0.3, seed=0)
+
+
+@pytest.fixture
+def corpora(tmp_path, sentences):
+    """Five files of eight documents each."""
+    for number in range(5):
+        documents = [sentences(6 + i, 10 * number + i) for i in range(8)]
+        (tmp_path / f"{number}.txt").write_text("\n\n".join(documents))
+    return find_corpora([tmp_path])[0]
+
+
+def content(blocks):
+    return [[part.tolist() for part in read_block(path, "tokens", "lengths", "held_out", "counts")] for path in blocks]
+
+
+def make(corpora, kept, plan, *, workers=1):
+    kept.mkdir(exist_ok=True)
+    blocks = tokenise(corpora, kept, plan, workers=workers, block_size=800, shard_size=2500)
+    assert [path.name for path in blocks] == sorted(path.name for path in kept.glob("*.npz"))
+    return content(blocks)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def breaking(corpus, after):
+    """A corpus that breaks off after so many documents."""
+
+    def pieces(progress):
+        for number, piece in enumerate(corpus.pieces(progress)):
+            if number == after:
+                break
+            yield piece
+        raise Interrupted
+
+    return replace(corpus, pieces=pieces)
+
+
+def test_processes_change_nothing(tmp_path, corpora, plan):
+    alone = make(corpora, tmp_path / "alone", plan)
+    assert make(corpora, tmp_path / "many", plan, workers=2) == alone
+    assert len(alone) > 5
+    assert sum(len(lengths) for _, lengths, _, _ in alone) == 40
+    assert len([*shards(corpora, 2500)]) > 1
+
+
+@pytest.mark.parametrize(("which", "after"), [(0, 7), (1, 0), (1, 3), (2, 5), (4, 4), (4, 8)])
+def test_what_is_finished_is_kept_and_nothing_of_it_made_again(tmp_path, corpora, plan, which, after):
+    whole = make(corpora, tmp_path / "whole", plan)
+    broken = [*corpora[:which], breaking(corpora[which], after), *corpora[which + 1 :]]
+    with pytest.raises(Interrupted):
+        make(broken, tmp_path / "kept", plan)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()}
+    assert sum(path.suffix == ".npz" for path in times) > 0
+    assert make(corpora, tmp_path / "kept", plan) == whole
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_a_finished_shard_is_not_read_again(tmp_path, corpora, plan):
+    whole = make(corpora, tmp_path / "kept", plan)
+    unread = [breaking(corpus, 0) for corpus in corpora]
+    assert make(unread, tmp_path / "kept", plan) == whole
+
+
+def test_a_damaged_block_is_made_again(tmp_path, corpora, plan):
+    whole = make(corpora, tmp_path / "kept", plan)
+    path = sorted((tmp_path / "kept").glob("*.npz"))[2]
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(OSError, match=r"was damaged .* and is removed: run the same command again"):
+        read_block(path, "tokens")
+    with pytest.raises(OSError, match="lacks a block that was finished: run the same command again"):
+        make(corpora, tmp_path / "kept", plan)
+    assert make(corpora, tmp_path / "kept", plan) == whole
+
+
+def test_the_pieces_of_a_long_document_are_on_one_side(tmp_path, plan, sentences):
+    pieces = [TextPiece(sentences(9, i).encode(), begins=i % 10 == 0) for i in range(100)]
+    corpus = Corpus(tmp_path, (), lambda progress: iter(pieces))
+    held = np.concatenate([block[2] for block in make([corpus], tmp_path / "kept", plan)]).reshape(10, 10)
+    assert (held == held[:, :1]).all()
+    assert 0 < held[:, 0].sum() < 10
+
+
+def test_a_full_disk_leaves_no_block_under_its_name(tmp_path, plan, sentences):
+    (tmp_path / "block.unfinished").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        write_block(tmp_path / "block.npz", [(TextPiece(sentences(4000).encode()), False)], plan)
+    assert not (tmp_path / "block.npz").exists()
+
+
+def test_the_kept_folder_outlives_an_error_and_is_removed_at_the_end(tmp_path, capsys):
+    to = tmp_path / "to"
+
+    def interrupted(settings, name, error=Interrupted):
+        def work():
+            with kept_folder(to, settings) as kept:
+                folders.append(kept)
+                (kept / name).touch()
+                raise error
+
+        folders = []
+        with pytest.raises(error):
+            work()
+        return folders[0]
+
+    kept = interrupted(SETTINGS, "0.npz")
+    assert f"what is finished is kept in {kept}; the same command goes on" in capsys.readouterr().err
+    other = interrupted({"seed": 1}, "0.npz")
+    assert other != kept
+    # Without a finished block there is nothing to keep, and a mistake would be made again.
+    assert not interrupted({"seed": 2}, "0.unfinished").exists()
+    assert not interrupted({"seed": 3}, "0.npz", ValueError).exists()
+    capsys.readouterr()
+    with kept_folder(to, SETTINGS) as again:
+        assert again == kept
+        assert (again / "0.npz").exists()
+        with pytest.raises(ValueError, match="to is being made by another process"), kept_folder(to, SETTINGS):
+            pass
+    assert [*tmp_path.iterdir()] == []
+    assert capsys.readouterr().err == ""
