@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from nystrom.attention.stretches import Piece, for_one_gradient, known_signature, pieces
+from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature, pieces
 from nystrom.checks import check_at_least
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import check_keep, zero_masked

@@ -185,7 +185,7 @@ def test_scores_of_a_long_sequence_are_never_all_there():
 
 
 def test_opposite_tokens_are_in_opposite_buckets():
-    from nystrom.attention.lsh import hash_buckets
+    from nystrom.attention.parts.lsh import hash_buckets
 
     x, _, _ = draw(9, 50)
     rotation = draw_rotations(10, 1, 8)[0]
@@ -197,7 +197,7 @@ def test_opposite_tokens_are_in_opposite_buckets():
 
 
 def test_rotations_without_a_draw_are_gaussian():
-    from nystrom.attention.lsh import even_rotations
+    from nystrom.attention.parts.lsh import even_rotations
 
     x = even_rotations((2, 4, 32, 16), torch.device("cpu"))
     # Moments of 4096 normal numbers: deviations of 1/64, sqrt(2)/64 and, of a product of two, 1/64.
@@ -208,7 +208,7 @@ def test_rotations_without_a_draw_are_gaussian():
 
 
 def test_near_tokens_share_a_bucket_and_far_ones_do_not():
-    from nystrom.attention.lsh import even_rotations, hash_buckets
+    from nystrom.attention.parts.lsh import even_rotations, hash_buckets
 
     g = torch.Generator().manual_seed(11)
     x = torch.randn(1, 2, 500, 32, generator=g)

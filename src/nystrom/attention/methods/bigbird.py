@@ -24,10 +24,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.band import attend_blocks, attend_globally, bias_of, pad_to_blocks, windows, without_padding
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import BigBirdOptions, documented
+from nystrom.attention.parts.band import (
+    attend_blocks,
+    attend_globally,
+    bias_of,
+    pad_to_blocks,
+    windows,
+    without_padding,
+)
 from nystrom.landmarks import draw, take
 from nystrom.shapes import Generator, cut_blocks, score_scale, zero_masked
 

@@ -2,7 +2,7 @@ r"""Kernelized attention: a kernel in place of the softmax structure, without a 
 
 $$\mathrm{out}_i = \sum_j \kappa_{ij} v_j, \qquad \kappa_{ij} = \exp(-\tfrac{c}{2} \|q_i - k_j\|^2)$$
 with $c = 1 / \sqrt d$, which is $\kappa(q / d^{1/4}, k / d^{1/4})$. The Gaussian kernel is the paper's; Laplace's and
-two of the Matérn class, functions of $\sqrt c\, \|q - k\|$, may replace it (`nystrom.attention.kernel_sum`).
+two of the Matérn class, functions of $\sqrt c\, \|q - k\|$, may replace it (`nystrom.attention.parts.kernel_sum`).
 
 With the Gaussian kernel one fused softmax call computes the sum. Widen queries and keys to
 $q' = (q, -\tfrac12 \|q\|^2, 1)$ and $k' = (k, 1, -\tfrac12 \|k\|^2)$, so that $c\, q'^\top k' = \ln \kappa \le 0$;
@@ -26,8 +26,8 @@ from torch import Tensor
 
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
-from nystrom.attention.kernel_sum import sum_by_distance
 from nystrom.attention.options import KernelizedOptions, documented
+from nystrom.attention.parts.kernel_sum import sum_by_distance
 from nystrom.checks import Kernel
 from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32

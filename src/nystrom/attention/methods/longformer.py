@@ -21,10 +21,17 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.band import attend_blocks, attend_globally, bias_of, pad_to_blocks, windows, without_padding
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LongformerOptions, documented
+from nystrom.attention.parts.band import (
+    attend_blocks,
+    attend_globally,
+    bias_of,
+    pad_to_blocks,
+    windows,
+    without_padding,
+)
 from nystrom.landmarks import first_tokens, ranks
 from nystrom.shapes import score_scale
 

@@ -28,9 +28,9 @@ from nystrom.attention.door import attend
 from nystrom.attention.exact_limit import ExactLimit, exact_limit
 from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.options import NystromOptions, documented
-from nystrom.attention.shared_gradient import with_segment_means
+from nystrom.attention.parts.shared_gradient import with_segment_means
+from nystrom.attention.parts.stretches import add_attention, runs_in_stretches
 from nystrom.attention.skip import check_skip, depthwise_skip, with_skip
-from nystrom.attention.stretches import add_attention, runs_in_stretches
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue
 from nystrom.landmarks import all_are_short, draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
-from nystrom.attention.logsumexp import softmax_and_logsumexp
 from nystrom.attention.options import PerformerOptions, documented
+from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, score_scale

@@ -29,9 +29,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.door import attend
-from nystrom.attention.lsh import HashRounds, even_rotations, plan_rounds
 from nystrom.attention.options import ReformerOptions, documented
-from nystrom.attention.stretches import for_one_gradient
+from nystrom.attention.parts.lsh import HashRounds, even_rotations, plan_rounds
+from nystrom.attention.parts.stretches import for_one_gradient
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, score_scale
 

@@ -41,9 +41,9 @@ from torch import Tensor
 from nystrom.attention.door import attend
 from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.fused import fused_softmax
-from nystrom.attention.logsumexp import softmax_and_logsumexp
 from nystrom.attention.methods.skyformer import mixed_landmarks
 from nystrom.attention.options import SkyformerSoftmaxOptions, documented
+from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 from nystrom.checks import Inverse
 from nystrom.kernels import gaussian_logarithm, half_norms
 from nystrom.landmarks import all_are_short, draw

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nystrom.attention.fused import softmax_rows
-from nystrom.attention.stretches import add_attention, pieces
+from nystrom.attention.parts.stretches import add_attention, pieces
 
 
 def draw(b=2, h=2, n=40, m=5, d=3, e=4):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nystrom.attention.logsumexp import softmax_and_logsumexp
+from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 
 
 def draw(seed, r, s, *, size=1.0, d=5, e=3):

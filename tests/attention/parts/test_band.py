@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nystrom import build_attention
-from nystrom.attention.band import attend_globally, pad_to_blocks, windows
+from nystrom.attention.parts.band import attend_globally, pad_to_blocks, windows
 from nystrom.attention.registry import find_function
 
 SELF = [

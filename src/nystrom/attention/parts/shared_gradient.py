@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.stretches import for_one_gradient, known_signature, pieces
+from nystrom.attention.parts.stretches import for_one_gradient, known_signature, pieces
 from nystrom.landmarks import segment_means, segments, take
 
 

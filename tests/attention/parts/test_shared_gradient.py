@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nystrom.attention.shared_gradient import with_segment_means
+from nystrom.attention.parts.shared_gradient import with_segment_means
 from nystrom.landmarks import segment_means
 from nystrom.shapes import zero_masked
 
