@@ -18,7 +18,7 @@ def train_model(words: list[str]) -> None:
 
     # The method decides which options there are, so its name is read before the rest.
     parameters = inspect.signature(train).parameters
-    attention = _word_after("--attention", words, parameters["attention"].default)
+    attention = word_after("--attention", words, parameters["attention"].default)
     check_names("attention method", [attention], METHODS)
     method = METHODS[attention].options
     optional: list[tuple[str, Any, Any]] = []
@@ -109,7 +109,8 @@ def lra_overhead(words: list[str]) -> None:
         print(f"{row.quantity:40} {row.value:9.3f} {row.unit:2} ({row.low:.3f} to {row.high:.3f})")
 
 
-def _word_after(flag: str, words: list[str], default: str) -> str:
+def word_after(flag: str, words: list[str], default: str) -> str:
+    """The word that a command line gives for an option, before it is parsed."""
     for word, following in pairwise([*words, ""]):
         if word == flag and following:
             return following

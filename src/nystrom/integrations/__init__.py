@@ -12,7 +12,8 @@ __all__ = ["replace_attention"]
 
 if find_spec("transformers") is not None:
     from nystrom.integrations.attention_interface import register_methods
+    from nystrom.integrations.saving import save_with_attention
     from nystrom.integrations.set_attention import AttentionUse, check_attention, set_attention
 
     register_methods()
-    __all__ += ["AttentionUse", "check_attention", "set_attention"]
+    __all__ += ["AttentionUse", "check_attention", "save_with_attention", "set_attention"]

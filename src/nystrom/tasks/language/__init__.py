@@ -1,1 +1,1 @@
-"""Tasks on language: pretraining on raw texts, and tokenizers for it."""
+"""Tasks on language: pretraining on raw texts, tokenizers for it, and classification of texts by fine-tuning."""

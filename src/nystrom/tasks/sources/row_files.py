@@ -9,14 +9,15 @@ each as it is, or with .gz, .xz, .bz2 or .zst appended. Blank lines are skipped.
 What is read of a text is its bytes. In CSV and tsv they are taken as they are, valid UTF-8 or not; a byte order mark
 at the start of a file is dropped. JSON is UTF-8 by its definition, so other bytes in JSON lines are an error.
 
-A row that cannot be read ends the reading with an error that names the file and the line: a row is never skipped.
+A row that cannot be read ends the reading with an error that names the file and the line: a row is never
+skipped, unless the caller counts it.
 """
 
 import csv
 import io
 import json
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
@@ -50,6 +51,7 @@ def read_fields(
     columns: Sequence[str] | None = None,
     max_unpacked: float | None = None,
     progress: bool = False,
+    on_broken: Callable[[int], None] | None = None,
 ) -> Numbered:
     """Read the wanted fields of each row.
 
@@ -60,6 +62,8 @@ def read_fields(
         columns: Names of the columns of a CSV or tsv file that has no header.
         max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
         progress: Show a progress bar.
+        on_broken: Called with the line of each row of CSV or tsv that has another number of fields, which is then left
+            out; otherwise such a row is an error.
 
     Yields:
         The number of the line that a row begins on, and its fields.
@@ -73,7 +77,7 @@ def read_fields(
             _pass_byte_order_mark(path, file)
             if kind in (".csv", ".tsv"):
                 cells = _csv_rows(file) if kind == ".csv" else _tsv_rows(file)
-                rows = _chosen_cells(path, cells, wanted, columns)
+                rows = _chosen_cells(path, cells, wanted, columns, on_broken)
             else:
                 rows = _chosen_values(file, wanted)
             with closing(rows):
@@ -85,19 +89,30 @@ def read_fields(
         raise unreadable(path, error, f" after line {line}") from error
 
 
-def lacks_field(path: Path, names: Sequence[str], *, max_unpacked: float | None = None) -> bool:
-    """Whether the first row of a file can be read and has no field of these names."""
+def first_fields(path: Path, *, max_unpacked: float | None = None) -> list[str]:
+    """The names of the fields of a file: the cells of its first line, or the names in its first object.
+
+    Empty where the first row cannot be read; what is wrong with it is for `read_fields` to say.
+    """
     try:
         with open_unpacked(path, max_unpacked=max_unpacked) as file:
             _pass_byte_order_mark(path, file)
             if (kind := _kind(path)) in (".csv", ".tsv"):
-                fields = _header(path, _csv_rows(file) if kind == ".csv" else _tsv_rows(file))[1]
-            else:
-                fields = list(json.loads(next(line for line in file if not line.isspace())))
+                return _header(path, _csv_rows(file) if kind == ".csv" else _tsv_rows(file))[1]
+            return list(json.loads(next(line for line in file if not line.isspace())))
     except (_RowError, ValueError, StopIteration, TypeError, *BROKEN):
-        # What is wrong with the file is for `read_fields` to say.
-        return False
-    return not _alike(fields, names)
+        return []
+
+
+def lacks_field(path: Path, names: Sequence[str], *, max_unpacked: float | None = None) -> bool:
+    """Whether the first row of a file can be read and has no field of these names."""
+    fields = first_fields(path, max_unpacked=max_unpacked)
+    return bool(fields) and not has_field(fields, names)
+
+
+def has_field(fields: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether one of the fields has one of these names, in capitals or not."""
+    return bool(_alike(fields, names))
 
 
 def _kind(path: Path) -> str:
@@ -148,7 +163,13 @@ def _csv_rows(file: BinaryIO) -> Numbered:
         csv.field_size_limit(limit)
 
 
-def _chosen_cells(path: Path, rows: Numbered, wanted: Wanted, columns: Sequence[str] | None) -> Numbered:
+def _chosen_cells(
+    path: Path,
+    rows: Numbered,
+    wanted: Wanted,
+    columns: Sequence[str] | None,
+    on_broken: Callable[[int], None] | None,
+) -> Numbered:
     with closing(rows):
         if columns is None:
             line, columns = _header(path, rows)
@@ -161,6 +182,9 @@ def _chosen_cells(path: Path, rows: Numbered, wanted: Wanted, columns: Sequence[
         places = [columns.index(name) for name in names]
         for line, cells in rows:
             if len(cells) != len(columns):
+                if on_broken is not None:
+                    on_broken(line)
+                    continue
                 shown = b" ".join(cells).decode("utf-8", errors="backslashreplace")[:60]
                 raise _RowError(
                     line,

@@ -43,7 +43,7 @@ from nystrom.train.run.writing import NotWritten, written
 from nystrom.train.settings import RunSettings
 
 
-class Samples(Protocol):
+class SampleSplit(Protocol):
     """A split: samples by number, and how long they are."""
 
     def __len__(self) -> int: ...
@@ -100,8 +100,8 @@ class RunTrainer(Trainer):
         arguments: TrainingArguments,
         *,
         settings: RunSettings,
-        train: Samples,
-        validation: Samples,
+        train: SampleSplit,
+        validation: SampleSplit,
         collate: Callable[..., dict[str, torch.Tensor]],
         run: RunFolder,
         clip_value: float | None = None,

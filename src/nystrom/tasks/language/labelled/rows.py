@@ -1,0 +1,145 @@
+"""The texts and labels of one split, as its files hold them.
+
+Labels stay words here. A split without labels has none at all: no such column, or nothing, -1 or "hidden" in each row.
+Texts are UTF-8; bytes that are not become the mark of a character that is missing, and are counted.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nystrom.tasks.language.labelled.glue import LabelledTask
+from nystrom.tasks.sources.parquet import SUFFIX, parquet_columns, parquet_fields
+from nystrom.tasks.sources.row_files import first_fields, has_field, plain_name, read_fields
+from nystrom.tasks.sources.unpacking import BROKEN, open_unpacked, unreadable
+
+_NO_LABEL = {"", "-1", "hidden", "None"}
+
+
+@dataclass
+class SplitRows:
+    """The rows of one split.
+
+    Attributes:
+        texts: The texts, or the first of each pair.
+        pairs: The second of each pair; None for single texts.
+        labels: Their labels as words; None where the split has none.
+        places: Where each row is, for messages: the place of row i is `places(i)`.
+        remarks: What a user should know of how the files were read.
+    """
+
+    texts: list[str]
+    pairs: list[str] | None
+    labels: list[str] | None
+    places: Callable[[int], str]
+    remarks: list[str] = field(default_factory=list)
+
+
+def read_rows(files: Sequence[Path], task: LabelledTask, *, may_lack_labels: bool) -> SplitRows:
+    """Read a split.
+
+    Args:
+        files: Its files, in their order.
+        task: The task, whose names of columns are looked for.
+        may_lack_labels: Whether it may be without labels, as a test split.
+
+    Raises:
+        ValueError: A file is broken or lacks a column, or some rows have a label and others none; the line is named.
+    """
+    texts: list[str] = []
+    seconds: list[str] = []
+    labels: list[str] = []
+    lines: list[tuple[Path, int]] = []
+    labelled = None
+    broken: list[int] = []
+    spoilt = 0
+    for path in files:
+        here = not may_lack_labels or _has_label(path, task)
+        if labelled not in (None, here):
+            raise ValueError(f"{files[0]} has labels and {path} has none, or the other way: both are one split.")
+        labelled = here
+        for line, cells in _cells(path, task, labelled=here, broken=broken):
+            words = [cell.decode("utf-8", errors="replace") for cell in cells]
+            spoilt += any(word.encode() != cell for word, cell in zip(words, cells, strict=True))
+            if here:
+                labels.append(words.pop(0).strip())
+            texts.append(words[0])
+            seconds.extend(words[1:])
+            lines.append((path, line))
+    name = ", ".join(map(str, files))
+    if not texts:
+        raise ValueError(f"{name} holds no rows: it is cut short, fetch or make it again.")
+    remarks = []
+    if broken:
+        shown = ", ".join(map(str, broken[:5]))
+        remarks.append(f"{len(broken)} rows of {name} lack fields and are left out (line {shown})")
+    if spoilt:
+        remarks.append(f"{spoilt} rows of {name} hold bytes that are not UTF-8")
+
+    def place(row: int) -> str:
+        path, line = lines[row]
+        return f"{path}, line {line}"
+
+    given = labels if labelled and not (may_lack_labels and {*labels} <= _NO_LABEL) else None
+    if given is not None and (none := [row for row, word in enumerate(given) if word in _NO_LABEL and word != "-1"]):
+        raise ValueError(f"{place(none[0])}: there is no label, and other rows have one: add it, or leave the row out.")
+    return SplitRows(texts, seconds if task.pairs is not None else None, given, place, remarks)
+
+
+def read_texts(path: Path, task: LabelledTask) -> Iterator[tuple[str, ...]]:
+    """The texts of a file, or the pairs, one at a time; a .txt file has a text in each line, an empty one too.
+
+    Raises:
+        ValueError: The file is broken or lacks a column, or is plain text for a task on pairs.
+    """
+    if Path(plain_name(path)).suffix.lower() == ".txt":
+        if task.pairs is not None:
+            raise ValueError(f"{path} has a text in each line, but the task is on pairs: name a .tsv, .csv or .jsonl.")
+        try:
+            with open_unpacked(path) as file:
+                for line in file:
+                    yield (line.decode("utf-8", errors="replace").rstrip("\r\n"),)
+        except BROKEN as error:
+            raise unreadable(path, error) from error
+        return
+    for _, cells in _cells(path, task, labelled=False, broken=None):
+        yield tuple(cell.decode("utf-8", errors="replace") for cell in cells)
+
+
+def _cells(
+    path: Path, task: LabelledTask, *, labelled: bool, broken: list[int] | None
+) -> Iterator[tuple[int, list[bytes]]]:
+    wanted: dict[str, Sequence[str]] = {"label_field": task.labels} if labelled else {}
+    wanted["text_field"] = task.texts
+    if task.pairs is not None:
+        wanted["pair_field"] = task.pairs
+    if path.suffix.lower() == SUFFIX:
+        yield from parquet_fields(path, wanted)
+        return
+    columns = None
+    if _is_headless(path, task):
+        columns = task.headless
+        wanted = {name: [word for word in words if word in columns] for name, words in wanted.items()}
+
+    on_broken = None
+    if task.broken_rows and broken is not None:
+        on_broken = broken.append
+    try:
+        yield from read_fields(path, wanted, columns=columns, on_broken=on_broken)
+    except ValueError as error:
+        # The one hint that the reader of files cannot give.
+        hint = " This task is on pairs of texts." if task.pairs is not None and "pair-field" in str(error) else ""
+        raise ValueError(f"{error}{hint}") from error
+
+
+def _has_label(path: Path, task: LabelledTask) -> bool:
+    if path.suffix.lower() == SUFFIX:
+        return has_field(parquet_columns(path), task.labels)
+    fields = first_fields(path)
+    return not fields or has_field(fields, task.labels) or _is_headless(path, task)
+
+
+def _is_headless(path: Path, task: LabelledTask) -> bool:
+    """Whether a tsv file begins with a row rather than with names, as some of GLUE's do."""
+    fields = first_fields(path)
+    return bool(task.headless) and len(fields) == len(task.headless) and not has_field(fields, task.texts)

@@ -1,0 +1,144 @@
+"""Fine-tune an encoder on a task of GLUE, on IMDB, or on labelled texts of a user.
+
+What is wrong with names, numbers, files and labels is found here, before torch is imported; what is wrong with the
+model, its tokenizer or its attention is found in `nystrom.train.finetune.start`, before anything is trained.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from nystrom.tasks.language.labelled.glue import NUMBER_METRICS, find_labelled, own_task
+from nystrom.tasks.language.labelled.splits import LabelKind, read_labelled
+from nystrom.train.finetune.settings import PRESET, TrainingExtent
+from nystrom.train.hardware import Device, Precision, is_main, usable_device, usable_precision
+from nystrom.train.run.folder import RunFolder
+
+OWN = "own"
+
+
+def finetune(
+    task: str | None = None,
+    *,
+    model: str,
+    data: tuple[Path, ...],
+    to: Path | None = None,
+    attention: str | None = None,
+    options: Mapping[str, object] | None = None,
+    text_field: str | None = None,
+    label_field: str | None = None,
+    pair_field: str | None = None,
+    labels: LabelKind = "auto",
+    val_share: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch_size: int = PRESET.batch_size,
+    learning_rate: float = PRESET.learning_rate,
+    max_length: int | None = None,
+    seed: int = 0,
+    accumulation: int = 1,
+    warmup_steps: int | None = None,
+    evaluate_every: int | None = None,
+    precision: Precision = "auto",
+    device: Device = "auto",
+    resume: bool = False,
+    threads: int | None = None,
+) -> Path:
+    """Fine-tune a model, choose its best checkpoint on the validation split, score that, and write its predictions.
+
+    What is not given is the paper's: batches of 32, AdamW at 3e-5, 4 epochs. Interrupt it at any time and go on with
+    the same command and `resume`.
+
+    Args:
+        task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or imdb; left out for texts of your own.
+        model: Folder of an encoder with its tokenizer, or OWNER/NAME: of this library, a published Nyströmformer, or
+            any encoder of transformers.
+        data: GLUE's folder of the task, or files: .tsv, .csv, .jsonl, .parquet, compressed or not, named train, dev and
+            test.
+        to: Folder of the run; runs/finetune-TASK-MODEL-ATTENTION-seedSEED.
+        attention: Method in place of the model's attention; "softmax" is exact. The model's own if not given.
+        options: Options of the method.
+        text_field: Column of the texts, of the first of each pair; the usual names if not given.
+        label_field: Column of the labels.
+        pair_field: Column of the second text of each pair; your own data are single texts without it.
+        labels: What the labels of your own data are; "auto" takes numbers where one of them is not whole.
+        val_share: Share of the training texts that becomes validation; a tenth where there is no validation split.
+        epochs: Passes over the training texts; 4 if neither this nor steps is given.
+        steps: Steps, in place of epochs.
+        batch_size: Texts per step, over all processes and accumulated parts.
+        learning_rate: Learning rate at the end of the warm-up.
+        max_length: Tokens that a text, or a pair, is cut to; 512, or the model's positions where these are fewer.
+        seed: Decides the new head, the order of the texts and dropout.
+        accumulation: Parts that a process computes its share of a batch in, to save memory.
+        warmup_steps: Steps of linear warm-up; a tenth of all if not given.
+        evaluate_every: Steps between evaluations, each followed by a checkpoint; once per epoch if not given.
+        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
+        device: "auto" is an accelerator where there is one.
+        resume: Go on with the run in the folder, from its last complete checkpoint.
+        threads: Threads on the CPU; torch's choice if not given.
+
+    Returns:
+        The folder of the run; the best model is in its folder best, predictions are in predictions.
+
+    Raises:
+        ValueError: A name, number, file, label, model, device or precision that cannot be used.
+        FloatingPointError: The loss or a weight is no longer finite.
+    """
+    asked = TrainingExtent(
+        epochs=epochs, steps=steps, batch_size=batch_size, warmup_steps=warmup_steps, evaluate_every=evaluate_every
+    )
+    fields = {"text_field": text_field, "label_field": label_field, "pair_field": pair_field}
+    chosen = own_task(**fields) if task is None else find_labelled(task).with_fields(**fields)
+    if task is not None and labels != "auto":
+        raise ValueError(f"labels is {labels!r}, but {task} says what its labels are: leave it out.")
+    device = usable_device(device)  # pyright: ignore[reportAssignmentType]
+    precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
+    name = task or OWN
+    found = read_labelled(data, chosen, own=task is None, kind=labels, val_share=val_share)
+    if task is None and found.classes is None:
+        chosen = replace(chosen, metrics=NUMBER_METRICS)
+    if is_main():
+        for remark in found.remarks:
+            print(f"notice: {remark}.", flush=True)
+    shown = attention or "as-it-is"
+    run = RunFolder(Path("runs") / f"finetune-{name}-{Path(model).name}-{shown}-seed{seed}" if to is None else Path(to))
+    named: dict[str, object] = {"model": model, "data": data, "attention": attention}
+    named |= options or {}
+    named |= fields | {"labels": None if labels == "auto" else labels, "val_share": val_share, "epochs": epochs}
+    named |= {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
+    named |= {"seed": seed, "accumulation": None if accumulation == 1 else accumulation, "warmup_steps": warmup_steps}
+    named |= {"evaluate_every": evaluate_every, "precision": precision, "device": device, "to": run.path}
+
+    from nystrom.train.finetune.start import finetune_model
+
+    finetune_model(
+        name,
+        chosen,
+        found,
+        ", ".join(str(path.resolve()) for path in data),
+        model=model,
+        attention=attention,
+        options=options,
+        asked=asked,
+        max_length=max_length,
+        learning_rate=learning_rate,
+        accumulation=accumulation,
+        seed=seed,
+        device=device,
+        precision=precision,
+        run=run,
+        resume=resume,
+        threads=threads,
+        words=["finetune", *([] if task is None else [task]), *_words(named)],
+    )
+    return run.path
+
+
+def _words(named: Mapping[str, object]) -> list[str]:
+    """Options of a command line, without those that are None."""
+    words: list[str] = []
+    for name, value in named.items():
+        if value is not None:
+            words.append(f"--{name.replace('_', '-')}")
+            words += map(str, value) if isinstance(value, tuple) else [str(value)]
+    return words

@@ -1,0 +1,111 @@
+"""What a finished fine-tuning leaves: the best model with its tokenizer, its predictions, and rows of its results."""
+
+import shutil
+from typing import Any
+
+from safetensors.torch import load_model
+from transformers import PreTrainedModel
+
+from nystrom.integrations.saving import save_with_attention
+from nystrom.measure.rows import Row
+from nystrom.report.plots.curves import draw_curves
+from nystrom.tasks.language.labelled.glue import LabelledTask
+from nystrom.tasks.language.labelled.splits import LabelledData
+from nystrom.train.finetune.encoding import EncodedSplit
+from nystrom.train.finetune.inference import BatchMaker, logits_of
+from nystrom.train.finetune.results import ResultRows, shown, write_predictions, write_submission
+from nystrom.train.finetune.scores import scores
+from nystrom.train.finetune.settings import FinetuneSettings
+from nystrom.train.run.folder import RunFolder
+from nystrom.train.run.run_trainer import RunTrainer
+from nystrom.train.run.writing import written
+
+
+def finish(
+    trainer: RunTrainer,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    data: LabelledData,
+    splits: dict[str, EncodedSplit],
+    collate: BatchMaker,
+    task: LabelledTask,
+    settings: FinetuneSettings,
+    run: RunFolder,
+    *,
+    command: str,
+) -> None:
+    """Write the best model, predictions, curves and results, the results last, and print them.
+
+    Args:
+        trainer: After its last step.
+        model: The model that was trained.
+        tokenizer: Its tokenizer.
+        data: The texts.
+        splits: The texts as tokens.
+        collate: Makes a batch.
+        task: The task.
+        settings: Settings of the run.
+        run: The folder.
+        command: The command that makes the run by itself.
+
+    Raises:
+        OSError: A file could not be written; names it and the way on.
+    """
+    state, seconds, megabytes = trainer.state, trainer.seconds, trainer.megabytes
+    way_on = "go on with --resume"
+    with written(run.path, way_on):
+        run.write_curves(trainer.curves())
+        draw_curves(run.curves, run.plot)
+    assert state.best_global_step, "the last step is evaluated"
+    load_model(model, run.checkpoint(state.best_global_step) / "model.safetensors")
+    with written(run.best, way_on):
+        _save(model, tokenizer, settings, run)
+    rows = ResultRows(settings, model.config, published=data.published, command=command)
+    results: list[Row] = []
+    said: list[str] = []
+    files = []
+    for name, split in splits.items():
+        if name == "train":
+            continue
+        logits = logits_of(
+            model, split, collate, batch_size=settings.part_size, device=settings.device, precision=settings.precision
+        )
+        if split.labels is not None:
+            found = scores(logits, split.labels, task.metrics, classes=data.classes is not None)
+            results += [rows.row(f"{name} {metric}", found[metric], samples=len(split)) for metric in task.metrics]
+            said.append(f"{name}: {', '.join(shown(metric, found[metric]) for metric in task.metrics)} ({len(split)})")
+            if rows.size is not None:
+                share = split.longer_than(rows.size)
+                results.append(rows.row(f"{name} texts longer than {rows.method}", share, samples=len(split)))
+        files.append(run.path / "predictions" / f"{name}.tsv")
+        with written(files[-1], way_on):
+            write_predictions(files[-1], logits, data.classes, split.labels)
+            wanted = task.submission.get(name.replace("submission", "test"))
+            if wanted is not None and name.startswith(("test", "submission")) and data.published:
+                files.append(run.path / "predictions" / wanted)
+                write_submission(files[-1], logits, task)
+    results += [
+        rows.row("training time", seconds, "s"),
+        rows.row("best step", state.best_global_step),
+        rows.row("steps", settings.steps),
+    ]
+    if megabytes:
+        results.append(rows.row("peak memory", megabytes, "MB"))
+    with written(run.rows, way_on):
+        run.write_rows(results)
+    print("\n".join(said))
+    print(
+        f"best after step {state.best_global_step} of {settings.steps}; {seconds:.0f} s of training\n"
+        f"model       {run.best}\npredictions {', '.join(map(str, files))}\nrows        {run.rows}"
+    )
+
+
+def _save(model: PreTrainedModel, tokenizer: Any, settings: FinetuneSettings, run: RunFolder) -> None:
+    """Save the model and its tokenizer beside their place, and put them there."""
+    partial = run.best.with_name(f".{run.best.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    tokenizer.model_max_length = settings.max_length
+    save_with_attention(model, partial)
+    tokenizer.save_pretrained(partial)
+    shutil.rmtree(run.best, ignore_errors=True)
+    partial.replace(run.best)

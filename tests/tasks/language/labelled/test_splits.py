@@ -1,0 +1,111 @@
+"""Splits come from files, and those that are missing are drawn and announced."""
+
+import json
+
+import pytest
+
+from nystrom.tasks.language.labelled.glue import TASKS, own_task
+from nystrom.tasks.language.labelled.splits import read_labelled
+
+
+def write(path, labels, *, start=0):
+    rows = [{"sentence": f"text {start + i}", "label": label} for i, label in enumerate(labels)]
+    path.write_text("".join(json.dumps({k: v for k, v in row.items() if v is not None}) + "\n" for row in rows))
+
+
+def sizes(data):
+    return {name: len(split.texts) for name, split in data.splits.items()}
+
+
+def test_splits_are_taken_as_they_come(tmp_path):
+    write(tmp_path / "train.jsonl", [0, 1, 1])
+    write(tmp_path / "dev.jsonl", [0, "positive"])
+    write(tmp_path / "test.jsonl", [None, None])
+    data = read_labelled([tmp_path], TASKS["sst2"])
+    assert sizes(data) == {"train": 3, "validation": 2, "submission": 2}
+    assert data.splits["validation"].labels == [0, 1]
+    assert (data.published, data.remarks, data.splits["submission"].labels) == (True, [], None)
+
+
+def test_labelled_rows_for_validation_alone_are_split_and_it_says_so(tmp_path):
+    write(tmp_path / "dev.jsonl", [0, 1] * 50)
+    data = read_labelled([tmp_path], TASKS["sst2"])
+    assert sizes(data) == {"train": 80, "validation": 10, "test": 10}
+    assert not data.published
+    assert "not the published split" in data.remarks[0]
+    texts = [text for split in data.splits.values() for text in split.texts]
+    assert sorted(texts) == sorted(f"text {i}" for i in range(100))
+    # The rows keep their labels.
+    assert all(
+        label == int(text.split()[1]) % 2
+        for split in data.splits.values()
+        for text, label in zip(split.texts, split.labels, strict=True)
+    )
+    assert read_labelled([tmp_path], TASKS["sst2"]).fingerprint() == data.fingerprint()
+    write(tmp_path / "test.jsonl", [1] * 5)
+    assert sizes(read_labelled([tmp_path], TASKS["sst2"])) == {"train": 90, "validation": 10, "test": 5}
+
+
+def test_validation_is_drawn_where_there_is_none_or_asked_for(tmp_path):
+    write(tmp_path / "train.jsonl", [0, 1] * 20)
+    write(tmp_path / "test.jsonl", [0, 1])
+    assert sizes(read_labelled([tmp_path], TASKS["imdb"])) == {"train": 36, "validation": 4, "test": 2}
+    write(tmp_path / "dev.jsonl", [0, 1])
+    with pytest.raises(ValueError, match="validation and test with labels"):
+        read_labelled([tmp_path], TASKS["sst2"], val_share=0.2)
+    write(tmp_path / "test.jsonl", [None, None])
+    asked = read_labelled([tmp_path], TASKS["sst2"], val_share=0.2)
+    assert sizes(asked) == {"train": 32, "validation": 8, "test": 2, "submission": 2}
+
+
+def test_matched_and_mismatched_are_kept_apart(tmp_path):
+    for name, size in (("train", 3), ("dev_matched", 2), ("dev_mismatched", 1), ("test_matched", 4)):
+        rows = [{"premise": "a", "hypothesis": "b", "label": "neutral"} for _ in range(size)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "test_mismatched.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
+    data = read_labelled([tmp_path], TASKS["mnli"])
+    assert sizes(data) == {
+        "train": 3, "validation": 2, "validation_mismatched": 1, "test": 4, "submission_mismatched": 1,
+    }  # fmt: skip
+    assert data.splits["train"].labels == [1, 1, 1]
+
+
+def test_a_label_outside_the_classes_is_named_with_its_line(tmp_path):
+    write(tmp_path / "train.jsonl", [0, 1, 2])
+    write(tmp_path / "dev.jsonl", [0, 1])
+    with pytest.raises(ValueError, match=r"train.jsonl, line 3: the label is '2', which is none of the classes"):
+        read_labelled([tmp_path], TASKS["sst2"])
+
+
+def test_data_without_a_training_split_are_an_error(tmp_path):
+    write(tmp_path / "test.jsonl", [0, 1])
+    with pytest.raises(ValueError, match="no training split"):
+        read_labelled([tmp_path], TASKS["sst2"])
+
+
+def test_labels_of_own_texts_are_classes_or_numbers(tmp_path):
+    write(tmp_path / "train.jsonl", ["b", "a", "c"] * 10)
+    assert read_labelled([tmp_path / "train.jsonl"], own_task(), own=True).classes == ("a", "b", "c")
+    write(tmp_path / "train.jsonl", [10, 9, 1] * 10)
+    assert read_labelled([tmp_path], own_task(), own=True).classes == ("1", "9", "10")
+    numbers = read_labelled([tmp_path], own_task(), own=True, kind="numbers")
+    assert numbers.classes is None
+    assert {*numbers.splits["train"].labels} == {10.0, 9.0, 1.0}
+    write(tmp_path / "train.jsonl", [1, 2.5] * 10)
+    assert read_labelled([tmp_path], own_task(), own=True).classes is None
+    write(tmp_path / "train.jsonl", [1, "x"] * 10)
+    with pytest.raises(ValueError, match="line 2: the label is 'x'; expected a number"):
+        read_labelled([tmp_path], own_task(), own=True, kind="numbers")
+    write(tmp_path / "train.jsonl", [1] * 10)
+    with pytest.raises(ValueError, match="the labels have 1 values"):
+        read_labelled([tmp_path], own_task(), own=True)
+
+
+def test_files_that_say_no_split_are_errors_for_own_texts_and_passed_over_for_glue(tmp_path):
+    write(tmp_path / "train.jsonl", [0, 1] * 10)
+    write(tmp_path / "dev_ids.jsonl", [0, 1])
+    assert "dev_ids.jsonl is no split" in read_labelled([tmp_path], TASKS["imdb"]).remarks[0]
+    with pytest.raises(ValueError, match="names no split"):
+        read_labelled([tmp_path], own_task(), own=True)
+    with pytest.raises(ValueError, match="no such file"):
+        read_labelled([tmp_path / "none"], TASKS["sst2"])

@@ -1,0 +1,181 @@
+"""A fine-tuned model, its predictions and its rows; resuming; and what is wrong is said before anything is trained."""
+
+import csv
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+from transformers import pipeline
+
+from nystrom.integrations import check_attention
+from nystrom.integrations.convert import convert
+from nystrom.measure.rows import read_rows
+from nystrom.models import EncoderForSequenceClassification
+from nystrom.train.finetune.predict import predict
+from nystrom.train.finetune.saved import SavedClassifier
+from nystrom.train.run.run_trainer import RunTrainer
+
+
+def table(path, delimiter="\t"):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter=delimiter))
+
+
+def texts_of(films, name):
+    return [
+        line.split("\t")[0 if name != "test" else 1] for line in (films / f"{name}.tsv").read_text().splitlines()[1:]
+    ]
+
+
+def test_the_run_leaves_a_model_predictions_and_rows(whole, films):
+    rows = {row.quantity: row for row in read_rows(whole / "rows.csv")}
+    true = table(whole / "predictions" / "validation.tsv")
+    right = sum(row["label"] == row["true label"] for row in true) / len(true)
+    assert rows["validation accuracy"].value == pytest.approx(right)
+    assert rows["validation accuracy"].repeats == len(true) == 20
+    assert (rows["steps"].value, rows["validation accuracy"].method, rows["validation accuracy"].m) == (
+        6, "nystrom-4", 4,
+    )  # fmt: skip
+    longer = sum(len(text.split()) + 2 > 4 for text in texts_of(films, "dev")) / 20
+    assert rows["validation texts longer than nystrom-4"].value == pytest.approx(longer)
+    submitted = table(whole / "predictions" / "SST-2.tsv")
+    said = table(whole / "predictions" / "submission.tsv")
+    assert [row["index"] for row in submitted] == [str(i) for i in range(10)]
+    assert [row["prediction"] for row in submitted] == [{"negative": "0", "positive": "1"}[r["label"]] for r in said]
+    assert not {"train.tsv"} & {path.name for path in (whole / "predictions").iterdir()}
+
+
+def test_the_saved_model_attends_by_the_method_after_loading(whole):
+    saved = SavedClassifier(whole / "best", device="cpu", precision="float32")
+    use = check_attention(saved.model, {"input_ids": torch.randint(5, 14, (1, 20))})
+    assert use.method == "nystrom"
+    assert list(use.layers.values()) == [{"num_landmarks": 4}] * 2
+    assert use.exact == ()
+
+
+def test_predict_says_what_the_pipeline_says_in_the_order_of_the_texts(whole, films, tmp_path):
+    out = tmp_path / "out.tsv"
+    assert predict(model=str(whole / "best"), data=films / "test.tsv", to=out, batch_size=3, device="cpu") == 10
+    classify = pipeline("text-classification", model=str(whole / "best"), device="cpu")
+    wanted = classify(texts_of(films, "test"))
+    rows = table(out)
+    assert [row["index"] for row in rows] == [str(i) for i in range(10)]
+    assert [row["label"] for row in rows] == [entry["label"] for entry in wanted]
+    # Rounded to six places; batches of other lengths are padded.
+    assert [float(row["probability"]) for row in rows] == pytest.approx([e["score"] for e in wanted], abs=2e-6)
+
+
+def test_an_interrupted_run_ends_as_an_unbroken_one(whole, tuned, tmp_path, monkeypatch):
+    inner = RunTrainer.training_step
+
+    def training_step(self, *given):
+        if self.state.global_step == 4:
+            raise KeyboardInterrupt
+        return inner(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunTrainer, "training_step", training_step)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"learning_rate is 0\.002 but was 0\.001"):
+        tuned(tmp_path / "run", resume=True, learning_rate=2e-3)
+    run = tuned(tmp_path / "run", resume=True)
+    weights = [load_file(folder / "best" / "model.safetensors") for folder in (run, whole)]
+    assert_close(*weights, rtol=0, atol=0)
+    assert (run / "predictions" / "SST-2.tsv").read_text() == (whole / "predictions" / "SST-2.tsv").read_text()
+
+
+def test_accumulation_gives_the_weights_of_the_whole_batch(tuned, bert, tmp_path):
+    plain = tmp_path / "plain"
+    shutil.copytree(bert, plain)
+    config = json.loads((plain / "config.json").read_text()) | {"hidden_dropout_prob": 0.0}
+    (plain / "config.json").write_text(json.dumps(config))
+    one, two = (tuned(tmp_path / str(parts), model=str(plain), accumulation=parts) for parts in (1, 2))
+    weights, others = (load_file(run / "checkpoint-6" / "model.safetensors") for run in (one, two))
+    # Softmax has no use for the bias of the keys: its gradient is rounding alone, which Adam makes a step of.
+    names = [name for name in weights if not name.endswith("key.bias")]
+    # float32 sums in another order, over six steps of Adam.
+    assert_close([others[name] for name in names], [weights[name] for name in names], rtol=1e-3, atol=2e-4)
+    # The loss, which the Trainer multiplies by the parts for a model that it takes for one with a summed loss.
+    losses, same = ([row["value"] for row in table(run / "curves.csv", ",")] for run in (one, two))
+    assert [float(loss) for loss in same] == pytest.approx([float(loss) for loss in losses], rel=1e-3)
+
+
+def test_the_models_of_this_library_are_tuned_on_pairs_with_numbers(tuned, bert, pairs_of_films, tmp_path):
+    convert(bert, tmp_path / "own", num_landmarks=4, conv_kernel_size=3)
+    run = tuned(
+        tmp_path / "run", None, model=str(tmp_path / "own"), data=(pairs_of_films,), attention=None, options=None,
+        text_field="one", pair_field="two", label_field="likeness",
+    )  # fmt: skip
+    quantities = {row.quantity for row in read_rows(run / "rows.csv")}
+    assert {"test correlation", "test Spearman correlation", "test root mean squared error"} <= quantities
+    model = EncoderForSequenceClassification.from_pretrained(run / "best")
+    assert (model.config.num_labels, model.config.attention_options) == (1, {"num_landmarks": 4})
+    out = tmp_path / "out.jsonl"
+    given = {"model": str(run / "best"), "data": pairs_of_films / "test.jsonl", "to": out, "device": "cpu"}
+    with pytest.raises(ValueError, match="--pair-field"):
+        predict(**given)
+    predict(**given, text_field="one", pair_field="two")
+    said = [json.loads(line)["prediction"] for line in out.read_text().splitlines()]
+    wanted = [float(row["prediction"]) for row in table(run / "predictions" / "test.tsv")]
+    assert said == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_published_nystromformer_is_tuned_with_the_landmarks_asked_for(tuned, published, bert, tmp_path):
+    _, folder = published("ForMaskedLM", vocab_size=14, num_landmarks=16)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bert / name, folder / name)
+    run = tuned(tmp_path / "run", model=str(folder), attention=None, options={"num_landmarks": 6}, steps=3)
+    config = EncoderForSequenceClassification.from_pretrained(run / "best").config
+    assert (config.attention, config.attention_options["num_landmarks"]) == ("nystrom", 6)
+    assert config.id2label == {0: "negative", 1: "positive"}
+
+
+def test_what_is_wrong_is_said_before_anything_is_trained(tuned, bert, films, tmp_path):
+    def says(match, to=tmp_path / "run", **changes):
+        with pytest.raises(ValueError, match=match) as raised:
+            tuned(to, **changes)
+        assert "\n" not in str(raised.value)
+        assert not (tmp_path / "run").exists()
+
+    broken = tmp_path / "no weights"
+    shutil.copytree(bert, broken)
+    (broken / "model.safetensors").unlink()
+    says("holds no model.safetensors", model=str(broken))
+    other = tmp_path / "other words"
+    shutil.copytree(bert, other)
+    vocabulary = json.loads((other / "tokenizer.json").read_text())
+    vocabulary["model"]["vocab"] |= {f"word{i}": 14 + i for i in range(9)}
+    (other / "tokenizer.json").write_text(json.dumps(vocabulary))
+    says("has 23 tokens but the model 14", model=str(other))
+    part = tmp_path / "part"
+    shutil.copytree(bert, part)
+    weights = load_file(part / "model.safetensors")
+    weights.pop(next(name for name in weights if "layer.1" in name))
+    save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
+    says("does not fit its config.json", model=str(part))
+    says("max_length is 64 but model .* has 48 positions", max_length=64)
+    says("attention method", attention="linformer", options=None)
+    says("num_landmarks is given for exact attention", attention=None)
+    says("epochs is 2 and steps is 6", epochs=2)
+    says("task is on pairs", task="mrpc", text_field="sentence", label_field="label")
+    says("single texts: leave it out", pair_field="other")
+    says("labels is 'numbers', but sst2 says", labels="numbers")
+    says("48 training texts", batch_size=64)
+
+
+def test_predict_says_what_is_wrong(whole, bert, films, tmp_path):
+    for match, changes in (
+        ("no classifier of texts", {"model": str(bert)}),
+        ("which is no folder", {"model": "none"}),
+        ("single texts: leave it out", {"pair_field": "other"}),
+        ("there is no 'words' among", {"text_field": "words"}),
+        ("ends in .tsv", {"to": tmp_path / "out.xls"}),
+        ("is not a file", {"data": tmp_path / "none"}),
+    ):
+        with pytest.raises(ValueError, match=match):
+            predict(**({"model": str(whole / "best"), "data": films / "test.tsv", "device": "cpu"} | changes))
+    assert not list(tmp_path.iterdir())
