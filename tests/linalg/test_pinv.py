@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nystrom.linalg import pinv, pinv_exact, pinv_iterative, pinv_ridge, residual
+from nystrom.linalg.pinv import iterate, start_value
 
 
 def attention_matrix(m, seed, *, size=2.0, b=1):
@@ -29,6 +30,13 @@ def test_the_start_value_is_that_of_the_paper():
     for i in range(3):
         norms = np.linalg.norm(a[i].numpy(), 1) * np.linalg.norm(a[i].numpy(), np.inf)
         np.testing.assert_allclose(z[i].numpy(), a[i].numpy().T / norms, rtol=1e-14)
+
+
+@pytest.mark.parametrize("z0", ["paper", "authors", "sequence"])
+def test_the_iteration_goes_on_from_where_it_was(z0):
+    a = attention_matrix(7, 0, b=3)[:, None]
+    z = iterate(a, iterate(a, start_value(a, z0=z0), 2), 3)
+    torch.testing.assert_close(z, pinv_iterative(a, steps=5, z0=z0), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("seed", range(5))

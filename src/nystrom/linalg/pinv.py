@@ -63,18 +63,36 @@ def pinv_iterative(a: Float[Tensor, "*b m m"], *, steps: int = 6, z0: StartValue
         ValueError: `steps` is negative, or `z0` is not one of its values.
     """
     check_at_least("pinv_steps", steps, 0)
+    return iterate(a, start_value(a, z0=z0), steps)
+
+
+def start_value(a: Float[Tensor, "*b m m"], *, z0: StartValue = "paper") -> Float[Tensor, "*b m m"]:
+    """Where the iteration starts, $Z_0$.
+
+    Args:
+        a: Square matrices.
+        z0: One of the words of `pinv_iterative`.
+
+    Raises:
+        ValueError: `z0` is none of the words.
+    """
     check_choice("z0", z0, get_args(StartValue))
     if z0 == "authors":
-        z = a.mT / a.abs().sum(dim=-2).amax()
-    elif z0 == "sequence":
+        return a.mT / a.abs().sum(dim=-2).amax()
+    if z0 == "sequence":
         largest = a.abs().sum(dim=-2).amax(dim=-1)
-        z = a.mT / largest.amax(dim=-1, keepdim=True)[..., None, None]
-    else:
-        z = a.mT / _norm_product(a)
-    return _iterate(a, z, steps)
+        return a.mT / largest.amax(dim=-1, keepdim=True)[..., None, None]
+    return a.mT / _norm_product(a)
 
 
-def _iterate(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"], steps: int) -> Float[Tensor, "*b m m"]:
+def iterate(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"], steps: int) -> Float[Tensor, "*b m m"]:
+    """Steps of the iteration from any start: $Z_{k + steps}$ from $Z_k$.
+
+    Args:
+        a: Square matrices.
+        z: Where to start.
+        steps: How many.
+    """
     batch, m = a.shape[:-2], a.shape[-1]
     a, z = a.reshape(-1, m, m), z.reshape(-1, m, m)
     for _ in range(steps):
@@ -139,7 +157,7 @@ def pinv_similar(
     norms = _norm_product(symmetric)
     if inverse == "ridge":
         return torch.linalg.solve_ex(a @ a + RIDGE**2 * norms * eye, a)[0]
-    return _iterate(a, a / norms, steps)
+    return iterate(a, a / norms, steps)
 
 
 def residual(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b"]:

@@ -17,6 +17,7 @@ def spread_row(
     dtype: str = "float32",
     seed: int | None = None,
     unit: str = "",
+    median: bool = False,
 ) -> Row:
     """A row with the mean of the values, their quartiles as `low` and `high`, and their number as `repeats`.
 
@@ -30,6 +31,7 @@ def spread_row(
         dtype: Of the computation.
         seed: Of what was drawn.
         unit: Its unit.
+        median: Take the median instead of the mean, for values over many powers of ten.
     """
     flat = values.double().flatten()
     low, high = flat.quantile(0.25).item(), flat.quantile(0.75).item()
@@ -37,7 +39,7 @@ def spread_row(
         study="",
         quantity=quantity,
         method=method,
-        value=flat.mean().item(),
+        value=(flat.quantile(0.5) if median else flat.mean()).item(),
         unit=unit,
         low=low,
         high=high,

@@ -1,0 +1,149 @@
+r"""Fig. 2 and 3 of Nyströmformer: a softmax matrix, the three factors of its approximation, and their product.
+
+$S = \mathrm{softmax}(Q K^\top / \sqrt d)$ is approximated by $\hat S = F Z B$ (eq. 15) with 64 segment means and six
+iterations for the inverse, in float64. Of each head, all entries of both matrices taken as two long vectors:
+
+- the cosine similarity and Pearson's correlation of the two,
+- the relative error $\|\hat S - S\|_F / \|S\|_F$,
+- the total variation $\tfrac12 \sum_j |\hat S_{ij} - S_{ij}|$ of a row, mean over the rows; rows of S sum to 1 and
+  those of $\hat S$ nearly so, and were no entry negative it would be the part of the weight that is elsewhere.
+
+Rows hold the mean over the heads and texts of a layer, and quartiles.
+
+Claim and the rule that decides on it, for pretrained weights:
+
+- "The attention patterns are quite similar": in at least half of the heads the cosine similarity is at least 0.9.
+
+Fig. 2 illustrates and claims nothing; it shows the head, of the six of Fig. 3, whose similarity is the third smallest.
+
+Source: Xiong et al. (2021), arXiv:2102.03902, eq. 13 and 15, Fig. 2 and 3, without numbers.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.attention.fused import softmax_rows
+from nystrom.attention.methods.nystrom import nystrom_factors
+from nystrom.measure.rows import Row
+from nystrom.report.plots.factors import draw_factors
+from nystrom.report.plots.maps import draw_maps
+from nystrom.report.summary import Table, Verdict
+from nystrom.studies.approximation.real_heads.pictures import read_pictures, save_pictures
+from nystrom.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, find_heads
+from nystrom.studies.approximation.real_heads.selection import over_layers, rows_of, word_of
+from nystrom.studies.reproduce.spread import spread_row
+from nystrom.studies.reproduce.study import Plan, Setting, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LANDMARKS, _LIKE = 64, 0.9
+_COSINE, _CORRELATION = "cosine similarity", "correlation"
+_ERROR, _VARIATION = "relative error of the matrix", "total variation of a row"
+_SIMILAR = "share of heads with a cosine similarity of 0.9"
+_MEASURES = {_COSINE: "cosine", _CORRELATION: "correlation", _ERROR: "error", _VARIATION: "variation"}
+_BAR = "attention weight, mean of 4 x 4 entries"
+_FACTOR_BAR = "attention weight, long axes in means of 4"
+
+
+def _plan(setting: Setting) -> Plan:
+    real = find_heads(setting)
+    return real.plan(real.by_layer(_measure), (_LANDMARKS,))
+
+
+def _measure(heads: LayerHeads, folder: Path) -> Iterable[Row]:
+    s = heads.softmax()
+    factors = nystrom_factors(heads.q, heads.k, num_landmarks=_LANDMARKS)
+    left, right = softmax_rows(heads.q, factors.k_landmarks), softmax_rows(factors.q_landmarks, heads.k)
+    approximate = left @ factors.inverse @ right
+    found = similarity(s, approximate)
+    maps = {"exact": s, "left": left, "inverse": factors.inverse, "right": right, "nystrom": approximate}
+    save_pictures(heads, maps | {_COSINE: found[_COSINE]}, folder)
+    kept = {"n": s.shape[-1], "m": _LANDMARKS, "dtype": "float64"}
+    for quantity, values in found.items():
+        yield spread_row(quantity, "nystrom", values, sizes=heads.sizes, **kept)
+        for head in heads.shown if quantity in _MEASURES else ():
+            sizes = f"layer={heads.layer + 1} head={head + 1}"
+            yield spread_row(f"{quantity} of one head", "nystrom", values[0, head], sizes=sizes, **kept)
+
+
+def similarity(
+    exact: Float[Tensor, "b h n s"], approximate: Float[Tensor, "b h n s"]
+) -> dict[str, Float[Tensor, "b h"]]:
+    """How alike the matrices of each head are, by the names of quantities."""
+    x, y = exact.flatten(-2), approximate.flatten(-2)
+    cosine = torch.cosine_similarity(x, y, dim=-1)
+    about = [each - each.mean(dim=-1, keepdim=True) for each in (x, y)]
+    return {
+        _COSINE: cosine,
+        _CORRELATION: torch.cosine_similarity(about[0], about[1], dim=-1),
+        _ERROR: (y - x).norm(dim=-1) / x.norm(dim=-1),
+        _VARIATION: 0.5 * (approximate - exact).abs().sum(dim=-1).mean(dim=-1),
+        _SIMILAR: (cosine >= _LIKE).double(),
+    }
+
+
+def _tables(rows: Sequence[Row]) -> Sequence[Table]:
+    lines = []
+    for weights in WEIGHTS:
+        for quantity in _MEASURES:
+            (row,) = over_layers(rows_of(rows, quantity, weights=weights))
+            lines.append([weights, quantity, f"{row.value:.3f}", f"{row.low:.3f}–{row.high:.3f}"])
+    shown = []
+    for first in rows_of(rows, f"{_COSINE} of one head"):
+        layer, head = word_of(first, "layer"), word_of(first, "head")
+        cells = [rows_of(rows, f"{quantity} of one head", layer=layer, head=head)[0].value for quantity in _MEASURES]
+        shown.append([layer, head, *(f"{cell:.3f}" for cell in cells)])
+    return [
+        Table("all heads, m = 64", ["weights", "of Nyström and exact", "mean", "quartiles"], lines, left=2),
+        Table("the heads that are shown", ["layer", "head", *_MEASURES.values()], shown),
+    ]
+
+
+def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
+    similar, cosine, variation = (
+        over_layers(rows_of(rows, quantity, weights="pretrained"))[0].value
+        for quantity in (_SIMILAR, _COSINE, _VARIATION)
+    )
+    return [
+        Verdict(
+            "The attention patterns of the approximation and of softmax are quite similar.",
+            similar >= 0.5,
+            f"the cosine similarity is at least {_LIKE} in {similar:.0%} of the heads, {cosine:.2f} in the mean, and "
+            f"the total variation of a row is {variation:.2f} in the mean.",
+        )
+    ]
+
+
+def _draw_factors(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    lines = read_pictures(folder)
+    ordered = sorted(lines, key=lambda line: float(lines[line][_COSINE]))
+    line = ordered[min(2, len(ordered) - 1)]
+    n = next(row.n for row in rows)
+    title = f"{line}: n = {n}, m = {_LANDMARKS}, cosine similarity {float(lines[line][_COSINE]):.2f}"
+    return {"": draw_factors(lines[line], title=title, bar=_FACTOR_BAR)}
+
+
+def _draw_heads(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    lines = read_pictures(folder)
+    names = {"exact": "softmax", "nystrom": "Nyström"}
+    captions = {("Nyström", line): f"cosine {float(found[_COSINE]):.2f}" for line, found in lines.items()}
+    return {
+        "": draw_maps(
+            {name: {line: found[key] for line, found in lines.items()} for key, name in names.items()},
+            columns={line: line.replace(", ", "\n") for line in lines},
+            captions=captions,
+            bar=_BAR,
+        )
+    }
+
+
+STUDIES = {
+    "nystromformer-figure-2": Study(plan=_plan, tables=_tables, verdicts=lambda rows: (), figures=_draw_factors),
+    "nystromformer-figure-3": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_draw_heads),
+}

@@ -1,0 +1,1 @@
+"""Heads of a real encoder: recording them, their pictures, and choosing among their rows."""
