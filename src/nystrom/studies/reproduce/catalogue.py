@@ -42,6 +42,8 @@ CATALOGUE: dict[str, Entry] = {
         shows="time and memory of attention over the length",
         source=f"{_N}, Table 1",
         home="speed.as_printed",
+        paper_needs="a GPU",
+        minutes=2,
     ),
     "nystromformer-table-2": Entry(shows="GLUE and IMDB after fine-tuning", source=f"{_N}, Table 2"),
     "nystromformer-table-3": Entry(shows="accuracies in the Long Range Arena", source=f"{_N}, Table 3"),
@@ -96,6 +98,8 @@ CATALOGUE: dict[str, Entry] = {
         shows="time and memory of a training step of each task",
         source=f"{_S}, Table 2",
         home="speed.as_printed",
+        paper_needs="a GPU",
+        minutes=3,
     ),
     "skyformer-figure-1": Entry(
         shows="spectral norm of the error of each method over features and length",
@@ -109,6 +113,7 @@ CATALOGUE: dict[str, Entry] = {
         shows="learning rates, seeds and gradient norms: which methods diverge",
         source=f"{_S}, Fig. 2 and section 5",
         home="stability.learning_rates",
+        minutes=4,
     ),
     "skyformer-theorem-2": Entry(
         shows="error of independent draws beside the statistical dimension",
@@ -116,16 +121,26 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.statistical_dimension",
         needs=_ENCODER,
     ),
-    "skyformer-appendix-a": Entry(shows="validation loss over seconds and steps", source=f"{_S}, Appendix A"),
+    "skyformer-appendix-a": Entry(
+        shows="validation loss over seconds and steps",
+        source=f"{_S}, Appendix A",
+        home="stability.validation_loss",
+        paper_needs="--runs with trained runs of five tasks",
+        minutes=2,
+    ),
     "skyformer-appendix-b": Entry(
         shows="singular values of the attention output of trained models",
         source=f"{_S}, Appendix B",
         home="stability.spectra",
+        paper_needs="--runs with trained softmax models of four tasks",
+        minutes=1,
     ),
     "skyformer-appendix-f": Entry(
         shows="instability of training, relative to softmax attention",
         source=f"{_S}, Appendix F",
         home="stability.instability",
+        paper_needs="--data with text, retrieval and image",
+        minutes=3,
     ),
     "complexity": Entry(
         shows="counted multiplications and stored numbers beside the formulas",

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -104,14 +104,15 @@ def _measure(source: Source, batch: int, seed: int, folder: Path) -> Iterable[Ro
         model = new_model(source, method, seed=seed)
         batches = random_batches(source, split, batch=batch, count=STEPS, seed=seed)
         scores[method] = instability_scores(model, batches, task=source.task, seed=seed)
-    np.savez(_file(folder, source.task, seed), **{method: values.numpy() for method, values in scores.items()})
+    arrays: dict[str, Any] = {method: values.numpy() for method, values in scores.items()}
+    np.savez(_file(folder, source.task, seed), **arrays)
     sizes, n = f"task={source.task} b={batch} steps={STEPS}", source.sizes.max_length
     for method, values in scores.items():
         yield spread_row(_SCORE, method, values, n=n, sizes=sizes, seed=seed)
         yield spread_row(_RATIO, method, values / scores["softmax"], n=n, sizes=sizes, seed=seed)
 
 
-def _file(folder: Path, task: str, seed: int | None) -> Path:
+def _file(folder: Path, task: str, seed: int) -> Path:
     return folder / f"scores-{task}-{seed}.npz"
 
 
@@ -227,7 +228,7 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     grid[0].set_xlim(-0.5, len(ratios) - 0.5)
     grid[0].set_title("mean of 20 steps")
     for axes, task in zip(grid[1:], ratios, strict=False):
-        seeds = sorted({row.seed for row in rows if _task(row) == task})
+        seeds = sorted({row.seed or 0 for row in rows if _task(row) == task})
         arrays = [np.load(_file(folder, task, seed)) for seed in seeds]
         for method in METHODS[1:]:
             look = method_look(method)

@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from nystrom.measure.rows import Row
+from nystrom.models.encoder import EncoderLayer
 from nystrom.report.plots.canvas import COLOURS, PAGE, REFERENCE, figure_of, plain_numbers
 from nystrom.report.summary import Table, Verdict
 from nystrom.studies.reproduce.spread import spread_row
@@ -144,8 +145,14 @@ def _rows(task: str, models: Mapping[str, Model], batch: Batch) -> Iterable[Row]
 def output_singular_values(model: Model, batch: Batch) -> Float[Tensor, "b w"]:
     """Singular values of the second layer's attention output of each sequence, over its real tokens, falling."""
     kept: list[Tensor] = []
-    attention = model.nystromformer.encoder.layer[1].attention.self
-    handle = attention.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    layer = model.nystromformer.encoder.layer[1]
+    assert isinstance(layer, EncoderLayer)
+    attention = layer.attention.self
+
+    def keep_output(module: nn.Module, inputs: object, output: Any) -> None:
+        kept.append(output)
+
+    handle = attention.register_forward_hook(keep_output)
     try:
         with torch.no_grad():
             model.eval()(**batch)
