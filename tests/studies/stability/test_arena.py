@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nystrom.studies.stability.arena import Source, find_sources, new_model, random_batches
+from nystrom.studies.stability.arena import ArenaTask, find_sources, new_model, random_batches
 from nystrom.train.presets.sizes import DataSizes
 
 TINY = DataSizes(folder="listops", train=12, val=3, test=2, min_length=5, max_length=40)
@@ -42,7 +42,7 @@ def test_batches_depend_on_the_seed_alone_and_use_each_sample_once_in_a_pass(lis
 
 
 def test_a_task_that_is_not_at_hand_is_drawn_once(tmp_path):
-    source = Source("listops", None, TINY)
+    source = ArenaTask("listops", None, TINY)
     split = source.open("train", tmp_path)
     assert len(split) == 12
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}

@@ -24,7 +24,7 @@ PRESET = "skyformer"
 
 
 @dataclass(frozen=True)
-class Source:
+class ArenaTask:
     """Where the samples of a task come from.
 
     Attributes:
@@ -60,7 +60,7 @@ class Source:
         return task.open(folder, split)
 
 
-def find_sources(data: Path | None, drawn: Mapping[str, DataSizes]) -> list[Source]:
+def find_sources(data: Path | None, drawn: Mapping[str, DataSizes]) -> list[ArenaTask]:
     """The tasks at hand: those that a folder holds in folders of their names, and those that are drawn.
 
     Args:
@@ -79,7 +79,7 @@ def find_sources(data: Path | None, drawn: Mapping[str, DataSizes]) -> list[Sour
     for task in LRA:
         published = find_preset(task, PRESET).data
         if data is not None and (data / task / HEADER).is_file():
-            source = Source(task, data / task, published)
+            source = ArenaTask(task, data / task, published)
             longest = int(find_task(task).open(data / task, "train").lengths.max(initial=0))
             if longest > published.max_length:
                 raise ValueError(
@@ -88,7 +88,7 @@ def find_sources(data: Path | None, drawn: Mapping[str, DataSizes]) -> list[Sour
                 )
             sources.append(source)
         elif task in drawn:
-            sources.append(Source(task, None, drawn[task]))
+            sources.append(ArenaTask(task, None, drawn[task]))
     return sources
 
 
@@ -98,7 +98,7 @@ def preset_of(task: str) -> Preset:
 
 
 def new_model(
-    source: Source, method: str, *, seed: int, options: Mapping[str, object] | None = None, preset: str = PRESET
+    source: ArenaTask, method: str, *, seed: int, options: Mapping[str, object] | None = None, preset: str = PRESET
 ) -> Model:
     """A model of the paper's shape with random weights, those of all methods the same for the same seed.
 
@@ -138,7 +138,7 @@ def new_optimizer(model: Model, preset: Preset, learning_rate: float) -> torch.o
     )
 
 
-def random_batches(source: Source, split: LabelledSplit, *, batch: int, count: int, seed: int) -> Iterator[Batch]:
+def random_batches(source: ArenaTask, split: LabelledSplit, *, batch: int, count: int, seed: int) -> Iterator[Batch]:
     """Batches of samples in random order, each sample as often as the others.
 
     Args:
@@ -155,6 +155,6 @@ def random_batches(source: Source, split: LabelledSplit, *, batch: int, count: i
         yield collate(split.__getitems__(order[start : start + batch].tolist()))
 
 
-def sources_text(sources: Sequence[Source]) -> str:
+def sources_text(sources: Sequence[ArenaTask]) -> str:
     """The tasks as a setting of a study names them."""
     return ", ".join(source.name for source in sources)

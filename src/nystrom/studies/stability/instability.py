@@ -37,8 +37,8 @@ from nystrom.report.summary import Table, Verdict
 from nystrom.studies.reproduce.spread import spread_row
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom.studies.stability.arena import (
+    ArenaTask,
     Batch,
-    Source,
     find_sources,
     new_model,
     new_optimizer,
@@ -97,7 +97,7 @@ def _drawn(task: str, batch: int) -> DataSizes:
     )
 
 
-def _measure(source: Source, batch: int, seed: int, folder: Path) -> Iterable[Row]:
+def _measure(source: ArenaTask, batch: int, seed: int, folder: Path) -> Iterable[Row]:
     split = source.open("train", folder)
     scores: dict[str, Tensor] = {}
     for method in METHODS:

@@ -34,7 +34,7 @@ from nystrom.measure.rows import Row, cpu_name, new_row
 from nystrom.report.plots.canvas import PAGE, REFERENCE, figure_of, method_look
 from nystrom.report.summary import Table, Verdict
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom.studies.stability.arena import Source, new_model, preset_of
+from nystrom.studies.stability.arena import ArenaTask, new_model, preset_of
 from nystrom.studies.stability.loop import Trace, train_plainly, validation_batches
 from nystrom.tasks.lra.facts import LRA
 from nystrom.tasks.store.header import HEADER
@@ -52,7 +52,7 @@ _TOO_LARGE = 1e3
 
 def _plan(setting: Setting) -> Plan:
     paper, preset = setting.size == "paper", preset_of("listops")
-    source = Source("listops", _folder(setting), preset.data if paper else _SHORT)
+    source = ArenaTask("listops", _folder(setting), preset.data if paper else _SHORT)
     rates = (1e-4, 3e-4, 1e-3) if paper else (1e-3, 1e-2, 3e-2)
     seeds, steps, batch = (3, preset.steps, preset.batch_size) if paper else (2, 60, 16)
     every, landmarks = (preset.evaluate_every, 128) if paper else (20, _LANDMARKS)
@@ -90,7 +90,7 @@ def _folder(setting: Setting) -> Path | None:
 
 
 def _measure(
-    source: Source,
+    source: ArenaTask,
     method: str,
     rate: float,
     seed: int,
@@ -120,7 +120,7 @@ def _measure(
     return list(_rows(trace, source, method, rate, seed, batch))
 
 
-def _rows(trace: Trace, source: Source, method: str, rate: float, seed: int, batch: int) -> Iterable[Row]:
+def _rows(trace: Trace, source: ArenaTask, method: str, rate: float, seed: int, batch: int) -> Iterable[Row]:
     norm, ratio = _largest(trace.norm), _last_over_first(trace.loss)
     diverged = not (ratio <= 1 and norm <= _TOO_LARGE)
     best = float(trace.accuracy.max(initial=0))

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import nn
 
-from nystrom.studies.stability.arena import Batch, Source, new_optimizer, preset_of, random_batches
+from nystrom.studies.stability.arena import ArenaTask, Batch, new_optimizer, preset_of, random_batches
 from nystrom.train.data.tasks import LabelledSplit, Model
 
 
@@ -40,7 +40,7 @@ class Trace(NamedTuple):
 
 def train_plainly(
     model: Model,
-    source: Source,
+    source: ArenaTask,
     split: LabelledSplit,
     validation: Sequence[Batch],
     *,
@@ -96,7 +96,7 @@ def train_plainly(
     return Trace(loss, norm, *np.array(points, dtype=np.float64).reshape(-1, 4).T)
 
 
-def validation_batches(source: Source, split: LabelledSplit, *, batch: int, count: int) -> list[Batch]:
+def validation_batches(source: ArenaTask, split: LabelledSplit, *, batch: int, count: int) -> list[Batch]:
     """Batches to evaluate on, the same for all methods."""
     return list(random_batches(source, split, batch=batch, count=count, seed=0))
 

@@ -36,7 +36,7 @@ from nystrom.report.plots.canvas import COLOURS, PAGE, REFERENCE, figure_of, pla
 from nystrom.report.summary import Table, Verdict
 from nystrom.studies.reproduce.spread import spread_row
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom.studies.stability.arena import Batch, Source, new_model, preset_of, random_batches
+from nystrom.studies.stability.arena import ArenaTask, Batch, new_model, preset_of, random_batches
 from nystrom.studies.stability.loop import evaluate, train_plainly
 from nystrom.tasks.lra.facts import LRA
 from nystrom.tasks.store.header import HEADER
@@ -64,7 +64,7 @@ def _plan(setting: Setting) -> Plan:
                 "--size paper needs trained models: name the folder of `nystrom lra run --preset skyformer` with "
                 "--runs."
             )
-        source = Source("listops", None, _SHORT)
+        source = ArenaTask("listops", None, _SHORT)
         parts = [Part("listops", partial(_measure_new, source))]
         said = {
             "tasks": source.name,
@@ -108,7 +108,7 @@ def _find_runs(setting: Setting) -> dict[str, tuple[Path, Path]]:
 
 
 def _measure_run(task: str, model: Path, data: Path, folder: Path) -> Iterable[Row]:
-    source = Source(task, data, preset_of(task).data)
+    source = ArenaTask(task, data, preset_of(task).data)
     test = source.open("test", folder)
     with no_file_bars():
         trained = load_model(model, task, classes=class_names(test))
@@ -118,7 +118,7 @@ def _measure_run(task: str, model: Path, data: Path, folder: Path) -> Iterable[R
     return _rows(task, {"trained": trained, "initialised": untrained}, batch)
 
 
-def _measure_new(source: Source, folder: Path) -> Iterable[Row]:
+def _measure_new(source: ArenaTask, folder: Path) -> Iterable[Row]:
     trained, untrained = (new_model(source, "softmax", seed=0, preset="demo") for _ in range(2))
     train_plainly(
         trained, source, source.open("train", folder), [],

@@ -28,7 +28,7 @@ from nystrom.report.plots.canvas import PAGE, figure_of, method_look
 from nystrom.report.plots.curves import read_curves
 from nystrom.report.summary import Table, Verdict
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom.studies.stability.arena import Source, new_model
+from nystrom.studies.stability.arena import ArenaTask, new_model
 from nystrom.studies.stability.loop import train_plainly, validation_batches
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.presets.sizes import DataSizes
@@ -51,7 +51,7 @@ def _plan(setting: Setting) -> Plan:
             raise ValueError(
                 "--size paper needs trained runs: name the folder of `nystrom lra run --preset skyformer` with --runs."
             )
-        source = Source("listops", None, _SHORT)
+        source = ArenaTask("listops", None, _SHORT)
         parts = [Part(method, partial(_measure_new, source, method)) for method in METHODS]
         said = {
             "task": source.name,
@@ -96,7 +96,7 @@ def _measure_run(run: Path, task: str, method: str, seed: int, folder: Path) -> 
     return [_row(task, method, seed, int(step), seconds, loss) for step, loss, seconds in points]
 
 
-def _measure_new(source: Source, method: str, folder: Path) -> Iterable[Row]:
+def _measure_new(source: ArenaTask, method: str, folder: Path) -> Iterable[Row]:
     options = {} if method in ("softmax", "kernelized") else {"num_landmarks": _LANDMARKS}
     model = new_model(source, method, seed=0, options=options, preset="demo")
     validation = validation_batches(source, source.open("val", folder), batch=32, count=2)
