@@ -1,5 +1,8 @@
 """Blocks, made by any number of processes, in one go or several."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -103,7 +106,7 @@ def test_the_pieces_of_a_long_document_are_on_one_side(tmp_path, plan, sentences
 
 
 def test_a_full_disk_leaves_no_block_under_its_name(tmp_path, plan, sentences):
-    (tmp_path / "block.unfinished").symlink_to("/dev/full")
+    (tmp_path / f"block.{os.getpid()}.unfinished").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
         write_block(tmp_path / "block.npz", [(TextPiece(sentences(4000).encode()), False)], plan)
     assert not (tmp_path / "block.npz").exists()
@@ -139,3 +142,40 @@ def test_the_kept_folder_outlives_an_error_and_is_removed_at_the_end(tmp_path, c
             pass
     assert [*tmp_path.iterdir()] == []
     assert capsys.readouterr().err == ""
+
+
+# Four blocks, then the end that is asked for, while processes are at work.
+ENDS = """
+import os, signal, sys, threading
+from pathlib import Path
+import numpy as np
+from nystrom.tasks.language.mlm_sop.blocks import BlockPlan
+from nystrom.tasks.language.mlm_sop.tokenising import tokenise
+from nystrom.tasks.sources.corpora import Corpus
+from nystrom.tasks.sources.documents import TextPiece
+
+def pieces(progress):
+    for number in range(4):
+        yield TextPiece(b"the cat sat on a mat . " * 2000)
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    # Again while the processes are being ended.
+    for seconds in (0.05, 0.1, 0.2):
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+    os.kill(os.getpid(), signal.SIGINT)
+
+if __name__ == "__main__":
+    plan = BlockPlan(Path(sys.argv[3]).read_text(), None, np.uint16, 16, 0.2, 0)
+    tokenise([Corpus(Path("x"), (), pieces)], Path(sys.argv[2]), plan, workers=2, block_size=1000)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "interrupted"])
+def test_the_processes_end_with_the_one_that_reads(tmp_path, words, how):
+    script = tmp_path / "script.py"
+    script.write_text(ENDS)
+    command = [sys.executable, str(script), how, str(tmp_path), str(words / "tokenizer.json")]
+    # The processes share the outputs, so that this returns when the last of them has ended.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert ("KeyboardInterrupt" in done.stderr) == (how == "interrupted")

@@ -97,7 +97,7 @@ def write_block(path: Path, pieces: Sequence[tuple[TextPiece, bool]], plan: Bloc
         np.array(held_out, dtype=bool),
         np.array([short, broken, size], dtype=np.int64),
     )
-    unfinished = path.with_suffix(".unfinished")
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     with unfinished.open("wb") as file:
         np.savez(file, **block._asdict())
     unfinished.replace(path)

@@ -8,10 +8,13 @@ read but not tokenised again.
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -131,22 +134,35 @@ def _check_length(first: Path, plan: BlockPlan) -> None:
 
 
 class _Team:
-    """Processes that write blocks, a little ahead of which are read."""
+    """Processes that write blocks, while a few more are read.
+
+    They end when the other end of a pipe closes: when the work fails or is interrupted, however often, and when this
+    process is killed. A block appears under its name when it is complete, so they may end anywhere.
+    """
 
     def __init__(self, workers: int, plan: BlockPlan):
         self._workers, self._plan = workers, plan
         self._ahead: deque[Future[int]] = deque()
         self._pool: ProcessPoolExecutor | None = None
+        self._pipe = ExitStack()
 
     def __enter__(self) -> "_Team":
         if self._workers > 1:
             # Fresh processes: a fork would copy the locks of threads that other libraries run.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=_prepare_worker)
+            end, ours = context.Pipe(duplex=False)
+            self._pipe.enter_context(ours)
+            self._pool = ProcessPoolExecutor(
+                self._workers, mp_context=context, initializer=_prepare_worker, initargs=(end,)
+            )
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        if kind is not None:
+            self._pipe.close()
+        with self._pipe:
             self._pool.shutdown(cancel_futures=True)
 
     def write(self, path: Path, pieces: Sequence[Judged]) -> None:
@@ -169,7 +185,14 @@ class _Team:
             ) from error
 
 
-def _prepare_worker() -> None:
+def _prepare_worker(end: Connection) -> None:
     # An interruption is for the process that waits for this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(end,), daemon=True).start()
     leave_threads()
+
+
+def _end_with(end: Connection) -> None:
+    # Nothing is ever sent: the pipe is ready when its other end is closed.
+    end.poll(None)
+    os._exit(1)
