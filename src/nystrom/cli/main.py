@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from nystrom.cli import data, finetune, models, reproduce, studies, train
+from nystrom.cli import data, finetune, models, pretrain, reproduce, studies, train
 
 
 class Command(NamedTuple):
@@ -75,8 +75,10 @@ def _overview(within: str) -> str:
 
 COMMANDS: dict[str, Command] = {
     "train": Command("train a model on a task, such as listops", train.train_model),
+    "pretrain": Command("pretrain an encoder on masked words and the order of sentences", pretrain.pretrain_model),
     "finetune": Command("fine-tune an encoder on GLUE, IMDB or labelled texts of your own", finetune.finetune_model),
     "predict": Command("classify texts with a model that was fine-tuned", finetune.predict_texts),
+    "evaluate mlm-sop": Command("measure a pretrained model on held-out documents", pretrain.evaluate_pretrained),
     "evaluate": Command("measure a trained model on a task", train.evaluate_model),
     "data prepare listops": Command("draw ListOps' expressions, or read the published ones", data.prepare_listops_data),
     "data prepare text": Command(
