@@ -12,6 +12,7 @@ from nystrom.studies.approximation.convergence import (
     MATRIX,
     NEAR,
     ORDER,
+    REGULAR,
     RESIDUAL,
     STARTS_BELOW,
     attention_rows,
@@ -130,6 +131,17 @@ def test_an_interrupted_study_goes_on_and_ends_like_one_that_was_not(tiny_settin
     assert done.figures == [f"supplement-figure-3{which}.png" for which in ("", "-convergence", "-attention")]
 
 
+def test_a_singular_matrix_does_not_start_below_1():
+    q = torch.zeros(2, 4, 16, 8, dtype=torch.float64)
+    regular = torch.randn(2, 4, 16, 8, generator=torch.Generator().manual_seed(0)).double()
+    layers = [LayerHeads("pretrained", i, (), 3 * x, 3 * x, x) for i, x in enumerate((q, regular))]
+    rows = list(convergence_rows(layers, 4, 2))
+    assert one(rows, REGULAR).value == 0.5
+    assert one(rows, STARTS_BELOW).value == 0.5
+    # The lemma's own norm is below 1 for singular matrices too.
+    assert one(rows, LEMMA_HOLDS_AT_START).value == 1
+
+
 def test_six_heads_have_a_line_each(tiny_setting, tmp_path):
     summary = run_study(check_study("supplement-figure-4", tiny_setting, tmp_path), lambda line: None)
     (table,) = summary.tables
@@ -145,7 +157,8 @@ def row_of(quantity, value, *, method="paper", sizes="", m=64, **spread):
 
 
 def convergence_of(*, near=0.6, cubed=1.0, order=3.1, starts=1.0):
-    rows = [row_of(CONDITION, 10.0, method="softmax"), row_of(STARTS_BELOW, starts, sizes="k=0")]
+    rows = [row_of(CONDITION, 10.0, method="softmax"), row_of(STARTS_BELOW, 0.5, sizes="k=0")]
+    rows += [row_of(REGULAR, starts, sizes="k=0")]
     rows += [row_of(CUBED, cubed), row_of(MATRIX, 0.5, method="exact"), row_of(RESIDUAL, 0.1, sizes="k=6")]
     rows += [row_of(ORDER, 3.2, low=order, high=3.3)] if order else []
     for k in range(25):

@@ -67,7 +67,8 @@ def draw_bands(
         [handles[name] for name in names],
         names,
         loc="outside lower center",
-        ncols=min(4, len(names)),
+        # As many in each line of the legend, up to four.
+        ncols=max(1, math.ceil(len(names) / max(1, math.ceil(len(names) / 4)))),
         title=f"lines: medians; bands: {band}",
         title_fontsize=7.5,
     )

@@ -33,6 +33,7 @@ RESIDUAL, DISTANCE = "norm of I - A Z", "distance to the pseudoinverse"
 NEAR, MATRIX = "share of heads within 0.1 of the pseudoinverse", "relative error of the attention matrix"
 CONDITION = "condition number of A"
 STARTS_BELOW, LEMMA_HOLDS_AT_START = "share of heads with |I - A Z_0| < 1", "share of heads with |A A+ - A Z_0| < 1"
+REGULAR = "share of heads whose start is below 1 but for rounding"
 CUBED, ORDER = "share of steps within the bound of Lemma 1", "observed order of convergence"
 STARTS: tuple[StartValue, ...] = ("paper", "authors", "sequence")
 NEAR_ENOUGH = 0.1
@@ -58,6 +59,8 @@ def convergence_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterab
     exact = _flat([landmark_matrix(each, m) for each in layers])
     inverse = true_inverse(exact)
     yield spread_row(CONDITION, "softmax", _condition(exact), n=n, m=m, sizes=sizes, dtype="float64", median=True)
+    regular = (_condition(exact) * m * torch.finfo(torch.float64).eps < 1).double()
+    yield spread_row(REGULAR, "paper", regular, n=n, m=m, sizes=f"{sizes} k=0", dtype="float64")
     for dtype in (torch.float64, torch.float32):
         a, name = [landmark_matrix(each, m, dtype) for each in layers], str(dtype).removeprefix("torch.")
         for z0 in STARTS:

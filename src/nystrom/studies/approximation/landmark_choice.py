@@ -147,7 +147,7 @@ def _figures_of_choice(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figur
 
 def _figures_of_numbers(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     n = next(row.n for row in rows if row.quantity == MATRIX)
-    columns = {str(m): f"{m} segment means" for m in _PICTURED}
+    columns = {str(m): f"m = {m}" for m in _PICTURED}
     panels = {
         f"{quantity}, {weights} weights": [
             row for row in _errors(rows, quantity, weights=weights) if row.method != "nystrom-columns"
@@ -156,7 +156,7 @@ def _figures_of_numbers(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figu
         for weights in WEIGHTS
     }
     return {
-        "": _draw(folder, columns, f"n = {n}, 6 iterations; error: relative, in the Frobenius norm"),
+        "": _draw(folder, columns, f"n = {n}, segment means, 6 iterations; error: relative, in the Frobenius norm"),
         "errors": draw_lines(
             panels,
             over=lambda row: row.m,

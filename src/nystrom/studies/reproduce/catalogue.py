@@ -36,6 +36,7 @@ _U = "Nyströmformer, supplement"
 _S = "Skyformer, arXiv:2111.00035"
 _ENCODER = "an encoder: nystrom[real] or --model"
 _BERT = "--model with bert-base-cased"
+_TRAINED_BERT = "--model with a trained BERT-base"
 
 CATALOGUE: dict[str, Entry] = {
     "nystromformer-table-1": Entry(
@@ -52,12 +53,14 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_N}, Fig. 2",
         home="approximation.attention_maps",
         needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
     ),
     "nystromformer-figure-3": Entry(
         shows="attention of several heads, exact above approximate",
         source=f"{_N}, Fig. 3",
         home="approximation.attention_maps",
         needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
     ),
     "nystromformer-figure-5": Entry(shows="MLM and SOP of small models over the steps", source=f"{_N}, Fig. 5"),
     "nystromformer-figure-6": Entry(shows="MLM and SOP of base models over the steps", source=f"{_N}, Fig. 6"),
@@ -67,24 +70,28 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_U}, Fig. 1",
         home="approximation.landmark_choice",
         needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
     ),
     "supplement-figure-2": Entry(
         shows="16, 64 and 256 landmarks beside the softmax matrix",
         source=f"{_U}, Fig. 2",
         home="approximation.landmark_choice",
         needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
     ),
     "supplement-figure-3": Entry(
         shows="the pseudoinverse after 2, 4 and 6 iterations, and the order of convergence",
         source=f"{_U}, Fig. 3 and Lemma 1",
         home="approximation.pseudoinverse",
         needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
     ),
     "supplement-figure-4": Entry(
         shows="the pseudoinverse of six heads after 6 iterations",
         source=f"{_U}, Fig. 4",
         home="approximation.pseudoinverse",
         needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
     ),
     "supplement-figure-5": Entry(shows="MLM and SOP with 1,024 tokens", source=f"{_U}, Fig. 5"),
     "supplement-proposition-1": Entry(
@@ -92,6 +99,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_U}, Proposition 1 and Lemma 2",
         home="approximation.error_bound",
         needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
     ),
     "skyformer-table-1": Entry(shows="accuracies in the Long Range Arena", source=f"{_S}, Table 1"),
     "skyformer-table-2": Entry(
