@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from nystrom.cli.main import main
@@ -77,6 +80,20 @@ def test_mistakes_are_named(tmp_path, texts):
             train(texts, tmp_path / "to", **options)
     with pytest.raises(ValueError, match="gone is not there"):
         train(tmp_path / "gone", tmp_path / "to")
-    with pytest.raises((ValueError, OSError), match=r"cannot be made|Not a directory|File exists"):
-        train(texts, texts / "to")
+    for to in (texts / "to", "/proc/nystrom"):
+        with pytest.raises(ValueError, match=r"cannot be made \(.*\): name a folder inside one you may write to"):
+            train(texts, to)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sizes of files are limited by POSIX")
+def test_a_full_disk_ends_in_one_line_and_leaves_nothing(tmp_path, texts):
+    # As by `ulimit -f`, in a process of its own: no file may have more than 1,000 bytes.
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"
+    code += "; from nystrom.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    words = ["tokenizer", "train", "--from", str(texts), "--to", str(tmp_path / "to"), "--no-progress"]
+    done = subprocess.run([sys.executable, "-B", "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "to cannot be written (File too large): free space, or name a folder on another disk" in line
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

@@ -12,11 +12,13 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from nystrom.tasks.language.saved_tokenizer import save_tokenizer
 from nystrom.tasks.sources.corpora import Corpus, find_corpora
 from nystrom.tasks.store.partial_folder import partial_folder, remove_leftovers
 from nystrom.tasks.store.prepared_folder import space_for
@@ -69,17 +71,18 @@ def train_tokenizer(
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise ValueError(f"{to} is there already: name a folder that does not exist yet.")
     corpora, _ = find_corpora(source, text_field=text_field, max_unpacked=max_unpacked)
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(to)
-        with partial_folder(to) as partial:
-            with space_for(to):
-                count = _train(corpora, partial, size=size, cased=cased, min_frequency=min_frequency, progress=progress)
-            partial.replace(to)
-    except PermissionError as error:
-        raise ValueError(
-            f"{to} cannot be made ({error.strerror}): name a folder inside one you may write to."
-        ) from error
+    with ExitStack() as stack:
+        try:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(to)
+            partial = stack.enter_context(partial_folder(to))
+        except OSError as error:
+            raise ValueError(
+                f"{to} cannot be made ({error.strerror}: {error.filename}): name a folder inside one you may write to."
+            ) from error
+        with space_for(to):
+            count = _train(corpora, partial, size=size, cased=cased, min_frequency=min_frequency, progress=progress)
+        partial.replace(to)
     if count < size:
         print(f"notice: the texts hold {count} tokens where {size} were asked for.", file=sys.stderr)
     return to
@@ -106,7 +109,7 @@ def _train(corpora: Sequence[Corpus], to: Path, *, size: int, cased: bool, min_f
     words.train_from_iterator(_texts(corpora, progress, "pieces"), trainer)
     vocabulary = words.get_vocab()
     tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=not cased)
-    tokenizer.save_pretrained(str(to))
+    save_tokenizer(tokenizer, to)
     return len(vocabulary)
 
 

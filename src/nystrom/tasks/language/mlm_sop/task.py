@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,12 @@ from nystrom.tasks.language.mlm_sop.blocks import BlockPlan, read_block
 from nystrom.tasks.language.mlm_sop.kept_folder import kept_folder
 from nystrom.tasks.language.mlm_sop.tokenising import cores, tokenise
 from nystrom.tasks.language.mlm_sop.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
+from nystrom.tasks.language.saved_tokenizer import save_tokenizer
 from nystrom.tasks.sources.corpora import Corpus, find_corpora
 from nystrom.tasks.store.checksums import sha256
 from nystrom.tasks.store.header import SPLITS
 from nystrom.tasks.store.prepared_folder import holds, new_folder
 from nystrom.tasks.store.token_files import write_pieces
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 TASK = "mlm-sop"
 SHORTEST = 8
@@ -103,7 +101,7 @@ def prepare_mlm_sop(
         blocks = tokenise(corpora, kept, plan, workers=workers or cores(), progress=progress)
         facts |= _assemble(partial, blocks, plan, vocabulary)
         facts["files_left_out"] = len(left_out)
-        _save(opened, partial)
+        save_tokenizer(opened, partial)
     _summarize(to, facts, left_out)
     return to
 
@@ -163,11 +161,6 @@ def _tokens(blocks: Sequence[Path], *, held_out: bool) -> Iterator[NDArray[np.un
     for path in blocks:
         tokens, lengths, is_held = read_block(path, "tokens", "lengths", "held_out")
         yield tokens[np.repeat(is_held == held_out, lengths)]
-
-
-def _save(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
-    for path in tokenizer.save_pretrained(str(folder)):
-        assert Path(path).parent == folder, f"{path} is not beside the tokens"
 
 
 def _summarize(to: Path, facts: dict[str, Any], left_out: Sequence[Path]) -> None:

@@ -90,7 +90,7 @@ def open_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except (ValueError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
-        reason = str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0].rstrip(": ")
         raise ValueError(
             f"--tokenizer is {folder}, from which no tokenizer can be read ({reason}): name a folder with a"
             " tokenizer.json, or make one with `nystrom tokenizer train`."
