@@ -112,6 +112,9 @@ COMMANDS: dict[str, Command] = {
         "time and memory of attention over the length (Table 1 of Nyströmformer)", studies.bench_efficiency
     ),
     "bench runs": Command("compare methods in several runs, with medians and spread over the runs", studies.bench_runs),
+    "bench pretraining": Command(
+        "tokens per second of pretraining beside transformers' own loop", studies.bench_pretraining
+    ),
     "bench training": Command("time and memory of a training step (Table 2 of Skyformer)", studies.bench_training),
     "report efficiency": Command(
         "table and plot of rows that were measured before", studies.report_study("efficiency")

@@ -65,6 +65,16 @@ def bench_training(words: list[str]) -> None:
     show_study(rows, Path(arguments["to"]))
 
 
+def bench_pretraining(words: list[str]) -> None:
+    """Measure pretraining beside transformers' own loop."""
+    from nystrom.studies.pretraining.speed import run_pretraining_speed
+
+    arguments = arguments_of(run_pretraining_speed, words, "bench pretraining")
+    for row in run_pretraining_speed(**arguments):
+        print(f"{row.quantity:55} {row.value:10.2f} {row.unit:3} ({row.low:.2f} to {row.high:.2f})")
+    print(f"Rows: {Path(arguments['to']) / 'pretraining.csv'}")
+
+
 def report_study(study: str) -> Callable[[list[str]], None]:
     """The command that prints and draws rows of a study."""
 

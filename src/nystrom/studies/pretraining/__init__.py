@@ -1,0 +1,1 @@
+"""Measurements of pretraining on masked words and sentence order."""
