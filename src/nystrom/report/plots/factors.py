@@ -41,9 +41,8 @@ def draw_factors(matrices: "Mapping[str, np.ndarray]", *, title: str, bar: str) 
         if sign:
             axes.set_ylabel(sign, rotation=0, fontsize=11, va="center", labelpad=8)
     figure.suptitle(title, fontsize=8)
-    where = {"location": "bottom", "aspect": 30, "shrink": 0.9, "panchor": False}
     others = [axes for axes, name in zip(panels, _PANELS, strict=True) if name in ("exact", "left")]
-    add_bar(figure, others, *weights, bar, **where)
+    add_bar(figure, others, *weights, bar, below=True)
     rest = [axes for axes, name in zip(panels, _PANELS, strict=True) if name in ("inverse", "right", "nystrom")]
-    add_bar(figure, rest, *signed, "entry of Z", **where)
+    add_bar(figure, rest, *signed, "entry of Z", below=True)
     return figure

@@ -98,9 +98,15 @@ def scale_of(matrices: Sequence["np.ndarray"], scale: Scale) -> tuple["Normalize
 
 
 def add_bar(
-    figure: "Figure", panels: Sequence["Axes"], norm: "Normalize", style: Mapping[str, Any], label: str, **where: Any
+    figure: "Figure",
+    panels: Sequence["Axes"],
+    norm: "Normalize",
+    style: Mapping[str, Any],
+    label: str,
+    *,
+    below: bool = False,
 ) -> None:
-    """Draw the scale of colours beside panels, with its meaning.
+    """Draw the scale of colours beside panels, or below them, with its meaning.
 
     Args:
         figure: The figure.
@@ -108,12 +114,15 @@ def add_bar(
         norm: The scale.
         style: The map of colours.
         label: What a colour means.
-        **where: Passed to matplotlib's `Figure.colorbar`.
+        below: Below the panels, which then stay where they are.
     """
     from matplotlib.cm import ScalarMappable
 
-    places = {"aspect": 40, "extend": "both"} | where
-    shown = figure.colorbar(ScalarMappable(norm, style["cmap"]), ax=list(panels), label=label, **places)
+    place: dict[str, Any] = {"aspect": 40}
+    if below:
+        place = {"aspect": 30, "location": "bottom", "shrink": 0.9, "panchor": False}
+    mappable = ScalarMappable(norm, style["cmap"])
+    shown = figure.colorbar(mappable, ax=list(panels), label=label, extend="both", **place)
     shown.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]
     # Without the ticks that lie beyond the scale, and those that crowd around 0.
     low, high, linear = norm.vmin or 0.0, norm.vmax or 0.0, getattr(norm, "linthresh", 0.0)
