@@ -132,7 +132,7 @@ def _verdicts_of_six(rows: Sequence[Row]) -> Sequence[Verdict]:
         Verdict(
             "Six iterations approximate the pseudoinverse of six heads.",
             near >= len(distances) / 2,
-            f"{near} of {len(distances)} heads are within {NEAR_ENOUGH} of it; relative distances "
+            f"within {NEAR_ENOUGH} of it: {near} of {len(distances)} heads; relative distances "
             f"{distances[0]:.2g} to {distances[-1]:.2g}.",
         )
     ]
