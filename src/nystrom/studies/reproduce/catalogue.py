@@ -134,7 +134,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_S}, Appendix A",
         home="stability.validation_loss",
         paper_needs="--runs with trained runs of five tasks",
-        minutes=2,
+        minutes=3,
     ),
     "skyformer-appendix-b": Entry(
         shows="singular values of the attention output of trained models",

@@ -113,7 +113,8 @@ def new_model(
         source.task,
         attention=method,
         options=options,
-        conv_kernel_size=None,
+        # Of no method, so that all have the same weights.
+        conv_kernel_size=0,
         preset=preset,
         device="cpu",
         precision="float32",
