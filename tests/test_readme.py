@@ -26,7 +26,7 @@ NOT_RUN += ("nystrom lra run --preset ", "nystrom reproduce --all")
 # What needs a GPU.
 NOT_RUN += ("pytest -m gpu", "nystrom bench efficiency --device cuda", "python tools/tune_tiles.py")
 NOT_RUN += tuple(f"nystrom data prepare {task} --from" for task in ("text", "retrieval", "image"))
-NOT_RUN += ("nystrom data prepare mlm-sop --from wiki",)
+NOT_RUN += ("nystrom data prepare mlm-sop --from wiki", "nystrom finetune", "nystrom predict")
 
 
 def blocks(page, language):

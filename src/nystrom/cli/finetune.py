@@ -26,7 +26,7 @@ def finetune_model(words: list[str]) -> None:
         optional.append((option.name, kind | None, field(default=None)))
     chosen = make_dataclass("Options", optional)
     chosen.__doc__ = method.__doc__
-    parameter = inspect.signature(finetune).parameters["options"]
+    parameter, grid = (inspect.signature(finetune).parameters[name] for name in ("options", "grid"))
     arguments = arguments_of(
         finetune,
         words,
@@ -34,6 +34,8 @@ def finetune_model(words: list[str]) -> None:
         task=positional(finetune, "task"),
         # --num-landmarks rather than --options.num-landmarks.
         options=parameter.replace(annotation=Annotated[chosen, tyro.conf.arg(name="")], default=chosen()),
+        # --search.batch-size beside --search.
+        grid=grid.replace(annotation=Annotated[grid.annotation, tyro.conf.arg(name="search")]),
     )
     given = arguments.pop("options")
     arguments["options"] = {key: value for key, value in vars(given).items() if value is not None}

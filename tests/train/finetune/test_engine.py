@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import shutil
 
 import pytest
@@ -179,3 +180,14 @@ def test_predict_says_what_is_wrong(whole, bert, films, tmp_path):
         with pytest.raises(ValueError, match=match):
             predict(**({"model": str(whole / "best"), "data": films / "test.tsv", "device": "cpu"} | changes))
     assert not list(tmp_path.iterdir())
+
+
+def test_rows_carry_the_command_of_the_run(whole, films, bert):
+    commands = {row.command for row in read_rows(whole / "rows.csv")}
+    assert len(commands) == 1
+    words = shlex.split(commands.pop())
+    assert words[:3] == ["nystrom", "finetune", "sst2"]
+    wanted = {"--model": bert.name, "--data": films.name, "--attention": "nystrom", "--num-landmarks": "4"}
+    assert {flag: words[words.index(flag) + 1] for flag in wanted} == wanted
+    assert {"--steps", "--batch-size", "--seed", "--to"} <= {*words}
+    assert "None" not in words

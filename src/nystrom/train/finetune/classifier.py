@@ -88,7 +88,7 @@ def find_start(model: str, *, attention: str | None, options: Mapping[str, Any] 
     kind = content.get("model_type")
     if kind is None:
         raise ValueError(f"model {folder} holds no config.json with a model_type: name a saved encoder.")
-    tokenizer = load_tokenizer(folder if (folder / "tokenizer_config.json").is_file() else model)
+    tokenizer = load_tokenizer(model)
     own = kind in OWN_TYPES
     if own:
         config = EncoderConfig.from_pretrained(folder, **_own_changes(content, attention, options))

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from nystrom.tasks.language.labelled.glue import NUMBER_METRICS, find_labelled, own_task
 from nystrom.tasks.language.labelled.splits import LabelKind, read_labelled
-from nystrom.train.finetune.settings import PRESET, TrainingExtent
+from nystrom.train.finetune.settings import PAPER_GRID, PRESET, Choices, SearchGrid, TrainingExtent
 from nystrom.train.hardware import Device, Precision, is_main, usable_device, usable_precision
 from nystrom.train.run.folder import RunFolder
 
 OWN = "own"
+NO_GRID = SearchGrid()
 
 
 def finetune(
@@ -43,6 +44,8 @@ def finetune(
     device: Device = "auto",
     resume: bool = False,
     threads: int | None = None,
+    search: bool = False,
+    grid: SearchGrid = NO_GRID,
 ) -> Path:
     """Fine-tune a model, choose its best checkpoint on the validation split, score that, and write its predictions.
 
@@ -76,6 +79,9 @@ def finetune(
         device: "auto" is an accelerator where there is one.
         resume: Go on with the run in the folder, from its last complete checkpoint.
         threads: Threads on the CPU; torch's choice if not given.
+        search: Train with each batch size of 8, 16, 32 and each learning rate of 2e-5, 3e-5, 4e-5, 5e-5, as the paper
+            for MRPC, and score the run that is best on validation. Needs optuna.
+        grid: Other values to search.
 
     Returns:
         The folder of the run; the best model is in its folder best, predictions are in predictions.
@@ -84,7 +90,7 @@ def finetune(
         ValueError: A name, number, file, label, model, device or precision that cannot be used.
         FloatingPointError: The loss or a weight is no longer finite.
     """
-    asked = TrainingExtent(
+    extent = TrainingExtent(
         epochs=epochs, steps=steps, batch_size=batch_size, warmup_steps=warmup_steps, evaluate_every=evaluate_every
     )
     fields = {"text_field": text_field, "label_field": label_field, "pair_field": pair_field}
@@ -107,29 +113,36 @@ def finetune(
     named |= fields | {"labels": None if labels == "auto" else labels, "val_share": val_share, "epochs": epochs}
     named |= {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
     named |= {"seed": seed, "accumulation": None if accumulation == 1 else accumulation, "warmup_steps": warmup_steps}
+    named |= {f"search.{key}": values for key, values in grid.values().items()}
+    named |= {"search": search or None}
     named |= {"evaluate_every": evaluate_every, "precision": precision, "device": device, "to": run.path}
 
-    from nystrom.train.finetune.start import finetune_model
+    from nystrom.train.finetune.start import Material, finetune_model
 
     finetune_model(
-        name,
-        chosen,
-        found,
-        ", ".join(str(path.resolve()) for path in data),
+        Material(
+            name,
+            chosen,
+            found,
+            ", ".join(str(path.resolve()) for path in data),
+            ("finetune", *([] if task is None else [task]), *_words(named)),
+        ),
+        Choices(
+            extent,
+            learning_rate=learning_rate,
+            max_length=max_length,
+            seed=seed,
+            accumulation=accumulation,
+            device=device,
+            precision=precision,
+        ),
         model=model,
         attention=attention,
         options=options,
-        asked=asked,
-        max_length=max_length,
-        learning_rate=learning_rate,
-        accumulation=accumulation,
-        seed=seed,
-        device=device,
-        precision=precision,
         run=run,
         resume=resume,
         threads=threads,
-        words=["finetune", *([] if task is None else [task]), *_words(named)],
+        grid=grid or (PAPER_GRID if search else None),
     )
     return run.path
 
@@ -140,5 +153,6 @@ def _words(named: Mapping[str, object]) -> list[str]:
     for name, value in named.items():
         if value is not None:
             words.append(f"--{name.replace('_', '-')}")
+        if value is not None and value is not True:
             words += map(str, value) if isinstance(value, tuple) else [str(value)]
     return words

@@ -6,7 +6,9 @@ gradients of norm 1 at most.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any
 
 from nystrom.checks import check_at_least, check_positive
 
@@ -166,3 +168,68 @@ def _divisor(every: int) -> int:
     wanted = max(1, every // _POINTS)
     near = max(step for step in range(1, wanted + 1) if every % step == 0)
     return near if 4 * near >= wanted else every
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a user chose of one fine-tuning, before the texts and the model say what that means.
+
+    Attributes:
+        extent: How long to train.
+        learning_rate: At the end of the warm-up.
+        max_length: Tokens of a text, or a pair; None for the preset's, or the model's positions.
+        seed: Seed.
+        accumulation: Parts of a batch.
+        device: "cpu" or "cuda".
+        precision: "float32", "bfloat16" or "float16".
+    """
+
+    extent: TrainingExtent
+    learning_rate: float
+    max_length: int | None
+    seed: int
+    accumulation: int
+    device: str
+    precision: str
+
+    def changed(self, values: Mapping[str, float]) -> "Choices":
+        """The same with other values of the names in `SearchGrid`."""
+        names = {field.name for field in fields(TrainingExtent)}
+        extent: dict[str, Any] = {name: value for name, value in values.items() if name in names}
+        if "epochs" in extent:
+            extent["steps"] = None
+        others: dict[str, Any] = {name: value for name, value in values.items() if name not in names}
+        return replace(self, extent=replace(self.extent, **extent), **others)
+
+
+@dataclass(frozen=True)
+class SearchGrid:
+    """Values to try, each with each.
+
+    Attributes:
+        batch_size: Texts per step.
+        learning_rate: At the end of the warm-up.
+        epochs: Passes over the training texts.
+        seed: Seeds.
+    """
+
+    batch_size: tuple[int, ...] = ()
+    learning_rate: tuple[float, ...] = ()
+    epochs: tuple[float, ...] = ()
+    seed: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.values())
+
+    def values(self) -> dict[str, tuple[float, ...]]:
+        """The values by name, of those that are given."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name)}
+
+    def trials(self) -> list[dict[str, float]]:
+        """Each combination."""
+        names = self.values()
+        return [dict(zip(names, values, strict=True)) for values in product(*names.values())]
+
+
+# The grid of the paper for MRPC.
+PAPER_GRID = SearchGrid(batch_size=(8, 16, 32), learning_rate=(2e-5, 3e-5, 4e-5, 5e-5))

@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from nystrom.train.finetune.classifier import Start, find_start, make_classifier
 from nystrom.train.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom.train.finetune.finish import finish
 from nystrom.train.finetune.scores import scores
-from nystrom.train.finetune.settings import PRESET, FinetuneSettings, TrainingExtent
+from nystrom.train.finetune.settings import PRESET, Choices, FinetuneSettings, SearchGrid
 from nystrom.train.hardware import is_main, processes
 from nystrom.train.results import command_line
 from nystrom.train.run.folder import RunFolder
@@ -27,25 +28,73 @@ from nystrom.train.run.run_trainer import RunTrainer, training_arguments
 from nystrom.train.run.to_the_end import train_to_the_end
 
 
-def settle(
-    task: str,
-    start: Start,
-    data: LabelledData,
-    asked: TrainingExtent,
+@dataclass(frozen=True)
+class Material:
+    """What is trained on, and where results say that it is from.
+
+    Attributes:
+        name: The task's name.
+        task: The task.
+        data: The texts.
+        folder: Where they are from.
+        words: The command of the run, behind `nystrom`.
+    """
+
+    name: str
+    task: LabelledTask
+    data: LabelledData
+    folder: str
+    words: tuple[str, ...]
+
+
+def finetune_model(
+    material: Material,
+    choices: Choices,
     *,
-    max_length: int | None,
-    learning_rate: float,
-    accumulation: int,
-    seed: int,
-    device: str,
-    precision: str,
-) -> FinetuneSettings:
-    """Everything that decides the result, checked.
+    model: str,
+    attention: str | None,
+    options: Mapping[str, Any] | None,
+    run: RunFolder,
+    resume: bool,
+    threads: int | None,
+    grid: SearchGrid | None,
+) -> None:
+    """Fine-tune a model on texts that were read; see `nystrom.train.finetune.engine.finetune`.
+
+    Args:
+        material: The texts.
+        choices: What a user chose.
+        model: The model to start from.
+        attention: Method in place of its own.
+        options: Options of the method.
+        run: The folder of the run.
+        resume: Continue the run in it.
+        threads: Threads on the CPU; None for torch's choice.
+        grid: Values to try; None for one run.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with no_file_bars():
+        start = find_start(model, attention=attention, options=options)
+        if grid is not None:
+            from nystrom.train.finetune.search import search
+
+            search(start, material, choices, grid, run.path, resume=resume)
+            return
+        settings = settle(start, material, choices)
+        with run.held(settings, resume=resume, main=is_main()):
+            run_once(start, material, settings, run, resume=resume)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def settle(start: Start, material: Material, choices: Choices) -> FinetuneSettings:
+    """Everything that decides the result of a run, checked.
 
     Raises:
         ValueError: A value that cannot be used.
     """
-    longest = start.positions
+    longest, max_length = start.positions, choices.max_length
     if max_length is None:
         max_length = PRESET.max_length if longest is None else min(PRESET.max_length, longest)
     elif longest is not None and max_length > longest:
@@ -53,90 +102,47 @@ def settle(
             f"max_length is {max_length} but model {start.folder} has {longest} positions: take fewer, or make more "
             f"with `nystrom convert {start.folder} --to OTHER --max-position-embeddings {max_length}`."
         )
-    check_backend_device(start.options.get("backend", "auto"), torch.device(device))
+    check_backend_device(start.options.get("backend", "auto"), torch.device(choices.device))
     return FinetuneSettings(
-        task=task,
+        task=material.name,
         model=start.name,
         weights=start.weights,
         attention=start.attention,
         options=start.options,
         max_length=max_length,
-        seed=seed,
-        accumulation=accumulation,
+        seed=choices.seed,
+        accumulation=choices.accumulation,
         processes=processes(),
-        learning_rate=learning_rate,
-        device=device,
-        precision=precision,
-        **asked.in_steps(len(data.splits["train"].texts)),
+        learning_rate=choices.learning_rate,
+        device=choices.device,
+        precision=choices.precision,
+        **choices.extent.in_steps(len(material.data.splits["train"].texts)),
     )
 
 
-def finetune_model(
-    name: str,
-    task: LabelledTask,
-    data: LabelledData,
-    folder: str,
-    *,
-    model: str,
-    attention: str | None,
-    options: Mapping[str, Any] | None,
-    asked: TrainingExtent,
-    max_length: int | None,
-    learning_rate: float,
-    accumulation: int,
-    seed: int,
-    device: str,
-    precision: str,
+def run_once(
+    start: Start,
+    material: Material,
+    settings: FinetuneSettings,
     run: RunFolder,
+    *,
     resume: bool,
-    threads: int | None,
-    words: list[str],
-) -> None:
-    """Fine-tune a model on texts that were read; see `nystrom.train.finetune.engine.finetune`.
+    score: bool = True,
+) -> RunTrainer:
+    """Train with these settings, in a folder that this process holds.
 
     Args:
-        name: The task's name.
-        task: The task.
-        data: The texts.
-        folder: Where they are from.
-        model: The model to start from.
-        attention: Method in place of its own.
-        options: Options of the method.
-        asked: How long to train.
-        max_length: Tokens of a text, or a pair.
-        learning_rate: At the end of the warm-up.
-        accumulation: Parts of a batch.
-        seed: Seed.
-        device: "cpu" or "cuda".
-        precision: What to compute in.
-        run: The folder of the run.
-        resume: Go on with the run in it.
-        threads: Threads on the CPU; None for torch's choice.
-        words: The command of the run, behind `nystrom`.
+        start: The model.
+        material: The texts.
+        settings: Settings of the run.
+        run: The folder.
+        resume: Continue the run in it.
+        score: Score the best checkpoint, and write its model, its predictions and its rows.
+
+    Returns:
+        The trainer, after its last step.
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
-    with no_file_bars():
-        start = find_start(model, attention=attention, options=options)
-        settings = settle(
-            name, start, data, asked, max_length=max_length, learning_rate=learning_rate, accumulation=accumulation,
-            seed=seed, device=device, precision=precision,
-        )  # fmt: skip
-        with run.held(settings, resume=resume, main=is_main()):
-            _run(settings, start, task, data, folder, run, resume=resume, words=words)
-
-
-def _run(
-    settings: FinetuneSettings,
-    start: Start,
-    task: LabelledTask,
-    data: LabelledData,
-    folder: str,
-    run: RunFolder,
-    *,
-    resume: bool,
-    words: list[str],
-) -> None:
+    data = material.data
     digest = data.fingerprint()
     run.check_data(digest)
     set_seed(settings.seed)
@@ -154,18 +160,17 @@ def _run(
         }
         run.start(
             settings,
-            data={"folder": folder, "fingerprint": digest},
+            data={"folder": material.folder, "fingerprint": digest},
             versions={"python": platform.python_version(), **versions},
         )
-    trainer = FinetuneTrainer(model, settings, task, data, splits, collate, run)
+    trainer = FinetuneTrainer(model, settings, material.task, data, splits, collate, run)
     train_to_the_end(trainer, resume=resume)
-    if is_main():
+    if score and is_main():
         finish(
-            trainer, model, start.tokenizer, data, splits, collate, task, settings, run,
-            command=command_line(words, settings.processes),
+            trainer, model, start.tokenizer, data, splits, collate, material.task, settings, run,
+            command=command_line(material.words, settings.processes),
         )  # fmt: skip
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    return trainer
 
 
 class FinetuneTrainer(RunTrainer):
