@@ -77,6 +77,13 @@ METHOD_LOOKS: dict[str, Look] = {
     "reformer": Look("#56B4E9", "P"),
     "longformer": Look("#332288", "d"),
     "bigbird": Look("#AA4499", "H"),
+    # Kernels and matrices in the place of methods, and what was not measured but derived.
+    "gaussian": Look("#882255", "X"),
+    "matern52": Look("#0072B2", "o"),
+    "matern32": Look("#56B4E9", "s", "--"),
+    "laplace": Look("#E69F00", "^", "-."),
+    "unnormalised": Look("#E69F00", "s", "--"),
+    "formula": Look(REFERENCE, "", "--"),
 }
 
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+# Of numbers along the horizontal axes of panels side by side.
+_CHARACTERS = 80
+
 
 def draw_lines(
     panels: Mapping[str, Sequence[Row]],
@@ -42,8 +45,8 @@ def draw_lines(
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     handles: dict[str, Line2D] = {}
-    for place, (title, rows) in enumerate(panels.items()):
-        axes: Axes = grid.flat[place]
+    for panel, (title, rows) in enumerate(panels.items()):
+        axes: Axes = grid.flat[panel]
         axes.set_xscale("log", base=2)
         if log_y:
             axes.set_yscale("log")
@@ -52,15 +55,19 @@ def draw_lines(
             if those:
                 handles.setdefault(method, _line(axes, method, those, over, bool(band)))
         ticks = sorted({x for row in rows if (x := over(row)) is not None})
-        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        texts = [f"{x:g}" for x in ticks]
+        # Every second one where all would touch, the last among them.
+        crowded = sum(map(len, texts)) * columns > _CHARACTERS
+        shown = [text if not crowded or (len(texts) - place) % 2 else "" for place, text in enumerate(texts)]
+        axes.set_xticks(ticks, shown)
         axes.minorticks_off()
         if log_y:
             plain_numbers(axes, "y")
         axes.grid(True)
         axes.set_title(title)
-        if place % columns == 0:
+        if panel % columns == 0:
             axes.set_ylabel(y_label)
-        if place >= len(panels) - columns:
+        if panel >= len(panels) - columns:
             axes.set_xlabel(x_label)
     figure.legend(
         handles.values(),

@@ -27,6 +27,8 @@ Claims and the rules that decide on them, on relative errors:
 - Skyformer has the smallest error of the four methods at the same number of features: in at least nine tenths of the
   cells.
 
+Where a panel has fewer than two sizes of one of the four, no rule decides.
+
 Source: Chen et al. (2021), arXiv:2111.00035, section 4.5 and Fig. 1, which prints no numbers.
 """
 

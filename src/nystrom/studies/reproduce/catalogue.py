@@ -128,6 +128,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_S}, Definition 2 and Theorem 2",
         home="approximation.statistical_dimension",
         needs=_ENCODER,
+        minutes=4,
     ),
     "skyformer-appendix-a": Entry(
         shows="validation loss over seconds and steps",
@@ -154,12 +155,14 @@ CATALOGUE: dict[str, Entry] = {
         shows="counted multiplications and stored numbers beside the formulas",
         source=f"{_N}, section 3, and the description page",
         home="approximation.complexity",
+        minutes=1,
     ),
     "low-rank": Entry(
         shows="singular values of softmax and Gaussian score matrices",
         source=f"{_N}, section 3; {_S}, sections 2 and 4",
         home="approximation.low_rank",
         needs=_ENCODER,
+        minutes=1,
     ),
     "blog": Entry(
         shows="the masked word of the Hugging Face post, its five scores",

@@ -1,0 +1,96 @@
+r"""Errors of the Nyström method with drawn columns, on the kernel matrix of one head: many draws of each size.
+
+$C = \kappa(Q, K)$ is n x n, $\bar C$ its completion of 2n x 2n (Skyformer, eq. 4), $\tilde C$ the approximation of
+$\bar C$ from d columns (eq. 5), all in float64. Of each draw are kept
+
+- the error of the block, $\|C - \tilde C_{QK}\|$ (eq. 6), which is what attention has,
+- the error of the whole, the largest eigenvalue of $\bar C - \tilde C$,
+- the smallest eigenvalue of $\bar C - \tilde C$, which rounding alone makes negative.
+
+The number of draws that is needed for an error is where the error that a share $\delta$ of the draws exceed meets it,
+between two measured sizes on logarithmic axes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.linalg import Draws, nystrom_psd, spectral_norm
+
+# Draws that are computed at a time: some 100 MB at n = 256.
+_AT_A_TIME = 20
+
+
+class DrawErrors(NamedTuple):
+    """Errors over draws of one size.
+
+    Attributes:
+        block: Spectral norm of the error of C.
+        whole: Largest eigenvalue of the error of its completion; NaN where it was not asked for.
+        least: Smallest eigenvalue of that error.
+    """
+
+    block: Float[Tensor, " draws"]
+    whole: Float[Tensor, " draws"]
+    least: Float[Tensor, " draws"]
+
+
+def measure_draws(
+    completion: Float[Tensor, "all all"],
+    draw: Callable[[torch.Generator], Draws],
+    *,
+    draws: int,
+    seed: int,
+    eigenvalues: bool = True,
+) -> DrawErrors:
+    """Approximate a completion from many draws of columns.
+
+    Args:
+        completion: The kernel matrix of queries and as many keys.
+        draw: Draws columns.
+        draws: How many times.
+        seed: Of the first draw; the others follow it.
+        eigenvalues: Whether the error of the whole is measured too, which takes most of the time.
+    """
+    n = completion.shape[-1] // 2
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for begin in range(0, draws, _AT_A_TIME):
+        count = min(_AT_A_TIME, draws - begin)
+        indices = torch.stack([draw(generator).indices for _ in range(count)])
+        error = completion - nystrom_psd(completion.expand(count, -1, -1), indices)
+        block = spectral_norm(error[:, :n, n:])
+        values = torch.linalg.eigvalsh(error) if eigenvalues else torch.full_like(error[:, 0], math.nan)
+        parts.append(DrawErrors(block, values[:, -1], values[:, 0]))
+    return DrawErrors(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+
+def rounding(completion: Float[Tensor, "all all"]) -> float:
+    """How far below 0 rounding may put the eigenvalues of a difference of two matrices of this size."""
+    norm = torch.linalg.matrix_norm(completion, ord=2).item()
+    return 2 * len(completion) * torch.finfo(completion.dtype).eps * norm
+
+
+def needed_draws(sizes: Sequence[int], errors: Sequence[Tensor], limit: float, delta: float) -> float | None:
+    """The size at which a share delta of the draws has an error above a limit; None where no measured size is enough.
+
+    Args:
+        sizes: Numbers of draws, rising.
+        errors: Errors of each draw, for each size.
+        limit: The error.
+        delta: The share.
+    """
+    exceeded = [values.quantile(1 - delta).item() for values in errors]
+    if exceeded[0] <= limit:
+        return float(sizes[0])
+    for place in range(1, len(sizes)):
+        if exceeded[place] <= limit:
+            # An error of 0, or of rounding, has no logarithm to speak of.
+            low, high = (math.log(max(exceeded[i], 1e-300)) for i in (place, place - 1))
+            part = (high - math.log(limit)) / (high - low)
+            return sizes[place - 1] * (sizes[place] / sizes[place - 1]) ** part
+    return None
