@@ -1,7 +1,8 @@
 """Tasks of the Long Range Arena for short trainings: their samples, and models and batches that all methods share.
 
 ListOps and Pathfinder are drawn; the other tasks come from folders that `nystrom data prepare` made. A model has the
-settings of the preset "skyformer". With the same seed all methods have the same start weights and the same batches.
+settings of the preset "skyformer", unless another is named. With the same seed all methods have the same start weights
+and the same batches.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +54,8 @@ class ArenaTask:
         folder, task = self.folder, find_task(self.task)
         if folder is None:
             sizes = self.sizes
-            folder = study / "data" / f"{self.task}-{sizes.train}-{sizes.val}-{sizes.test}-{sizes.max_length}"
+            numbers = (sizes.train, sizes.val, sizes.test, sizes.min_length, sizes.max_length)
+            folder = study / "data" / "-".join((self.task, *map(str, numbers)))
             if not folder.exists():
                 assert task.prepare is not None, "find_sources leaves out what cannot be drawn"
                 task.prepare(folder, sizes)

@@ -15,7 +15,6 @@ Seconds are those of the machine; runs that shared it with others decide nothing
 Source: Chen et al. (2021), arXiv:2111.00035, Appendix A, which prints no numbers.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -32,6 +31,7 @@ from nystrom.studies.stability.arena import ArenaTask, new_model
 from nystrom.studies.stability.loop import train_plainly, validation_batches
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.presets.sizes import DataSizes
+from nystrom.train.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,7 +79,7 @@ def _find_curves(runs: Path, *, paper: bool) -> dict[str, tuple[str, str, int]]:
     """Task, method and seed of the runs of these methods that were evaluated."""
     found = {}
     for file in sorted(runs.glob("*/run.json")):
-        settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
+        settings = RunFolder(file.parent).read()["settings"]
         if settings["attention"] not in METHODS or (paper and settings["preset"] != "skyformer"):
             continue
         curves = file.with_name("curves.csv")
