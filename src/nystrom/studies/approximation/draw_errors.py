@@ -21,8 +21,8 @@ from torch import Tensor
 
 from nystrom.linalg import Draws, nystrom_psd, spectral_norm
 
-# Draws that are computed at a time: some 100 MB at n = 256.
-_AT_A_TIME = 20
+# Entries of the matrices that are computed at a time: 40 MB, of which a draw needs a few times as much.
+_ENTRIES = 5_000_000
 
 
 class DrawErrors(NamedTuple):
@@ -59,8 +59,9 @@ def measure_draws(
     n = completion.shape[-1] // 2
     generator = torch.Generator().manual_seed(seed)
     parts = []
-    for begin in range(0, draws, _AT_A_TIME):
-        count = min(_AT_A_TIME, draws - begin)
+    most = max(1, _ENTRIES // completion.numel())
+    for begin in range(0, draws, most):
+        count = min(most, draws - begin)
         indices = torch.stack([draw(generator).indices for _ in range(count)])
         error = completion - nystrom_psd(completion.expand(count, -1, -1), indices)
         block = spectral_norm(error[:, :n, n:])
