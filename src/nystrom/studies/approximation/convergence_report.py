@@ -69,7 +69,7 @@ def convergence_tables(rows: Sequence[Row]) -> Sequence[Table]:
             lemmas,
         ),
         Table(
-            "heads that start below 1 as computed: |I - A Z|, and |A A+ - A Z| of Lemma 1",
+            "heads whose start is below 1 as computed: its residual, the norm of Lemma 1",
             ["weights", "m", "z0", "|I-AZ|", "float32", "Lemma 1", "float32"],
             starts,
             left=3,
