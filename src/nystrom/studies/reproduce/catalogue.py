@@ -121,7 +121,7 @@ CATALOGUE: dict[str, Entry] = {
         shows="learning rates, seeds and gradient norms: which methods diverge",
         source=f"{_S}, Fig. 2 and section 5",
         home="stability.learning_rates",
-        minutes=4,
+        minutes=5,
     ),
     "skyformer-theorem-2": Entry(
         shows="error of independent draws beside the statistical dimension",
