@@ -27,12 +27,13 @@ def test_each_loop_is_measured_in_each_round(data, tmp_path):
         data=data, to=tmp_path, length=16, batch_size=2, steps=2, rounds=3, device="cpu", **SMALL
     )
     assert rows == read_rows(tmp_path / "pretraining.csv")
-    speeds, ratios = rows[:3], rows[3:]
-    assert [row.quantity for row in speeds] == [
-        f"tokens per second of {name}" for name in ("nystrom pretrain", "run_mlm, same encoder", "run_mlm, BERT")
+    loops = ("nystrom pretrain", "run_mlm, same encoder", "run_mlm, BERT")
+    wanted = [*loops, *(f"{loops[0]} / {other}" for other in loops[1:])]
+    assert [row.quantity for row in rows] == [
+        f"tokens per {second} of {what}" for second in ("second", "CPU second") for what in wanted
     ]
     assert all(row.repeats == 3 and 0 < row.low <= row.value <= row.high for row in rows)
-    assert [row.unit for row in ratios] == ["", ""]
+    assert [row.unit for row in rows] == 2 * [*["1/s"] * 3, "", ""]
 
 
 def test_too_few_tokens_for_the_steps_are_named(data, tmp_path):

@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     DataCollatorForLanguageModeling,
+    PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -95,7 +96,7 @@ def measure_loops(
     if threads is not None:
         torch.set_num_threads(threads)
     loops = _loops(data, settings, base, config, train)
-    speeds: dict[str, list[float]] = {name: [] for name in loops}
+    speeds: dict[str, list[_Speed]] = {name: [] for name in loops}
     names = list(loops)
     with tqdm(total=rounds * len(loops), desc="rounds", leave=False, disable=None) as bar:
         for number in range(rounds):
@@ -159,12 +160,14 @@ def _loops(
                 disable_tqdm=True,
                 report_to=[],
             )
-            return Trainer(
+            trainer = Trainer(
                 model=model,
                 args=arguments,
                 data_collator=collate,
                 train_dataset=blocks,  # pyright: ignore[reportArgumentType] (a list is a dataset)
             )
+            trainer.remove_callback(PrinterCallback)
+            return trainer
 
         return make
 
@@ -191,8 +194,15 @@ def _blocks(data: Path, vocabulary: Vocabulary, settings: PretrainingSettings) -
     ]
 
 
-def _speed(trainer: Trainer, steps: int) -> float:
-    """Tokens per second of the steps after the first."""
+class _Speed(NamedTuple):
+    """Tokens per second, and per second of all cores of the processor."""
+
+    wall: float
+    processor: float
+
+
+def _speed(trainer: Trainer, steps: int) -> _Speed:
+    """The speed of the steps after the first."""
     counted: list[int] = []
 
     def count(model: nn.Module, given: Any, inputs: dict[str, Any]) -> None:
@@ -207,29 +217,34 @@ def _speed(trainer: Trainer, steps: int) -> float:
     finally:
         hook.remove()
     assert len(counted) == len(clock.ends) == steps + 1
-    return sum(counted[1:]) / (clock.ends[-1] - clock.ends[0])
+    (started, cpu_started), (ended, cpu_ended) = clock.ends[0], clock.ends[-1]
+    tokens = sum(counted[1:])
+    return _Speed(tokens / (ended - started), tokens / (cpu_ended - cpu_started))
 
 
 class _Clock(TrainerCallback):
-    """When each step ended."""
+    """When each step ended, by the clock and by the processor's."""
 
     def __init__(self):
-        self.ends: list[float] = []
+        self.ends: list[tuple[float, float]] = []
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.device.type == "cuda":
             torch.cuda.synchronize()
-        self.ends.append(time.perf_counter())
+        self.ends.append((time.perf_counter(), time.process_time()))
 
 
-def _rows(config: EncoderConfig, settings: PretrainingSettings, speeds: Mapping[str, list[float]]) -> list[Row]:
+def _rows(config: EncoderConfig, settings: PretrainingSettings, speeds: Mapping[str, list[_Speed]]) -> list[Row]:
     place = Place(device=settings.device, precision=settings.precision, seed=settings.seed)
-    measured: dict[str, tuple[list[float], str]] = {
-        f"tokens per second of {name}": (found, "1/s") for name, found in speeds.items()
-    }
-    for name in (SAME, BERT):
-        ratios = [ours / theirs for ours, theirs in zip(speeds[OURS], speeds[name], strict=True)]
-        measured[f"speed of {OURS} / {name}"] = (ratios, "")
+    measured: dict[str, tuple[list[float], str]] = {}
+    for place_of_clock, second in enumerate(("second", "CPU second")):
+        if settings.device != "cpu" and second == "CPU second":
+            continue
+        found = {name: [speed[place_of_clock] for speed in of_rounds] for name, of_rounds in speeds.items()}
+        measured |= {f"tokens per {second} of {name}": (values, "1/s") for name, values in found.items()}
+        for name in (SAME, BERT):
+            ratios = [ours / theirs for ours, theirs in zip(found[OURS], found[name], strict=True)]
+            measured[f"tokens per {second} of {OURS} / {name}"] = (ratios, "")
     inner = f"ffn={config.intermediate_size} vocabulary={config.vocab_size}"
     rows = []
     for quantity, (values, unit) in measured.items():

@@ -10,7 +10,8 @@ Three are compared, all at the same batch, length, encoder size and optimizer, o
 
 Each takes some steps in each round, in an order that changes from round to round, so that what slows the machine down
 slows all. A step is everything between the ends of two steps: loading, forward, backward, clipping, the optimizer, the
-schedule; evaluations and checkpoints are left out. Padding is not counted among the tokens.
+schedule; evaluations and checkpoints are left out. Padding is not counted among the tokens. On a CPU the tokens per
+second of processor time are given as well, which other programs disturb less; with one thread the two are comparable.
 """
 
 from pathlib import Path
@@ -60,8 +61,8 @@ def run_pretraining_speed(
         threads: Threads on the CPU; torch's choice if not given.
 
     Returns:
-        Rows of the tokens per second of each, and of the ratios of the first to the others: medians over rounds, spread
-        by their quartiles.
+        Rows of the tokens per second of each, and of the ratios of the first to the others, the same per second of
+        processor time on a CPU: medians over rounds, spread by their quartiles.
 
     Raises:
         ValueError: A name, number, folder, device or precision that cannot be used.

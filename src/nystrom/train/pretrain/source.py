@@ -7,11 +7,13 @@ have starts at zero, more positions repeat its table, and heads that it does not
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from nystrom.integrations.bert_names import FAMILIES, read_config
 from nystrom.integrations.convert import convert
@@ -126,8 +128,8 @@ def encoder_config(settings: PretrainingSettings, base: Mapping[str, Any], vocab
     )
 
 
-def start_model(settings: PretrainingSettings, source: StartModel) -> EncoderForPreTraining:
-    """The model of a run, with the weights of the model that it starts from.
+def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[EncoderForPreTraining, list[str]]:
+    """The model of a run, with the weights of the model that it starts from, and the heads that are new.
 
     Raises:
         ValueError: Weights that do not fit, or a BERT that computes what the encoder cannot.
@@ -137,7 +139,10 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> EncoderFor
         if source.attention is None:
             folder = Path(place) / "converted"
             convert(source.folder, folder, conv_kernel_size=None)
-        before = EncoderForPreTraining.from_pretrained(folder, segment_means_seq_len=None)
+        with _no_load_report():
+            before, loaded = EncoderForPreTraining.from_pretrained(
+                folder, segment_means_seq_len=None, output_loading_info=True
+            )
     config = EncoderConfig.from_dict(before.config.to_dict() | _of_run(settings))
     tensors = before.state_dict()
     table = tensors[_POSITIONS]
@@ -156,12 +161,15 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> EncoderFor
     unfit = [name for name in report.missing_keys if not any(part in name for part in _REPLACED)]
     assert not unfit, f"{unfit[0]} has no start"
     assert not report.unexpected_keys, f"{report.unexpected_keys[0]} has no place"
-    return model
+    heads = {"cls": "masked words", "sop": "the order of sentences"}
+    return model, [
+        what for head, what in heads.items() if any(name.startswith(head) for name in loaded["missing_keys"])
+    ]
 
 
-def describe(source: StartModel, settings: PretrainingSettings) -> str:
-    """What is kept and what is new, in one line."""
-    changes = []
+def describe(source: StartModel, settings: PretrainingSettings, new_heads: Sequence[str]) -> str:
+    """What is new, in one line; all else is kept."""
+    changes = [f"a new head for {head}" for head in new_heads]
     before = "exact" if source.attention is None else source.attention
     if source.attention != settings.attention:
         changes.append(f"{before} attention becomes {settings.attention}")
@@ -171,6 +179,17 @@ def describe(source: StartModel, settings: PretrainingSettings) -> str:
     if source.positions != settings.positions:
         changes.append(f"positions {source.positions} -> {settings.positions}, its table repeated")
     return f"starting from {source.folder}{': ' if changes else ''}{'; '.join(changes)}"
+
+
+@contextmanager
+def _no_load_report() -> Iterator[None]:
+    """Silence what transformers says of new heads; `EncoderPreTrainedModel` checks that all else is there."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _of_run(settings: PretrainingSettings) -> dict[str, Any]:

@@ -120,13 +120,16 @@ def pretrain_model(
         arguments = training_arguments(settings, base, run, reports=reports, clip_norm=base.clip_norm, workers=workers)
         set_seed(seed)
         with no_file_bars():
-            network = EncoderForPreTraining(config) if source is None else start_model(settings, source)
+            if source is None:
+                network, new_heads = EncoderForPreTraining(config), []
+            else:
+                network, new_heads = start_model(settings, source)
             if is_main():
                 run.start(
                     settings, data={"folder": str(data.resolve()), "fingerprint": fingerprint}, versions=_versions()
                 )
                 if source is not None:
-                    print(f"{describe(source, settings)}.", flush=True)
+                    print(f"{describe(source, settings, new_heads)}.", flush=True)
                 print(_summary(network, settings, train, held_out), flush=True)
             # What the model was made of must not decide what is drawn in training.
             set_seed(seed)
