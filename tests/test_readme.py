@@ -27,6 +27,11 @@ NOT_RUN += ("nystrom lra run --preset ", "nystrom reproduce --all")
 NOT_RUN += ("pytest -m gpu", "nystrom bench efficiency --device cuda", "python tools/tune_tiles.py")
 NOT_RUN += tuple(f"nystrom data prepare {task} --from" for task in ("text", "retrieval", "image"))
 NOT_RUN += ("nystrom data prepare mlm-sop --from wiki", "nystrom finetune", "nystrom predict")
+NOT_RUN += (
+    "nystrom pretrain --preset bert",
+    "nystrom pretrain --preset longer",
+    "nystrom evaluate mlm-sop --model runs/base",
+)
 
 
 def blocks(page, language):
