@@ -112,6 +112,17 @@ def test_the_package_itself_is_read(tmp_path):
     assert texts(tmp_path / "saved") == ["one", "two"]
 
 
+def test_rows_of_parquet_are_documents(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    parquet.write_table(pyarrow.table({"content": ["one", "two"], "label": [1, 2]}), tmp_path / "a.parquet")
+    (tmp_path / "b.txt").write_text("three")
+    assert texts(tmp_path) == ["one", "two", "three"]
+    with pytest.raises(ValueError, match="there is no 'words' among the fields 'content', 'label'"):
+        find_corpora([tmp_path], text_field="words")
+
+
 def test_a_saved_data_set_without_the_package_says_the_way_out(tmp_path, monkeypatch):
     (tmp_path / "state.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "datasets", None)

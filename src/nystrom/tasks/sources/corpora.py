@@ -2,6 +2,7 @@
 
     .txt .text .raw .tokens .md     plain text or WikiText, as `documents` says
     .csv .tsv .jsonl .ndjson .json  a row is a document
+    .parquet                        the same, where pyarrow is installed
     aclImdb, aclImdb_v1.tar.gz      a review is a document; those without classes too
     folders of save_to_disk         a row is a document, of every split; rows that are lines of WikiText make articles
 
@@ -9,8 +10,7 @@ Files may be compressed. In a folder, and the folders in it, files of these name
 a file that is named itself is plain text if its name says nothing else.
 """
 
-import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -18,9 +18,11 @@ from typing import Any
 
 from nystrom.tasks.sources.acl_imdb import ARCHIVES, archive_source, folder_source, is_acl_imdb
 from nystrom.tasks.sources.documents import TITLE, TextPiece, pieces_of_lines, pieces_of_text, read_documents
+from nystrom.tasks.sources.parquet import SUFFIX as PARQUET
+from nystrom.tasks.sources.parquet import parquet_fields
 from nystrom.tasks.sources.row_files import Wanted, as_bytes, find_names, is_row_file, plain_name, read_fields
 from nystrom.tasks.sources.source import Source
-from nystrom.tasks.sources.split_files import AT_ONCE, endings, is_saved_dataset
+from nystrom.tasks.sources.split_files import AT_ONCE, endings, is_saved_dataset, load_saved
 
 TEXT_FILES = (".txt", ".text", ".raw", ".tokens", ".md")
 TEXT_FIELDS = ("text", "content", "sentence", "review")
@@ -115,7 +117,7 @@ class _Reader:
             if path.is_dir():
                 if not path.is_symlink():
                     self._find_in(path)
-            elif path.name.lower().endswith(ARCHIVES) or is_row_file(path) or is_text_file(path):
+            elif path.name.lower().endswith((*ARCHIVES, PARQUET)) or is_row_file(path) or is_text_file(path):
                 self._add_file(path)
             else:
                 self.left_out.append(path)
@@ -125,8 +127,14 @@ class _Reader:
         if path.name.lower().endswith(ARCHIVES):
             source = archive_source(path, max_unpacked=limit, unlabelled=True)
             self._add(path, [path], lambda progress: _texts(source, progress))
+        elif path.name.lower().endswith(PARQUET):
+            self._add(path, [path], lambda progress: _row_pieces(parquet_fields(path, self._wanted)))
         elif is_row_file(path):
-            self._add(path, [path], lambda progress: _rows(path, self._wanted, limit, progress))
+            self._add(
+                path,
+                [path],
+                lambda progress: _row_pieces(read_fields(path, self._wanted, max_unpacked=limit, progress=progress)),
+            )
         else:
             self._add(path, [path], lambda progress: read_documents(path, max_unpacked=limit, progress=progress))
 
@@ -144,24 +152,14 @@ def _texts(source: Source, progress: bool) -> Iterator[TextPiece]:
         yield from pieces_of_text(row.texts[0])
 
 
-def _rows(path: Path, wanted: Wanted, max_unpacked: float | None, progress: bool) -> Iterator[TextPiece]:
-    for _, (text,) in read_fields(path, wanted, max_unpacked=max_unpacked, progress=progress):
+def _row_pieces(rows: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[TextPiece]:
+    for _, (text,) in rows:
         yield from pieces_of_text(text)
 
 
 def _saved_parts(folder: Path, wanted: Wanted) -> list[tuple[str, Any, str]]:
     """Open a folder that `save_to_disk` wrote: of each split its place, its rows and the field of the texts."""
-    try:
-        library: Any = importlib.import_module("datasets")
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{folder} was saved by Hugging Face datasets, which is not installed: pip install datasets, or save each"
-            " split with its to_json as a .jsonl file and name their folder."
-        ) from error
-    try:
-        loaded = library.load_from_disk(str(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{folder} cannot be read by datasets ({error}): save it again.") from error
+    loaded = load_saved(folder)
     parts = []
     for name, part in (loaded if hasattr(loaded, "keys") else {"rows": loaded}).items():
         try:
@@ -199,4 +197,4 @@ def _saved_texts(place: str, part: Any, field: str) -> Iterator[bytes]:
 
 
 def _endings() -> list[str]:
-    return [*TEXT_FILES, f"{endings()}"]
+    return [*TEXT_FILES, PARQUET, endings()]

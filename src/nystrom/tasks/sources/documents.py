@@ -28,7 +28,7 @@ class TextPiece(NamedTuple):
     Attributes:
         text: Its bytes, which should be UTF-8.
         begins: Whether a document begins with it; otherwise it goes on with that of the piece before.
-        wikitext: Whether <unk> in it stands for an unknown word.
+        wikitext: Whether <unk> in it means an unknown word.
     """
 
     text: bytes

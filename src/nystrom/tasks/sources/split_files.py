@@ -126,8 +126,8 @@ def is_saved_dataset(folder: Path) -> bool:
     return any((folder / name).is_file() for name in SAVED)
 
 
-def saved_source(folder: Path, wanted: Wanted, *, progress: bool = False) -> Source:
-    """Make a source of a folder that `save_to_disk` wrote; splits of other names, such as unsupervised, are left out.
+def load_saved(folder: Path) -> Any:
+    """Open a folder that `save_to_disk` wrote: its rows, or the rows of each split.
 
     Raises:
         ValueError: The package datasets is not installed, or cannot read the folder.
@@ -140,9 +140,18 @@ def saved_source(folder: Path, wanted: Wanted, *, progress: bool = False) -> Sou
             " split with its to_json as train.jsonl, val.jsonl and test.jsonl and name their folder."
         ) from error
     try:
-        loaded = library.load_from_disk(str(folder))
+        return library.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{folder} cannot be read by datasets ({error}): save it again.") from error
+
+
+def saved_source(folder: Path, wanted: Wanted, *, progress: bool = False) -> Source:
+    """Make a source of a folder that `save_to_disk` wrote; splits of other names, such as unsupervised, are left out.
+
+    Raises:
+        ValueError: The package datasets is not installed, or cannot read the folder.
+    """
+    loaded = load_saved(folder)
     parts = dict(loaded) if hasattr(loaded, "keys") else {"train": loaded}
     known: dict[str, str] = {}
     for name in parts:

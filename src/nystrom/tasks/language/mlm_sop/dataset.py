@@ -9,9 +9,9 @@ $\lceil L / r \rceil$: every token is in one of them, and where they meet is dra
 instances is short: a random stretch of 2 to r tokens. The first segment ends at the end of a sentence, if there is one
 inside the instance, and anywhere otherwise. Nothing needs to be truncated, since instances are cut to fit.
 
-What an instance holds is a function of the seed, the epoch and its number alone, whatever the number of workers or
-processes and whatever was asked for before. Instance i of epoch e has the number e * len(data) + i, so a sampler alone
-says what an epoch is, and a run that goes on finds the instances that an unbroken one has.
+What an instance holds is a function of the seed, the epoch and its number alone; neither the number of workers and
+processes nor the order of requests changes it. Instance i of epoch e has the number e * len(data) + i, so a sampler
+alone says what an epoch is, and a run that goes on finds the instances that an unbroken one has.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, section 5.1; Devlin et al. (2019); Lan et al. (2019). Departs from the
 authors' code, which gathers whole sentences up to the length, truncates what is too long at random ends, and takes

@@ -1,7 +1,7 @@
 """Documents for masked words and sentence order: raw texts as tokens, split by document.
 
 A prepared folder is one of `store`: its samples are documents, without a label of their own. A fifth of them is held
-out as val, as in the paper; test is empty. The files of the tokenizer lie beside the tokens, so that the folder is also
+out as val, as in the paper; test is empty. The files of the tokenizer are beside the tokens, so that the folder is also
 one that AutoTokenizer loads, and the header says which tokens are special.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, section 5.1.
@@ -53,8 +53,8 @@ def prepare_mlm_sop(
 
     Args:
         source: Files or folders: plain text, where a blank line ends a document; WikiText; aclImdb or its archive;
-            .csv, .tsv and .jsonl files, where a row is a document; folders saved by Hugging Face datasets. Files may be
-            compressed (.gz, .xz, .bz2, .zst).
+            .csv, .tsv, .jsonl and .parquet files, where a row is a document; folders saved by Hugging Face datasets.
+            Files may be compressed (.gz, .xz, .bz2, .zst).
         to: Folder to make. If it already holds this data set it is used as it is.
         tokenizer: Folder of a tokenizer with the tokens [CLS], [SEP], [MASK] and [PAD], such as that of a BERT.
         length: Tokens of an instance, at most, where training does not say otherwise.

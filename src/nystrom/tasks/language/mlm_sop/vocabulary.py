@@ -1,7 +1,7 @@
 """The tokenizer of prepared documents: which of its tokens are special, which are words, which end a sentence.
 
 It is a fast tokenizer of Hugging Face, that is one with a `tokenizer.json`, or files that become one. It must have the
-tokens that an instance is made of: [CLS], [SEP], [MASK] and [PAD], under whatever names.
+tokens that an instance is made of: [CLS], [SEP], [MASK] and [PAD], under any names.
 """
 
 from collections.abc import Mapping
