@@ -191,3 +191,19 @@ def test_rows_carry_the_command_of_the_run(whole, films, bert):
     assert {flag: words[words.index(flag) + 1] for flag in wanted} == wanted
     assert {"--steps", "--batch-size", "--seed", "--to"} <= {*words}
     assert "None" not in words
+
+
+def test_a_submission_is_written_for_the_test_split_as_it_came_alone(tuned, films, tmp_path):
+    dev = tmp_path / "dev only"
+    dev.mkdir()
+    for name in ("dev", "test"):
+        shutil.copy(films / f"{name}.tsv", dev / f"{name}.tsv")
+    run = tuned(tmp_path / "run", data=(dev,), steps=2, evaluate_every=2)
+    # 16 rows for training, two each for validation and a test with labels; the ten of test.tsv have none.
+    assert [len(table(run / "predictions" / f"{name}.tsv")) for name in ("validation", "test", "submission")] == [
+        2,
+        2,
+        10,
+    ]
+    assert len(table(run / "predictions" / "SST-2.tsv")) == 10
+    assert all("splits=own" in row.sizes for row in read_rows(run / "rows.csv"))

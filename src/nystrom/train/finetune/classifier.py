@@ -31,24 +31,25 @@ from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights, find_folder
 from nystrom.models.files.published import PUBLISHED_TYPE
 from nystrom.models.files.tokenizer import load_tokenizer
+from nystrom.train.finetune.settings import model_name
 
 EXACT = "softmax"
 OWN_TYPES = (EncoderConfig.model_type, PUBLISHED_TYPE)
 _DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
-# A vocabulary may be filled up to a round number; a tokenizer with fewer tokens than this share is another's.
+# A vocabulary may be padded to a round number; a tokenizer with a smaller share of it belongs to another model.
 _KNOWN = 0.9
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a fine-tuning starts from, looked at before anything is trained.
+    """The starting point of a fine-tuning, checked before anything is trained.
 
     Attributes:
         folder: The folder of the model.
-        name: What rows call it.
+        name: Its name in rows.
         weights: Checksum of its weights.
-        config: Its configuration, with the attention that was asked for where it is of this library.
-        own: Whether it is of this library.
+        config: Its configuration; in a model of this library with the attention that was asked for.
+        own: Whether it is a model of this library.
         attention: Method.
         options: Its options.
         tokenizer: Its tokenizer.
@@ -72,7 +73,7 @@ class Start:
 
 
 def find_start(model: str, *, attention: str | None, options: Mapping[str, Any] | None) -> Start:
-    """Look at a model, its tokenizer and its attention.
+    """Read the configuration and the tokenizer of a model, and check them.
 
     Args:
         model: A folder, or OWNER/NAME of the Hugging Face Hub.
@@ -107,7 +108,7 @@ def find_start(model: str, *, attention: str | None, options: Mapping[str, Any] 
     check_vocabulary(folder, tokenizer, config.vocab_size)
     return Start(
         folder=folder,
-        name=_name(Path(model)),
+        name=model_name(model),
         weights=_checksum(folder),
         config=config,
         own=own,
@@ -119,10 +120,10 @@ def find_start(model: str, *, attention: str | None, options: Mapping[str, Any] 
 
 
 def make_classifier(start: Start, *, classes: Sequence[str] | None, task: str, pairs: bool) -> PreTrainedModel:
-    """Make the model that is trained; its head is new where the folder has none that fits.
+    """Make the model to train; its head is new if the folder has none that fits.
 
     Args:
-        start: What `find_start` gave.
+        start: From `find_start`.
         classes: Names of the classes; None for numbers.
         task: The task; the configuration keeps it.
         pairs: Whether it classifies pairs of texts; the configuration keeps that too.
@@ -147,7 +148,7 @@ def make_classifier(start: Start, *, classes: Sequence[str] | None, task: str, p
     load: Any = EncoderForSequenceClassification.from_pretrained
     if not start.own:
         load = partial(AutoModelForSequenceClassification.from_pretrained, trust_remote_code=False)
-    # transformers would log a table of the weights that are new; the check below says what matters.
+    # transformers would log a table of the new weights; the check below reports what is wrong.
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -156,17 +157,12 @@ def make_classifier(start: Start, *, classes: Sequence[str] | None, task: str, p
         logging.set_verbosity(before)
     _check_encoder(model, report, start.folder)
     if not start.own:
-        # Their loss is a mean over the batch, which the Trainer would otherwise multiply by parts and processes.
+        # Their loss is a mean over the batch; the Trainer would otherwise multiply it by parts and processes.
         model.accepts_loss_kwargs = False
         if start.attention != EXACT:
             set_attention(model, start.attention, start.options)
             check_attention(model.eval(), {"input_ids": torch.zeros(1, 2, dtype=torch.long)})
     return model
-
-
-def _name(model: Path) -> str:
-    """What rows call a model: the name of its folder, with the one around it where that alone says something."""
-    return "/".join(model.parts[-2:]) if model.name in ("best", "model") else model.name
 
 
 def _own_changes(
@@ -194,7 +190,7 @@ def _their_config(folder: Path, kind: str) -> Any:
 
 
 def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, known: int) -> None:
-    """Check that a tokenizer belongs to a model with so many tokens.
+    """Check that a tokenizer belongs to a model whose vocabulary has `known` tokens.
 
     Raises:
         ValueError: It does not.

@@ -62,7 +62,7 @@ class EncodedSplit:
         return sample
 
     def longer_than(self, tokens: int) -> float:
-        """The share of texts with more tokens than so many."""
+        """The share of texts with more than `tokens` tokens."""
         return float(np.mean(self.lengths > tokens))
 
 
@@ -87,13 +87,13 @@ def encode(
 
 
 def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that pads; any will do where the tokenizer has none, since the mask hides it."""
+    """The token that pads; any token if the tokenizer has none, since the mask hides it."""
     token = tokenizer.pad_token_id
     return token if isinstance(token, int) else 0
 
 
 def collator(pad_token_id: int) -> Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]:
-    """What makes a batch of samples: padded at their end, to the longest of them."""
+    """A function that makes a batch of samples, padded at their end to the longest of them."""
 
     def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         lengths = torch.tensor([len(sample["input_ids"]) for sample in samples])

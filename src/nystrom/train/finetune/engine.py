@@ -1,7 +1,7 @@
 """Fine-tune an encoder on a task of GLUE, on IMDB, or on labelled texts of a user.
 
-What is wrong with names, numbers, files and labels is found here, before torch is imported; what is wrong with the
-model, its tokenizer or its attention is found in `nystrom.train.finetune.start`, before anything is trained.
+Names, numbers, files and labels are checked here, before torch is imported; the model, its tokenizer and its attention
+in `nystrom.train.finetune.start`, before anything is trained.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nystrom.tasks.language.labelled.glue import NUMBER_METRICS, find_labelled, own_task
 from nystrom.tasks.language.labelled.splits import LabelKind, read_labelled
-from nystrom.train.finetune.settings import PAPER_GRID, PRESET, Choices, SearchGrid, TrainingExtent
+from nystrom.train.finetune.settings import PAPER_GRID, PRESET, Choices, SearchGrid, TrainingExtent, model_name
 from nystrom.train.hardware import Device, Precision, is_main, usable_device, usable_precision
 from nystrom.train.run.folder import RunFolder
 
@@ -49,8 +49,8 @@ def finetune(
 ) -> Path:
     """Fine-tune a model, choose its best checkpoint on the validation split, score that, and write its predictions.
 
-    What is not given is the paper's: batches of 32, AdamW at 3e-5, 4 epochs. Interrupt it at any time and go on with
-    the same command and `resume`.
+    The defaults are the paper's: batches of 32, AdamW at 3e-5, 4 epochs. A run can be interrupted at any time and
+    continued by the same command with `resume`.
 
     Args:
         task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or imdb; left out for texts of your own.
@@ -58,26 +58,26 @@ def finetune(
             any encoder of transformers.
         data: GLUE's folder of the task, or files: .tsv, .csv, .jsonl, .parquet, compressed or not, named train, dev and
             test.
-        to: Folder of the run; runs/finetune-TASK-MODEL-ATTENTION-seedSEED.
+        to: Folder of the run; runs/finetune-TASK-MODEL-ATTENTION-seedSEED if not given.
         attention: Method in place of the model's attention; "softmax" is exact. The model's own if not given.
         options: Options of the method.
         text_field: Column of the texts, of the first of each pair; the usual names if not given.
         label_field: Column of the labels.
         pair_field: Column of the second text of each pair; your own data are single texts without it.
-        labels: What the labels of your own data are; "auto" takes numbers where one of them is not whole.
+        labels: Whether the labels of your own data are classes or numbers; "auto" means numbers if one is not whole.
         val_share: Share of the training texts that becomes validation; a tenth where there is no validation split.
         epochs: Passes over the training texts; 4 if neither this nor steps is given.
         steps: Steps, in place of epochs.
         batch_size: Texts per step, over all processes and accumulated parts.
         learning_rate: Learning rate at the end of the warm-up.
         max_length: Tokens that a text, or a pair, is cut to; 512, or the model's positions where these are fewer.
-        seed: Decides the new head, the order of the texts and dropout.
-        accumulation: Parts that a process computes its share of a batch in, to save memory.
+        seed: Determines the new head, the order of the texts and dropout.
+        accumulation: Parts in which a process computes its share of a batch, to save memory.
         warmup_steps: Steps of linear warm-up; a tenth of all if not given.
         evaluate_every: Steps between evaluations, each followed by a checkpoint; once per epoch if not given.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
-        resume: Go on with the run in the folder, from its last complete checkpoint.
+        resume: Continue the run in the folder, from its last complete checkpoint.
         threads: Threads on the CPU; torch's choice if not given.
         search: Train with each batch size of 8, 16, 32 and each learning rate of 2e-5, 3e-5, 4e-5, 5e-5, as the paper
             for MRPC, and score the run that is best on validation. Needs optuna.
@@ -106,8 +106,8 @@ def finetune(
     if is_main():
         for remark in found.remarks:
             print(f"notice: {remark}.", flush=True)
-    shown = attention or "as-it-is"
-    run = RunFolder(Path("runs") / f"finetune-{name}-{Path(model).name}-{shown}-seed{seed}" if to is None else Path(to))
+    words = ("finetune", name, model_name(model).replace("/", "-"), *([attention] if attention else ()), f"seed{seed}")
+    run = RunFolder(Path("runs") / "-".join(words) if to is None else Path(to))
     named: dict[str, object] = {"model": model, "data": data, "attention": attention}
     named |= options or {}
     named |= fields | {"labels": None if labels == "auto" else labels, "val_share": val_share, "epochs": epochs}

@@ -1,4 +1,4 @@
-"""What a finished fine-tuning leaves: the best model with its tokenizer, its predictions, and rows of its results."""
+"""The results of a finished fine-tuning: the best model with its tokenizer, its predictions, and its rows."""
 
 import shutil
 from typing import Any
@@ -19,6 +19,9 @@ from nystrom.train.finetune.settings import FinetuneSettings
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.run_trainer import RunTrainer
 from nystrom.train.run.writing import written
+
+# Test splits as they came; a labelled one may have been drawn from other texts.
+_UNLABELLED = ("submission", "submission_mismatched")
 
 
 def finish(
@@ -46,7 +49,7 @@ def finish(
         task: The task.
         settings: Settings of the run.
         run: The folder.
-        command: The command that makes the run by itself.
+        command: The command that reproduces the run.
 
     Raises:
         OSError: A file could not be written; names it and the way on.
@@ -81,7 +84,7 @@ def finish(
         with written(files[-1], way_on):
             write_predictions(files[-1], logits, data.classes, split.labels)
             wanted = task.submission.get(name.replace("submission", "test"))
-            if wanted is not None and name.startswith(("test", "submission")) and data.published:
+            if wanted is not None and not name.startswith("validation") and (data.published or name in _UNLABELLED):
                 files.append(run.path / "predictions" / wanted)
                 write_submission(files[-1], logits, task)
     results += [

@@ -22,12 +22,12 @@ def logits_of(
     """The logits of each text of a split.
 
     Args:
-        model: The model; is moved to the device, and left in evaluation mode.
+        model: The model; it is moved to the device, and left in evaluation mode.
         split: The texts.
         collate: Makes a batch.
-        batch_size: Texts at a time; changes nothing but speed and memory.
+        batch_size: Texts at a time; affects only speed and memory.
         device: "cpu" or "cuda".
-        precision: What to compute in.
+        precision: "float32", "bfloat16" or "float16".
     """
     model.to(device).eval()
     order = shortest_first(split.lengths)

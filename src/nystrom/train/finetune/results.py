@@ -27,7 +27,7 @@ class ResultRows:
         settings: Its settings.
         config: The configuration of its model.
         published: Whether its splits are those that were published.
-        command: The command that makes it by itself.
+        command: The command that reproduces it.
     """
 
     def __init__(self, settings: FinetuneSettings, config: Any, *, published: bool, command: str):
@@ -42,7 +42,7 @@ class ResultRows:
         self.sizes = " ".join(f"{name}={value}" for name, value in sizes.items() if value is not None)
 
     def row(self, quantity: str, value: float, unit: str = "", *, samples: int = 1) -> Row:
-        """A row; an accuracy has its 95 % interval over so many texts."""
+        """A row; an accuracy has its 95 % interval over `samples` texts."""
         low, high = wilson(value, samples) if quantity.endswith("accuracy") else (None, None)
         settings = self.settings
         return new_row(
@@ -65,14 +65,14 @@ class ResultRows:
 
 
 def shown(metric: str, value: float) -> str:
-    """A metric as a person reads it."""
+    """A metric for printing, a share in per cent."""
     return f"{metric} {value:.1%}" if metric in _SHARES else f"{metric} {value:.3f}"
 
 
 def write_predictions(
     path: Path, logits: NDArray[Any], classes: Sequence[str] | None, labels: NDArray[Any] | None
 ) -> None:
-    """Write what a model says of a split, a row for each text in the order of the file.
+    """Write the predictions of a split, a row for each text in the order of the file.
 
     Args:
         path: The tsv file.

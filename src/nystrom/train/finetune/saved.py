@@ -19,7 +19,7 @@ class SavedClassifier:
     Args:
         folder: What `nystrom finetune` saved, or any classifier of texts.
         device: "cpu" or "cuda".
-        precision: What to compute in.
+        precision: "float32", "bfloat16" or "float16".
 
     Attributes:
         task: The task that it was fine-tuned on; "" where the folder does not say.

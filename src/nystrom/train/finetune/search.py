@@ -7,10 +7,10 @@
     rows.csv        the validation score of each trial, and all results of the best
     best/           the model of the best trial
 
-Optuna runs the trials by the Trainer's `hyperparameter_search`. Its own way of training a trial could not continue one
-that was cut off, and would not keep the best checkpoint of it; so a trial here is a whole run. A search that was killed
-continues with the trial that it was in, after the last checkpoint of that. The trial is chosen by validation alone; no
-other is scored on the test split.
+Optuna runs the trials by the Trainer's `hyperparameter_search`. Its own training of a trial could neither continue one
+that was interrupted nor keep its best checkpoint, so a trial here is a whole run. A search that was killed continues in
+the middle of a trial, after its last checkpoint. The best trial is chosen by validation alone; no other is scored on
+the test split.
 """
 
 import json
@@ -72,7 +72,7 @@ def search(start: Start, material: Material, choices: Choices, grid: SearchGrid,
 
 
 def _check_folder(folder: Path, settings: list[FinetuneSettings], digest: str, *, resume: bool) -> None:
-    """Check that a folder is new, or holds this search and may go on."""
+    """Check that a folder is new, or holds this search, which is to continue."""
     path = folder / "search.json"
     content = {"data": digest, "trials": [asdict(each) for each in settings]}
     if not path.is_file():
@@ -101,11 +101,11 @@ class _Search:
         self.study = optuna.create_study(study_name=_STUDY, storage=storage, direction="maximize", load_if_exists=True)
 
     def run(self) -> None:
-        """Run the trials that are not done, and score the best."""
+        """Run the unfinished trials, and score the best."""
         import optuna
 
         for trial in self.study.get_trials(states=[self.states.RUNNING]):
-            # This process holds the folder, so nobody runs it any more.
+            # This process holds the folder, so no other runs this trial.
             self.study.tell(trial.number, state=self.states.FAIL)
         done = [trial.params for trial in self._complete()]
         waiting = [trial.system_attrs["fixed_params"] for trial in self.study.get_trials(states=[self.states.WAITING])]
@@ -123,7 +123,7 @@ class _Search:
                 study_name=_STUDY,
                 storage=self.storage,
                 load_if_exists=True,
-                # Such a trial has failed, and others may not; --resume tries it again.
+                # The search continues after such a trial; --resume tries it again.
                 catch=(NotFinite,),
                 sampler=optuna.samplers.RandomSampler(seed=0),
             )

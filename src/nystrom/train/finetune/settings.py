@@ -1,13 +1,14 @@
-"""What one fine-tuning does: the paper's setting, and what was changed of it.
+"""The settings of a fine-tuning: the paper's, and what was changed.
 
-The paper's: batches of 32, AdamW at 3e-5, four passes over the training texts, the best model on validation. What the
-paper does not say is taken from BERT: a warm-up over a tenth of the steps, then linear decay, weight decay .01, and
-gradients of norm 1 at most.
+The paper's: batches of 32, AdamW at 3e-5, four passes over the training texts, the best model on validation. The rest,
+which the paper does not specify, is BERT's: a warm-up over a tenth of the steps, then linear decay, weight decay .01,
+and gradients of norm 1 at most.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from nystrom.checks import check_at_least, check_positive
@@ -47,7 +48,7 @@ _POINTS = 10
 
 @dataclass(frozen=True)
 class FinetuneSettings:
-    """Everything that decides the result of a fine-tuning, except the texts.
+    """Everything that determines the result of a fine-tuning, except the texts.
 
     Attributes:
         task: Task; "own" for a user's own texts.
@@ -113,7 +114,7 @@ class FinetuneSettings:
 
 @dataclass(frozen=True)
 class TrainingExtent:
-    """What a user asked of the length of a fine-tuning; None means the preset's.
+    """The length of a fine-tuning, as a user chose it; None means the preset's.
 
     Attributes:
         epochs: Passes over the training texts.
@@ -139,7 +140,7 @@ class TrainingExtent:
             check_at_least("steps", self.steps, 1)
 
     def in_steps(self, texts: int) -> dict[str, int]:
-        """The same in steps, for so many training texts; what does not fill a batch waits for another pass.
+        """The same in steps, for a number of training texts; those that do not fill a batch are left for another pass.
 
         Raises:
             ValueError: The texts fill no batch.
@@ -162,6 +163,12 @@ class TrainingExtent:
         }
 
 
+def model_name(model: str) -> str:
+    """The name of a model in rows: that of its folder, with the parent's if the folder is called best or model."""
+    parts = Path(model).parts
+    return "/".join(parts[-2:]) if parts[-1:] in (("best",), ("model",)) else "".join(parts[-1:])
+
+
 def _divisor(every: int) -> int:
     """Steps between points of the curve: a divisor, so that a resumed run logs the same means."""
     check_at_least("evaluate_every", every, 1)
@@ -172,7 +179,7 @@ def _divisor(every: int) -> int:
 
 @dataclass(frozen=True)
 class Choices:
-    """What a user chose of one fine-tuning, before the texts and the model say what that means.
+    """What a user chose of one fine-tuning; steps and lengths follow from the texts and the model.
 
     Attributes:
         extent: How long to train.

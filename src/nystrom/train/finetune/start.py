@@ -1,4 +1,4 @@
-"""One fine-tuning, from what was asked to its results."""
+"""One fine-tuning, from a user's choices to the results."""
 
 import importlib.metadata
 import importlib.util
@@ -30,7 +30,7 @@ from nystrom.train.run.to_the_end import train_to_the_end
 
 @dataclass(frozen=True)
 class Material:
-    """What is trained on, and where results say that it is from.
+    """The texts of a fine-tuning, and where they are from.
 
     Attributes:
         name: The task's name.
@@ -63,7 +63,7 @@ def finetune_model(
 
     Args:
         material: The texts.
-        choices: What a user chose.
+        choices: The choices of the user.
         model: The model to start from.
         attention: Method in place of its own.
         options: Options of the method.
@@ -89,7 +89,7 @@ def finetune_model(
 
 
 def settle(start: Start, material: Material, choices: Choices) -> FinetuneSettings:
-    """Everything that decides the result of a run, checked.
+    """Everything that determines the result of a run, checked.
 
     Raises:
         ValueError: A value that cannot be used.
@@ -214,7 +214,7 @@ class FinetuneTrainer(RunTrainer):
 
 
 def _logits_alone(logits: Any, labels: torch.Tensor) -> torch.Tensor:
-    """The logits, without what some models return beside them."""
+    """The logits, without the other outputs of some models."""
     return (logits[0] if isinstance(logits, tuple) else logits).float()
 
 

@@ -29,7 +29,7 @@ Metric = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledTask:
-    """What is known of a task before its files are read.
+    """The facts of a task.
 
     Attributes:
         texts: Names of the column of the texts, or of the first of each pair.
@@ -39,7 +39,7 @@ class LabelledTask:
         metrics: Its metrics, the one that chooses the best model first.
         spellings: Other words for a class in files.
         submission: File of predictions for GLUE by split, "test" or "test_mismatched"; empty where there is none.
-        submitted: What a file of predictions calls the classes; None for numbers with three decimals.
+        submitted: Names of the classes in a file of predictions; None for numbers with three decimals.
         bounds: Smallest and largest number, for GLUE's file; None where the labels are classes.
         headless: Columns of those tsv files of the task that have no header; empty where all have one.
         broken_rows: Whether its published files hold rows that lack fields; these are left out and counted.

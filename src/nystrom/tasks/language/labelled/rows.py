@@ -1,7 +1,7 @@
-"""The texts and labels of one split, as its files hold them.
+"""The texts and labels of one split.
 
-Labels stay words here. A split without labels has none at all: no such column, or nothing, -1 or "hidden" in each row.
-Texts are UTF-8; bytes that are not become the mark of a character that is missing, and are counted.
+Labels are still words here. A split without labels has none at all: no such column, or nothing, -1 or "hidden" in
+each row. Texts are UTF-8; other bytes become the replacement character, and the rows that hold them are counted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +13,7 @@ from nystrom.tasks.sources.parquet import SUFFIX, parquet_columns, parquet_field
 from nystrom.tasks.sources.row_files import first_fields, has_field, plain_name, read_fields
 from nystrom.tasks.sources.unpacking import BROKEN, open_unpacked, unreadable
 
+# What stands in the column of labels where a test split has none.
 _NO_LABEL = {"", "-1", "hidden", "None"}
 
 
@@ -24,8 +25,8 @@ class SplitRows:
         texts: The texts, or the first of each pair.
         pairs: The second of each pair; None for single texts.
         labels: Their labels as words; None where the split has none.
-        places: Where each row is, for messages: the place of row i is `places(i)`.
-        remarks: What a user should know of how the files were read.
+        places: The file and line of a row, for messages.
+        remarks: Notices for the user about the files.
     """
 
     texts: list[str]
@@ -81,7 +82,7 @@ def read_rows(files: Sequence[Path], task: LabelledTask, *, may_lack_labels: boo
         return f"{path}, line {line}"
 
     given = labels if labelled and not (may_lack_labels and {*labels} <= _NO_LABEL) else None
-    if given is not None and (none := [row for row, word in enumerate(given) if word in _NO_LABEL and word != "-1"]):
+    if given is not None and (none := [row for row, word in enumerate(given) if not word]):
         raise ValueError(f"{place(none[0])}: there is no label, and other rows have one: add it, or leave the row out.")
     return SplitRows(texts, seconds if task.pairs is not None else None, given, place, remarks)
 

@@ -1,4 +1,4 @@
-"""The splits that a model is fine-tuned on, made of those that a user has.
+"""The splits for a fine-tuning, made from those that a user has.
 
 - Train, validation and test as they come, where they come. What is chosen by validation is scored on test.
 - A test split without labels is predicted: GLUE's own. It becomes "submission".
@@ -50,13 +50,13 @@ class TextSplit(NamedTuple):
 
 @dataclass
 class LabelledData:
-    """What a model is fine-tuned on.
+    """The texts for a fine-tuning.
 
     Attributes:
         splits: "train" and "validation"; "test" where it has labels; "validation_mismatched" and "test_mismatched"
             (MNLI) likewise; "submission" and "submission_mismatched" for tests without labels.
         classes: Names of the classes; None for numbers.
-        remarks: What a user should know of the splits; a clause each.
+        remarks: Notices for the user about the splits; a clause each.
         published: Whether all splits are as they came.
     """
 
