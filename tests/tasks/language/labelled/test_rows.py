@@ -87,6 +87,9 @@ def test_single_texts_for_a_task_on_pairs_name_the_option(tmp_path):
     path.write_text("sentence1,label\na,1\n")
     with pytest.raises(ValueError, match=r"--pair-field\. This task is on pairs"):
         read_rows([path], TASKS["mrpc"], may_lack_labels=False)
+    path.write_text("sentence,label\na,1\n")
+    with pytest.raises(ValueError, match=r"--text-field\. This task is on pairs"):
+        read_rows([path], TASKS["mrpc"], may_lack_labels=False)
 
 
 def test_parquet_is_read_or_the_error_says_what_reads_it(tmp_path):

@@ -129,7 +129,7 @@ def _cells(
         yield from read_fields(path, wanted, columns=columns, on_broken=on_broken)
     except ValueError as error:
         # The one hint that the reader of files cannot give.
-        hint = " This task is on pairs of texts." if task.pairs is not None and "pair-field" in str(error) else ""
+        hint = " This task is on pairs of texts." if task.pairs is not None and "-field" in str(error) else ""
         raise ValueError(f"{error}{hint}") from error
 
 
