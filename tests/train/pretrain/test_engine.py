@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from torch.testing import assert_close
 
 from nystrom.measure.rows import read_rows
@@ -13,6 +14,7 @@ from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom.tasks.language.mlm_sop.dataset import MlmSop
 from nystrom.train.pretrain.engine import evaluate_mlm_sop, pretrain
+from nystrom.train.run import compiling
 
 
 def test_the_loss_falls_on_documents_that_repeat_themselves(short_run, tmp_path, curves):
@@ -75,6 +77,19 @@ pretrain(data=Path({str(documents)!r}), to=Path({str(tmp_path / "two")!r}), pres
         for run in (tmp_path / "two", one)
     )
     assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_compiled_encoder_gives_the_run_of_the_plain_one(short_run, tmp_path, monkeypatch, curves):
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    changes = {"attention": "softmax", "options": {}, "conv_kernel_size": 0, "dropout": 0.0, "steps": 3}
+    changes |= {"evaluate_every": 3, "warmup_steps": 1}
+    plain, compiled = (
+        [value for *_, value in curves(short_run(tmp_path / str(choice), compile=choice, **changes))]
+        for choice in (False, True)
+    )
+    # Sums over another length.
+    assert compiled == pytest.approx(plain, rel=1e-3)
 
 
 def test_each_pass_draws_new_instances(short_run, documents, tmp_path, after_forward):

@@ -24,7 +24,7 @@ from nystrom.tasks.language.mlm_sop.dataset import MlmSop
 from nystrom.train.pretrain.data import HeldOutInstances, InstanceOrder
 from nystrom.train.pretrain.scores import score_batch, sum_up
 from nystrom.train.pretrain.settings import PretrainingSettings
-from nystrom.train.run.compiling import BACKEND
+from nystrom.train.run.compiling import compile_module
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.run_trainer import RunTrainer
 
@@ -67,7 +67,7 @@ class PretrainingTrainer(RunTrainer):
         collate = train.collate
         if settings.compile:
             collate = partial(collate, length=settings.length)
-            model.nystromformer.compile(fullgraph=True, dynamic=False, backend=BACKEND)
+            compile_module(model.nystromformer)
         super().__init__(
             model,
             arguments,

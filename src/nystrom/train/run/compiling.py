@@ -11,6 +11,7 @@ evaluation.
 """
 
 import torch
+from torch import nn
 
 from nystrom.train.data.tasks import Model
 
@@ -21,7 +22,12 @@ def compile_model(model: Model) -> None:
     """Compile a model in place; each graph is made when it is first needed."""
     # Its loss would set this in the first step, and the second would then need another graph.
     model.config.problem_type = "single_label_classification"
-    model.compile(fullgraph=True, dynamic=False, backend=BACKEND)
+    compile_module(model)
+
+
+def compile_module(module: nn.Module) -> None:
+    """Compile a module in place that always gets one shape; see `compile_model`."""
+    module.compile(fullgraph=True, dynamic=False, backend=BACKEND)
 
 
 def check_compiler(device: str) -> None:
