@@ -146,6 +146,12 @@ def test_a_wrong_setting_is_named_and_nothing_is_made(short_run, tmp_path, chang
     assert not (tmp_path / "run").exists()
 
 
+def test_a_loss_that_is_not_finite_stops_the_run(short_run, tmp_path):
+    with pytest.raises(FloatingPointError, match="Start another run with a lower --learning-rate"):
+        short_run(tmp_path / "run", learning_rate=1e30, dropout=0.0)
+    assert not (tmp_path / "run" / "rows.csv").exists()
+
+
 def test_data_of_another_task_are_named(tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(ValueError, match="nystrom data prepare mlm-sop"):
