@@ -74,6 +74,14 @@ def test_the_positions_of_a_longer_model_repeat(short_run, unbroken, tmp_path, c
     assert after.equal(torch.cat([before, before[:16]]))
 
 
+def test_weights_of_an_attention_for_another_length_are_new(short_run, tmp_path, capsys):
+    linformer = {"attention": "linformer", "options": {"num_features": 4}, "conv_kernel_size": 0}
+    short = short_run(tmp_path / "short", steps=4, **linformer)
+    capsys.readouterr()
+    short_run(tmp_path / "long", **linformer | ONE_STEP, model=short / "best", preset="longer", length=40)
+    assert "new weights of linformer attention" in capsys.readouterr().out
+
+
 def test_a_model_that_does_not_fit_is_named(short_run, unbroken, prepare, tmp_path):
     other = ("ein", "zwei", "drei", "vier", "fünf", "sechs", ".")
     for name, words in (("other", other), ("more", (*other, "acht"))):

@@ -129,7 +129,7 @@ def encoder_config(settings: PretrainingSettings, base: Mapping[str, Any], vocab
 
 
 def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[EncoderForPreTraining, list[str]]:
-    """The model of a run, with the weights of the model that it starts from, and the heads that are new.
+    """The model of a run, with the weights of the model that it starts from, and what of it is new.
 
     Raises:
         ValueError: Weights that do not fit, or a BERT that computes what the encoder cannot.
@@ -162,14 +162,19 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[Enco
     assert not unfit, f"{unfit[0]} has no start"
     assert not report.unexpected_keys, f"{report.unexpected_keys[0]} has no place"
     heads = {"cls": "masked words", "sop": "the order of sentences"}
-    return model, [
-        what for head, what in heads.items() if any(name.startswith(head) for name in loaded["missing_keys"])
+    new = [
+        f"a new head for {what}"
+        for head, what in heads.items()
+        if any(name.startswith(head) for name in loaded["missing_keys"])
     ]
+    if any(_REPLACED[0] in name for name in report.missing_keys):
+        new.append(f"new weights of {settings.attention} attention")
+    return model, new
 
 
-def describe(source: StartModel, settings: PretrainingSettings, new_heads: Sequence[str]) -> str:
+def describe(source: StartModel, settings: PretrainingSettings, new: Sequence[str]) -> str:
     """What is new, in one line; all else is kept."""
-    changes = [f"a new head for {head}" for head in new_heads]
+    changes = [*new]
     before = "exact" if source.attention is None else source.attention
     if source.attention != settings.attention:
         changes.append(f"{before} attention becomes {settings.attention}")

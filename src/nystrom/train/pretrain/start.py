@@ -121,15 +121,15 @@ def pretrain_model(
         set_seed(seed)
         with no_file_bars():
             if source is None:
-                network, new_heads = EncoderForPreTraining(config), []
+                network, new = EncoderForPreTraining(config), []
             else:
-                network, new_heads = start_model(settings, source)
+                network, new = start_model(settings, source)
             if is_main():
                 run.start(
                     settings, data={"folder": str(data.resolve()), "fingerprint": fingerprint}, versions=_versions()
                 )
                 if source is not None:
-                    print(f"{describe(source, settings, new_heads)}.", flush=True)
+                    print(f"{describe(source, settings, new)}.", flush=True)
                 print(_summary(network, settings, train, held_out), flush=True)
             # What the model was made of must not decide what is drawn in training.
             set_seed(seed)
