@@ -165,6 +165,8 @@ def pieces(progress):
     os.kill(os.getpid(), signal.SIGINT)
 
 if __name__ == "__main__":
+    # A job in the background of a shell ignores interruptions, and hands that on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     plan = BlockPlan(Path(sys.argv[3]).read_text(), None, np.uint16, 16, 0.2, 0)
     tokenise([Corpus(Path("x"), (), pieces)], Path(sys.argv[2]), plan, workers=2, block_size=1000)
 """
