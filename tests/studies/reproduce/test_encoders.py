@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModel, BertConfig, BertLMHeadModel, T5Config, T5EncoderModel
+from transformers import AutoConfig, AutoModel, BertConfig, BertLMHeadModel, T5Config, T5EncoderModel
 
 from nystrom.attention.registry import find_function
 from nystrom.studies.reproduce.encoders import find_encoder
@@ -36,6 +36,26 @@ def test_longer_texts_are_windows_of_the_models_positions(tiny_setting):
         states = model(piece, output_hidden_states=True).hidden_states[2]
         wanted = model.encoder.layer[2].attention.self.key(states)
     assert_close(long.k[:, :, 32:64].transpose(1, 2).flatten(2), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "electra", "modernbert"])
+def test_other_families_are_recorded_too(kind, tiny_setting, tiny_bert, tmp_path):
+    sizes = {
+        "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+        "max_position_embeddings": 34, "pad_token_id": 1,
+    }  # fmt: skip
+    if kind == "distilbert":
+        sizes |= {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
+    if kind == "modernbert":
+        sizes |= {"local_attention": 8, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+    torch.manual_seed(0)
+    AutoModel.from_config(AutoConfig.for_model(kind, **sizes)).save_pretrained(tmp_path)
+    for file in tiny_bert.iterdir():
+        if file.name.startswith(("tokenizer", "vocab")):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    encoder = find_encoder(dataclasses.replace(tiny_setting, model=tmp_path))
+    assert encoder.positions == (32 if kind == "roberta" else 34)
+    assert encoder.record(70, 1, (1,))[1].k.shape == (1, 2, 70, 8)
 
 
 def test_initialised_weights_are_others_and_repeatable(tiny_setting):

