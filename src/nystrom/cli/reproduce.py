@@ -4,6 +4,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Literal
 
+from nystrom.checks import check_at_least
 from nystrom.cli.arguments import arguments_of, positional
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def reproduce_study(words: list[str]) -> None:
         texts: tuple[Path, ...] = (),
         data: Path | None = None,
         runs: Path | None = None,
+        threads: int = 1,
         to: Path = Path("runs/reproduce"),
     ) -> None:
         """Run a table, a figure or a claim of the papers as a study: rows, figures, tables and a verdict.
@@ -38,6 +40,7 @@ def reproduce_study(words: list[str]) -> None:
             texts: Files of prose, compressed or not; the reference of the Python language if not given.
             data: Folder with prepared tasks in folders of their names, such as data/text.
             runs: Folder of the trained runs of `nystrom lra run`.
+            threads: Threads on the CPU. Most matrices of the studies are small, and slower with more.
             to: Folder of the results; each study has its own inside.
         """
 
@@ -48,6 +51,10 @@ def reproduce_study(words: list[str]) -> None:
     if asked["list"]:
         print(_list(to), end="")
         return
+    check_at_least("threads", asked["threads"], 1)
+    import torch
+
+    torch.set_num_threads(asked["threads"])
     from nystrom.report.gallery import print_summary, write_gallery
     from nystrom.studies.reproduce.catalogue import CATALOGUE
     from nystrom.studies.reproduce.run import check_study, run_study
