@@ -110,6 +110,18 @@ def test_what_cannot_be_recorded_ends_before_any_work(what, tiny_setting, tiny_b
     assert "\n" not in str(error.value)
 
 
+def test_a_causal_model_without_its_head_is_not_recorded(tiny_setting, tiny_bert, tmp_path):
+    sizes = {"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    special = {"bos_token_id": 1, "eos_token_id": 1}
+    AutoModel.from_config(AutoConfig.for_model("gpt2", **sizes, **special)).save_pretrained(tmp_path)
+    for file in tiny_bert.iterdir():
+        if file.name.startswith(("tokenizer", "vocab")):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    encoder = find_encoder(dataclasses.replace(tiny_setting, model=tmp_path))
+    with pytest.raises(ValueError, match="attends to earlier tokens alone"):
+        encoder.record(16, 1, (0,))
+
+
 def test_the_reference_of_python_is_prose_enough(tiny_bert):
     encoder = find_encoder(Setting(model=tiny_bert))
     assert "reference of Python" in encoder.prose.name

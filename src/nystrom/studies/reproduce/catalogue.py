@@ -121,6 +121,7 @@ CATALOGUE: dict[str, Entry] = {
         shows="learning rates, seeds and gradient norms: which methods diverge",
         source=f"{_S}, Fig. 2 and section 5",
         home="stability.learning_rates",
+        paper_needs="days on two cores",
         minutes=5,
     ),
     "skyformer-theorem-2": Entry(

@@ -148,7 +148,7 @@ def find_encoder(setting: Setting) -> Encoder:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"--model {folder} is a {config.model_type} with a decoder; expected an encoder.")
-    if any("CausalLM" in name for name in config.architectures or ()):
+    if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or ()):
         raise ValueError(f"--model {folder} is a causal {config.model_type}; expected an encoder such as BERT.")
     check_weights(folder)
     name = "all-MiniLM-L6-v2" if setting.model is None else folder.name
@@ -170,6 +170,10 @@ def _record(model: PreTrainedModel, ids: Int[Tensor, "b n"], layers: tuple[int, 
         scaling: float | None = None,
         **named: Any,
     ) -> tuple[Tensor, None]:
+        if getattr(module, "is_causal", False):
+            raise ValueError(
+                f"{type(model).__name__} attends to earlier tokens alone; expected an encoder such as BERT."
+            )
         q = query if scaling is None else query * (scaling * query.shape[-1] ** 0.5)
         groups = query.shape[1] // key.shape[1]
         k, v = (x.repeat_interleave(groups, dim=1) for x in (key, value))
