@@ -65,6 +65,7 @@ def test_a_model_of_larger_pictures_has_a_position_for_each_pixel(root, small_ru
     assert_close(best[0], best[1], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_grid_takes_larger_pictures_from_their_folder(root, tmp_path):
     grid = {"tasks": ["pathfinder"], "methods": ["linformer"], "seeds": [0], "preset": "demo", "steps": 1}
     assert run_grid(to=tmp_path, data=root, device="cpu", threads=1, **grid) == []

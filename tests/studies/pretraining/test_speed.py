@@ -22,6 +22,7 @@ def data(tmp_path_factory):
 SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
 
 
+@pytest.mark.slow
 def test_each_loop_is_measured_in_each_round(data, tmp_path):
     rows = run_pretraining_speed(
         data=data, to=tmp_path, length=16, batch_size=2, steps=2, rounds=3, device="cpu", **SMALL

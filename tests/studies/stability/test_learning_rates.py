@@ -41,6 +41,7 @@ def test_each_claim_can_agree_and_fail():
     assert words(runs({"softmax": 2.0})) == ["cannot tell", "does not agree", "cannot tell"]
 
 
+@pytest.mark.slow
 def test_a_run_is_a_part_and_leaves_its_trace(tmp_path):
     plan = STUDY.plan(Setting())
     assert len(plan.parts) == 5 * 3 * 2

@@ -46,6 +46,7 @@ def test_a_killed_run_on_pairs_resumes(paired, pairs, small_run, tmp_path, monke
     assert curves(run) == curves(paired)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_run_of_one_on_pairs(paired, pairs, tmp_path, weights, curves):
     script = tmp_path / "two.py"
     script.write_text(f"""

@@ -24,6 +24,7 @@ def test_the_grid_of_the_paper():
     }
 
 
+@pytest.mark.slow
 def test_a_killed_search_ends_as_an_unbroken_one(tuned, tmp_path, monkeypatch):
     whole = tuned(tmp_path / "whole", grid=GRID, steps=2, evaluate_every=1)
     rows = table(whole)

@@ -40,6 +40,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
     assert curves(tmp_path / "run") == curves(unbroken)
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # A machine of one core warns.
 def test_processes_that_make_batches_change_nothing(short_run, tmp_path, unbroken, weights, curves):
     run = short_run(tmp_path / "run", workers=2)
     found, whole = weights(run, 8), weights(unbroken, 8)
@@ -57,6 +58,7 @@ def test_accumulated_parts_give_the_run_of_the_whole_batch(short_run, tmp_path, 
     assert [value for *_, value in curves(two)] == pytest.approx([value for *_, value in curves(one)], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_run_of_one(short_run, documents, tmp_path, weights, curves):
     one = short_run(tmp_path / "one", dropout=0.0, steps=4, length=96, batch_size=16)
     script = tmp_path / "two.py"

@@ -180,6 +180,7 @@ def test_masks_and_meetings_are_drawn_anew_in_each_epoch(data):
     assert len(ids) == 9
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # A machine of one core warns.
 def test_workers_change_nothing(data):
     order = [*range(40), *range(len(data), len(data) + 24)]
 
