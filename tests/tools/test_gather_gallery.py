@@ -46,7 +46,7 @@ def test_rows_figures_and_the_page_are_taken_in(runs, tmp_path):
     page = (docs / "gallery.md").read_text()
     for words in (
         "## complexity",
-        "It is linear. agrees: 2 products.",
+        "It is linear. Agrees: 2 products.",
         "| nystrom | 2 |",
         "gallery/complexity.png",
         "```bash\nnystrom reproduce --all",

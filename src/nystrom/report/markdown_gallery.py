@@ -6,6 +6,7 @@ from nystrom.report.markdown import markdown_table
 from nystrom.report.summary import Summary, Table, Verdict
 
 _MARKS = {True: "agrees", False: "**does not agree**", None: "*cannot tell*"}
+_ANSWERS = {True: "Agrees", False: "**Does not agree**", None: "*Cannot tell*"}
 
 
 def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], pictures: str) -> str:
@@ -19,6 +20,8 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], p
     verdicts = [verdict for summary in summaries for verdict in summary.verdicts]
     counts = {word: sum(verdict.agrees is word for verdict in verdicts) for word in (True, False, None)}
     first = summaries[0]
+    # Rows of the speed studies name the measurement that they came from.
+    command = next((s.command for s in summaries if s.command.startswith("nystrom reproduce")), first.command)
     parts = [
         "# The papers, measured again",
         "",
@@ -29,7 +32,7 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], p
         "",
         f"Measured on {first.provenance}; the rows are in [results](../results/README.md).",
         "",
-        f"```bash\n{first.command}\n```",
+        f"```bash\n{command}\n```",
         "",
         markdown_table(("study", "shows", "the claims"), (_line(summary) for summary in summaries), left=3),
         *(_section(summary, pictures) for summary in summaries),
@@ -49,7 +52,7 @@ def tables_markdown(tables: Sequence[Table]) -> str:
 
 def verdicts_markdown(verdicts: Sequence[Verdict]) -> str:
     """The verdicts of a study, a line each."""
-    return "".join(f"- {verdict.claim} {_MARKS[verdict.agrees]}: {verdict.numbers}\n" for verdict in verdicts)
+    return "".join(f"- {verdict.claim} {_ANSWERS[verdict.agrees]}: {verdict.numbers}\n" for verdict in verdicts)
 
 
 def _line(summary: Summary) -> tuple[str, str, str]:
