@@ -44,7 +44,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_N}, Table 1",
         home="speed.as_printed",
         paper_needs="a GPU",
-        minutes=2,
+        minutes=0.8,
     ),
     "nystromformer-table-2": Entry(shows="GLUE and IMDB after fine-tuning", source=f"{_N}, Table 2"),
     "nystromformer-table-3": Entry(shows="accuracies in the Long Range Arena", source=f"{_N}, Table 3"),
@@ -54,6 +54,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.attention_maps",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
+        minutes=0.2,
     ),
     "nystromformer-figure-3": Entry(
         shows="attention of several heads, exact above approximate",
@@ -61,6 +62,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.attention_maps",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
+        minutes=0.2,
     ),
     "nystromformer-figure-5": Entry(shows="MLM and SOP of small models over the steps", source=f"{_N}, Fig. 5"),
     "nystromformer-figure-6": Entry(shows="MLM and SOP of base models over the steps", source=f"{_N}, Fig. 6"),
@@ -71,6 +73,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.landmark_choice",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
+        minutes=1.2,
     ),
     "supplement-figure-2": Entry(
         shows="16, 64 and 256 landmarks beside the softmax matrix",
@@ -78,6 +81,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.landmark_choice",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
+        minutes=0.8,
     ),
     "supplement-figure-3": Entry(
         shows="the pseudoinverse after 2, 4 and 6 iterations, and the order of convergence",
@@ -85,6 +89,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.pseudoinverse",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
+        minutes=3,
     ),
     "supplement-figure-4": Entry(
         shows="the pseudoinverse of six heads after 6 iterations",
@@ -92,6 +97,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.pseudoinverse",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
+        minutes=0.1,
     ),
     "supplement-figure-5": Entry(shows="MLM and SOP with 1,024 tokens", source=f"{_U}, Fig. 5"),
     "supplement-proposition-1": Entry(
@@ -100,6 +106,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.error_bound",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
+        minutes=0.4,
     ),
     "skyformer-table-1": Entry(shows="accuracies in the Long Range Arena", source=f"{_S}, Table 1"),
     "skyformer-table-2": Entry(
@@ -107,7 +114,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_S}, Table 2",
         home="speed.as_printed",
         paper_needs="a GPU",
-        minutes=3,
+        minutes=5,
     ),
     "skyformer-figure-1": Entry(
         shows="spectral norm of the error of each method over features and length",
@@ -115,14 +122,14 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.spectral_norm",
         needs=_ENCODER,
         paper_needs=_BERT,
-        minutes=1,
+        minutes=0.7,
     ),
     "skyformer-figure-2": Entry(
         shows="learning rates, seeds and gradient norms: which methods diverge",
         source=f"{_S}, Fig. 2 and section 5",
         home="stability.learning_rates",
         paper_needs="days on two cores",
-        minutes=5,
+        minutes=6,
     ),
     "skyformer-theorem-2": Entry(
         shows="error of independent draws beside the statistical dimension",
@@ -143,7 +150,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_S}, Appendix B",
         home="stability.spectra",
         paper_needs="--runs with trained softmax models of four tasks",
-        minutes=1,
+        minutes=0.7,
     ),
     "skyformer-appendix-f": Entry(
         shows="instability of training, relative to softmax attention",
@@ -156,14 +163,14 @@ CATALOGUE: dict[str, Entry] = {
         shows="counted multiplications and stored numbers beside the formulas",
         source=f"{_N}, section 3, and the description page",
         home="approximation.complexity",
-        minutes=1,
+        minutes=0.4,
     ),
     "low-rank": Entry(
         shows="singular values of softmax and Gaussian score matrices",
         source=f"{_N}, section 3; {_S}, sections 2 and 4",
         home="approximation.low_rank",
         needs=_ENCODER,
-        minutes=1,
+        minutes=0.2,
     ),
     "blog": Entry(
         shows="the masked word of the Hugging Face post, its five scores",
