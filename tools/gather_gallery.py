@@ -13,6 +13,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from PIL import Image
+
 from nystrom.measure.rows import append_rows, read_rows
 from nystrom.report.markdown_gallery import gallery_markdown
 from nystrom.report.summary import read_summary
@@ -43,7 +45,7 @@ def gather(runs: Path, results: Path, docs: Path) -> Path:
     pictures.mkdir(parents=True)
     for name, summary in summaries.items():
         for figure in summary.figures:
-            shutil.copyfile(folders[name] / figure, pictures / figure)
+            _copy_small(folders[name] / figure, pictures / figure)
     missing = {
         name: "not written yet" if entry.home is None else f"needs {entry.needs}"
         for name, entry in CATALOGUE.items()
@@ -51,6 +53,12 @@ def gather(runs: Path, results: Path, docs: Path) -> Path:
     }
     (docs / "gallery.md").write_text(gallery_markdown(list(summaries.values()), missing, "gallery"), encoding="utf-8")
     return file
+
+
+def _copy_small(figure: Path, to: Path) -> None:
+    """Write a picture in 256 colours of its own: a third of the size, and the same to the eye."""
+    with Image.open(figure) as picture:
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(to, optimize=True)
 
 
 def main() -> None:

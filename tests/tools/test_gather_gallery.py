@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+from PIL import Image
 
 from nystrom.measure.rows import append_rows, new_row, read_rows
 from nystrom.report.summary import Summary, Table, Verdict, write_summary
@@ -15,7 +16,7 @@ def runs(tmp_path):
         study="complexity", quantity="products", method="nystrom", value=2.0, unit="", device="A CPU, 2 cores"
     )
     append_rows(folder / "rows.csv", [dataclasses.replace(row, commit="abc1234", date="2026-01-02")])
-    (folder / "complexity.png").write_bytes(b"a picture")
+    Image.new("RGB", (3, 2), "red").save(folder / "complexity.png")
     summary = Summary(
         name="complexity",
         shows="products",
@@ -42,7 +43,9 @@ def test_rows_figures_and_the_page_are_taken_in(runs, tmp_path):
     file = gather(runs, results, docs)
     assert [each.name for each in results.iterdir()] == ["reproduce-small_a-cpu-2-cores_2026-01-02.csv"]
     assert read_rows(file)[0].value == 2.0
-    assert (docs / "gallery" / "complexity.png").read_bytes() == b"a picture"
+    with Image.open(docs / "gallery" / "complexity.png") as picture:
+        assert picture.convert("RGB").getpixel((2, 1)) == (255, 0, 0)
+        assert picture.size == (3, 2)
     page = (docs / "gallery.md").read_text()
     for words in (
         "## complexity",

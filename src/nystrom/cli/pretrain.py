@@ -1,37 +1,17 @@
 """Commands that pretrain an encoder, and that score it."""
 
-import inspect
-from dataclasses import field, fields, make_dataclass
 from pathlib import Path
-from typing import Any
 
 from nystrom.cli.arguments import arguments_of
-from nystrom.cli.train import word_after
+from nystrom.cli.method_options import arguments_with_method, word_after
 
 
 def pretrain_model(words: list[str]) -> None:
     """Pretrain an encoder."""
-    from nystrom.attention.registry import METHODS
-    from nystrom.checks import check_names
     from nystrom.train.pretrain.engine import pretrain
 
-    # The method decides which options there are, so its name is read before the rest.
-    attention = word_after("--attention", words, _attention_of(word_after("--model", words, "")))
-    check_names("attention method", [attention], METHODS)
-    method = METHODS[attention].options
-    optional: list[tuple[str, Any, Any]] = []
-    for option in fields(method):
-        kind: Any = option.type
-        optional.append((option.name, kind | None, field(default=None)))
-    chosen = make_dataclass("Options", optional)
-    chosen.__doc__ = method.__doc__
-    parameter = inspect.signature(pretrain).parameters["options"]
-    arguments = arguments_of(
-        pretrain, words, "pretrain", options=parameter.replace(annotation=chosen, default=chosen())
-    )
-    given = arguments.pop("options")
-    arguments["options"] = {key: value for key, value in vars(given).items() if value is not None}
-    pretrain(**arguments)
+    default = _attention_of(word_after("--model", words, ""))
+    pretrain(**arguments_with_method(pretrain, words, "pretrain", default=default))
 
 
 def evaluate_pretrained(words: list[str]) -> None:

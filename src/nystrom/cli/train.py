@@ -2,41 +2,18 @@
 
 import inspect
 import sys
-from dataclasses import field, fields, make_dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from nystrom.cli.arguments import arguments_of, positional
+from nystrom.cli.method_options import arguments_with_method
 
 
 def train_model(words: list[str]) -> None:
     """Train a model."""
-    from nystrom.attention.registry import METHODS
-    from nystrom.checks import check_names
     from nystrom.train.engine import train
 
-    # The method decides which options there are, so its name is read before the rest.
-    parameters = inspect.signature(train).parameters
-    attention = word_after("--attention", words, parameters["attention"].default)
-    check_names("attention method", [attention], METHODS)
-    method = METHODS[attention].options
-    optional: list[tuple[str, Any, Any]] = []
-    for option in fields(method):
-        kind: Any = option.type
-        optional.append((option.name, kind | None, field(default=None)))
-    chosen = make_dataclass("Options", optional)
-    chosen.__doc__ = method.__doc__
-    arguments = arguments_of(
-        train,
-        words,
-        "train",
-        task=positional(train, "task"),
-        options=parameters["options"].replace(annotation=chosen, default=chosen()),
-    )
-    given = arguments.pop("options")
-    arguments["options"] = {key: value for key, value in vars(given).items() if value is not None}
-    train(**arguments)
+    default = inspect.signature(train).parameters["attention"].default
+    train(**arguments_with_method(train, words, "train", default=default, task=positional(train, "task")))
 
 
 def evaluate_model(words: list[str]) -> None:
@@ -107,13 +84,3 @@ def lra_overhead(words: list[str]) -> None:
 
     for row in run_overhead(**arguments_of(run_overhead, words, "lra overhead")):
         print(f"{row.quantity:40} {row.value:9.3f} {row.unit:2} ({row.low:.3f} to {row.high:.3f})")
-
-
-def word_after(flag: str, words: list[str], default: str) -> str:
-    """The word that a command line gives for an option, before it is parsed."""
-    for word, following in pairwise([*words, ""]):
-        if word == flag and following:
-            return following
-        if word.startswith(f"{flag}="):
-            return word.removeprefix(f"{flag}=")
-    return default

@@ -9,6 +9,7 @@ from nystrom.tasks.lra.facts import LRA
 from nystrom.train.hardware import processes, usable_device, usable_precision
 from nystrom.train.lengths import fit_options
 from nystrom.train.presets.published import PRESETS, MethodSetting, Preset, find_preset
+from nystrom.train.schedule import Schedule
 
 if TYPE_CHECKING:
     from nystrom.models import EncoderConfig
@@ -91,7 +92,7 @@ class RunSettings(Protocol):
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Schedule):
     """Everything that determines the result of a run, except the data.
 
     Attributes:
@@ -137,34 +138,6 @@ class Settings:
     positions: int | None = None
     compile: bool = False
     share_projections: bool = False
-
-    def __post_init__(self):
-        for name in ("steps", "batch_size", "accumulation", "evaluate_every", "log_every"):
-            check_at_least(name, getattr(self, name), 1)
-        check_at_least("seed", self.seed, 0)
-        check_at_least("warmup_steps", self.warmup_steps, 0)
-        if not 0 < self.learning_rate < float("inf"):
-            raise ValueError(f"learning_rate is {self.learning_rate!r}; expected a positive number.")
-        if self.warmup_steps >= self.steps:
-            raise ValueError(
-                f"warmup_steps is {self.warmup_steps} but steps is {self.steps}, so the learning rate would never be "
-                "reached: take a shorter warm-up, or more steps."
-            )
-        if self.evaluate_every % self.log_every:
-            raise ValueError(
-                f"log_every is {self.log_every} but evaluate_every is {self.evaluate_every}; expected a divisor of it, "
-                "so that a resumed run logs the same means."
-            )
-        if self.batch_size % (self.processes * self.accumulation):
-            raise ValueError(
-                f"batch_size is {self.batch_size} but {self.processes} processes share it, each in accumulation = "
-                f"{self.accumulation} parts; expected a multiple of {self.processes * self.accumulation}."
-            )
-
-    @property
-    def part_size(self) -> int:
-        """Samples that one process takes at a time."""
-        return self.batch_size // (self.processes * self.accumulation)
 
     @property
     def max_length(self) -> int:

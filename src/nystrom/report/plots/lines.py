@@ -1,4 +1,4 @@
-"""Lines of methods over a size, in panels: medians, and bands of what lies around them."""
+"""Lines of methods over a size, in panels, with bands of what lies around them; many lines are named at their ends."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 # Of numbers along the horizontal axes of panels side by side.
 _CHARACTERS = 80
+# Lines that a legend can still name; more are named beside their ends, where two panels at most stand side by side.
+_LEGEND = 7
+# Of the height of a panel, from one name to the next.
+_GAP = 0.068
 
 
 def draw_lines(
@@ -26,7 +30,7 @@ def draw_lines(
     columns: int = 2,
     log_y: bool = True,
 ) -> "Figure":
-    """Draw a panel for each group of rows, in it a line for each method, with one legend below all.
+    """Draw a panel for each group of rows, in it a line for each method, named in a legend or at its end.
 
     Args:
         panels: Rows by the title of their panel.
@@ -69,6 +73,12 @@ def draw_lines(
             axes.set_ylabel(y_label)
         if panel >= len(panels) - columns:
             axes.set_xlabel(x_label)
+    if len(handles) > _LEGEND and columns <= 2:
+        for axes in figure.axes[: len(panels)]:
+            _name_ends(axes)
+        if band:
+            figure.supxlabel(f"lines: means; bands: {band}", fontsize=7.5)
+        return figure
     figure.legend(
         handles.values(),
         handles.keys(),
@@ -85,9 +95,10 @@ def _line(
 ) -> "Line2D":
     look = method_look(method)
     style: dict[str, Any] = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
+    style["label"] = method
     points = sorted(((x, row) for row in rows if (x := over(row)) is not None), key=lambda point: point[0])
     if not points:
-        return axes.axhline(rows[0].value, color=look.colour, linestyle=look.line, linewidth=1.0)
+        return axes.axhline(rows[0].value, color=look.colour, linestyle=look.line, linewidth=1.0, label=method)
     xs = [x for x, _ in points]
     (line,) = axes.plot(xs, [row.value for _, row in points], **style)
     if banded:
@@ -95,3 +106,38 @@ def _line(
         high = [row.value if row.high is None else row.high for _, row in points]
         axes.fill_between(xs, low, high, color=look.colour, alpha=0.15, linewidth=0)
     return line
+
+
+def _name_ends(axes: "Axes") -> None:
+    """Write the name of each line beside its end, one below the other where they would overlap."""
+    lines = axes.get_lines()
+    axes.set_ylim(axes.get_ylim())
+    to_panel = axes.transData + axes.transAxes.inverted()
+    ends = [(float(line.get_xdata()[-1]), float(line.get_ydata()[-1])) for line in lines]  # pyright: ignore
+    heights = spread([float(to_panel.transform(end)[1]) for end in ends], _GAP)
+    for line, end, height in zip(lines, ends, heights, strict=True):
+        axes.annotate(
+            str(line.get_label()),
+            end,
+            (1.05, height),
+            textcoords="axes fraction",
+            fontsize=6.5,
+            va="center",
+            color=line.get_color(),
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": line.get_color(), "shrinkB": 2},
+        )
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Heights in the same order that lie at least a gap apart, near where they were, and below 1 where they fit."""
+    order = sorted(range(len(heights)), key=lambda place: heights[place])
+    found = [0.0] * len(heights)
+    last = -math.inf
+    for place in order:
+        last = found[place] = max(heights[place], last + gap)
+    above = 1.0
+    for place in reversed(order):
+        found[place] = min(found[place], above)
+        above = found[place] - gap
+    return found

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nystrom.checks import check_at_least, check_positive
+from nystrom.train.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ _POINTS = 10
 
 
 @dataclass(frozen=True)
-class FinetuneSettings:
+class FinetuneSettings(Schedule):
     """Everything that determines the result of a fine-tuning, except the texts.
 
     Attributes:
@@ -89,27 +90,8 @@ class FinetuneSettings:
     precision: str
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "accumulation", "evaluate_every", "log_every"):
-            check_at_least(name, getattr(self, name), 1)
-        check_at_least("seed", self.seed, 0)
-        check_at_least("warmup_steps", self.warmup_steps, 0)
+        super().__post_init__()
         check_at_least("max_length", self.max_length, 4)
-        check_positive("learning_rate", self.learning_rate)
-        if self.warmup_steps >= self.steps:
-            raise ValueError(
-                f"warmup_steps is {self.warmup_steps} but steps is {self.steps}, so the learning rate would never be "
-                "reached: take a shorter warm-up, or more steps."
-            )
-        if self.batch_size % (self.processes * self.accumulation):
-            raise ValueError(
-                f"batch_size is {self.batch_size} but {self.processes} processes share it, each in accumulation = "
-                f"{self.accumulation} parts; expected a multiple of {self.processes * self.accumulation}."
-            )
-
-    @property
-    def part_size(self) -> int:
-        """Texts that one process takes at a time."""
-        return self.batch_size // (self.processes * self.accumulation)
 
 
 @dataclass(frozen=True)

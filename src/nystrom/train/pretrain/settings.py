@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nystrom.checks import check_at_least, check_positive
+from nystrom.checks import check_at_least
 from nystrom.train.hardware import processes
 from nystrom.train.lengths import fit_options
 from nystrom.train.presets.preset import MethodSetting
 from nystrom.train.presets.pretraining import PretrainingPreset
+from nystrom.train.schedule import Schedule
 
 # Of the encoder, by their names in `EncoderConfig`.
 SIZES: tuple[str, ...] = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
@@ -43,7 +44,7 @@ class StartModel:
 
 
 @dataclass(frozen=True)
-class PretrainingSettings:
+class PretrainingSettings(Schedule):
     """Everything that determines the result of a pretraining, except the data.
 
     Attributes:
@@ -105,31 +106,9 @@ class PretrainingSettings:
     compile: bool = False
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "accumulation", "evaluate_every", "log_every", "instances", *SIZES):
+        super().__post_init__()
+        for name in ("instances", *SIZES):
             check_at_least(name, getattr(self, name), 1)
-        check_at_least("seed", self.seed, 0)
-        check_at_least("warmup_steps", self.warmup_steps, 0)
-        check_positive("learning_rate", self.learning_rate)
-        if self.warmup_steps >= self.steps:
-            raise ValueError(
-                f"warmup_steps is {self.warmup_steps} but steps is {self.steps}, so the learning rate would never be "
-                "reached: take a shorter warm-up, or more steps."
-            )
-        if self.evaluate_every % self.log_every:
-            raise ValueError(
-                f"log_every is {self.log_every} but evaluate_every is {self.evaluate_every}; expected a divisor of it, "
-                "so that a resumed run logs the same means."
-            )
-        if self.batch_size % (self.processes * self.accumulation):
-            raise ValueError(
-                f"batch_size is {self.batch_size} but {self.processes} processes share it, each in accumulation = "
-                f"{self.accumulation} parts; expected a multiple of {self.processes * self.accumulation}."
-            )
-
-    @property
-    def part_size(self) -> int:
-        """Instances that one process takes at a time."""
-        return self.batch_size // (self.processes * self.accumulation)
 
 
 def settle(
