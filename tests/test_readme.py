@@ -20,6 +20,7 @@ NOT_RUN = (
     "nystrom train",
     "torchrun",
     "nystrom bench efficiency  ",
+    "nystrom bench model  ",
     "nystrom bench training  ",
 )
 NOT_RUN += ("nystrom lra run --preset ", "nystrom reproduce --all")

@@ -101,7 +101,7 @@ def test_values_have_two_or_three_figures(value, shown):
 
 def test_rows_of_another_study_raise():
     with pytest.raises(
-        ValueError, match="rows are of 'approximation'; expected rows of one study, 'efficiency' or 'tr"
+        ValueError, match="rows are of 'approximation'; expected rows of one study of 'efficiency', 'model'"
     ):
         study_markdown([a_row("softmax", 512, "error", 0.1, "", study="approximation")])
     with pytest.raises(ValueError, match="rows are of no study"):

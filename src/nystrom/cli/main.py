@@ -111,6 +111,9 @@ COMMANDS: dict[str, Command] = {
     "bench efficiency": Command(
         "time and memory of attention over the length (Table 1 of Nyströmformer)", studies.bench_efficiency
     ),
+    "bench model": Command(
+        "time and memory of a whole encoder over the length, exact attention and others", studies.bench_model
+    ),
     "bench runs": Command("compare methods in several runs, with medians and spread over the runs", studies.bench_runs),
     "bench pretraining": Command(
         "tokens per second of pretraining beside transformers' own loop", studies.bench_pretraining
@@ -119,5 +122,6 @@ COMMANDS: dict[str, Command] = {
     "report efficiency": Command(
         "table and plot of rows that were measured before", studies.report_study("efficiency")
     ),
+    "report model": Command("the same for rows of whole encoders", studies.report_study("model")),
     "report training": Command("the same for rows of training steps", studies.report_study("training")),
 }

@@ -65,6 +65,16 @@ def bench_training(words: list[str]) -> None:
     show_study(rows, Path(arguments["to"]))
 
 
+def bench_model(words: list[str]) -> None:
+    """Measure a whole encoder over the length."""
+    from nystrom.report import show_study
+    from nystrom.studies.speed.whole_model.lengths import run_model
+
+    arguments = arguments_of(run_model, words, "bench model")
+    rows = run_model(**arguments)
+    show_study(rows, Path(arguments["to"]))
+
+
 def bench_pretraining(words: list[str]) -> None:
     """Measure pretraining beside transformers' own loop."""
     from nystrom.studies.pretraining.speed import run_pretraining_speed

@@ -10,7 +10,7 @@ def show_study(rows: Sequence[Row], folder: Path) -> None:
     """Print the table of a study, and draw it beside its rows as PNG and SVG.
 
     Args:
-        rows: What `run_efficiency` or `run_training` in `nystrom.studies.speed` returned.
+        rows: What `run_efficiency`, `run_model` or `run_training` in `nystrom.studies.speed` returned.
         folder: Where it wrote its rows, such as efficiency.csv; efficiency.png and efficiency.svg go there too.
     """
     from nystrom.report.plots.study import draw_study

@@ -1,7 +1,7 @@
 """Tables of rows, for the terminal and as Markdown.
 
 The table of a study has one part per quantity ("forward time", "forward memory", ...), in it a line per method and a
-column per number of tokens (efficiency) or per task (training). After each value comes, as in Table 1 of the
+column per number of tokens (efficiency, model) or per task (training). After each value comes, as in Table 1 of the
 Nyströmformer paper (arXiv:2102.03902), how many times less it is than that of the first method: "12.3 (12.7×)". A dash
 marks what was not measured; the notes below say why. Where there is a memory floor, parts derived from it follow: see
 `nystrom.report.floor`.
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-STUDIES = ("efficiency", "training")
+STUDIES = ("efficiency", "model", "training")
 
 
 def study_table(rows: Sequence[Row]) -> "Table":
-    """Time and memory of attention methods, by number of tokens or by task.
+    """Time and memory of methods, by number of tokens or by task.
 
     Args:
         rows: Rows of one study; the first method in them is the one that ratios refer to.
@@ -140,10 +140,10 @@ def _columns(rows: Sequence[Row]) -> list[str]:
     studies = {row.study for row in rows}
     if len(studies) != 1 or not studies <= set(STUDIES):
         raise ValueError(
-            f"rows are of {', '.join(map(repr, sorted(studies))) or 'no study'}; expected rows of one study, "
-            f"{' or '.join(map(repr, STUDIES))}."
+            f"rows are of {', '.join(map(repr, sorted(studies))) or 'no study'}; expected rows of one study of "
+            f"{', '.join(map(repr, STUDIES))}."
         )
-    ordered = sorted(rows, key=lambda row: row.n or 0) if studies == {"efficiency"} else rows
+    ordered = sorted(rows, key=lambda row: row.n or 0) if studies != {"training"} else rows
     return list(dict.fromkeys(_column(row) for row in ordered))
 
 

@@ -1,11 +1,13 @@
-"""What all speed measurements share: the device, and the command that each row records."""
+"""What all speed measurements share: the device, the checks, and the command that each row records."""
 
 import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from nystrom.checks import check_at_least, check_choice
 from nystrom.measure.rows import Row, cpu_name
+from nystrom.studies.speed.choices import Dtype, Pass, Skip
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +41,37 @@ def device_name(device: "torch.device") -> str:
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def check_measured(asked: Mapping[str, Any]) -> None:
+    """Check what the measurements over the number of tokens have in common, before any of them.
+
+    Args:
+        asked: The arguments of such a measurement, by name.
+
+    Raises:
+        ValueError: One of them is empty, unknown or out of range.
+    """
+    for name, plural in (("lengths", "numbers of tokens"), ("passes", "passes")):
+        if not asked[name]:
+            raise ValueError(f"{name} is empty; expected at least one of {plural}.")
+    for n in asked["lengths"]:
+        check_at_least("an entry of lengths", n, 1)
+    for timed in asked["passes"]:
+        check_choice("an entry of passes", timed, get_args(Pass))
+    check_choice("skip", asked["skip"], get_args(Skip))
+    check_choice("dtype", asked["dtype"], get_args(Dtype))
+    for name in ("batch", "kernel_size", "repeats"):
+        check_at_least(name, asked[name], 1)
+    check_at_least("seed", asked["seed"], 0)
+    if asked["threads"] is not None:
+        check_at_least("threads", asked["threads"], 1)
+    if asked["kernel_size"] % 2 == 0:
+        raise ValueError(
+            f"kernel_size is {asked['kernel_size']}; expected an odd number, so that the kernel has a middle."
+        )
+    if not asked["limit_seconds"] > 0:
+        raise ValueError(f"limit_seconds is {asked['limit_seconds']}; expected a positive number.")
 
 
 def command_line(words: Sequence[str], function: Callable[..., Any], asked: Mapping[str, Any], last: str) -> str:

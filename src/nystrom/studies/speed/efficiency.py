@@ -19,13 +19,12 @@ Departs from the paper: medians of interleaved calls instead of averages; the fu
 other packages are measured in addition to the materialised softmax.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from nystrom.checks import check_at_least, check_choice
 from nystrom.measure.rows import Row, check_folder
-from nystrom.studies.speed.asked import command_line, device_name, find_device
+from nystrom.studies.speed.asked import check_measured, command_line, device_name, find_device
 from nystrom.studies.speed.choices import Dtype, Layout, Pass, Skip
 
 
@@ -78,7 +77,10 @@ def run_efficiency(
         ValueError: Something asked for is unknown, missing or out of range, or the folder holds another setting.
     """
     asked = dict(locals())
-    _check(asked)
+    check_measured(asked)
+    check_choice("layout", layout, get_args(Layout))
+    for name in ("heads", "width"):
+        check_at_least(name, asked[name], 1)
     import torch
 
     from nystrom.studies.speed.contenders.inputs import Sizes
@@ -103,28 +105,3 @@ def run_efficiency(
     )
     check_folder(to)
     return sweep_lengths(lengths, setup, to / "efficiency.csv")
-
-
-def _check(asked: Mapping[str, Any]) -> None:
-    """Raise an error for what cannot be measured, before any measurement."""
-    for name, plural in (("lengths", "numbers of tokens"), ("passes", "passes")):
-        if not asked[name]:
-            raise ValueError(f"{name} is empty; expected at least one of {plural}.")
-    for n in asked["lengths"]:
-        check_at_least("an entry of lengths", n, 1)
-    for timed in asked["passes"]:
-        check_choice("an entry of passes", timed, get_args(Pass))
-    check_choice("skip", asked["skip"], get_args(Skip))
-    check_choice("dtype", asked["dtype"], get_args(Dtype))
-    check_choice("layout", asked["layout"], get_args(Layout))
-    for name in ("batch", "heads", "width", "kernel_size", "repeats"):
-        check_at_least(name, asked[name], 1)
-    check_at_least("seed", asked["seed"], 0)
-    if asked["threads"] is not None:
-        check_at_least("threads", asked["threads"], 1)
-    if asked["kernel_size"] % 2 == 0:
-        raise ValueError(
-            f"kernel_size is {asked['kernel_size']}; expected an odd number, so that the kernel has a middle."
-        )
-    if not asked["limit_seconds"] > 0:
-        raise ValueError(f"limit_seconds is {asked['limit_seconds']}; expected a positive number.")

@@ -65,6 +65,8 @@ class Setup:
         versions: Of other libraries that compute, as part of the rows' sizes: " triton=3.7.1"; "" for torch alone.
         free_bytes: Gives the free memory of the device.
         probe_tokens: What takes time quadratic in n is first called at this length, if the first one is longer.
+        study: The study that the rows are of.
+        shape: What the rows record of the sizes; those of one attention if empty.
         bandwidth: Gives the bytes per second of a copy on the device, the median and both quartiles, where memory
             bounds the methods; None on a CPU, where products and softmax take longer than the bytes.
     """
@@ -81,6 +83,8 @@ class Setup:
     versions: str = ""
     free_bytes: Callable[[torch.device], int] = free_bytes
     probe_tokens: int = 1024
+    study: str = "efficiency"
+    shape: str = ""
     bandwidth: Callable[[torch.device], tuple[float, float, float]] | None = None
 
 
@@ -152,7 +156,10 @@ def _step(call: Call, cell: Cell, grad: Tensor) -> Tensor:
 
 def _time(call: Call, cell: Cell, inputs: Inputs) -> float:
     _clear(call)
-    return seconds(lambda: _step(call, cell, inputs.grad), inputs.sizes.device)
+    time = seconds(lambda: _step(call, cell, inputs.grad), inputs.sizes.device)
+    # The others need the memory of the gradients.
+    _clear(call)
+    return time
 
 
 def _peak(call: Call, cell: Cell, inputs: Inputs) -> int:
@@ -216,8 +223,11 @@ def _row(
     note: str,
 ) -> Row:
     sizes = setup.sizes
+    shape = setup.shape or (
+        f"b={sizes.batch} h={sizes.heads} d={sizes.width} kernel={sizes.kernel_size} layout={sizes.layout}"
+    )
     return new_row(
-        study="efficiency",
+        study=setup.study,
         quantity=quantity,
         method=cell.method,
         value=value,
@@ -227,8 +237,7 @@ def _row(
         repeats=repeats,
         n=n,
         m=cell.number or None,
-        sizes=f"b={sizes.batch} h={sizes.heads} d={sizes.width} kernel={sizes.kernel_size} "
-        f"layout={sizes.layout} threads={setup.threads}{setup.versions}",
+        sizes=f"{shape} threads={setup.threads}{setup.versions}",
         dtype=setup.dtype,
         seed=setup.seed,
         device=setup.device,

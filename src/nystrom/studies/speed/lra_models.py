@@ -23,12 +23,14 @@ def find_method(name: str) -> tuple[Ours, int]:
     """The method of this library that a name such as "nystrom-128" means, and its number.
 
     Raises:
-        ValueError: The name is unknown, or it is a method of another package: models use this library's methods only.
+        ValueError: The name is unknown, is that of another package, or means an attention that is compiled by itself:
+            models use this library's methods only, as they are.
     """
     contender, number = find_contender(name)
-    if not isinstance(contender.build, Ours):
+    if not isinstance(contender.build, Ours) or contender.build.compiled:
         raise ValueError(
-            f"method {name!r} is not a method of this library: training steps are measured with its own methods only."
+            f"method {name!r} is not a method of this library, as `nystrom methods` lists them: whole models are "
+            "measured with these only."
         )
     return contender.build, number
 

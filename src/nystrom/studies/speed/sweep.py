@@ -4,7 +4,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +13,7 @@ import torch
 from nystrom.measure.rows import Row, append_rows, read_rows
 from nystrom.studies.speed.asked import differing_setting
 from nystrom.studies.speed.choices import Pass, Skip
-from nystrom.studies.speed.contenders.table import check_kernels, find_contender
+from nystrom.studies.speed.contenders.table import Contender, check_kernels, find_contender
 from nystrom.studies.speed.floor import floor_quantities, floor_rows
 from nystrom.studies.speed.interleaved import Cell, Setup, measure, plain_row
 
@@ -79,15 +79,30 @@ def versions_of(device: torch.device, kernels: bool) -> str:
     return f" triton={importlib.metadata.version('triton')}"
 
 
-def cells_of(methods: Sequence[str], passes: Sequence[Pass], skip: Skip, device: torch.device) -> tuple[Cell, ...]:
+def cells_of(
+    methods: Sequence[str],
+    passes: Sequence[Pass],
+    skip: Skip,
+    device: torch.device,
+    find: Callable[[str], tuple[Contender, int]] = find_contender,
+) -> tuple[Cell, ...]:
     """The named methods in each pass, without their skip, with it, or both.
 
+    Args:
+        methods: Their names; a name that comes twice is measured once.
+        passes: Passes.
+        skip: Which of a method that has a skip.
+        device: Where they run.
+        find: Finds what has a name, and its number.
+
     Raises:
-        ValueError: A method that is unknown, or that the device cannot run.
+        ValueError: No method, one that is unknown, or one that the device cannot run.
     """
+    if not methods:
+        raise ValueError("methods is empty; expected at least one.")
     cells = []
     for name in dict.fromkeys(methods):
-        contender, number = find_contender(name)
+        contender, number = find(name)
         check_kernels(name, contender, device)
         for with_skip in (False, True):
             if with_skip and (skip == "without" or not contender.skip):

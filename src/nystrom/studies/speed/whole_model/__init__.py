@@ -1,0 +1,1 @@
+"""Whole encoders over the number of tokens."""
