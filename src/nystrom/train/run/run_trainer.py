@@ -293,7 +293,7 @@ def training_arguments(
         learning_rate=settings.learning_rate,
         lr_scheduler_type="linear",
         warmup_steps=settings.warmup_steps,
-        optim="adamw_torch",
+        optim="adamw_torch_fused",
         adam_beta1=preset.adam_betas[0],
         adam_beta2=preset.adam_betas[1],
         adam_epsilon=preset.adam_epsilon,
