@@ -48,9 +48,9 @@ def run_model(
 ) -> list[Row]:
     """Measure time and peak memory of a whole encoder with each attention side by side, over the number of tokens.
 
-    The encoder has BERT-base's sizes and random weights. On two cores, take --layers 2: the ratios of time hardly change, since
-    all layers cost the same. Rows go to model.csv in the folder, a length at a time. The same command continues an
-    interrupted run and skips the lengths that are done.
+    The encoder has BERT-base's sizes and random weights. On two cores, take --layers 2: the ratios of time hardly
+    change, since all layers cost the same. Rows go to model.csv in the folder, a length at a time. The same command
+    continues an interrupted run and skips the lengths that are done.
 
     Args:
         lengths: Numbers of tokens n, in any order.
