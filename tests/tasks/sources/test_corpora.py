@@ -1,7 +1,6 @@
 import io
 import json
 import lzma
-import sys
 import tarfile
 
 import pytest
@@ -65,51 +64,17 @@ def test_reviews_are_documents_and_those_without_classes_too(tmp_path):
     assert sorted(texts(tmp_path / "aclImdb_v1.tar.gz")) == wanted
 
 
-class Rows:
-    """What `datasets.Dataset` offers of what is used."""
-
-    column_names = ("text", "title")
-
-    def __init__(self, *rows):
-        self.rows = rows
-
-    def iter(self, batch_size):
-        for start in range(0, len(self.rows), batch_size):
-            yield {"text": [*self.rows[start : start + batch_size]]}
+def test_every_split_of_a_saved_data_set_is_read(save_arrow, tmp_path):
+    parts = {"train": {"text": ["one", "", "two"]}, "test": {"text": ["x"] * 1500}}
+    assert texts(save_arrow(parts, files=2)) == ["one", "two"] + ["x"] * 1500
+    assert texts(save_arrow({"text": ["one"], "title": ["t"]}, to=tmp_path / "one")) == ["one"]
 
 
-@pytest.fixture
-def saved(tmp_path, monkeypatch):
-    """Make the folder of a data set that a stand-in for the package datasets loads."""
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    (folder / "state.json").write_text("{}")
-
-    def make(loaded):
-        library = type("Library", (), {"load_from_disk": staticmethod(lambda path: loaded)})
-        monkeypatch.setitem(sys.modules, "datasets", library)
-        return folder
-
-    return make
-
-
-def test_every_split_of_a_saved_data_set_is_read(saved):
-    assert texts(saved({"train": Rows("one", "", "two"), "test": Rows(*["x"] * 1500)})) == ["one", "two"] + ["x"] * 1500
-    assert texts(saved(Rows("one"))) == ["one"]
-
-
-def test_rows_that_are_lines_of_wikitext_make_articles(saved):
+def test_rows_that_are_lines_of_wikitext_make_articles(save_arrow):
     lines = ["", " = Cats = \n", "", " A <unk> . \n", "", " = = Size = = \n", "", " = Dogs = \n", "", " A dog . \n"]
-    cats, dogs = read(saved({"train": Rows(*lines)}))
+    cats, dogs = read(save_arrow({"train": {"text": lines}}))
     assert cats.text.split() == b"= Cats = A <unk> . = = Size = =".split()
     assert dogs == TextPiece(b" = Dogs = \n\n A dog . \n", True, True)
-
-
-def test_the_package_itself_is_read(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    table = datasets.table.InMemoryTable.from_pydict({"text": ["one", "two"]})
-    datasets.Dataset(table, fingerprint="0" * 16).save_to_disk(str(tmp_path / "saved"))
-    assert texts(tmp_path / "saved") == ["one", "two"]
 
 
 def test_rows_of_parquet_are_documents(tmp_path):
@@ -123,21 +88,14 @@ def test_rows_of_parquet_are_documents(tmp_path):
         find_corpora([tmp_path], text_field="words")
 
 
-def test_a_saved_data_set_without_the_package_says_the_way_out(tmp_path, monkeypatch):
-    (tmp_path / "state.json").write_text("{}")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match="datasets, which is not installed: pip install datasets, or save each split"):
-        find_corpora([tmp_path])
-
-
-def test_what_cannot_be_read_is_named_before_the_work(tmp_path, saved):
+def test_what_cannot_be_read_is_named_before_the_work(tmp_path, save_arrow):
     (tmp_path / "empty").mkdir()
     (tmp_path / "blank.txt").write_text(" \n\n")
     (tmp_path / "rows.csv").write_text("words\nx\n")
     (tmp_path / "late").mkdir()
     (tmp_path / "late" / "a.txt").write_text("text")
     (tmp_path / "late" / "b.jsonl").write_text("[1]\n")
-    broken = saved({"train": Rows("a", None)})
+    broken = save_arrow({"train": {"text": ["a", None], "title": ["b", "c"]}})
     for sources, message in (
         ([], "--from names nothing"),
         ([tmp_path / "gone"], "gone is not there: name files or folders of texts"),

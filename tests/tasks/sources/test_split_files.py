@@ -1,5 +1,4 @@
 import gzip
-import sys
 
 import pytest
 
@@ -67,60 +66,18 @@ def test_a_cut_file_keeps_nothing_half_made(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["train.csv.gz"]
 
 
-def test_a_saved_data_set_without_the_package_says_the_way_out(tmp_path, monkeypatch):
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        ValueError, match="saved by Hugging Face datasets, which is not installed: pip install datasets"
-    ):
-        prepare_text(tmp_path, tmp_path / "to", progress=False)
+def labelled(*rows):
+    return {"text": [text for text, _ in rows], "label": [label for _, label in rows], "id": [0] * len(rows)}
 
 
-class Part:
-    """The part of `datasets.Dataset` that is used; a feature with names for its numbers, or none."""
-
-    column_names = ("text", "label", "id")
-
-    def __init__(self, rows, names=None):
-        self.rows = rows
-        self.features = {"label": type("Feature", (), {"names": names} if names else {})()}
-
-    def __len__(self):
-        return len(self.rows)
-
-    def iter(self, batch_size):
-        for start in range(0, len(self), batch_size):
-            batch = self.rows[start : start + batch_size]
-            yield {"text": [text for text, _ in batch], "label": [label for _, label in batch], "id": [0] * len(batch)}
-
-
-def loads(monkeypatch, loaded):
-    def load_from_disk(path):
-        if isinstance(loaded, Exception):
-            raise loaded
-        return loaded
-
-    monkeypatch.setitem(sys.modules, "datasets", type("Library", (), {"load_from_disk": staticmethod(load_from_disk)}))
-
-
-@pytest.fixture
-def saved(tmp_path):
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    (folder / "state.json").write_text("{}")
-    return folder
-
-
-def test_a_saved_data_set_keeps_its_splits_and_the_names_of_its_labels(tmp_path, saved, monkeypatch):
-    names = ["pos", "neg"]
+def test_a_saved_data_set_keeps_its_splits_and_the_names_of_its_labels(tmp_path, save_arrow):
     parts = {
-        "train": Part([(f"text {i}", i % 2) for i in range(2500)], names),
-        "validation": Part([("\u00fc", 1)], names),
-        "test": Part([("t", 0)], names),
-        "unsupervised": Part([("u", -1)], names),
+        "train": labelled(*((f"text {i}", i % 2) for i in range(2500))),
+        "validation": labelled(("\u00fc", 1)),
+        "test": labelled(("t", 0)),
+        "unsupervised": labelled(("u", -1)),
     }
-    loads(monkeypatch, parts)
-    to = prepare_text(saved, tmp_path / "to", progress=False)
+    to = prepare_text(save_arrow(parts, {"label": ["pos", "neg"]}), tmp_path / "to", progress=False)
     assert [len(Text(to, split)) for split in SPLITS] == [2500, 1, 1]
     assert Text(to, "val").classes == ["neg", "pos"]
     assert Text(to, "val")[0]["labels"] == 0
@@ -128,48 +85,37 @@ def test_a_saved_data_set_keeps_its_splits_and_the_names_of_its_labels(tmp_path,
     assert "splits left out: unsupervised" in (to / "dataset.json").read_text()
 
 
-@pytest.mark.parametrize("rows", [[("t", -1), ("u", -1)], []])
-def test_a_saved_test_split_without_labels_is_left_out(tmp_path, saved, monkeypatch, capsys, rows):
-    train = Part([(f"text {i}", i % 2) for i in range(100)], ["pos", "neg"])
-    test = Part(rows, ["pos", "neg"]) if rows else type("Part", (Part,), {"column_names": ("text",)})([("t", 0)])
-    loads(monkeypatch, {"train": train, "validation": Part([("v", 1)], ["pos", "neg"]), "test": test})
+@pytest.mark.parametrize("test", [labelled(("t", -1), ("u", -1)), {"text": ["t"]}])
+def test_a_saved_test_split_without_labels_is_left_out(tmp_path, save_arrow, capsys, test):
+    train = labelled(*((f"text {i}", i % 2) for i in range(100)))
+    saved = save_arrow({"train": train, "validation": labelled(("v", 1)), "test": test}, {"label": ["pos", "neg"]})
     to = prepare_text(saved, tmp_path / "to", progress=False)
     assert [len(Text(to, split)) for split in SPLITS] == [90, 10, 1]
-    assert "notice: test has no labels and is left out" in capsys.readouterr().err
+    assert "notice: saved, test has no labels and is left out" in capsys.readouterr().err.replace(f"{tmp_path}/", "")
 
 
-def test_a_saved_data_set_of_one_part_is_split(tmp_path, saved, monkeypatch):
-    loads(monkeypatch, Part([(f"text {i}", i % 2 / 1) for i in range(100)]))
+def test_a_saved_data_set_of_one_part_is_split(tmp_path, save_arrow):
+    saved = save_arrow(labelled(*((f"text {i}", i % 2 / 1) for i in range(100))))
     to = prepare_text(saved, tmp_path / "to", progress=False)
     assert [len(Text(to, split)) for split in SPLITS] == [80, 10, 10]
     assert Text(to, "train").classes == ["0", "1"]
 
 
 @pytest.mark.parametrize(
-    ("loaded", "message"),
+    ("data", "classes", "message"),
     [
-        (Part([("a", 0), ("b", -1)], ["x", "y"]), "saved, train, row 2: the label is -1, which has no name"),
-        (Part([("a", 0), (None, 1)]), "saved, train, row 2: text is None; expected a text or a number"),
-        ({"train": Part([]), "dev": Part([]), "val": Part([])}, "has dev and val, which are both val"),
-        (ValueError("no Arrow"), r"saved cannot be read by datasets \(no Arrow\): save it again"),
+        (labelled(("a", 0), ("b", -1)), ["x", "y"], "saved, train, row 2: the label is -1, which has no name"),
+        (labelled(("a", 0), (None, 1)), None, "saved, train, row 2: text is None; expected a text or a number"),
+        (dict.fromkeys(("train", "dev", "val"), labelled(("a", 0))), None, "has dev and val, which are both val"),
     ],
 )
-def test_a_broken_saved_data_set_is_named(tmp_path, saved, monkeypatch, loaded, message):
-    loads(monkeypatch, loaded)
+def test_a_saved_data_set_that_cannot_be_used_is_named(tmp_path, save_arrow, data, classes, message):
+    saved = save_arrow(data, classes and {"label": classes})
     with pytest.raises(ValueError, match=message):
         prepare_text(saved, tmp_path / "to", progress=False)
 
 
-def test_a_missing_field_of_a_saved_data_set_is_named(saved, monkeypatch):
-    loads(monkeypatch, Part([("a", 0)]))
+def test_a_missing_field_of_a_saved_data_set_is_named(save_arrow):
+    saved = save_arrow(labelled(("a", 0)))
     with pytest.raises(ValueError, match=r"saved, train: there is no 'words' among the fields 'text', 'label', 'id'"):
         list(saved_source(saved, WANTED | {"text_field": ("words",)}).rows(False))
-
-
-def test_the_package_itself_is_read(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    rows = {"text": [f"text {i}" for i in range(50)], "label": [i % 2 for i in range(50)]}
-    table = datasets.table.InMemoryTable.from_pydict(rows)
-    datasets.Dataset(table, fingerprint="0" * 16).save_to_disk(str(tmp_path / "saved"))
-    to = prepare_text(tmp_path / "saved", tmp_path / "to", progress=False)
-    assert [len(Text(to, split)) for split in SPLITS] == [40, 5, 5]

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from nystrom.tasks.sources.acl_imdb import ARCHIVES, archive_source, folder_source, is_acl_imdb
 from nystrom.tasks.sources.documents import TITLE, TextPiece, pieces_of_lines, pieces_of_text, read_documents
 from nystrom.tasks.sources.parquet import SUFFIX as PARQUET
 from nystrom.tasks.sources.parquet import parquet_fields
-from nystrom.tasks.sources.row_files import Wanted, as_bytes, find_names, is_row_file, plain_name, read_fields
+from nystrom.tasks.sources.row_files import Wanted, is_row_file, plain_name, read_fields
+from nystrom.tasks.sources.saved_arrow import is_saved_dataset, saved_parts
 from nystrom.tasks.sources.source import Source
-from nystrom.tasks.sources.split_files import AT_ONCE, endings, is_saved_dataset, load_saved
+from nystrom.tasks.sources.split_files import endings
 
 TEXT_FILES = (".txt", ".text", ".raw", ".tokens", ".md")
 TEXT_FIELDS = ("text", "content", "sentence", "review")
@@ -105,8 +105,15 @@ class _Reader:
             self._add(folder, sorted(folder.glob("t*/*/*.txt")), lambda progress: _texts(source, progress))
         elif is_saved_dataset(folder):
             paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("cache-"))
-            parts = _saved_parts(folder, self._wanted)
-            self._add(folder, paths, lambda progress: chain.from_iterable(map(_saved_pieces, parts)))
+            parts = saved_parts(folder).values()
+            for part in parts:
+                # A column that is missing is an error before the work begins.
+                part.find(self._wanted)
+            self._add(
+                folder,
+                paths,
+                lambda progress: chain.from_iterable(_saved_pieces(part.fields(self._wanted)) for part in parts),
+            )
         else:
             self._find_below(folder)
 
@@ -157,21 +164,8 @@ def _row_pieces(rows: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[TextPie
         yield from pieces_of_text(text)
 
 
-def _saved_parts(folder: Path, wanted: Wanted) -> list[tuple[str, Any, str]]:
-    """Open a folder that `save_to_disk` wrote: of each split its place, its rows and the field of the texts."""
-    loaded = load_saved(folder)
-    parts = []
-    for name, part in (loaded if hasattr(loaded, "keys") else {"rows": loaded}).items():
-        try:
-            (field,) = find_names(part.column_names, wanted)
-        except ValueError as error:
-            raise ValueError(f"{folder}, {name}: {error}") from error
-        parts.append((f"{folder}, {name}", part, field))
-    return parts
-
-
-def _saved_pieces(saved: tuple[str, Any, str]) -> Iterator[TextPiece]:
-    rows = _saved_texts(*saved)
+def _saved_pieces(fields: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[TextPiece]:
+    rows = (text for _, (text,) in fields)
     before: list[bytes] = []
     for text in rows:
         before.append(text)
@@ -183,17 +177,6 @@ def _saved_pieces(saved: tuple[str, Any, str]) -> Iterator[TextPiece]:
         return
     for text in chain(before, rows):
         yield from pieces_of_text(text)
-
-
-def _saved_texts(place: str, part: Any, field: str) -> Iterator[bytes]:
-    number = 0
-    for batch in part.iter(batch_size=AT_ONCE):
-        for value in batch[field]:
-            number += 1
-            try:
-                yield as_bytes(value, field)
-            except ValueError as error:
-                raise ValueError(f"{place}, row {number}: {error}") from error
 
 
 def _endings() -> list[str]:

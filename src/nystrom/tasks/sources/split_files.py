@@ -2,17 +2,16 @@
 
 A single file of rows holds training texts. In a folder of them the name says the split: it is, or ends in, train;
 val, valid, validation, dev or eval; test. `row_files` reads them. A folder that `Dataset.save_to_disk` or
-`DatasetDict.save_to_disk` wrote is read by the package datasets, where that is installed.
+`DatasetDict.save_to_disk` wrote is read by `saved_arrow`.
 
 A test split without labels, such as those of GLUE, is left out; then the validation split is the test, if there is
 one, and validation texts are drawn from the training texts.
 """
 
-import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -20,13 +19,12 @@ from nystrom.tasks.sources.row_files import (
     COMPRESSED,
     PLAIN,
     Wanted,
-    as_bytes,
-    find_names,
     is_row_file,
     lacks_field,
     plain_name,
     read_fields,
 )
+from nystrom.tasks.sources.saved_arrow import SavedPart, saved_parts
 from nystrom.tasks.sources.source import LabelledSample, Source
 from nystrom.tasks.store.checksums import sha256_of_files, sha256_of_splits
 from nystrom.tasks.store.header import SPLITS
@@ -35,8 +33,6 @@ Rows = TypeVar("Rows")
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "eval": "val"}
 SPLIT_NAMES |= {"test": "test"}
-SAVED = ("dataset_dict.json", "state.json")
-AT_ONCE = 1000
 
 
 def split_of(name: str) -> str | None:
@@ -121,69 +117,44 @@ def files_of_folder(folder: Path) -> dict[str, Path]:
     return {split: files[split] for split in SPLITS if split in files}
 
 
-def is_saved_dataset(folder: Path) -> bool:
-    """Whether `save_to_disk` of the package datasets wrote a folder."""
-    return any((folder / name).is_file() for name in SAVED)
-
-
-def load_saved(folder: Path) -> Any:
-    """Open a folder that `save_to_disk` wrote: its rows, or the rows of each split.
-
-    Raises:
-        ValueError: The package datasets is not installed, or cannot read the folder.
-    """
-    try:
-        library: Any = importlib.import_module("datasets")
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{folder} was saved by Hugging Face datasets, which is not installed: pip install datasets, or save each"
-            " split with its to_json as train.jsonl, val.jsonl and test.jsonl and name their folder."
-        ) from error
-    try:
-        return library.load_from_disk(str(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{folder} cannot be read by datasets ({error}): save it again.") from error
-
-
 def saved_source(folder: Path, wanted: Wanted, *, progress: bool = False) -> Source:
     """Make a source of a folder that `save_to_disk` wrote; splits of other names, such as unsupervised, are left out.
 
     Raises:
-        ValueError: The package datasets is not installed, or cannot read the folder.
+        ValueError: pyarrow is not installed, or cannot read the folder.
     """
-    loaded = load_saved(folder)
-    parts = dict(loaded) if hasattr(loaded, "keys") else {"train": loaded}
-    known: dict[str, str] = {}
-    for name in parts:
+    parts = saved_parts(folder)
+    known: dict[str, SavedPart] = {}
+    for name, part in parts.items():
         if (split := SPLIT_NAMES.get(name)) is not None:
             if split in known:
-                raise ValueError(f"{folder} has {known[split]} and {name}, which are both {split}: save one of them.")
-            known[split] = name
-    left_out = sorted({*parts} - {*known.values()})
+                raise ValueError(
+                    f"{folder} has {known[split].split} and {name}, which are both {split}: save one of them."
+                )
+            known[split] = part
+    left_out = sorted({*parts} - {part.split for part in known.values()})
     remarks = (f"splits left out: {', '.join(left_out)}",) if left_out else ()
-    if "test" in known and len(known) > 1 and _is_unlabelled(parts[known["test"]], wanted):
+    if "test" in known and len(known) > 1 and _is_unlabelled(known["test"], wanted):
         known, more = _without_test(known)
         remarks += more
     splits = tuple(split for split in SPLITS if split in known)
 
     def rows(progress: bool) -> Iterator[LabelledSample]:
         for split in splits:
-            part = parts[known[split]]
-            place = f"{folder}, {known[split]}"
-            try:
-                fields = find_names(part.column_names, wanted)
-            except ValueError as error:
-                raise ValueError(f"{place}: {error}") from error
-            # A feature with names for its numbers keeps them as the classes.
-            label_names = getattr(part.features[fields[0]], "names", None)
-            bar = tqdm(total=len(part), desc=known[split], unit=" rows", disable=not progress or None)
+            part = known[split]
+            field, *_ = part.find(wanted)
+            classes = part.classes.get(field)
+            bar = tqdm(total=len(part), desc=part.split, unit=" rows", disable=not progress or None)
             with bar:
-                number = 0
-                for batch in part.iter(batch_size=AT_ONCE):
-                    for values in zip(*(batch[field] for field in fields), strict=True):
-                        number += 1
-                        yield _saved_row(f"{place}, row {number}", split, values, fields, label_names)
-                        bar.update()
+                for number, (label, *texts) in part.fields(wanted):
+                    place = f"{part}, row {number}"
+                    if classes is not None and label.decode() not in classes:
+                        raise ValueError(
+                            f"{place}: the label is {label.decode()}, which has no name: it marks a text without a "
+                            "label."
+                        )
+                    yield LabelledSample(place, split, label, tuple(texts))
+                    bar.update()
 
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("cache-"))
     settings = {"source_sha256": sha256_of_files(folder, paths, progress=progress)}
@@ -191,30 +162,15 @@ def saved_source(folder: Path, wanted: Wanted, *, progress: bool = False) -> Sou
     return Source(kind="Hugging Face datasets", settings=settings, splits=splits, rows=rows, remarks=remarks)
 
 
-def _is_unlabelled(part: Any, wanted: Wanted) -> bool:
+def _is_unlabelled(part: SavedPart, wanted: Wanted) -> bool:
     """Whether a saved split has no labels: none at all, or -1, which no class has, in its first row."""
     option, names = next(iter(wanted.items()))
     try:
-        (field,) = find_names(part.column_names, {option: names})
+        (field,) = part.find({option: names})
     except ValueError:
         return True
-    first = next(iter(part.iter(batch_size=1)), {field: [0]})
-    return hasattr(part.features[field], "names") and first[field] == [-1]
-
-
-def _saved_row(
-    place: str, split: str, values: Sequence[object], fields: Sequence[str], label_names: Sequence[str] | None
-) -> LabelledSample:
-    label, *texts = values
-    if label_names is not None:
-        if not isinstance(label, int) or not 0 <= label < len(label_names):
-            raise ValueError(f"{place}: the label is {label}, which has no name: it marks a text without a label.")
-        label = label_names[label]
-    try:
-        label, *texts = (as_bytes(value, field) for value, field in zip([label, *texts], fields, strict=True))
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
-    return LabelledSample(place, split, label, tuple(texts))
+    _, (first,) = next(part.fields({option: names}), (0, [b""]))
+    return field in part.classes and first == b"-1"
 
 
 def endings() -> str:

@@ -57,7 +57,7 @@ def finetune(
         model: Folder of an encoder with its tokenizer, or OWNER/NAME: of this library, a published Nyströmformer, or
             any encoder of transformers.
         data: GLUE's folder of the task, or files: .tsv, .csv, .jsonl, .parquet, compressed or not, named train, dev and
-            test.
+            test; or a folder saved by Hugging Face datasets.
         to: Folder of the run; runs/finetune-TASK-MODEL-ATTENTION-seedSEED if not given.
         attention: Method in place of the model's attention; "softmax" is exact. The model's own if not given.
         options: Options of the method.

@@ -109,3 +109,49 @@ def test_files_that_say_no_split_are_errors_for_own_texts_and_passed_over_for_gl
         read_labelled([tmp_path], own_task(), own=True)
     with pytest.raises(ValueError, match="no such file"):
         read_labelled([tmp_path / "none"], TASKS["sst2"])
+
+
+def test_a_saved_data_set_gives_its_splits_and_the_order_of_its_classes(save_arrow):
+    parts = {
+        "train": {"text": ["a", "b"], "label": [0, 1]},
+        "validation": {"text": ["c"], "label": [1]},
+        "test": {"text": ["d"], "label": [-1]},
+        "unsupervised": {"text": ["e"], "label": [-1]},
+    }
+    saved = save_arrow(parts, {"label": ["positive", "negative"]})
+    found = read_labelled([saved], own_task(), own=True)
+    assert found.classes == ("positive", "negative")
+    assert {name: (split.texts, split.labels) for name, split in found.splits.items()} == {
+        "train": (["a", "b"], [0, 1]),
+        "validation": (["c"], [1]),
+        "submission": (["d"], None),
+    }
+    assert found.remarks == ["unsupervised is no split and is passed over"]
+    # A task has classes of its own; those of the data are found by their names.
+    assert read_labelled([saved], TASKS["imdb"]).splits["train"].labels == [1, 0]
+
+
+def test_the_matched_and_mismatched_splits_of_a_saved_data_set_are_kept_apart(save_arrow):
+    pair = {"premise": ["a"], "hypothesis": ["b"]}
+    names = ("train", "validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
+    parts = {name: pair | {"label": [-1 if name.startswith("test") else 2]} for name in names}
+    saved = save_arrow(parts, {"label": ["entailment", "neutral", "contradiction"]})
+    splits = read_labelled([saved], TASKS["mnli"]).splits
+    assert {*splits} == {"train", "validation", "validation_mismatched", "submission", "submission_mismatched"}
+    assert splits["train"] == (["a"], ["b"], [2])
+
+
+def test_what_is_wrong_with_a_saved_data_set_is_named_with_its_row(save_arrow, tmp_path):
+    def read(parts, task, classes=None):
+        read_labelled([save_arrow(parts, classes, to=tmp_path / str(len([*tmp_path.iterdir()])))], task)
+
+    with pytest.raises(ValueError, match=r"train, row 2: the label is '-1', which is none of the classes"):
+        read({"sentence": ["a", "b"], "label": [0, -1]}, TASKS["sst2"], {"label": ["negative", "positive"]})
+    with pytest.raises(ValueError, match=r"train: there is no .* with --text-field\. This task is on pairs"):
+        read({"sentence": ["a"], "label": [0]}, TASKS["mrpc"])
+    with pytest.raises(ValueError, match=r"train: there is no .*'label'.* among the fields 'sentence': name"):
+        read({"sentence": ["a"]}, TASKS["sst2"])
+    with pytest.raises(ValueError, match=r", dev and .*, validation are both validation: save one of them"):
+        read({name: {"sentence": ["a"], "label": [0]} for name in ("train", "dev", "validation")}, TASKS["sst2"])
+    with pytest.raises(ValueError, match="holds the splits unsupervised, and none of them is train"):
+        read({"unsupervised": {"sentence": ["a"]}}, TASKS["sst2"])

@@ -4,7 +4,8 @@
     dev_matched.tsv   validation_mismatched.parquet        MNLI; the matched split is "validation"
     train-00000-of-00002.parquet                           parts of one split, read in their order
 
-A file by itself whose name says no split holds training texts.
+A file by itself whose name says no split holds training texts. The splits of a folder that Hugging Face datasets saved
+have the same names.
 """
 
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from nystrom.tasks.sources.parquet import SUFFIX
 from nystrom.tasks.sources.row_files import is_row_file, plain_name
+from nystrom.tasks.sources.saved_arrow import SavedPart, saved_parts
 from nystrom.tasks.sources.split_files import SPLIT_NAMES, endings
 
 SPLITS = ("train", "validation", "validation_mismatched", "test", "test_mismatched")
@@ -22,7 +24,37 @@ _WORDS = {"train": "train", "val": "validation", "test": "test"}
 
 def split_of_file(path: Path) -> str | None:
     """The split that a file's name says; None where it says none."""
-    stem = _PART.sub("", Path(plain_name(path)).stem.lower())
+    return _split_of(_PART.sub("", Path(plain_name(path)).stem.lower()))
+
+
+def saved_splits(folder: Path) -> tuple[dict[str, SavedPart], list[str]]:
+    """Find the splits of a folder that Hugging Face datasets saved, in the order of `SPLITS`.
+
+    Returns:
+        The splits, and the names of those that say none, such as unsupervised.
+
+    Raises:
+        ValueError: The folder cannot be read, holds no split, or two that are the same.
+    """
+    found: dict[str, SavedPart] = {}
+    over: list[str] = []
+    for name, part in saved_parts(folder).items():
+        split = _split_of(name.lower())
+        if split is None:
+            over.append(name)
+        elif split in found:
+            raise ValueError(f"{found[split]} and {part} are both {split}: save one of them.")
+        else:
+            found[split] = part
+    if not found:
+        raise ValueError(
+            f"{folder} holds the splits {', '.join(over)}, and none of them is train, validation or test: save it with "
+            "these names."
+        )
+    return {split: found[split] for split in SPLITS if split in found}, over
+
+
+def _split_of(stem: str) -> str | None:
     words = re.split(r"[._-]", stem)
     mismatched = words[-1] == "mismatched"
     if words[-1] in ("matched", "mismatched"):

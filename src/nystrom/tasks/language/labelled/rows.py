@@ -11,6 +11,7 @@ from pathlib import Path
 from nystrom.tasks.language.labelled.glue import LabelledTask
 from nystrom.tasks.sources.parquet import SUFFIX, parquet_columns, parquet_fields
 from nystrom.tasks.sources.row_files import first_fields, has_field, plain_name, read_fields
+from nystrom.tasks.sources.saved_arrow import SavedPart
 from nystrom.tasks.sources.unpacking import BROKEN, open_unpacked, unreadable
 
 # What stands in the column of labels where a test split has none.
@@ -26,6 +27,7 @@ class SplitRows:
         pairs: The second of each pair; None for single texts.
         labels: Their labels as words; None where the split has none.
         places: The file and line of a row, for messages.
+        classes: Names of its classes in their order, where the files name them.
         remarks: Notices for the user about the files.
     """
 
@@ -33,14 +35,15 @@ class SplitRows:
     pairs: list[str] | None
     labels: list[str] | None
     places: Callable[[int], str]
+    classes: tuple[str, ...] | None = None
     remarks: list[str] = field(default_factory=list)
 
 
-def read_rows(files: Sequence[Path], task: LabelledTask, *, may_lack_labels: bool) -> SplitRows:
+def read_rows(files: Sequence[Path | SavedPart], task: LabelledTask, *, may_lack_labels: bool) -> SplitRows:
     """Read a split.
 
     Args:
-        files: Its files, in their order.
+        files: Its files, in their order; or the split of a folder that Hugging Face datasets saved.
         task: The task, whose names of columns are looked for.
         may_lack_labels: Whether it may be without labels, as a test split.
 
@@ -50,7 +53,7 @@ def read_rows(files: Sequence[Path], task: LabelledTask, *, may_lack_labels: boo
     texts: list[str] = []
     seconds: list[str] = []
     labels: list[str] = []
-    lines: list[tuple[Path, int]] = []
+    lines: list[tuple[Path | SavedPart, int]] = []
     labelled = None
     broken: list[int] = []
     spoilt = 0
@@ -79,12 +82,14 @@ def read_rows(files: Sequence[Path], task: LabelledTask, *, may_lack_labels: boo
 
     def place(row: int) -> str:
         path, line = lines[row]
-        return f"{path}, line {line}"
+        rows = isinstance(path, SavedPart) or path.suffix.lower() == SUFFIX
+        return f"{path}, {'row' if rows else 'line'} {line}"
 
     given = labels if labelled and not (may_lack_labels and {*labels} <= _NO_LABEL) else None
     if given is not None and (none := [row for row, word in enumerate(given) if not word]):
         raise ValueError(f"{place(none[0])}: there is no label, and other rows have one: add it, or leave the row out.")
-    return SplitRows(texts, seconds if task.pairs is not None else None, given, place, remarks)
+    pairs = seconds if task.pairs is not None else None
+    return SplitRows(texts, pairs, given, place, _classes(files[0], task), remarks)
 
 
 def read_texts(path: Path, task: LabelledTask) -> Iterator[tuple[str, ...]]:
@@ -108,17 +113,14 @@ def read_texts(path: Path, task: LabelledTask) -> Iterator[tuple[str, ...]]:
 
 
 def _cells(
-    path: Path, task: LabelledTask, *, labelled: bool, broken: list[int] | None
+    path: Path | SavedPart, task: LabelledTask, *, labelled: bool, broken: list[int] | None
 ) -> Iterator[tuple[int, list[bytes]]]:
     wanted: dict[str, Sequence[str]] = {"label_field": task.labels} if labelled else {}
     wanted["text_field"] = task.texts
     if task.pairs is not None:
         wanted["pair_field"] = task.pairs
-    if path.suffix.lower() == SUFFIX:
-        yield from parquet_fields(path, wanted)
-        return
     columns = None
-    if _is_headless(path, task):
+    if isinstance(path, Path) and path.suffix.lower() != SUFFIX and _is_headless(path, task):
         columns = task.headless
         wanted = {name: [word for word in words if word in columns] for name, words in wanted.items()}
 
@@ -126,14 +128,27 @@ def _cells(
     if task.broken_rows and broken is not None:
         on_broken = broken.append
     try:
-        yield from read_fields(path, wanted, columns=columns, on_broken=on_broken)
+        if isinstance(path, SavedPart):
+            yield from path.fields(wanted)
+        elif path.suffix.lower() == SUFFIX:
+            yield from parquet_fields(path, wanted)
+        else:
+            yield from read_fields(path, wanted, columns=columns, on_broken=on_broken)
     except ValueError as error:
         # The one hint that the reader of files cannot give.
         hint = " This task is on pairs of texts." if task.pairs is not None and "-field" in str(error) else ""
         raise ValueError(f"{error}{hint}") from error
 
 
-def _has_label(path: Path, task: LabelledTask) -> bool:
+def _classes(path: Path | SavedPart, task: LabelledTask) -> tuple[str, ...] | None:
+    """The classes that a saved data set names, in their order."""
+    named = path.classes if isinstance(path, SavedPart) else {}
+    return next((classes for column, classes in named.items() if has_field([column], task.labels)), None)
+
+
+def _has_label(path: Path | SavedPart, task: LabelledTask) -> bool:
+    if isinstance(path, SavedPart):
+        return has_field(path.columns, task.labels)
     if path.suffix.lower() == SUFFIX:
         return has_field(parquet_columns(path), task.labels)
     fields = first_fields(path)

@@ -20,10 +20,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from nystrom.tasks.language.labelled.files import files_of_splits
+from nystrom.tasks.language.labelled.files import files_of_splits, saved_splits
 from nystrom.tasks.language.labelled.glue import LabelledTask
 from nystrom.tasks.language.labelled.rows import SplitRows, read_rows
 from nystrom.tasks.sources.acl_imdb import ARCHIVES, archive_source, folder_source, is_acl_imdb
+from nystrom.tasks.sources.saved_arrow import is_saved_dataset
 
 LabelKind = Literal["auto", "classes", "numbers"]
 _SHARE, _SEED = 0.1, 0
@@ -126,10 +127,15 @@ def _read(data: Sequence[Path], task: LabelledTask, *, strict: bool) -> tuple[di
             assert part.labels is not None
             part.labels.append(row.label.decode())
         return parts, []
-    files, over = files_of_splits(data, strict=strict)
-    remarks = [f"{', '.join(path.name for path in over)} is no split and is passed over"] if over else []
+    if data and not others and is_saved_dataset(first):
+        saved, passed = saved_splits(first)
+        files = {name: [part] for name, part in saved.items()}
+    else:
+        files, over = files_of_splits(data, strict=strict)
+        passed = [path.name for path in over]
+    remarks = [f"{', '.join(passed)} is no split and is passed over"] if passed else []
     return {
-        name: read_rows(paths, task, may_lack_labels=name.startswith("test")) for name, paths in files.items()
+        name: read_rows(parts, task, may_lack_labels=name.startswith("test")) for name, parts in files.items()
     }, remarks
 
 
@@ -138,6 +144,8 @@ def _own_classes(rows: dict[str, SplitRows], kind: LabelKind) -> tuple[str, ...]
     source = rows.get("train") or rows.get("validation")
     if source is None or source.labels is None:
         return ()
+    if source.classes is not None and kind != "numbers":
+        return source.classes
     words = {*source.labels}
     numbers = [_number(word) for word in words]
     numeric = all(number is not None for number in numbers)

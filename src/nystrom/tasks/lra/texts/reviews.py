@@ -18,8 +18,9 @@ from nystrom.tasks.lra.texts.held_out import HeldOut
 from nystrom.tasks.lra.texts.labelled_texts import prepare_texts
 from nystrom.tasks.sources.acl_imdb import ARCHIVES, IMDB_COUNTS, archive_source, folder_source, is_acl_imdb
 from nystrom.tasks.sources.row_files import Wanted, is_row_file
+from nystrom.tasks.sources.saved_arrow import is_saved_dataset
 from nystrom.tasks.sources.source import Source
-from nystrom.tasks.sources.split_files import endings, files_of_folder, is_saved_dataset, row_source, saved_source
+from nystrom.tasks.sources.split_files import endings, files_of_folder, row_source, saved_source
 from nystrom.tasks.store.byte_split import ByteSplit
 
 TASK = "text"
