@@ -1,6 +1,6 @@
 import pytest
 import torch
-from transformers import BertConfig, BertModel, BertTokenizerFast
+from transformers import BertConfig, BertModel, BertTokenizer
 
 from nystrom.studies.reproduce.study import Setting
 
@@ -44,7 +44,7 @@ def tiny_bert(tmp_path_factory):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         BertModel(config).save_pretrained(folder)
-    BertTokenizerFast(vocab_file=str(vocabulary)).save_pretrained(folder)
+    BertTokenizer(vocab=str(vocabulary)).save_pretrained(folder)
     return folder
 
 

@@ -34,11 +34,12 @@ def reproduce_study(words: list[str]) -> None:
         Args:
             name: Name of the study, as --list prints it.
             list: Print the studies: what each shows, its source, what it needs, its minutes, and whether it was run.
-            all: Run every study that can run here, and write the page of all of them, index.html.
+            all: Run every study that can run here, and write the page of all of them, index.html. Those that train for
+                hours are run by their names alone; the page shows them once they were.
             size: "small", minutes on two cores, or "paper", the paper's setting in full.
             model: Folder of an encoder in Hugging Face format; all-MiniLM-L6-v2 of nystrom[real] if not given.
             texts: Files of prose, compressed or not; the reference of the Python language if not given.
-            data: Folder with prepared tasks in folders of their names, such as data/text.
+            data: Folder with the data of tasks in folders of their names: data/text, data/mlm, data/mrpc ...
             runs: Folder of the trained runs of `nystrom lra run`.
             threads: Threads on the CPU. Most matrices of the studies are small, and slower with more.
             to: Folder of the results; each study has its own inside.
@@ -56,8 +57,9 @@ def reproduce_study(words: list[str]) -> None:
 
     torch.set_num_threads(asked["threads"])
     from nystrom.report.gallery import print_summary, write_gallery
+    from nystrom.report.summary import SUMMARY
     from nystrom.studies.reproduce.catalogue import CATALOGUE
-    from nystrom.studies.reproduce.run import check_study, run_study
+    from nystrom.studies.reproduce.run import check_study, folder_of, run_study
     from nystrom.studies.reproduce.study import Setting
 
     setting = Setting(
@@ -72,6 +74,9 @@ def reproduce_study(words: list[str]) -> None:
     for each, entry in CATALOGUE.items():
         if entry.home is None:
             missing[each] = "not written yet"
+            continue
+        if entry.trains and not (folder_of(to, each, size) / SUMMARY).is_file():
+            missing[each] = "trains for hours: run it by its name"
             continue
         try:
             jobs[each] = check_study(each, setting, to)

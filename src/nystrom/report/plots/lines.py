@@ -28,42 +28,41 @@ def draw_lines(
     y_label: str,
     band: str,
     columns: int = 2,
+    log_x: bool = True,
     log_y: bool = True,
+    share_y: bool = True,
 ) -> "Figure":
     """Draw a panel for each group of rows, in it a line for each method, named in a legend or at its end.
 
     Args:
         panels: Rows by the title of their panel.
-        over: What a row lies at on the horizontal axis, which is logarithmic; None for a method that has no such size:
-            it is a level line.
+        over: What a row lies at on the horizontal axis; None for a method that has no such size: it is a level line.
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis, with the unit.
         band: What `low` and `high` are, for the legend, such as "quartiles over heads and texts"; "" for no bands.
         columns: Panels in a row.
+        log_x: Whether the horizontal axis is logarithmic; then it has a number for each size.
         log_y: Whether the vertical axis is logarithmic.
+        share_y: Whether panels side by side have one vertical axis.
     """
     columns = min(columns, len(panels))
     lines = math.ceil(len(panels) / columns)
     figure = figure_of(PAGE, 0.9 + 2.2 * lines)
-    grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey="row")
+    grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey="row" if share_y else False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     handles: dict[str, Line2D] = {}
     for panel, (title, rows) in enumerate(panels.items()):
         axes: Axes = grid.flat[panel]
-        axes.set_xscale("log", base=2)
         if log_y:
             axes.set_yscale("log")
         for method in dict.fromkeys(row.method for row in rows):
             those = [row for row in rows if row.method == method and not math.isnan(row.value)]
             if those:
                 handles.setdefault(method, _line(axes, method, those, over, bool(band)))
-        ticks = sorted({x for row in rows if (x := over(row)) is not None})
-        texts = [f"{x:g}" for x in ticks]
-        # Every second one where all would touch, the last among them.
-        crowded = sum(map(len, texts)) * columns > _CHARACTERS
-        shown = [text if not crowded or (len(texts) - place) % 2 else "" for place, text in enumerate(texts)]
-        axes.set_xticks(ticks, shown)
+        if log_x:
+            axes.set_xscale("log", base=2)
+            _number_sizes(axes, sorted({x for row in rows if (x := over(row)) is not None}), columns)
         axes.minorticks_off()
         if log_y:
             plain_numbers(axes, "y")
@@ -88,6 +87,14 @@ def draw_lines(
         title_fontsize=7.5,
     )
     return figure
+
+
+def _number_sizes(axes: "Axes", sizes: Sequence[float], columns: int) -> None:
+    """A tick and a number for each size, or for every second where all would touch, the last among them."""
+    texts = [f"{size:g}" for size in sizes]
+    crowded = sum(map(len, texts)) * columns > _CHARACTERS
+    shown = [text if not crowded or (len(texts) - place) % 2 else "" for place, text in enumerate(texts)]
+    axes.set_xticks(sizes, shown)
 
 
 def _line(

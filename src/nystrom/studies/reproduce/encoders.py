@@ -135,7 +135,20 @@ def find_encoder(setting: Setting) -> Encoder:
         ValueError: No model at hand, one without weights or with a decoder, a folder without a tokenizer, or texts that
             cannot be read.
     """
-    folder = setting.model
+    folder, layers = find_folder(setting.model)
+    name = "all-MiniLM-L6-v2" if setting.model is None else folder.name
+    encoder = Encoder(folder, name, read_prose(setting.texts), layers)
+    encoder.check_length(8)
+    return encoder
+
+
+def find_folder(model: Path | None) -> tuple[Path, int]:
+    """The folder of an encoder, all-MiniLM-L6-v2 if none is named, and its number of layers.
+
+    Raises:
+        ValueError: No model at hand, or one without weights or with a decoder.
+    """
+    folder = model
     if folder is None:
         if find_spec(_REAL) is None:
             raise ValueError(
@@ -151,10 +164,7 @@ def find_encoder(setting: Setting) -> Encoder:
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or ()):
         raise ValueError(f"--model {folder} is a causal {config.model_type}; expected an encoder such as BERT.")
     check_weights(folder)
-    name = "all-MiniLM-L6-v2" if setting.model is None else folder.name
-    encoder = Encoder(folder, name, read_prose(setting.texts), config.num_hidden_layers)
-    encoder.check_length(8)
-    return encoder
+    return folder, config.num_hidden_layers
 
 
 def _record(model: PreTrainedModel, ids: Int[Tensor, "b n"], layers: tuple[int, ...]) -> dict[int, Recording]:

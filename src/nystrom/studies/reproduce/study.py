@@ -22,7 +22,8 @@ class Setting:
         size: "small", minutes on two cores, or "paper", the paper's setting in full.
         model: Folder of a Hugging Face encoder; None takes all-MiniLM-L6-v2 of the extra `real`.
         texts: Files of prose, compressed or not; none takes the reference of the Python language that Python carries.
-        data: Folder with prepared tasks in folders of their names (listops, text, ...); None draws those that can be.
+        data: Folder with the data of tasks in folders of their names (listops, text, mlm, mrpc ...); None draws those
+            that can be.
         runs: Folder of trained runs of `nystrom lra run`, for the studies that read them.
     """
 

@@ -123,6 +123,7 @@ class BareLoop:
             betas=preset.adam_betas,
             eps=preset.adam_epsilon,
             weight_decay=preset.weight_decay,
+            fused=True,
         )
         steps = settings.steps
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: (steps - step) / steps)

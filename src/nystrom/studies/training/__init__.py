@@ -1,0 +1,1 @@
+"""Studies that train: pretraining with each attention, and fine-tuning beside exact attention."""

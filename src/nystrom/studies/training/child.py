@@ -1,0 +1,38 @@
+"""One training of a study, in its own process, which ends when the parent process ends.
+
+The engine's name and its arguments come as JSON on the command line; see `nystrom.train.grid.child` for how it ends.
+"""
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+from nystrom.train.grid.child import end_with_parent, exit_code
+
+
+def main() -> int:
+    """Train, from the last checkpoint where there is one."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    engine, arguments = json.loads(sys.argv[1])
+    for name in ("data", "to", "model"):
+        given = arguments.get(name)
+        # A model may have a name on the Hub.
+        if given is not None and (name != "model" or engine == "pretrain"):
+            arguments[name] = tuple(map(Path, given)) if isinstance(given, list) else Path(given)
+
+    def work() -> None:
+        if engine == "pretrain":
+            from nystrom.train.pretrain.engine import pretrain
+
+            pretrain(**arguments)
+        else:
+            from nystrom.train.finetune.engine import finetune
+
+            finetune(**arguments)
+
+    return exit_code(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""What the studies of fine-tuning say of their rows: tables, verdicts and a figure."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from nystrom.measure.rows import Row
+from nystrom.report.plots.canvas import PAGE, figure_of, method_looks
+from nystrom.report.printed.finetuned import FINETUNED
+from nystrom.report.summary import Table, Verdict
+from nystrom.tasks.language.labelled.glue import find_labelled
+from nystrom.train.method_names import split_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EXACT = "softmax"
+SHARE = "texts longer than the landmarks"
+_LONG = 1024
+# Of the texts of a task; below it Nyström and exact attention are nearly the same by construction.
+_ENOUGH = 0.1
+
+
+class Score(NamedTuple):
+    """The scores of one attention on one task.
+
+    Attributes:
+        values: Of each seed.
+        texts: Texts that are scored.
+        own: Whether the split is not the published one.
+        split: "test" or "validation".
+    """
+
+    values: tuple[float, ...]
+    texts: int
+    own: bool
+    split: str
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def shown(self) -> str:
+        """In per cent, with the deviation of the seeds where there are several."""
+        spread = f" ± {100 * statistics.stdev(self.values):.1f}" if len(self.values) > 1 else ""
+        return f"{100 * self.mean:.1f}{spread}"
+
+    def error_beside(self, other: "Score") -> float:
+        """The standard error of the difference of both."""
+        return math.sqrt(sum(s.mean * (1 - s.mean) / s.texts for s in (self, other)))
+
+
+def word(row: Row, name: str) -> str:
+    """A word of a row's sizes; "" where it has none."""
+    return next((part[len(name) + 1 :] for part in row.sizes.split() if part.startswith(f"{name}=")), "")
+
+
+def scores(rows: Sequence[Row], kind: str = "run", *, n: int | None = None) -> dict[tuple[str, str], Score]:
+    """Scores by task and method; of runs of up to n tokens, where n is given."""
+    found: dict[tuple[str, str], dict[int | None, Row]] = {}
+    for row in rows:
+        task = word(row, "task")
+        split, _, metric = row.quantity.partition(" ")
+        of_kind = word(row, "kind") == kind and (n is None or row.n == n)
+        if not of_kind or split not in ("test", "validation") or metric != find_labelled(task).metrics[0]:
+            continue
+        seeds = found.setdefault((task, row.method), {})
+        # The test texts count where their labels are known.
+        if split == "test" or not (row.seed in seeds and seeds[row.seed].quantity.startswith("test")):
+            seeds[row.seed] = row
+    return {
+        key: Score(
+            tuple(row.value for row in seeds.values()),
+            next(iter(seeds.values())).repeats,
+            any(word(row, "splits") == "own" for row in seeds.values()),
+            next(iter(seeds.values())).quantity.partition(" ")[0],
+        )
+        for key, seeds in found.items()
+    }
+
+
+def _shares(rows: Sequence[Row]) -> dict[tuple[str, int | None], float]:
+    """Share of the scored texts that are longer than m, by task and m."""
+    return {(word(row, "task"), row.m): row.value for row in rows if word(row, "kind") == "lengths"}
+
+
+def _number(rows: Sequence[Row], task: str, method: str, quantity: str, kind: str) -> str:
+    values = [
+        row.value
+        for row in rows
+        if (word(row, "task"), row.method, row.quantity, word(row, "kind")) == (task, method, quantity, kind)
+    ]
+    return f"{statistics.fmean(values):.3g}" if values else ""
+
+
+def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
+    """The scores beside the printed ones, the search, and what a step costs."""
+    found, shares = scores(rows), _shares(rows)
+    lines, costs = [], []
+    for (task, method), score in found.items():
+        _, m = split_name(method)
+        share = shares.get((task, m))
+        exact = found.get((task, EXACT))
+        printed = FINETUNED["BERT-base" if method == EXACT else "Nyströmformer"][task]
+        gap = "" if exact is None or method == EXACT else f"{100 * (score.mean - exact.mean):+.1f}"
+        split = f"{score.split}{', own' if score.own else ''}"
+        seen = "" if share is None else f"{100 * share:.0f}"
+        lines.append([task, method, split, str(score.texts), seen, score.shown, gap, f"{printed:.1f}"])
+        ratio = _number(rows, task, method, "step time / exact", "steps")
+        memory = _number(rows, task, method, "step memory", "steps")
+        if ratio:
+            milliseconds = _number(rows, task, method, "step time", "steps")
+            peak = _number(rows, task, method, "peak memory", "run")
+            costs.append([task, method, milliseconds, ratio, memory, peak])
+    equal = ", ".join(
+        f"{task} ({100 * share:.1f} %)" for (task, m), share in shares.items() if m == 64 and share < 0.01
+    )
+    title = "scores: F1 for mrpc and qqp, accuracy elsewhere; > m: texts longer than the landmarks"
+    if equal:
+        title += f"; with 64 landmarks by construction exact: {equal}"
+    tables = [
+        Table(title, ["task", "attention", "split", "texts", "> m, %", "score", "gap", "paper"], lines, left=3),
+        Table(
+            "a step of 32 texts, forward and backward; all of a run",
+            ["task", "attention", "ms", "/ exact", "MB", "run MB"],
+            costs,
+            left=2,
+        ),
+    ]
+    trials = [row for row in rows if row.quantity.endswith("of a trial")]
+    searched = scores(rows, "search")
+    if trials:
+        best = max(trials, key=lambda row: row.value)
+        cells = []
+        for row in trials:
+            after = searched[word(row, "task"), row.method].shown if row is best else ""
+            batch, rate = word(row, "batch_size"), word(row, "learning_rate")
+            cells.append([row.method, batch, rate, f"{100 * row.value:.1f}", after])
+        heads = ["attention", "batch", "rate", "validation F1", "test F1"]
+        tables.append(Table("the search on mrpc; the best on validation is tested", heads, cells))
+    return tables
+
+
+def verdicts_2(rows: Sequence[Row]) -> Sequence[Verdict]:
+    """A verdict for each task, and one for the search."""
+    found, shares = scores(rows), _shares(rows)
+    verdicts = []
+    for task in dict.fromkeys(task for task, _ in found):
+        sizes = [(m, method) for t, method in found if t == task and (m := split_name(method)[1]) is not None]
+        if (task, EXACT) not in found or not sizes:
+            continue
+        m, method = min(sizes, key=lambda size: abs(size[0] - 64))
+        exact, ours, share = found[task, EXACT], found[task, method], shares.get((task, m), 0.0)
+        error = ours.error_beside(exact)
+        agrees = ours.mean >= exact.mean - 2 * error if share >= _ENOUGH else None
+        numbers = (
+            f"{method} {ours.shown} %, exact {exact.shown} % on {exact.texts} texts, standard error of the difference "
+            f"{100 * error:.1f}; {100 * share:.0f} % of the texts are longer than the landmarks."
+        )
+        verdicts.append(
+            Verdict(f"Nyström attention performs competitively with exact attention on {task}.", agrees, numbers)
+        )
+    for (task, method), ours in scores(rows, "search").items():
+        exact = found.get((task, EXACT))
+        if exact is not None and method != EXACT:
+            error = ours.error_beside(exact)
+            numbers = (
+                f"{method} {ours.shown} % on the test texts, exact {exact.shown} %, standard error {100 * error:.1f}."
+            )
+            claim = f"After the search on {task} it performs competitively with exact attention."
+            verdicts.append(Verdict(claim, ours.mean >= exact.mean - 2 * error, numbers))
+    return verdicts
+
+
+def tables_1(rows: Sequence[Row]) -> Sequence[Table]:
+    """Scores at 512 and at 1,024 tokens, with what the runs took."""
+    lines = []
+    for n in (512, _LONG):
+        for (task, method), score in scores(rows, n=n).items():
+            printed = FINETUNED["Nyströmformer (1024)" if n == _LONG else "Nyströmformer"][task]
+            those = [row for row in rows if row.n == n]
+            time = _number(those, task, method, "training time", "run")
+            memory = _number(those, task, method, "peak memory", "run")
+            shown = "" if method == EXACT else f"{printed:.1f}"
+            lines.append([task, method, str(n), str(score.texts), score.shown, shown, time, memory])
+    heads = ["task", "attention", "tokens", "texts", "score", "paper", "s", "MB"]
+    return [Table("scores in per cent; seconds and peak memory of each training", heads, lines, left=2)]
+
+
+def verdicts_1(rows: Sequence[Row]) -> Sequence[Verdict]:
+    """A verdict for each task and attention."""
+    short, long = scores(rows, n=512), scores(rows, n=_LONG)
+    verdicts = []
+    for (task, method), score in long.items():
+        before = short.get((task, method))
+        if before is None:
+            continue
+        error = score.error_beside(before)
+        numbers = f"{score.shown} % at {_LONG} tokens, {before.shown} % at 512, standard error {100 * error:.1f}."
+        claim = f"With {method}, {task} at {_LONG} tokens is fairly similar to 512."
+        verdicts.append(Verdict(claim, abs(score.mean - before.mean) <= 2 * error, numbers))
+    return verdicts
+
+
+def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    """The difference to exact attention, or of 1,024 to 512 tokens, with two standard errors."""
+    found = scores(rows, n=512)
+    pairs = [(task, method, score, found[task, EXACT]) for (task, method), score in found.items() if method != EXACT]
+    long = scores(rows, n=_LONG)
+    axis = f"score of {_LONG} tokens less that of 512, points" if long else "score less that of exact attention, points"
+    if long:
+        pairs = [(task, method, score, found[task, method]) for (task, method), score in long.items()]
+    looks = method_looks(dict.fromkeys(method for _, method, _, _ in pairs))
+    tasks = list(dict.fromkeys(task for task, _, _, _ in pairs))
+    figure = figure_of(PAGE, 0.9 + 0.45 * max(2, len(tasks)))
+    axes = figure.subplots()
+    axes.axvline(0.0, color="0.6", linewidth=0.8)
+    for place, (method, style) in enumerate(looks.items()):
+        offset = (place - (len(looks) - 1) / 2) * 0.2
+        points = [(tasks.index(task), score, other) for task, name, score, other in pairs if name == method]
+        axes.errorbar(
+            [100 * (score.mean - other.mean) for _, score, other in points],
+            [row + offset for row, _, _ in points],
+            xerr=[200 * score.error_beside(other) for _, score, other in points],
+            linestyle="",
+            marker=style.marker or "o",
+            color=style.colour,
+            fillstyle="full" if place == 0 else "none",
+            linewidth=1.0,
+            label=method,
+        )
+    axes.set_yticks(range(len(tasks)), tasks)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{axis}; bars are two standard errors")
+    axes.grid(True, axis="x")
+    figure.legend(loc="outside right upper")
+    return {"": figure}

@@ -1,0 +1,91 @@
+"""The trainings of a study: each is a run in a process of its own, which goes on where it was interrupted.
+
+A run is a folder of `nystrom pretrain` or `nystrom finetune`, and its rows name that command. The runs are beside the
+folders of the studies, so that studies share them.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from nystrom.train.run.folder import RunFolder
+
+CHILD = (sys.executable, "-m", "nystrom.studies.training.child")
+# What a search of settings keeps beside its trials.
+_SEARCH = "search.json"
+
+
+class Training(NamedTuple):
+    """A training that a study needs.
+
+    Attributes:
+        name: Name of its folder.
+        engine: The command.
+        arguments: Of `nystrom.train.pretrain.engine.pretrain` or `nystrom.train.finetune.engine.finetune`, as JSON
+            values.
+    """
+
+    name: str
+    engine: Literal["pretrain", "finetune"]
+    arguments: Mapping[str, object]
+
+    def words(self) -> str:
+        """The arguments in a line, without data and model."""
+        shown = {name: value for name, value in self.arguments.items() if name not in ("data", "model")}
+        return " ".join(f"{name}={json.dumps(value)}" for name, value in shown.items())
+
+
+def train(training: Training, folder: Path) -> RunFolder:
+    """Train, or go on with a training, until it is finished; one that is finished is only checked.
+
+    Args:
+        training: The training.
+        folder: Folder of the runs.
+
+    Raises:
+        ValueError: The folder of the run holds another one.
+        ChildProcessError: The training failed; it has printed why.
+    """
+    run = RunFolder(folder / training.name)
+    _check(run, training)
+    if run.is_finished:
+        return run
+    resume = run.is_started or (run.path / _SEARCH).is_file()
+    arguments = {**training.arguments, "to": str(run.path), "resume": resume, "threads": torch.get_num_threads()}
+    print(f"{training.name}: {'goes on' if resume else 'starts'} in {run.path}", flush=True)
+    process = subprocess.Popen([*CHILD, json.dumps([training.engine, arguments])], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    try:
+        code = process.wait()
+    finally:
+        # The child ends with this pipe.
+        process.stdin.close()
+        process.wait()
+    if code:
+        raise ChildProcessError(
+            f"{training.name} ended with exit code {code}, for the reason above; the same command goes on."
+        )
+    return run
+
+
+def _check(run: RunFolder, training: Training) -> None:
+    """Raise ValueError if the folder of a run holds one with other settings."""
+    if not run.is_started:
+        return
+    settings = run.read()["settings"]
+    for name, wanted in training.arguments.items():
+        came = settings.get(name)
+        if name not in settings or name == "model":
+            continue
+        if isinstance(wanted, Mapping) and isinstance(came, Mapping):
+            came = {option: came.get(option) for option in wanted}
+        if came != wanted:
+            raise ValueError(
+                f"{run.path} holds a run with {name} = {came!r}, and the study needs {wanted!r}: choose another folder "
+                "with --to."
+            )

@@ -1,0 +1,116 @@
+from pathlib import Path
+
+import pytest
+
+from nystrom.measure.rows import new_row
+from nystrom.studies.reproduce.study import Setting
+from nystrom.studies.training.finetuned import SMALL, STUDIES
+from nystrom.studies.training.finetuned_report import SHARE, scores, word
+from nystrom.studies.training.step_times import ROUNDS, step_times
+
+TABLE_2, TABLE_1 = STUDIES["nystromformer-table-2"], STUDIES["supplement-table-1"]
+METRICS = {"mrpc": "F1", "qqp": "F1"}
+
+
+def result(task, method, value, *, split="test", seed=0, texts=1000, kind="run", n=512, sizes=""):
+    return new_row(
+        study="", quantity=f"{split} {METRICS.get(task, 'accuracy')}", method=method, value=value, unit="",
+        repeats=texts, seed=seed, n=n, sizes=f"model=m {sizes} task={task} kind={kind}", device="a CPU",
+    )  # fmt: skip
+
+
+def share(task, m, value):
+    return new_row(
+        study="", quantity=f"test {SHARE}", method="nystrom", value=value, unit="", m=m, n=512,
+        sizes=f"task={task} kind=lengths", device="a CPU",
+    )  # fmt: skip
+
+
+def test_a_score_is_that_of_the_test_texts_or_of_validation_where_they_have_no_labels():
+    rows = [
+        result("mrpc", "softmax", 0.9, split="validation"),
+        result("mrpc", "softmax", 0.8),
+        result("mrpc", "softmax", 0.84, seed=1),
+        result("sst2", "softmax", 0.91, split="validation", texts=872),
+    ]
+    found = scores(rows)
+    assert found["mrpc", "softmax"].values == (0.8, 0.84)
+    assert found["mrpc", "softmax"].shown == "82.0 ± 2.8"
+    assert found["sst2", "softmax"][1:] == (872, False, "validation")
+
+
+def test_nystrom_attention_is_competitive_within_two_standard_errors_where_the_texts_are_long_enough():
+    rows = [share("mrpc", 64, 0.3), result("mrpc", "softmax", 0.84, texts=1725)]
+    # The standard error of a difference of two shares of .84 over 1,725 texts is .0125.
+    for value, agrees in ((0.82, True), (0.80, False), (0.90, True)):
+        [verdict] = TABLE_2.verdicts([*rows, result("mrpc", "nystrom-64", value, texts=1725)])
+        assert verdict.agrees is agrees
+    [verdict] = TABLE_2.verdicts([share("mrpc", 64, 0.05), *rows[1:], result("mrpc", "nystrom-64", 0.5, texts=1725)])
+    assert verdict.agrees is None
+
+
+def test_the_size_nearest_to_the_papers_decides():
+    rows = [share("qqp", 32, 0.4), share("qqp", 16, 0.9), result("qqp", "softmax", 0.8)]
+    rows += [result("qqp", "nystrom-16", 0.5), result("qqp", "nystrom-32", 0.8)]
+    [verdict] = TABLE_2.verdicts(rows)
+    assert verdict.agrees is True
+    assert "nystrom-32" in verdict.numbers
+
+
+def test_the_search_is_judged_by_its_test_score():
+    rows = [result("mrpc", "softmax", 0.84), result("mrpc", "nystrom-32", 0.83, kind="search")]
+    for batch, value in ((8, 0.80), (16, 0.85)):
+        sizes = f"batch_size={batch} learning_rate=2e-05"
+        trial = result("mrpc", "nystrom-32", value, split="validation", kind="search", sizes=sizes)
+        rows.append(trial.__class__(**{**vars(trial), "quantity": "validation F1 of a trial"}))
+    [verdict] = TABLE_2.verdicts(rows)
+    assert verdict.agrees is True
+    table = TABLE_2.tables(rows)[-1]
+    assert table.lines == [["nystrom-32", "8", "2e-05", "80.0", ""], ["nystrom-32", "16", "2e-05", "85.0", "83.0"]]
+
+
+def test_longer_positions_are_compared_with_512_both_ways():
+    for long, agrees in ((0.90, True), (0.86, False), (0.94, False)):
+        rows = [result("imdb", "softmax", 0.90), result("imdb", "softmax", long, n=1024)]
+        assert [verdict.agrees for verdict in TABLE_1.verdicts(rows)] == [agrees]
+
+
+def test_tables_have_a_line_for_each_attention_and_name_what_is_equal_by_construction():
+    rows = [share("sst2", 64, 0.001), share("sst2", 16, 0.6), share("sst2", 32, 0.1)]
+    rows += [result("sst2", name, value, texts=872) for name, value in (("softmax", 0.9), ("nystrom-16", 0.88))]
+    table, _ = TABLE_2.tables(rows)
+    assert "sst2 (0.1 %)" in table.title
+    assert table.lines[1] == ["sst2", "nystrom-16", "test", "872", "60", "88.0", "-2.0", "91.4"]
+    [figure] = TABLE_2.figures(rows, Path()).values()
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["sst2"]
+
+
+def test_what_is_missing_is_said_before_any_work(tiny_bert, tmp_path):
+    with pytest.raises(ValueError, match="name the folder that holds theirs with --data"):
+        TABLE_2.plan(Setting(model=tiny_bert))
+    with pytest.raises(ValueError, match="holds no folder of imdb"):
+        TABLE_1.plan(Setting(model=tiny_bert, data=tmp_path))
+    (tmp_path / "mrpc").mkdir()
+    names = [part.name for part in TABLE_2.plan(Setting(model=tiny_bert, data=tmp_path)).parts]
+    assert names[0] == "lengths"
+    assert len(names) == 1 + 3 * len(SMALL["mrpc"].methods) + 2
+    with pytest.raises(ValueError, match="holds no folder of sst2, qnli"):
+        TABLE_2.plan(Setting(model=tiny_bert, data=tmp_path, size="paper"))
+
+
+def test_step_times_are_ratios_to_exact_attention_on_the_same_batches(tiny_bert, tmp_path):
+    words = ["river", "stone", "map", "road"]
+    lines = "".join(f"{' '.join(words[: 1 + i % 4] * (1 + i % 5))}\t{i % 2}\n" for i in range(120))
+    (tmp_path / "train.tsv").write_text(f"sentence\tlabel\n{lines}")
+    shared = {"data": [str(tmp_path)], "model": str(tiny_bert)}
+    arguments = {
+        "softmax": shared | {"attention": "softmax", "options": {}},
+        "nystrom-4": shared | {"attention": "nystrom", "options": {"num_landmarks": 4}},
+    }
+    rows = {(row.method, row.quantity): row for row in step_times("sst2", arguments, precision="float32")}
+    assert rows["softmax", "step time / exact"].value == 1.0
+    ours = rows["nystrom-4", "step time / exact"]
+    assert ours.low <= ours.value <= ours.high
+    assert ours.repeats == ROUNDS
+    assert rows["nystrom-4", "step memory"].value > 0
+    assert word(ours, "tokens") == word(rows["softmax", "step time"], "tokens")
