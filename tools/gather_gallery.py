@@ -2,15 +2,17 @@
 
     python tools/gather_gallery.py runs/reproduce
 
-The rows of all studies become one file, results/reproduce-small_DEVICE_DATE.csv, in place of the one before; their
-figures go to docs/gallery/, and docs/gallery.md is written. Rows of several commits, or of a checkout with changes,
-raise an error: numbers that are printed together must be measured together.
+The rows of all studies become one file, results/reproduce-small_DEVICE_DATE.csv, in place of the one before, and those
+of the studies that train another, results/reproduce-trained-small_DEVICE_DATE.csv; their figures go to docs/gallery/,
+and docs/gallery.md is written. Rows of a checkout with changes raise an error, and so do rows of several commits where
+nothing is trained: numbers that are printed together must be measured together. Trainings take days.
 """
 
 import argparse
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -31,15 +33,10 @@ def gather(runs: Path, results: Path, docs: Path) -> Path:
     """
     folders = {name: runs / f"{name}-small" for name in CATALOGUE}
     summaries = {name: found for name, folder in folders.items() if (found := read_summary(folder)) is not None}
-    rows = [row for name in summaries for row in read_rows(folders[name] / "rows.csv")]
-    commits = sorted({row.commit for row in rows})
-    if len(commits) != 1 or not commits[0] or commits[0].endswith("+dirty"):
-        raise ValueError(f"{runs} holds rows of the commits {commits}; expected those of one, without changes.")
-    device = re.sub(r"[^a-z0-9]+", "-", rows[0].device.lower().replace("(r)", "")).strip("-")
-    file = results / f"reproduce-small_{device.replace('-processor', '')}_{rows[0].date}.csv"
-    for old in results.glob("reproduce-small_*.csv"):
-        old.unlink()
-    append_rows(file, rows)
+    file = _take_rows("reproduce-small", [folders[name] for name in summaries if not CATALOGUE[name].trains], results)
+    trained = [folders[name] for name in summaries if CATALOGUE[name].trains]
+    if trained:
+        _take_rows("reproduce-trained-small", trained, results, several=True)
     pictures = docs / "gallery"
     shutil.rmtree(pictures, ignore_errors=True)
     pictures.mkdir(parents=True)
@@ -52,6 +49,23 @@ def gather(runs: Path, results: Path, docs: Path) -> Path:
         if name not in summaries
     }
     (docs / "gallery.md").write_text(gallery_markdown(list(summaries.values()), missing, "gallery"), encoding="utf-8")
+    return file
+
+
+def _take_rows(name: str, folders: Sequence[Path], results: Path, *, several: bool = False) -> Path:
+    """Write the rows of studies into one file, in place of the one before."""
+    rows = [row for folder in folders for row in read_rows(folder / "rows.csv")]
+    commits = sorted({row.commit for row in rows})
+    dirty = any(not commit or commit.endswith("+dirty") for commit in commits)
+    if dirty or not commits or (len(commits) > 1 and not several):
+        raise ValueError(
+            f"{folders[0].parent} holds rows of the commits {commits}; expected those of one, without changes."
+        )
+    device = re.sub(r"[^a-z0-9]+", "-", rows[0].device.lower().replace("(r)", "")).strip("-")
+    file = results / f"{name}_{device.replace('-processor', '')}_{max(row.date for row in rows)}.csv"
+    for old in results.glob(f"{name}_*.csv"):
+        old.unlink()
+    append_rows(file, rows)
     return file
 
 

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from nystrom.measure.rows import append_rows, new_row, read_rows
-from nystrom.report.summary import Summary, Table, Verdict, write_summary
+from nystrom.report.summary import Summary, Table, Verdict, read_summary, write_summary
 from tools.gather_gallery import gather
 
 
@@ -65,3 +65,21 @@ def test_rows_that_were_not_measured_at_one_clean_commit_are_not_taken(commit, r
     with pytest.raises(ValueError, match="expected those of one"):
         gather(runs, tmp_path, tmp_path / "docs")
     assert not (tmp_path / "docs").exists()
+
+
+def test_trainings_may_be_of_several_commits(runs, tmp_path):
+    results = tmp_path / "results"
+    results.mkdir()
+    source = runs / "complexity-small"
+    folder = runs / "nystromformer-figure-5-small"
+    folder.mkdir()
+    summary = read_summary(source)
+    assert summary is not None
+    write_summary(dataclasses.replace(summary, name="nystromformer-figure-5", figures=[]), folder)
+    [row] = read_rows(source / "rows.csv")
+    append_rows(folder / "rows.csv", [row, dataclasses.replace(row, commit="def5678", date="2026-01-03")])
+    gather(runs, results, tmp_path / "docs")
+    names = sorted(file.name for file in results.iterdir())
+    assert names == [
+        f"reproduce-{n}.csv" for n in ("small_a-cpu-2-cores_2026-01-02", "trained-small_a-cpu-2-cores_2026-01-03")
+    ]

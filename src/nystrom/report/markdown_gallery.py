@@ -35,7 +35,7 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], p
         f"```bash\n{command}\n```",
         "",
         markdown_table(("study", "shows", "the claims"), (_line(summary) for summary in summaries), left=3),
-        *(_section(summary, pictures) for summary in summaries),
+        *(_section(summary, pictures, command) for summary in summaries),
     ]
     if missing:
         parts += ["## Not run", "", *(f"- `{name}`: {why}" for name, why in missing.items()), ""]
@@ -60,12 +60,15 @@ def _line(summary: Summary) -> tuple[str, str, str]:
     return f"[{summary.name}](#{summary.name})", summary.shows, words
 
 
-def _section(summary: Summary, pictures: str) -> str:
+def _section(summary: Summary, pictures: str, command: str) -> str:
     images = "".join(f"![{summary.shows}]({pictures}/{figure})\n\n" for figure in summary.figures)
     setting = "; ".join(f"{name}: {value}" for name, value in summary.setting.items())
     differs = f"Differs from the paper: {summary.differs}. " if summary.differs else ""
+    own = summary.command.startswith("nystrom reproduce") and summary.command != command
+    measured = f" `{summary.command}`, on {summary.provenance}." if own else ""
     return (
         f"## {summary.name}\n\n{summary.shows[0].upper()}{summary.shows[1:]} ({summary.source}).\n\n"
         f"{verdicts_markdown(summary.verdicts)}\n{images}{tables_markdown(summary.tables)}\n"
-        f"{differs}Setting: {setting}. {summary.rows} rows in {summary.minutes:.1f} minutes.\n"
+        f"{differs}Setting: {setting}. {summary.rows} rows in {summary.minutes:.1f} minutes."
+        f"{measured}\n"
     )

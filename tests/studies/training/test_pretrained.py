@@ -116,4 +116,5 @@ def test_the_papers_size_has_the_papers_settings(tmp_path):
         FIGURE_6.plan(Setting(size="paper", data=tmp_path))
     plan = FIGURE_6.plan(Setting(size="paper", data=tmp_path, model=tmp_path))
     assert plan.differs == ""
-    assert plan.setting["nystrom-from-softmax"] == 'preset="bert-base" attention="nystrom"'
+    assert plan.setting["training"] == "preset=bert-base"
+    assert plan.setting["nystrom-from-softmax"] == "attention=nystrom"

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from nystrom.measure.rows import Row, append_rows, check_folder, read_rows
+from nystrom.measure.rows import Row, append_rows, check_folder, read_rows, started_as
 from nystrom.report.plots.canvas import house_style, save_figure
 from nystrom.report.summary import Summary, write_summary
 from nystrom.studies.reproduce.catalogue import CATALOGUE, find_study
@@ -107,7 +107,9 @@ def draw_study(job: Job) -> Summary:
             figures.append(f"{job.name}{'-' if which else ''}{which}.png")
             for suffix in (".png", ".svg"):
                 save_figure(figure, (job.folder / figures[-1]).with_suffix(suffix))
-    entry = CATALOGUE[job.name]
+    entry, commands = CATALOGUE[job.name], list(dict.fromkeys(row.command for row in rows))
+    # Trainings have a command each, and may be older than this sitting.
+    trained = sum(row.value for row in rows if row.quantity == "training time")
     summary = Summary(
         name=job.name,
         shows=entry.shows,
@@ -120,8 +122,8 @@ def draw_study(job: Job) -> Summary:
         figures=figures,
         rows=len(rows),
         provenance=_provenance(rows),
-        command=", then ".join(dict.fromkeys(row.command for row in rows)),
-        minutes=sum(_seconds(job.folder).values()) / 60,
+        command=started_as() if entry.trains else ", then ".join(commands),
+        minutes=max(trained, sum(_seconds(job.folder).values())) / 60,
     )
     write_summary(summary, job.folder)
     return summary

@@ -84,17 +84,18 @@ def _table_2(setting: Setting) -> Plan:
     cases = _present(setting, SMALL if setting.size == "small" else PAPER)
     model, _ = find_folder(setting.model)
     trainings = _trainings(setting, cases, str(model))
-    if "mrpc" in cases:
-        searched = ("nystrom-32",) if setting.size == "small" else (EXACT, "nystrom-64")
-        for method in searched:
-            words = _arguments(setting, "mrpc", method, str(model)) | {"search": True, "seed": 0}
-            trainings.append(("mrpc", method, Training(f"mrpc-search-{method}", "finetune", words)))
+    searched = () if "mrpc" not in cases else ("nystrom-32",) if setting.size == "small" else (EXACT, "nystrom-64")
+    for method in searched:
+        words = _arguments(setting, "mrpc", method, str(model)) | {"search": True, "seed": 0}
+        trainings.append(("mrpc", method, Training(f"mrpc-search-{method}", "finetune", words)))
     parts = [
         Part("lengths", partial(_measure_lengths, setting, tuple(cases), model)),
         *(Part(training.name, partial(_measure, *rest, training, setting)) for *rest, training in trainings),
         *(Part(f"{task}-steps", partial(_measure_steps, setting, task, case, model)) for task, case in cases.items()),
     ]
-    return Plan(parts, _said(setting, model, trainings), _SMALL_DIFFERS if setting.size == "small" else "")
+    return Plan(
+        parts, _said(model, cases, search=" ".join(searched)), _SMALL_DIFFERS if setting.size == "small" else ""
+    )
 
 
 def _table_1(setting: Setting) -> Plan:
@@ -110,7 +111,7 @@ def _table_1(setting: Setting) -> Plan:
         "IMDB alone, since the other texts are far shorter than 512 tokens; all-MiniLM-L6-v2 with its table of "
         "positions repeated instead of a model that was pretrained on 1,024 tokens; 200 steps"
     )
-    return Plan(parts, _said(setting, model, trainings), "" if longer else differs)
+    return Plan(parts, _said(model, cases, lengths=f"512 {_LONG}"), "" if longer else differs)
 
 
 def _present(setting: Setting, cases: Mapping[str, Case]) -> dict[str, Case]:
@@ -156,8 +157,14 @@ def _trainings(
     ]
 
 
-def _said(setting: Setting, model: Path, trainings: Sequence[tuple[str, str, Training]]) -> dict[str, str]:
-    return {"model": model.name} | {training.name: training.words() for _, _, training in trainings}
+def _said(model: Path, cases: Mapping[str, Case], **more: str) -> dict[str, str]:
+    """The setting in a few words; each run is checked against its own."""
+    said = {"model": model.name}
+    for task, case in cases.items():
+        extent = " ".join(f"{name}={value}" for name, value in case.extent.items())
+        seeds = f"seeds {' '.join(map(str, case.seeds))}"
+        said[task] = ", ".join(filter(None, (" ".join(case.methods), extent, seeds)))
+    return said | more
 
 
 def _measure(task: str, method: str, training: Training, setting: Setting, folder: Path) -> Iterable[Row]:

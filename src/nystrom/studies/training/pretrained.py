@@ -33,7 +33,7 @@ from nystrom.report.plots.curves import read_curves
 from nystrom.report.plots.lines import draw_lines
 from nystrom.report.summary import Table, Verdict
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom.studies.training.runs import Training, train
+from nystrom.studies.training.runs import Training, said, train
 from nystrom.train.results import wilson
 
 if TYPE_CHECKING:
@@ -111,8 +111,9 @@ def _plan(setting: Setting, wanted: Mapping[str, dict[str, Any]]) -> Plan:
     parts = [
         Part(trained.name, partial(_measure, name, trainings, setting.size)) for name, trained in trainings.items()
     ]
-    said = {"data": data.name} | {each.name: each.words() for each in trainings.values()}
-    return Plan(parts, said, "" if setting.size == "paper" else _SMALL_DIFFERS)
+    return Plan(
+        parts, {"data": data.name} | said(list(trainings.values())), "" if setting.size == "paper" else _SMALL_DIFFERS
+    )
 
 
 def _measure(name: str, trainings: Mapping[str, Training], size: str, folder: Path) -> Iterable[Row]:

@@ -7,7 +7,7 @@ folders of the studies, so that studies share them.
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -34,10 +34,19 @@ class Training(NamedTuple):
     engine: Literal["pretrain", "finetune"]
     arguments: Mapping[str, object]
 
-    def words(self) -> str:
-        """The arguments in a line, without data and model."""
-        shown = {name: value for name, value in self.arguments.items() if name not in ("data", "model")}
-        return " ".join(f"{name}={json.dumps(value)}" for name, value in shown.items())
+
+def said(trainings: Sequence[Training]) -> dict[str, str]:
+    """What the trainings share in a line, and in a line each how they differ; without data and model."""
+    kept = [{name: v for name, v in each.arguments.items() if name not in ("data", "model")} for each in trainings]
+    shared = {name for name in kept[0] if all(name in each and each[name] == kept[0][name] for each in kept)}
+    lines = {"training": _words({name: kept[0][name] for name in kept[0] if name in shared})}
+    for training, arguments in zip(trainings, kept, strict=True):
+        lines[training.name] = _words({name: value for name, value in arguments.items() if name not in shared})
+    return lines
+
+
+def _words(arguments: Mapping[str, object]) -> str:
+    return " ".join(f"{name}={value}" for name, value in arguments.items())
 
 
 def train(training: Training, folder: Path) -> RunFolder:
