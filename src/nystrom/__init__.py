@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from nystrom.attention.methods.linear import linear_attention
     from nystrom.attention.methods.linformer import linformer_attention
     from nystrom.attention.methods.longformer import longformer_attention
+    from nystrom.attention.methods.near_far import near_far_attention, near_far_rows
     from nystrom.attention.methods.nystrom import nystrom_attention, nystrom_factors, nystrom_rows
     from nystrom.attention.methods.performer import performer_attention
     from nystrom.attention.methods.reformer import reformer_attention
@@ -33,6 +34,8 @@ __all__ = [
     "linear_attention",
     "linformer_attention",
     "longformer_attention",
+    "near_far_attention",
+    "near_far_rows",
     "nystrom_attention",
     "nystrom_factors",
     "nystrom_rows",
@@ -55,6 +58,8 @@ _HOMES = {
     "linear_attention": "nystrom.attention.methods.linear",
     "linformer_attention": "nystrom.attention.methods.linformer",
     "longformer_attention": "nystrom.attention.methods.longformer",
+    "near_far_attention": "nystrom.attention.methods.near_far",
+    "near_far_rows": "nystrom.attention.methods.near_far",
     "nystrom_attention": "nystrom.attention.methods.nystrom",
     "nystrom_factors": "nystrom.attention.methods.nystrom",
     "nystrom_rows": "nystrom.attention.methods.nystrom",

@@ -130,6 +130,16 @@ def check_keep(name: str, keep: Tensor | None, x: Tensor, of: str) -> None:
         raise ValueError(f"{name} is on {keep.device} but {of} is on {x.device}: move it there.")
 
 
+def check_positions(name: str, positions: Tensor, x: Tensor) -> None:
+    """Check positions of tokens of `x`, one axis of integers."""
+    if positions.ndim != 1 or positions.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"{name} is {tuple(positions.shape)} of {positions.dtype}; expected one axis of integer positions."
+        )
+    if positions.numel() and (int(positions.min()) < 0 or int(positions.max()) >= x.shape[2]):
+        raise ValueError(f"{name} holds positions outside 0 ... {x.shape[2] - 1}.")
+
+
 def score_scale(q: Tensor, scale: float | None) -> float:
     """The factor on the scores: 1 / sqrt(d) unless given."""
     return q.shape[-1] ** -0.5 if scale is None else scale

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystrom import build_attention
+from nystrom.attention.methods.near_far import near_far_rows
 from nystrom.attention.methods.nystrom import nystrom_factors
 from nystrom.attention.methods.performer import draw_projection
 from nystrom.attention.methods.skyformer import mixed_landmarks, ridged_inverse
@@ -34,6 +35,11 @@ VARIANTS = {
         {"num_landmarks": 4, "pinv": "exact"},
         {"num_landmarks": 5, "z0": "sequence"},
         {"num_landmarks": 5, **TRITON},
+    ],
+    "near_far": [
+        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
+        {"block_size": 2, "reach": 3, "num_heavy": 0, "num_clusters": 2, "iterations": 2},
+        {"block_size": 3, "reach": 0, "num_heavy": 4, "num_clusters": 1},
     ],
     "kernelized": [{}, {"kernel": "laplace"}],
     "skyformer": [
@@ -324,8 +330,13 @@ def test_padding_of_queries_and_keys_apart_changes_nothing(name, options, n, s, 
         keep=keep,
         query_keep=query_keep,
     )
-    # All real, given as masks: with n == s the default would be self-attention.
-    torch.testing.assert_close(out[:, :, after : after + n], attend(q, k, v), **CLOSE)
+    if name in POSITIONAL:
+        # All real, given as masks: with n == s the default would be self-attention, where positions are the same.
+        keep, query_keep = (torch.ones(1, size, dtype=torch.bool, device=DEVICE) for size in (s, n))
+        expected = attend(q, k, v, keep=keep, query_keep=query_keep)
+    else:
+        expected = attend(q, k, v)
+    torch.testing.assert_close(out[:, :, after : after + n], expected, **CLOSE)
 
 
 @every_case
@@ -379,6 +390,7 @@ def test_a_neighbour_that_is_not_a_number_changes_nothing(name, options):
 EXACT = {
     "softmax": ({}, dense_softmax),
     "nystrom": ({"num_landmarks": 12}, dense_softmax),
+    "near_far": ({"num_heavy": 40, "block_size": 4, "reach": 1, "num_clusters": 3}, dense_softmax),
     "kernelized": ({}, dense_gaussian),
     "skyformer": ({"num_landmarks": 12}, dense_gaussian),
     "skyformer_softmax": ({"num_landmarks": 12}, dense_softmax),
@@ -502,6 +514,11 @@ def plain_skyformer(attend, q, k, v):
     return torch.where(total > 0, (left @ (inverse @ (right @ v)) / total).clamp(least, most), mean)
 
 
+def plain_near_far(attend, q, k, v):
+    options = {key: value for key, value in dataclasses.asdict(attend.options).items() if key != "backend"}
+    return near_far_rows(q, k, torch.arange(q.shape[2]), **options) @ v
+
+
 def plain_linformer(attend, q, k, v):
     keys, values = (weight.to(k.dtype)[..., : k.shape[2]] for weight in attend.weights())
     return plain_softmax(q, keys @ k, q.shape[-1] ** -0.5) @ (values @ v)
@@ -522,6 +539,7 @@ def plain_choice(attend, q, k, v):
 PLAIN = {
     "softmax": lambda attend, *inputs: dense_softmax(*inputs),
     "nystrom": plain_nystrom,
+    "near_far": plain_near_far,
     "kernelized": lambda attend, q, k, v: KERNELS[attend.options.kernel](q, k, scale=q.shape[-1] ** -0.5) @ v,
     "skyformer": plain_skyformer,
     "skyformer_softmax": plain_skyformer,
@@ -667,7 +685,7 @@ def test_nothing_quadratic_is_stored(name, options, masked):
     # Interpreted kernels take long for a long sequence.
     count, lengths = (32, (128, 256)) if "backend" in options else (64, (1024, 2048))
     # The features of the Linformer are weights, one row of max_length each, however many tokens there are.
-    counts = ("num_landmarks",) if name == "linformer" else ("num_landmarks", "num_features")
+    counts = ("num_landmarks",) if name == "linformer" else ("num_landmarks", "num_features", "num_clusters")
     many = {**options, **{option: count for option in counts if option in options}}
     small, large = (largest_tensor(name, many, n, masked) for n in lengths)
     # Kernelized widens 2 channels to 4; padding and a landmark slot add a constant. n x m would be 64 n (32 n).

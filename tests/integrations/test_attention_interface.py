@@ -23,6 +23,7 @@ from nystrom.models import EncoderConfig
 
 SMALL = {
     "nystrom": {"num_landmarks": 4},
+    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
     "skyformer": {"num_landmarks": 4},
     "skyformer_softmax": {"num_landmarks": 4},
     "performer": {"num_features": 6},

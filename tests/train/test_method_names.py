@@ -18,6 +18,8 @@ from nystrom.train.method_names import SIZES, read_method, reformer_buckets, siz
         ("skyformer_softmax-32", "skyformer_softmax", {"num_landmarks": 32}),
         ("linformer-128", "linformer", {"num_features": 128}),
         ("informer-16", "informer", {"num_queries": 16, "num_samples": 16}),
+        ("near_far", "near_far", {}),
+        ("near_far-128", "near_far", {"num_heavy": 128, "num_clusters": 128}),
         ("longformer-33", "longformer", {"window": 33}),
     ],
 )
@@ -56,6 +58,15 @@ def test_rows_name_the_size_that_a_method_has():
     assert sized_name("nystrom", {"num_landmarks": 32}) == ("nystrom-32", 32)
     assert sized_name("nystrom", {}) == ("nystrom-64", 64)
     assert sized_name("softmax", {}) == ("softmax", None)
+    assert sized_name("near_far", {"num_heavy": 32, "num_clusters": 32}) == ("near_far-32", 32)
+
+
+def test_a_method_of_two_sizes_that_differ_has_no_number():
+    assert sized_name("near_far", {}) == ("near_far", None)
+    assert sized_name("informer", {"num_queries": 8}) == ("informer", None)
+
+
+def test_a_name_is_its_number():
     assert split_name("nystrom-32") == ("nystrom", 32)
 
 

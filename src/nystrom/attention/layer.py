@@ -162,6 +162,10 @@ class MultiheadAttention(nn.Module):
         query_keep = _real("query_padding_mask", query_padding_mask, query)
         if query_keep is None and keep is not None:
             query_keep = keep if is_self else torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
+        entry = METHODS[self.method]
+        if query_keep is None and not is_self and entry.positional and entry.cross_attention:
+            # Without a mask, as many queries as keys would be taken for the same tokens.
+            query_keep = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
         if self.conv is not None and (query.shape[1] != key.shape[1] or query_keep is not keep):
             raise ValueError(
                 f"{query.shape[1]} queries attend to {key.shape[1]} keys as cross-attention, but the skip convolution "

@@ -330,6 +330,38 @@ class BigBirdOptions:
         _check_scale(self.scale)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NearFarOptions:
+    """Options of near and far attention.
+
+    Attributes:
+        block_size: Queries of a block, which all see the same keys.
+        reach: Tokens on either side of its block that a query sees exactly.
+        num_heavy: Keys g of each head that all of its queries see exactly.
+        num_clusters: Clusters m of the other keys.
+        iterations: Steps of k-means, of which the last sees all keys and the others a sample.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+        backend: "auto" or "torch"; there are no Triton kernels for this method.
+    """
+
+    block_size: int = 64
+    reach: int = 8
+    num_heavy: int = 48
+    num_clusters: int = 64
+    iterations: int = 4
+    scale: float | None = None
+    backend: Backend = "auto"
+
+    def __post_init__(self):
+        check_at_least("block_size", self.block_size, 1)
+        check_at_least("reach", self.reach, 0)
+        check_at_least("num_heavy", self.num_heavy, 0)
+        check_at_least("num_clusters", self.num_clusters, 1)
+        check_at_least("iterations", self.iterations, 1)
+        _check_scale(self.scale)
+        check_choice("backend", self.backend, ("auto", "torch"))
+
+
 def option_docs(options: type) -> dict[str, str]:
     """What each field of an options class means, as its docstring says."""
     text = inspect.getdoc(options) or ""

@@ -12,6 +12,7 @@ from nystrom.attention.options import (
     LinearOptions,
     LinformerOptions,
     LongformerOptions,
+    NearFarOptions,
     NystromOptions,
     PerformerOptions,
     ReformerOptions,
@@ -70,6 +71,15 @@ METHODS: dict[str, Method] = {
         source="Xiong et al. 2021, arXiv:2102.03902",
         random=True,
         takes_skip=True,
+        rows=True,
+    ),
+    "near_far": Method(
+        summary="softmax attention with far keys replaced by the mean of their cluster",
+        options=NearFarOptions,
+        cost="n (block_size + 2 reach + num_heavy + num_clusters) d + s num_clusters d",
+        exact_limit="softmax, where the window and the heavy keys hold all tokens, or each cluster holds one key",
+        source="ours; kin to Zhu et al. 2021, arXiv:2107.02192, and Zeng et al. 2022, arXiv:2207.10284",
+        positional=True,
         rows=True,
     ),
     "kernelized": Method(

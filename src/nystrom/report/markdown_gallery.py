@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from nystrom.report.markdown import markdown_table
-from nystrom.report.summary import Summary, Table, Verdict, verdict_counts
+from nystrom.report.summary import Summary, Table, Verdict
 
+_MARKS = {True: "agrees", False: "**does not agree**", None: "*cannot tell*"}
 _ANSWERS = {True: "Agrees", False: "**Does not agree**", None: "*Cannot tell*"}
 
 
@@ -55,7 +56,8 @@ def verdicts_markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def _line(summary: Summary) -> tuple[str, str, str]:
-    return f"[{summary.name}](#{summary.name})", summary.shows, verdict_counts(summary.verdicts) or "none"
+    words = ", ".join(_MARKS[verdict.agrees] for verdict in summary.verdicts) or "none"
+    return f"[{summary.name}](#{summary.name})", summary.shows, words
 
 
 def _section(summary: Summary, pictures: str, command: str) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
 
-# The option that the number after a method's name sets, and what it counts; methods that are not here take none.
+# The options that the number after a method's name sets, and what it counts; methods that are not here take none.
 SIZES: dict[str, tuple[tuple[str, ...], str]] = {
     "nystrom": (("num_landmarks",), "landmarks"),
+    "near_far": (("num_heavy", "num_clusters"), "heavy keys and clusters"),
     "skyformer": (("num_landmarks",), "landmarks"),
     "skyformer_softmax": (("num_landmarks",), "landmarks"),
     "performer": (("num_features",), "features"),
@@ -51,11 +52,17 @@ def read_method(name: str) -> tuple[str, dict[str, object]]:
 
 
 def sized_name(method: str, options: Mapping[str, object]) -> tuple[str, int | None]:
-    """The name in rows of a method with these options, such as "nystrom-64", and its size, by default the method's."""
+    """The name in rows of a method with these options, such as "nystrom-64", and its size, by default the method's.
+
+    A method that has several sizes, each with another number, has its plain name and no size.
+    """
     if method not in SIZES:
         return method, None
-    first = SIZES[method][0][0]
-    size = options.get(first, getattr(METHODS[method].options(), first))
+    default = METHODS[method].options()
+    sizes = {options.get(name, getattr(default, name)) for name in SIZES[method][0]}
+    if len(sizes) > 1:
+        return method, None
+    (size,) = sizes
     assert isinstance(size, int)
     return f"{method}-{size}", size
 

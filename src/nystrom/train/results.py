@@ -46,7 +46,8 @@ class Place(NamedTuple):
 
 def setting_words(settings: Settings) -> str:
     """A preset and its changes, except for the size in the method's name: they distinguish runs."""
-    named = {f"options.{name}" for name in SIZES.get(settings.attention, ((), ""))[0]}
+    _, size = sized_name(settings.attention, settings.options)
+    named = set() if size is None else {f"options.{name}" for name in SIZES[settings.attention][0]}
     changed = {name: value for name, value in settings.changes().items() if name not in {*named, *_SAID_ELSEWHERE}}
     return " ".join(f"{name}={value}" for name, value in {"preset": settings.preset, **changed}.items())
 

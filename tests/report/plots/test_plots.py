@@ -61,7 +61,7 @@ def test_a_row_of_panels_per_quantity_and_a_column_per_family(rows, drawn, tmp_p
     assert {(axes.get_xscale(), axes.get_yscale()) for axes in drawn[0].axes} == {("log", "log")}
     assert [axes.get_ylabel()[-4:] for axes in drawn[0].axes] == ["(ms)", "(MB)", "(ms)", "(MB)"]
     titles = [axes.get_title() for axes in drawn[1].axes]
-    assert titles == ["landmarks and Gaussian kernels", "other methods", "", ""]
+    assert titles == ["landmarks, clusters and Gaussian kernels", "other methods", "", ""]
     # Exact attention is in every panel, to compare with.
     assert ["softmax" in lines_of(axes) for axes in drawn[1].axes] == [True] * 4
     assert ["linear" in lines_of(axes) for axes in drawn[1].axes] == [False, True, False, True]

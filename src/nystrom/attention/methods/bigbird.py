@@ -31,6 +31,7 @@ from nystrom.attention.parts.band import (
     attend_blocks,
     attend_globally,
     bias_of,
+    from_first_real,
     pad_to_blocks,
     windows,
     without_padding,
@@ -90,7 +91,7 @@ def _bigbird(
         real = (torch.arange(q.shape[2], device=q.device) < n)[None].expand(q.shape[0], -1)
         first, span = None, real.sum(-1)
     else:
-        positions, real, first, span = _align(keep, size)
+        positions, real, first, span = from_first_real(keep, size)
         q, k, v = (zero_masked(take(x, positions), real) for x in (q, k, v))
     count = (span + size - 1) // size
     drawn, found = _random_blocks(draws.view(h, r), count, torch.arange(q.shape[2] // size, device=q.device))
@@ -106,19 +107,6 @@ def _bigbird(
         return without_padding(out, n)
     back = (torch.arange(n, device=q.device) - first[:, None]).clamp(min=0)
     return take(out, back)
-
-
-def _align(
-    keep: Bool[Tensor, "b n"], size: int
-) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"], Int[Tensor, " b"], Int[Tensor, " b"]]:
-    """Positions that move the first real token to the front, which are real, the first real one, and their span."""
-    n = keep.shape[1]
-    here = torch.arange(n, device=keep.device)
-    first = torch.where(keep, here, n).amin(-1)
-    span = (torch.where(keep, here, -1).amax(-1) + 1 - first).clamp(min=0)
-    place = torch.arange(pad_to_blocks(keep[..., None], size).shape[1], device=keep.device)
-    positions = (first[:, None] + place).clamp(max=n - 1)
-    return positions, keep.gather(1, positions) & (place < span[:, None]), first, span
 
 
 def _random_blocks(

@@ -35,7 +35,7 @@ from nystrom.checks import Backend, Inverse, Landmarks, StartValue
 from nystrom.landmarks import all_are_short, draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import Generator, check_inputs, score_scale, zero_masked
+from nystrom.shapes import Generator, check_inputs, check_positions, score_scale, zero_masked
 
 # Tokens from which on working in stretches on a CPU gains more than its calls cost.
 _LONG = 2048
@@ -181,12 +181,7 @@ def nystrom_rows(
         num_landmarks=num_landmarks, landmarks=landmarks, pinv=pinv, pinv_steps=pinv_steps, z0=z0, scale=scale
     )
     keep, query_keep = check_inputs(q, k, k, keep, query_keep)
-    if queries.ndim != 1 or queries.dtype not in (torch.int32, torch.int64):
-        raise ValueError(
-            f"queries is {tuple(queries.shape)} of {queries.dtype}; expected one axis of integer positions."
-        )
-    if queries.numel() and (int(queries.min()) < 0 or int(queries.max()) >= q.shape[2]):
-        raise ValueError(f"queries holds positions outside 0 ... {q.shape[2] - 1}.")
+    check_positions("queries", queries, q)
     q, k = (at_least_float32(x) for x in cast_for_autocast(q, k))
     with without_autocast(q):
         q, k = zero_masked(q, query_keep), zero_masked(k, keep)

@@ -39,6 +39,19 @@ def without_padding(x: Shaped[Tensor, "b h t d"], n: int) -> Shaped[Tensor, "b h
     return x[:, :, :n] if isinstance(n, int) else x.index_select(2, torch.arange(n, device=x.device))
 
 
+def from_first_real(
+    keep: Bool[Tensor, "b n"], size: int
+) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"], Int[Tensor, " b"], Int[Tensor, " b"]]:
+    """Positions that move the first real token to the front, which are real, the first real one, and their span."""
+    n = keep.shape[1]
+    here = torch.arange(n, device=keep.device)
+    first = torch.where(keep, here, n).amin(-1)
+    span = (torch.where(keep, here, -1).amax(-1) + 1 - first).clamp(min=0)
+    place = torch.arange(pad_to_blocks(keep[..., None], size).shape[1], device=keep.device)
+    positions = (first[:, None] + place).clamp(max=n - 1)
+    return positions, keep.gather(1, positions) & (place < span[:, None]), first, span
+
+
 def windows(x: Shaped[Tensor, "b t d"], size: int, half: int) -> Shaped[Tensor, "b l k d"]:
     """For each block the tokens from `half` before its first to `half` after its last, as a view of the padded tokens.
 

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 
 # In the order of the panels. Names are those of rows, without the number behind them.
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "landmarks and Gaussian kernels": (
+    "landmarks, clusters and Gaussian kernels": (
         "nystrom",
         "nystrom-triton",
         "nystrom-compiled",
+        "near_far",
         "skyformer",
         "skyformer-triton",
         "skyformer_softmax",

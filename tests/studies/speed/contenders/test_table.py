@@ -26,6 +26,8 @@ NAMES = {
     "nystrom-8": 32,
     "nystrom-triton-8": 32,
     "nystrom-compiled-8": 32,
+    "near_far": 128,
+    "near_far-8": 96,
     "kernelized": 32,
     "skyformer-8": 32,
     "skyformer-triton-8": 32,

@@ -37,6 +37,7 @@ class Contender:
     Attributes:
         summary: What it is, in a few words.
         number: What the number after its name means, such as "landmarks"; None where it has none.
+        default: Whether it can go without its number, with the options that the method has by default.
         build: Makes a call of inputs, the number (0 where it has none) and whether to include the skip; raises
             ValueError where it cannot run on them.
         quadratic: Whether its time grows with the square of n.
@@ -50,6 +51,7 @@ class Contender:
     summary: str
     number: str | None
     build: Build
+    default: bool = False
     quadratic: bool = False
     squares: int = 0
     strips: int = 0
@@ -87,8 +89,8 @@ class Ours:
 
 
 def _sized(method: str) -> Callable[[int, int], dict[str, object]]:
-    """The options of a method for the number after its name."""
-    return lambda number, n: size_options(method, number)
+    """The options of a method for the number after its name; without one, those that it has by default."""
+    return lambda number, n: size_options(method, number) if number else {}
 
 
 def _triton(method: str) -> Callable[[int, int], dict[str, object]]:
@@ -132,6 +134,12 @@ CONTENDERS: dict[str, Contender] = {
         number="landmarks",
         build=Ours("nystrom", _sized("nystrom"), compiled=True),
         skip=True,
+    ),
+    "near_far": Contender(
+        summary="near tokens and heavy keys exactly, the other keys in clusters",
+        number="heavy keys and clusters",
+        build=Ours("near_far", _sized("near_far")),
+        default=True,
     ),
     "kernelized": Contender(summary="Gaussian kernel, exact", number=None, build=Ours("kernelized"), quadratic=True),
     "skyformer": Contender(
@@ -236,6 +244,7 @@ DEFAULT = (
     "softmax",
     "nystrom-32",
     "nystrom-64",
+    "near_far",
     "kernelized",
     "skyformer-128",
     "linear",
@@ -279,7 +288,7 @@ def find_contender(name: str, contenders: Mapping[str, Contender] = CONTENDERS) 
     contender = contenders[family]
     if contender.number is None and number is not None:
         raise ValueError(f"method {name!r} ends in a number, but {family!r} takes none: write {family!r}.")
-    if contender.number is not None and not number:
+    if contender.number is not None and not number and not (contender.default and number is None):
         raise ValueError(f"method {name!r} lacks its number of {contender.number}, at least 1: write '{family}-64'.")
     if family in absent:
         raise ValueError(f"method {name!r} needs a package that is not installed: pip install 'nystrom[peers]'.")

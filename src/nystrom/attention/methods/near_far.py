@@ -1,0 +1,212 @@
+r"""Softmax attention in which a query sees each far key as the mean of its cluster.
+
+With $c = 1 / \sqrt d$, the near tokens N(i) of query i, the heavy keys G of its head, and $\mu(j)$ the mean key of the
+cluster that holds key j,
+$$A_{ij} = \frac{e^{s_{ij}}}{\sum_l e^{s_{il}}}, \qquad s_{ij} = \begin{cases}
+c\, q_i^\top k_j & j \in N(i) \cup G, \\ c\, q_i^\top \mu(j) & \text{otherwise.} \end{cases}$$
+Rows are positive and sum to one, and no token counts twice. The far keys of a cluster share one score, so that one
+softmax over $|N(i)| + |G| + m$ keys gives the outputs: a cluster takes part with its mean key, the mean value of
+those of its tokens that are not near, and the logarithm of their number added to the score.
+
+- Near: the tokens from the first real one are cut into blocks of `block_size`; all queries of a block see its tokens
+  and `reach` more on either side. Padding at either end changes nothing; holes inside count as positions.
+- Heavy keys and clusters: see `nystrom.attention.parts.clusters`. The choice has no gradient; means, counts and scores
+  have theirs.
+- Cross-attention, queries of other tokens than the keys', has no near tokens: all of its queries see the same keys.
+
+**Exact limit.** Exact attention, where all keys are near or heavy, and where each cluster holds one key.
+
+Ours: clusters of all far keys, without those near or heavy, in the softmax of the exact keys, and the sampled k-means.
+Kin: Transformer-LS (a window and a learned projection in one softmax; Zhu et al. 2021, arXiv:2107.02192), Scatterbrain
+(sparse plus low-rank; Chen et al. 2021, arXiv:2110.15343), MRA (the largest coarse blocks refined; Zeng et al. 2022,
+arXiv:2207.10284), FMMformer (a band and low rank, their mix learned; Nguyen et al. 2021, arXiv:2108.02347), clustered
+attention (clusters of queries, their top keys exact; Vyas et al. 2020, arXiv:2007.04825), Routing Transformer
+(attention within clusters; Roy et al. 2021, arXiv:2003.05997), MuSe (clusters with dipoles) and WildCat (a weighted
+coreset).
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nystrom.attention.door import attend
+from nystrom.attention.fused import fused_softmax, open_empty
+from nystrom.attention.options import NearFarOptions, documented
+from nystrom.attention.parts.band import from_first_real, pad_to_blocks, without_padding
+from nystrom.attention.parts.block_stretches import attend_in_stretches
+from nystrom.attention.parts.clusters import Chosen, choose, cluster_sizes, cluster_sums
+from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere, take_rows
+from nystrom.attention.parts.stretches import runs_in_stretches
+from nystrom.checks import Backend
+from nystrom.landmarks import all_real
+from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
+from nystrom.shapes import check_inputs, check_positions, score_scale, zero_masked
+
+
+@documented(NearFarOptions)
+def near_far_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    *,
+    block_size: int = 64,
+    reach: int = 8,
+    num_heavy: int = 48,
+    num_clusters: int = 64,
+    iterations: int = 4,
+    scale: float | None = None,
+    backend: Backend = "auto",
+    keep: Bool[Tensor, "b s"] | None = None,
+    query_keep: Bool[Tensor, "b n"] | None = None,
+) -> Float[Tensor, "b h n e"]:
+    """Attend to near tokens, heavy keys and clusters of the rest, in time and memory linear in n and s.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        **options: Those of `NearFarOptions`.
+        keep: Real keys; None where all are.
+        query_keep: Real queries; None means `keep` where n == s (self-attention), else all. Other queries give zeros.
+            Cross-attention of equal lengths passes a mask that is not `keep`: near tokens are those of the same places.
+
+    Raises:
+        ValueError: Shapes, dtypes, masks or options that do not fit.
+    """
+    options = NearFarOptions(
+        block_size=block_size,
+        reach=reach,
+        num_heavy=num_heavy,
+        num_clusters=num_clusters,
+        iterations=iterations,
+        scale=scale,
+        backend=backend,
+    )
+    return attend(_near_far, q, k, v, keep, query_keep, options)
+
+
+@documented(NearFarOptions)
+def near_far_rows(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    queries: Int[Tensor, " r"],
+    *,
+    block_size: int = 64,
+    reach: int = 8,
+    num_heavy: int = 48,
+    num_clusters: int = 64,
+    iterations: int = 4,
+    scale: float | None = None,
+    keep: Bool[Tensor, "b s"] | None = None,
+    query_keep: Bool[Tensor, "b n"] | None = None,
+) -> Float[Tensor, "b h r s"]:
+    r"""Rows of the attention matrix A, for the queries at r positions: r x s numbers.
+
+    The rows times V are the outputs of `near_far_attention` at these queries. They are positive at real keys, zero
+    elsewhere, and sum to one.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        queries: Positions of the queries.
+        **options: Those of `NearFarOptions`.
+        keep: Real keys; None where all are.
+        query_keep: Real queries; None means `keep` where n == s, else all. Other queries have rows of zeros.
+
+    Raises:
+        ValueError: Shapes, dtypes, masks or options that do not fit, or a position outside 0 ... n - 1.
+    """
+    options = NearFarOptions(
+        block_size=block_size,
+        reach=reach,
+        num_heavy=num_heavy,
+        num_clusters=num_clusters,
+        iterations=iterations,
+        scale=scale,
+    )
+    keep, query_keep = check_inputs(q, k, k, keep, query_keep)
+    check_positions("queries", queries, q)
+    q, k = (at_least_float32(x) for x in cast_for_autocast(q, k))
+    with without_autocast(q):
+        q, k = zero_masked(q, query_keep), zero_masked(k, keep)
+        chosen = choose(q, k, keep, query_keep, options)
+        factor, real = score_scale(q, scale), all_real(k) if keep is None else keep
+        asked = factor * q[:, :, queries]
+        exact = (chosen.cluster == num_clusters)[:, :, None]
+        if _is_self_attention(q, k, keep, query_keep):
+            exact = exact | _near(real, queries, options)[:, None]
+        # A key of no cluster takes the zeros behind the last one.
+        sizes = cluster_sizes(k, chosen.cluster, num_clusters).clamp(min=1)[..., None]
+        means = F.pad(cluster_sums(k, chosen.cluster, num_clusters) / sizes, (0, 0, 0, 1))
+        far = (asked @ means.mT).gather(3, chosen.cluster[:, :, None].expand(-1, -1, len(queries), -1))
+        scores = torch.where(exact, asked @ k.mT, far)
+        rows = scores.masked_fill(~open_empty(real)[:, None, None], -torch.inf).softmax(dim=-1)
+        rows = torch.where(real[:, None, None], rows, 0.0)
+        return rows if query_keep is None else zero_masked(rows, query_keep[:, queries])
+
+
+def _near_far(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: NearFarOptions,
+) -> Float[Tensor, "b h n e"]:
+    is_self, s = _is_self_attention(q, k, keep, query_keep), k.shape[2]
+    most = max(options.num_heavy, options.num_clusters, options.block_size if is_self else 0)
+    if isinstance(s, int) and s <= most:
+        return fused_softmax(q, k, v, keep=keep, scale=options.scale)
+    q, k, v = (at_least_float32(x) for x in (q, k, v))
+    chosen = choose(q, k, keep, query_keep, options)
+    if not is_self:
+        return attend_everywhere(q, k, v, chosen, options)
+    return _blocks(q, k, v, keep, chosen, options)
+
+
+def _blocks(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    keep: Bool[Tensor, "b n"] | None,
+    chosen: Chosen,
+    options: NearFarOptions,
+) -> Float[Tensor, "b h n e"]:
+    """Self-attention, on tokens that are moved so that the first real one begins a block."""
+    # A compiler takes one call, and a GPU needs no stretches.
+    attend_rows = attend_in_stretches if runs_in_stretches(q, k, v) else attend_blocks
+    (b, h, n), size, m = q.shape[:3], options.block_size, options.num_clusters
+    q, k, v, heavy, found, cluster = (x.flatten(0, 1) for x in (q, k, v, *chosen))
+    if keep is None:
+        q, k, v = (pad_to_blocks(x, size) for x in (q, k, v))
+        cluster = pad_to_blocks((cluster - m)[..., None], size)[..., 0] + m
+        out = attend_rows(q, k, v, Chosen(heavy, found, cluster), options)
+        return without_padding(out.unflatten(0, (b, h)), n)
+    row = torch.arange(len(cluster), device=q.device) // h
+    positions, real, first, _ = (x[row] for x in from_first_real(keep, size))
+    q, k, v = (torch.where(real[..., None], take_rows(x, positions), 0.0) for x in (q, k, v))
+    cluster = torch.where(real, cluster.gather(1, positions), m)
+    heavy = (heavy - first[:, None]).clamp(min=0, max=n - 1)
+    out = attend_rows(q, k, v, Chosen(heavy, found, cluster), options)
+    back = (torch.arange(n, device=q.device) - first[:, None]).clamp(min=0)
+    return take_rows(out, back).unflatten(0, (b, h))
+
+
+def _is_self_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+) -> bool:
+    """Whether queries and keys are the same tokens."""
+    return query_keep is keep and q.shape[2] == k.shape[2]
+
+
+def _near(real: Bool[Tensor, "b s"], queries: Int[Tensor, " r"], options: NearFarOptions) -> Bool[Tensor, "b r s"]:
+    """Which tokens are near a query: those of its block, and some on either side."""
+    here = torch.arange(real.shape[1], device=real.device)
+    first = torch.where(real, here, real.shape[1]).amin(dim=-1)[:, None]
+    start = (queries - first).div(options.block_size, rounding_mode="floor") * options.block_size
+    offset = (here - first)[:, None] - start[:, :, None]
+    return (offset >= -options.reach) & (offset < options.block_size + options.reach)

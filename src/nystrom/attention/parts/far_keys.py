@@ -1,0 +1,125 @@
+r"""Attention of blocks of queries to the tokens around them, heavy keys and clusters of the rest.
+
+A cluster takes part as one key: the mean of its keys, the mean of the values of its far tokens, and the logarithm of
+their number as a bias. For each block, the tokens of the window are taken off the cluster's number and sum of values,
+so that no token counts twice.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nystrom.attention.options import NearFarOptions
+from nystrom.attention.parts.band import bias_of, windows
+from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums
+from nystrom.shapes import cut_blocks, score_scale
+
+
+class Keys(NamedTuple):
+    """What blocks of queries attend to.
+
+    Attributes:
+        keys: Keys.
+        values: Their values.
+        bias: What is added to the scores; -inf for a key that does not count.
+    """
+
+    keys: Float[Tensor, "b l k d"]
+    values: Float[Tensor, "b l k e"]
+    bias: Float[Tensor, "b l k"]
+
+
+def attend_blocks(
+    q: Float[Tensor, "b t d"],
+    k: Float[Tensor, "b t d"],
+    v: Float[Tensor, "b t e"],
+    chosen: Chosen,
+    options: NearFarOptions,
+) -> Float[Tensor, "b t e"]:
+    """Self-attention of a whole number of blocks, one head a row, the first real token being at place 0.
+
+    Args:
+        q: Queries, in float32 or float64; zeros where they are not real, as for keys and values.
+        k: Keys.
+        v: Values.
+        chosen: Heavy keys and clusters of each row.
+        options: The sizes.
+    """
+    keys = keys_of_blocks(k, v, chosen, options)
+    return _attend(cut_blocks(q, options.block_size), keys, score_scale(q, options.scale)).flatten(1, 2)
+
+
+def attend_everywhere(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    chosen: Chosen,
+    options: NearFarOptions,
+) -> Float[Tensor, "b h n e"]:
+    """Attention of all queries to the same keys: those that are heavy and all clusters.
+
+    Args:
+        q: Queries, in float32 or float64.
+        k: Keys; zeros where they are not real, as for values.
+        v: Values.
+        chosen: Heavy keys and clusters of each head.
+        options: The sizes.
+    """
+    m = options.num_clusters
+    left = cluster_sizes(k, chosen.cluster, m)
+    means = (cluster_sums(x, chosen.cluster, m) / left.clamp(min=1)[..., None] for x in (k, v))
+    keys, values = (torch.cat([take_rows(x, chosen.heavy), mean], dim=2) for x, mean in zip((k, v), means, strict=True))
+    bias = torch.cat([bias_of(chosen.found, k.dtype), left.log()], dim=2)
+    return _attend(q, Keys(keys, values, bias), score_scale(q, options.scale))
+
+
+def keys_of_blocks(
+    k: Float[Tensor, "b t d"], v: Float[Tensor, "b t e"], chosen: Chosen, options: NearFarOptions
+) -> Keys:
+    """The tokens around each block, the heavy keys, and the clusters without the tokens around the block.
+
+    Args:
+        k: Keys of a whole number of blocks, one head a row.
+        v: Their values.
+        chosen: Heavy keys and clusters of each row.
+        options: The sizes.
+    """
+    size, reach, m = options.block_size, options.reach, options.num_clusters
+    near_k, near_v = (windows(x, size, reach) for x in (k, v))
+    # Outside of the sequence there are zeros: m, that is, no cluster.
+    inside = windows((chosen.cluster - m)[..., None], size, reach)[..., 0] + m
+    count = cluster_sizes(k, chosen.cluster, m)
+    left = count[:, None] - cluster_sizes(near_k, inside, m)
+    far = (cluster_sums(v, chosen.cluster, m)[:, None] - cluster_sums(near_v, inside, m)) / left.clamp(min=1)[..., None]
+    means = cluster_sums(k, chosen.cluster, m) / count.clamp(min=1)[..., None]
+    blocks = (-1, near_k.shape[1], -1, -1)
+    shared = torch.cat([take_rows(k, chosen.heavy), means], dim=1)[:, None].expand(blocks)
+    heavy = take_rows(v, chosen.heavy)[:, None].expand(blocks)
+    # A token of no cluster is heavy, and counts there, or is not real.
+    near_bias, heavy_bias = bias_of(inside < m, k.dtype), bias_of(chosen.found, k.dtype)[:, None].expand(blocks[:3])
+    return Keys(
+        torch.cat([near_k, shared], dim=2),
+        torch.cat([near_v, heavy, far], dim=2),
+        torch.cat([near_bias, heavy_bias, left.log()], dim=2),
+    )
+
+
+def take_rows(x: Float[Tensor, "*b s d"], rows: Int[Tensor, "*b r"]) -> Float[Tensor, "*b r d"]:
+    """The tokens at positions that differ between heads."""
+    return x.gather(-2, rows[..., None].expand(*rows.shape, x.shape[-1]))
+
+
+def open_blocks(bias: Float[Tensor, "b l k"]) -> Float[Tensor, "b l k"]:
+    """Have blocks without any key, whose results are dropped, see all: softmax over nothing may be NaN."""
+    return torch.where((bias > -torch.inf).any(dim=-1, keepdim=True), bias, 0.0)
+
+
+def _attend(q: Float[Tensor, "b l c d"], keys: Keys, scale: float) -> Float[Tensor, "b l c e"]:
+    """One fused call, for any widths of keys and values."""
+    d, e = q.shape[-1], keys.values.shape[-1]
+    q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, keys.keys, keys.values))
+    mask = open_blocks(keys.bias)[:, :, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[..., :e]

@@ -1,0 +1,243 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nystrom import MultiheadAttention, near_far_attention, near_far_rows
+from nystrom.attention.options import NearFarOptions
+from nystrom.attention.parts.clusters import choose
+
+SMALL = {"block_size": 4, "reach": 2, "num_heavy": 3, "num_clusters": 4}
+OPTIONS = [
+    SMALL,
+    {**SMALL, "num_heavy": 0, "reach": 7},
+    {**SMALL, "reach": 0, "num_clusters": 1},
+    {**SMALL, "block_size": 1, "iterations": 1},
+    {**SMALL, "scale": 0.9, "num_heavy": 9},
+]
+# float64 rounding of sums over some dozens of tokens
+CLOSE = {"rtol": 1e-11, "atol": 1e-12}
+
+
+def draw(n, s=None, *, b=2, h=2, d=5, e=3, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    s = n if s is None else s
+    shapes = (b, h, n, d), (b, h, s, d), (b, h, s, e)
+    return [torch.randn(shape, generator=g, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def holes(n):
+    """A mask with padding at both ends and a hole, and one without."""
+    keep = torch.ones(2, n, dtype=torch.bool)
+    keep[0, :3] = keep[0, n - 4 :] = keep[0, n // 2] = False
+    return keep
+
+
+def brute_force(q, k, v, options, keep=None, *, cross=False):
+    """One query after the other, every far token by itself: the definition, from the same choices."""
+    sizes = NearFarOptions(**options)
+    n, s, m, size, reach = q.shape[2], k.shape[2], sizes.num_clusters, sizes.block_size, sizes.reach
+    scale = q.shape[-1] ** -0.5 if sizes.scale is None else sizes.scale
+    keep = torch.ones(len(k), s, dtype=torch.bool) if keep is None else keep
+    query_keep = torch.ones(len(q), n, dtype=torch.bool) if cross else keep
+    real_q, real_k = (x.detach() * real[:, None, :, None] for x, real in ((q, query_keep), (k, keep)))
+    chosen = choose(real_q, real_k, keep, query_keep, sizes)
+    out = torch.zeros_like(q[..., :1]).repeat(1, 1, 1, v.shape[-1])
+    for b in range(q.shape[0]):
+        first = int(keep[b].float().argmax())
+        real = keep[b].nonzero()[:, 0].tolist()
+        for h in range(q.shape[1]):
+            cluster = chosen.cluster[b, h].tolist()
+            heavy = chosen.heavy[b, h][chosen.found[b, h]].tolist()
+            assert sorted(heavy) == [t for t in real if cluster[t] == m]
+            members = {c: [t for t in real if cluster[t] == c] for c in range(m)}
+            for i in range(n):
+                if not query_keep[b, i]:
+                    continue
+                start = first + (i - first) // size * size
+                near = [] if cross else [t for t in real if start - reach <= t < start + size + reach]
+                total, mass = 0.0, 0.0
+                for t in real:
+                    if t in near or t in heavy:
+                        key = k[b, h, t]
+                    else:
+                        key = sum(k[b, h, other] for other in members[cluster[t]]) / len(members[cluster[t]])
+                    weight = torch.exp(scale * (q[b, h, i] @ key))
+                    total, mass = total + weight * v[b, h, t], mass + weight
+                out[b, h, i] = total / mass
+    return out
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_outputs_and_gradients_are_those_of_the_definition(options, masked):
+    inputs, keep = draw(27), holes(27) if masked else None
+    out = near_far_attention(*inputs, keep=keep, **options)
+    expected = brute_force(*inputs, options, keep)
+    torch.testing.assert_close(out, expected, **CLOSE)
+    grad = draw(27, e=3, seed=1)[2]
+    for x, y in zip(torch.autograd.grad(out, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True):
+        torch.testing.assert_close(x, y, **CLOSE)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
+def test_cross_attention_is_the_definition_without_near_tokens(options):
+    inputs = draw(9, 23)
+    keep = holes(23)
+    for mask in (None, keep):
+        out = near_far_attention(*inputs, keep=mask, **options)
+        torch.testing.assert_close(out, brute_force(*inputs, options, mask, cross=True), **CLOSE)
+
+
+def test_queries_with_a_mask_of_their_own_are_other_tokens():
+    inputs, ones = draw(23), torch.ones(2, 23, dtype=torch.bool)
+    out = near_far_attention(*inputs, keep=ones, query_keep=ones.clone(), **SMALL)
+    torch.testing.assert_close(out, brute_force(*inputs, SMALL, cross=True), **CLOSE)
+
+
+def test_a_layer_takes_other_tokens_of_the_same_number_for_other_tokens():
+    torch.manual_seed(0)
+    layer = MultiheadAttention(8, 2, method="near_far", **SMALL).double().eval()
+    x = torch.randn(1, 23, 8, dtype=torch.float64)
+    own, other = layer(x, x, x)[0], layer(x, x.clone(), x.clone())[0]
+    assert not torch.allclose(own, other)
+    mask = torch.zeros(1, 23, dtype=torch.bool)
+    torch.testing.assert_close(other, layer(x, x.clone(), x.clone(), key_padding_mask=mask)[0], **CLOSE)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    n=st.integers(1, 40),
+    block_size=st.integers(1, 9),
+    reach=st.integers(0, 12),
+    num_heavy=st.integers(0, 9),
+    num_clusters=st.integers(1, 9),
+    iterations=st.integers(1, 4),
+    masked=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_rows_are_positive_and_sum_to_one_and_give_the_outputs(n, masked, seed, **options):
+    q, k, v = draw(n, seed=seed)
+    keep = torch.rand(2, n, generator=torch.Generator().manual_seed(seed)) < 0.7 if masked else None
+    rows = near_far_rows(q, k, torch.arange(n), keep=keep, **options)
+    real = torch.ones(2, n, dtype=torch.bool) if keep is None else keep
+    pairs = (real[:, None, :, None] & real[:, None, None]).expand_as(rows)
+    assert (rows[pairs] > 0).all()
+    assert not rows[~pairs].any()
+    sums = rows.sum(dim=-1)
+    torch.testing.assert_close(sums, (real & real.any(-1, keepdim=True))[:, None].to(sums).expand_as(sums), **CLOSE)
+    torch.testing.assert_close(rows @ v, near_far_attention(q, k, v, keep=keep, **options), **CLOSE)
+
+
+def test_rows_of_some_queries_are_those_of_all():
+    q, k, _ = draw(23)
+    asked = torch.tensor([22, 0, 7])
+    torch.testing.assert_close(
+        near_far_rows(q, k, asked, **SMALL), near_far_rows(q, k, torch.arange(23), **SMALL)[:, :, asked], **CLOSE
+    )
+    with pytest.raises(ValueError, match=r"queries holds positions outside 0 ... 22"):
+        near_far_rows(q, k, torch.tensor([23]), **SMALL)
+
+
+def exact(q, k, v, keep):
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~keep[:, None, None], -math.inf)
+    return torch.where(keep[:, None, :, None], scores.softmax(dim=-1) @ v, 0.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({**SMALL, "num_heavy": 40}, id="all-heavy"),
+        pytest.param({**SMALL, "reach": 30}, id="all-near"),
+        # 23 real tokens
+        pytest.param({**SMALL, "num_heavy": 22}, id="all-but-one-heavy"),
+        pytest.param({**SMALL, "num_clusters": 40}, id="one-key-a-cluster"),
+    ],
+)
+def test_exact_limits_are_met_by_a_short_sequence_among_long_ones(options):
+    q, k, v = draw(60)
+    keep = torch.ones(2, 60, dtype=torch.bool)
+    keep[0, :5] = keep[0, 28:] = False
+    out = near_far_attention(q, k, v, keep=keep, **options)
+    torch.testing.assert_close(out[:1], exact(q, k, v, keep)[:1], **CLOSE)
+
+
+def test_equal_keys_are_exact():
+    q, k, v = draw(50)
+    k = k[:, :, :1].expand_as(k)
+    keep = torch.ones(2, 50, dtype=torch.bool)
+    torch.testing.assert_close(near_far_attention(q, k, v, **SMALL), exact(q, k, v, keep), **CLOSE)
+
+
+def test_a_near_or_heavy_key_does_not_count_in_its_cluster():
+    """One far token of a large value, alone in its cluster, is lost or doubled by any error in the counts."""
+    q, k, v = draw(40)
+    values = torch.zeros_like(v)
+    for place in (0, 17, 39):
+        values.zero_()[:, :, place] = 1e6
+        rows = near_far_rows(q, k, torch.arange(40), **SMALL)[..., place]
+        torch.testing.assert_close(near_far_attention(q, k, values, **SMALL)[..., 0], 1e6 * rows, rtol=1e-9, atol=1e-9)
+
+
+def test_long_sequences_in_many_stretches_are_the_plain_form():
+    inputs = draw(1003, b=1, h=3, d=16, e=24)
+    options = {"block_size": 8, "reach": 3, "num_heavy": 5, "num_clusters": 64}
+    keep = torch.arange(1003)[None] > 6
+    for mask in (None, keep):
+        out = near_far_attention(*inputs, keep=mask, **options)
+        # rows of a matrix, without blocks and stretches
+        rows = near_far_rows(*inputs[:2], torch.arange(1003), keep=mask, **options)
+        torch.testing.assert_close(out, rows @ inputs[2], **CLOSE)
+        found, expected = (torch.autograd.grad(x.square().sum(), inputs) for x in (out, rows @ inputs[2]))
+        for x, y in zip(found, expected, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)
+
+
+def test_float32_is_near_float64_at_the_defaults():
+    inputs = [x.detach().float() for x in draw(700, h=3, d=16, e=16)]
+    leaves = [[x.to(dtype).requires_grad_() for x in inputs] for dtype in (torch.float32, torch.float64)]
+    out, expected = (near_far_attention(*x) for x in leaves)
+    assert (out - expected).norm() <= 2e-6 * expected.norm()
+    found, wanted = (torch.autograd.grad(x.square().sum(), y) for x, y in zip((out, expected), leaves, strict=True))
+    for x, y in zip(found, wanted, strict=True):
+        assert (x - y).norm() <= 1e-5 * y.norm()
+
+
+def test_heavy_keys_are_those_on_which_most_attention_falls():
+    q, k, _ = (x.detach() for x in draw(64, b=1, h=1))
+    wanted = [3, 30, 61]
+    q[..., 0] = 5.0
+    k[:, :, wanted, 0] = 5.0
+    chosen = choose(q, k, None, None, NearFarOptions(**SMALL))
+    assert sorted(chosen.heavy[0, 0].tolist()) == wanted
+    assert chosen.found.all()
+    assert (chosen.cluster[0, 0, wanted] == 4).all()
+
+
+def test_clusters_hold_keys_that_are_near_each_other():
+    g = torch.Generator().manual_seed(0)
+    centres = 10 * torch.eye(4, dtype=torch.float64)
+    kind = torch.randint(4, (300,), generator=g)
+    k = (centres[kind] + 0.1 * torch.randn(300, 4, generator=g, dtype=torch.float64))[None, None]
+    chosen = choose(k, k, None, None, NearFarOptions(num_heavy=0, num_clusters=8))
+    for cluster in range(8):
+        assert len(set(kind[chosen.cluster[0, 0] == cluster].tolist())) <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"block_size": 0}, "block_size is 0; expected a whole number of at least 1"),
+        ({"reach": -1}, "reach is -1; expected a whole number of at least 0"),
+        ({"num_heavy": -1}, "num_heavy is -1"),
+        ({"num_clusters": 0}, "num_clusters is 0"),
+        ({"iterations": 0}, "iterations is 0"),
+        ({"scale": 0.0}, "scale is 0.0; expected a positive"),
+        ({"backend": "triton"}, "backend is 'triton'; expected one of 'auto', 'torch'"),
+    ],
+)
+def test_bad_options_raise(options, says):
+    with pytest.raises(ValueError, match=says):
+        near_far_attention(*draw(9), **options)
