@@ -5,6 +5,7 @@ import pytest
 from nystrom.measure.rows import new_row
 from nystrom.studies.reproduce.study import Setting
 from nystrom.studies.training.pretrained import MLM, SOP, STUDIES
+from nystrom.tasks.language.mlm_sop.task import prepare_mlm_sop
 from nystrom.train.results import wilson
 
 FIGURE_5, FIGURE_6, LONGER = (
@@ -96,25 +97,32 @@ def test_tables_and_figures_show_every_training():
     assert [len(axes.get_lines()) for axes in figure.axes] == [4, 4]
 
 
+@pytest.fixture(scope="module")
+def data(tiny_bert, prose, tmp_path_factory):
+    """A folder with a prepared corpus."""
+    folder = tmp_path_factory.mktemp("data")
+    text = folder / "documents.txt"
+    text.write_text(prose.read_text().replace("\n", "\n\n"))
+    prepare_mlm_sop([text], folder / "mlm", tokenizer=tiny_bert, length=32, workers=1, progress=False)
+    return folder
+
+
 @pytest.mark.parametrize("study", [FIGURE_5, FIGURE_6, LONGER])
-def test_what_is_missing_is_said_before_any_work(study, tmp_path):
-    with pytest.raises(ValueError, match=r"--data is not given.*nystrom data prepare mlm-sop"):
+def test_what_is_missing_is_said_before_any_work(study, data, tmp_path):
+    with pytest.raises(ValueError, match="nystrom data prepare mlm-sop"):
         study.plan(Setting())
-    with pytest.raises(ValueError, match="is no prepared set"):
+    with pytest.raises(ValueError, match="mlm"):
         study.plan(Setting(data=tmp_path))
-    (tmp_path / "mlm").mkdir()
-    (tmp_path / "mlm" / "dataset.json").touch()
-    plan = study.plan(Setting(data=tmp_path))
+    plan = study.plan(Setting(data=data))
     assert len(plan.parts) >= 3
     assert plan.differs
+    assert plan.setting["data"].endswith("documents, vocabulary of 23")
 
 
-def test_the_papers_size_has_the_papers_settings(tmp_path):
-    (tmp_path / "mlm").mkdir()
-    (tmp_path / "mlm" / "dataset.json").touch()
+def test_the_papers_size_has_the_papers_settings(data, tmp_path):
     with pytest.raises(ValueError, match="trained BERT-base"):
-        FIGURE_6.plan(Setting(size="paper", data=tmp_path))
-    plan = FIGURE_6.plan(Setting(size="paper", data=tmp_path, model=tmp_path))
+        FIGURE_6.plan(Setting(size="paper", data=data))
+    plan = FIGURE_6.plan(Setting(size="paper", data=data, model=tmp_path))
     assert plan.differs == ""
     assert plan.setting["training"] == "preset=bert-base"
     assert plan.setting["nystrom-from-softmax"] == "attention=nystrom"

@@ -34,6 +34,7 @@ from nystrom.report.plots.lines import draw_lines
 from nystrom.report.summary import Table, Verdict
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom.studies.training.runs import Training, said, train
+from nystrom.tasks.language.mlm_sop.dataset import MlmSop
 from nystrom.train.results import wilson
 
 if TYPE_CHECKING:
@@ -49,15 +50,15 @@ _OTHERS = ("linformer", "linear")
 _FOLDERS = {_FROM_EXACT: "nystrom-from-softmax", _LONGER: "nystrom-longer", _SAME: "nystrom-same-length"}
 
 _SMALL: dict[str, Any] = {
-    "preset": "demo", "steps": 1000, "warmup_steps": 100, "evaluate_every": 100, "log_every": 20, "instances": 1024,
-    "seed": 0, "precision": "bfloat16",
+    "preset": "demo", "steps": 2000, "warmup_steps": 200, "learning_rate": 1e-3, "evaluate_every": 250,
+    "log_every": 50, "instances": 1024, "seed": 0, "precision": "bfloat16",
 }  # fmt: skip
 _CONTINUED: dict[str, Any] = _SMALL | {
-    "preset": "longer", "steps": 300, "warmup_steps": 0, "learning_rate": 5e-5,
+    "preset": "longer", "steps": 500, "warmup_steps": 0, "learning_rate": 1e-4,
 }  # fmt: skip
 _SMALL_DIFFERS = (
     "4 layers x 256 with 4 heads and 32 landmarks instead of 512 wide or BERT-base with 64, instances of 256 tokens "
-    "instead of 512, 1,000 steps of 16 instead of 100,000 or 500,000 of 256, learning rate 5e-4 instead of 1e-4, the "
+    "instead of 512, 2,000 steps of 16 instead of 100,000 or 500,000 of 256, learning rate 1e-3 instead of 1e-4, the "
     "corpus of --data instead of books and Wikipedia, and an exact model that was trained here instead of BERT-base"
 )
 
@@ -76,7 +77,7 @@ def _figure_6(setting: Setting) -> Plan:
         base = {name: {"preset": "bert-base", "attention": name} for name in ("softmax", "nystrom")}
         return _plan(setting, base | {_FROM_EXACT: base["nystrom"] | {"model": str(setting.model)}})
     base = {name: _SMALL | {"attention": name} for name in ("softmax", "nystrom")}
-    half = {"steps": 500, "warmup_steps": 50, "model": "softmax"}
+    half = {"steps": 1000, "warmup_steps": 100, "model": "softmax"}
     return _plan(setting, base | {_FROM_EXACT: base["nystrom"] | half})
 
 
@@ -97,13 +98,14 @@ def _longer(setting: Setting) -> Plan:
 
 def _plan(setting: Setting, wanted: Mapping[str, dict[str, Any]]) -> Plan:
     """The trainings by the names of their rows; a `model` that is one of them is its best checkpoint."""
-    data = None if setting.data is None else setting.data / "mlm"
-    if data is None or not (data / "dataset.json").is_file():
-        came = "--data is not given" if data is None else f"{data} is no prepared set"
+    if setting.data is None:
         raise ValueError(
-            f"this study trains on DATA/mlm, and {came}: make it with nystrom data prepare mlm-sop --to DATA/mlm, and "
-            "pass --data DATA."
+            "this study trains on DATA/mlm: make it with nystrom data prepare mlm-sop --to DATA/mlm, and pass "
+            "--data DATA."
         )
+    data = setting.data / "mlm"
+    corpus = MlmSop(data, "train")
+    said_of_data = f"{len(corpus)} documents, vocabulary of {corpus.vocabulary.size}"
     trainings = {
         name: Training(_FOLDERS.get(name, name), "pretrain", arguments | {"data": str(data)})
         for name, arguments in wanted.items()
@@ -112,7 +114,9 @@ def _plan(setting: Setting, wanted: Mapping[str, dict[str, Any]]) -> Plan:
         Part(trained.name, partial(_measure, name, trainings, setting.size)) for name, trained in trainings.items()
     ]
     return Plan(
-        parts, {"data": data.name} | said(list(trainings.values())), "" if setting.size == "paper" else _SMALL_DIFFERS
+        parts,
+        {"data": said_of_data} | said(list(trainings.values())),
+        "" if setting.size == "paper" else _SMALL_DIFFERS,
     )
 
 
