@@ -4,6 +4,10 @@ import csv
 import json
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import pipeline
 
+from nystrom.cli.main import main
 from nystrom.integrations import check_attention
 from nystrom.integrations.convert import convert
 from nystrom.measure.rows import read_rows
@@ -83,10 +88,62 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(whole, tuned, tmp_path, monk
             tuned(tmp_path / "run")
     with pytest.raises(ValueError, match=r"learning_rate is 0\.002 but was 0\.001"):
         tuned(tmp_path / "run", resume=True, learning_rate=2e-3)
-    run = tuned(tmp_path / "run", resume=True)
+    assert_equal_runs(tuned(tmp_path / "run", resume=True), whole)
+
+
+def assert_equal_runs(run, whole):
+    """Same weights, predictions and rows, but for time and memory."""
     weights = [load_file(folder / "best" / "model.safetensors") for folder in (run, whole)]
     assert_close(*weights, rtol=0, atol=0)
-    assert (run / "predictions" / "SST-2.tsv").read_text() == (whole / "predictions" / "SST-2.tsv").read_text()
+    predictions = [
+        {path.name: path.read_bytes() for path in (folder / "predictions").iterdir()} for folder in (run, whole)
+    ]
+    assert predictions[0] == predictions[1]
+    assert {"validation.tsv", "submission.tsv", "SST-2.tsv"} == {*predictions[0]}
+    rows = [
+        [
+            replace(row, command="", value=0.0 if row.unit in ("s", "MB") else row.value)
+            for row in read_rows(folder / "rows.csv")
+        ]
+        for folder in (run, whole)
+    ]
+    assert rows[0] == rows[1]
+    curves = [
+        [{name: cell for name, cell in row.items() if name != "seconds"} for row in table(folder / "curves.csv", ",")]
+        for folder in (run, whole)
+    ]
+    assert curves[0] == curves[1]
+
+
+# Fine-tunes as the arguments say, and is killed before the fifth step.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from nystrom.cli.main import main
+from nystrom.train.run.run_trainer import RunTrainer
+inner = RunTrainer.training_step
+def training_step(self, *given):
+    if self.state.global_step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return inner(self, *given)
+RunTrainer.training_step = training_step
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_in_bfloat16_ends_as_an_unbroken_one(bert, films, tmp_path):
+    def words(to):
+        given = f"finetune sst2 --attention nystrom --num-landmarks 4 --steps 6 --batch-size 8 --evaluate-every 3 \
+            --learning-rate 1e-3 --device cpu --precision bfloat16 --model {bert} --data {films} --to {to}"
+        return given.split()
+
+    killed = subprocess.run([sys.executable, "-c", KILLED, *words(tmp_path / "run")], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-3"]
+    assert main(words(tmp_path / "whole")) == 0
+    assert main([*words(tmp_path / "run"), "--resume"]) == 0
+    assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
 def test_accumulation_gives_the_weights_of_the_whole_batch(tuned, bert, tmp_path):
@@ -162,6 +219,16 @@ def test_what_is_wrong_is_said_before_anything_is_trained(tuned, bert, films, tm
     says("attention method", attention="linformer", options=None)
     says("num_landmarks is given for exact attention", attention=None)
     says("epochs is 2 and steps is 6", epochs=2)
+    says(
+        r"train\.tsv, line 1: .* no 'words' among the fields 'sentence', 'label': name the right one with --text-field",
+        text_field="words",
+    )
+    outside = tmp_path / "outside"
+    shutil.copytree(films, outside)
+    with (outside / "dev.tsv").open("a") as file:
+        file.write("a film\tgreat\n")
+    says(r"dev\.tsv, line 22: the label is 'great', which is none of the classes", data=(outside,))
+    says("task is on pairs", task="mrpc")
     says("task is on pairs", task="mrpc", text_field="sentence", label_field="label")
     says("single texts: leave it out", pair_field="other")
     says("labels is 'numbers', but sst2 says", labels="numbers")

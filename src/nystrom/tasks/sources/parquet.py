@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nystrom.tasks.sources.row_files import Wanted, as_bytes, find_names
+from nystrom.tasks.sources.row_files import Wanted, all_as_bytes, find_names
 
 SUFFIX = ".parquet"
 _AT_ONCE = 1000
@@ -20,7 +20,7 @@ def parquet_columns(path: Path) -> list[str]:
     return list(_opened(path).schema_arrow.names)
 
 
-def parquet_fields(path: Path, wanted: Wanted) -> Iterator[tuple[int, list[bytes]]]:
+def parquet_fields(path: Path, wanted: Wanted, *, may_be_null: str | None = None) -> Iterator[tuple[int, list[bytes]]]:
     """Read the wanted fields of each row, with its number from 1; see `row_files.read_fields`.
 
     Raises:
@@ -36,7 +36,7 @@ def parquet_fields(path: Path, wanted: Wanted) -> Iterator[tuple[int, list[bytes
         for row in batch.to_pylist():
             number += 1
             try:
-                yield number, [as_bytes(row[name], name) for name in names]
+                yield number, all_as_bytes([row[name] for name in names], names, wanted, may_be_null)
             except ValueError as error:
                 raise ValueError(f"{path}, row {number}: {error}") from error
 

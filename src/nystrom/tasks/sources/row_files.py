@@ -52,6 +52,7 @@ def read_fields(
     max_unpacked: float | None = None,
     progress: bool = False,
     on_broken: Callable[[int], None] | None = None,
+    may_be_null: str | None = None,
 ) -> Numbered:
     """Read the wanted fields of each row.
 
@@ -64,6 +65,8 @@ def read_fields(
         progress: Show a progress bar.
         on_broken: Called with the line of each row of CSV or tsv that has another number of fields, which is then left
             out; otherwise such a row is an error.
+        may_be_null: The name in `wanted` of the field that may be null in JSON, and is then empty; in the other fields
+            null is an error.
 
     Yields:
         The number of the line that a row begins on, and its fields.
@@ -79,7 +82,7 @@ def read_fields(
                 cells = _csv_rows(file) if kind == ".csv" else _tsv_rows(file)
                 rows = _chosen_cells(path, cells, wanted, columns, on_broken)
             else:
-                rows = _chosen_values(file, wanted)
+                rows = _chosen_values(file, wanted, may_be_null)
             with closing(rows):
                 for line, fields in rows:
                     yield line, fields
@@ -204,7 +207,7 @@ def _header(path: Path, rows: Numbered) -> tuple[int, list[str]]:
     return line, columns
 
 
-def _chosen_values(file: BinaryIO, wanted: Wanted) -> Numbered:
+def _chosen_values(file: BinaryIO, wanted: Wanted, may_be_null: str | None) -> Numbered:
     names: list[str] = []
     for number, line in enumerate(file, start=1):
         if line.isspace():
@@ -221,7 +224,7 @@ def _chosen_values(file: BinaryIO, wanted: Wanted) -> Numbered:
             names = names or find_names(list(row), wanted)
             if missing := [name for name in names if name not in row]:
                 raise ValueError(f"the field {missing[0]!r} is missing, which the first row has.")
-            fields = [as_bytes(row[name], name) for name in names]
+            fields = all_as_bytes([row[name] for name in names], names, wanted, may_be_null)
         except ValueError as error:
             raise _RowError(number, str(error)) from error
         yield number, fields
@@ -253,6 +256,26 @@ def _alike(columns: Sequence[str], names: Sequence[str]) -> list[str]:
         return [*names]
     folded = {name.casefold() for name in names}
     return [column for column in columns if column.casefold() in folded]
+
+
+def all_as_bytes(
+    values: Sequence[object], names: Sequence[str], wanted: Wanted, may_be_null: str | None
+) -> list[bytes]:
+    """Write the values of a row as `as_bytes` does; null is empty where it may be.
+
+    Args:
+        values: The values of the wanted fields.
+        names: Their names in the file.
+        wanted: The fields.
+        may_be_null: The name in `wanted` of the field that may be null.
+
+    Raises:
+        ValueError: One is neither a text nor a number.
+    """
+    return [
+        b"" if value is None and option == may_be_null else as_bytes(value, name)
+        for value, name, option in zip(values, names, wanted, strict=True)
+    ]
 
 
 def as_bytes(value: object, name: str) -> bytes:

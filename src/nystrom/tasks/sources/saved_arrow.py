@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nystrom.tasks.sources.row_files import Wanted, as_bytes, find_names
+from nystrom.tasks.sources.row_files import Wanted, all_as_bytes, find_names
 
 _SPLITS, _STATE, _INFO = "dataset_dict.json", "state.json", "dataset_info.json"
 _AT_ONCE = 1000
@@ -57,7 +57,7 @@ class SavedPart:
         except ValueError as error:
             raise ValueError(f"{self}: {error}") from error
 
-    def fields(self, wanted: Wanted) -> Iterator[tuple[int, list[bytes]]]:
+    def fields(self, wanted: Wanted, *, may_be_null: str | None = None) -> Iterator[tuple[int, list[bytes]]]:
         """Read the wanted fields of each row, with its number from 1; see `row_files.read_fields`.
 
         The number of a class becomes its name; one that has none, such as the -1 of a text without a label, stays.
@@ -73,14 +73,14 @@ class SavedPart:
                 for values in zip(*(part.column(name).to_pylist() for name in names), strict=True):
                     number += 1
                     try:
-                        yield number, [self._word(value, name) for value, name in zip(values, names, strict=True)]
+                        named = [self._named(value, name) for value, name in zip(values, names, strict=True)]
+                        yield number, all_as_bytes(named, names, wanted, may_be_null)
                     except ValueError as error:
                         raise ValueError(f"{self}, row {number}: {error}") from error
 
-    def _word(self, value: object, name: str) -> bytes:
+    def _named(self, value: object, name: str) -> object:
         classes = self.classes.get(name, ())
-        named = isinstance(value, int) and 0 <= value < len(classes)
-        return as_bytes(classes[value] if named else value, name)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        return classes[value] if isinstance(value, int) and 0 <= value < len(classes) else value
 
     def _batches(self) -> Iterator[Any]:
         for file in self.files:

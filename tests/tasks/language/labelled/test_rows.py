@@ -1,12 +1,16 @@
 """No row of a file is lost, whatever quotes it holds."""
 
 import csv
+import importlib
+import json
 import lzma
+import shutil
 
 import pytest
 
 from nystrom.tasks.language.labelled.glue import TASKS
 from nystrom.tasks.language.labelled.rows import read_rows, read_texts
+from nystrom.tasks.sources.saved_arrow import saved_parts
 
 QUOTED = ['he said " no', '"', 'two "" here', 'it \'s "fine"', '" open at the start', "plain"]
 
@@ -73,6 +77,30 @@ def test_a_test_split_may_be_without_labels(tmp_path, label):
     header, cell = ("", "") if label is None else (",label", f",{label}")
     path.write_text(f"index,sentence{header}\n0,a{cell}\n1,b{cell}\n")
     assert read_rows([path], TASKS["sst2"], may_lack_labels=True).labels is None
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
+def test_null_is_no_label_and_an_error_as_a_text(tmp_path, save_arrow, kind):
+    def read(rows, *, may_lack_labels):
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        path = tmp_path / f"test.{kind}"
+        if kind == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        elif kind == "parquet":
+            parquet = pytest.importorskip("pyarrow.parquet")
+            parquet.write_table(importlib.import_module("pyarrow").table(columns), path)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            (path,) = saved_parts(save_arrow(columns, to=path)).values()
+        return read_rows([path], TASKS["sst2"], may_lack_labels=may_lack_labels)
+
+    row = {"sentence": "a", "label": 1}
+    assert read([row | {"label": None}] * 2, may_lack_labels=True).labels is None
+    for may_lack_labels in (False, True):
+        with pytest.raises(ValueError, match=r"(line|row) 2: there is no label, and other rows have one"):
+            read([row, row | {"label": None}], may_lack_labels=may_lack_labels)
+    with pytest.raises(ValueError, match=r"(line|row) 2: sentence is None; expected a text or a number"):
+        read([row, row | {"sentence": None}], may_lack_labels=False)
 
 
 def test_a_label_that_some_rows_lack_is_named(tmp_path):

@@ -1,7 +1,8 @@
 """The texts and labels of one split.
 
-Labels are still words here. A split without labels has none at all: no such column, or nothing, -1 or "hidden" in
-each row. Texts are UTF-8; other bytes become the replacement character, and the rows that hold them are counted.
+Labels are still words here. A split without labels has none at all: no such column, or nothing, null, -1 or
+"hidden" in each row. Texts are UTF-8; other bytes become the replacement character, and the rows that hold them are
+counted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -129,11 +130,11 @@ def _cells(
         on_broken = broken.append
     try:
         if isinstance(path, SavedPart):
-            yield from path.fields(wanted)
+            yield from path.fields(wanted, may_be_null="label_field")
         elif path.suffix.lower() == SUFFIX:
-            yield from parquet_fields(path, wanted)
+            yield from parquet_fields(path, wanted, may_be_null="label_field")
         else:
-            yield from read_fields(path, wanted, columns=columns, on_broken=on_broken)
+            yield from read_fields(path, wanted, columns=columns, on_broken=on_broken, may_be_null="label_field")
     except ValueError as error:
         # The one hint that the reader of files cannot give.
         hint = " This task is on pairs of texts." if task.pairs is not None and "-field" in str(error) else ""
