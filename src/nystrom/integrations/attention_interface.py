@@ -17,7 +17,7 @@ honour raises, by name: causal attention, a bias per pair of tokens, packed sequ
 dropout. Elsewhere there are no n x s weights, so a dropout of them has no effect; a warning says so once.
 
 **Cross-attention.** With as many queries as keys a mask of the keys alone does not say whether it is the queries' mask,
-too. Where a mask comes, the layer decides (`_attends_elsewhere`), and a layer that could do either raises.
+too. Where a mask comes, the layer decides (`attends_elsewhere`), and a layer that could do either raises.
 
 A model that never asks the interface runs its own attention despite its `attn_implementation`. Those that ask
 for a mask raise then; `nystrom.integrations.check_attention` finds all of them, by running the model once.
@@ -142,7 +142,7 @@ def attend_layer(
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     query_keep = None
-    if route.keep is not None and query.shape[2] == key.shape[2] and _attends_elsewhere(module):
+    if route.keep is not None and query.shape[2] == key.shape[2] and attends_elsewhere(module):
         # The keys' padding says nothing about the queries: all are real.
         query_keep = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
     scale = {"scale": scaling} if "scale" in _FIELDS[method] else {}
@@ -260,7 +260,7 @@ def _model_of(config: Any) -> type[PreTrainedModel] | None:
     return kind[0] if isinstance(kind, list | tuple) else kind
 
 
-def _attends_elsewhere(module: nn.Module) -> bool:
+def attends_elsewhere(module: nn.Module) -> bool:
     """Whether the keys of a layer come from another sequence than its queries.
 
     An attribute `is_cross_attention` decides first. A layer whose `forward` takes no second sequence attends to its

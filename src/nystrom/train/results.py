@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import torch
 
+from nystrom.attention.method_names import SIZES, sized_name
 from nystrom.measure.rows import Row, cpu_name, new_row
 from nystrom.models import EncoderConfig
-from nystrom.train.method_names import SIZES, sized_name
 from nystrom.train.settings import Settings
 
 # Changes of a preset that rows record elsewhere, or that affect when results are looked at but not what is trained.

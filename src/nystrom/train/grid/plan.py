@@ -17,13 +17,13 @@ from typing import Literal, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from nystrom.attention.method_names import read_method
 from nystrom.checks import check_at_least
 from nystrom.measure.rows import check_folder
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.grid.processes import Failure, Grid, Run
 from nystrom.train.hardware import Device, Precision, cores, processes, usable_device, visible_gpus
 from nystrom.train.lengths import data_positions
-from nystrom.train.method_names import read_method
 from nystrom.train.presets.published import Preset, find_preset
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.settings import Settings, settle

@@ -14,7 +14,7 @@ steps instead of every 500 and 300, which would take about as long as the traini
 
 from collections.abc import Mapping
 
-from nystrom.train.method_names import reformer_buckets
+from nystrom.attention.method_names import reformer_buckets
 from nystrom.train.presets.preset import MethodSetting, Preset
 from nystrom.train.presets.sizes import published_sizes
 

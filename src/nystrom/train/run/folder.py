@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from nystrom.attention.method_names import sized_name
 from nystrom.measure.rows import Row, append_rows, check_folder
-from nystrom.train.method_names import sized_name
 from nystrom.train.settings import RunSettings, differences
 
 _SETTINGS, _COMPLETE, _LOCK, _STATE = "run.json", "complete.json", ".lock", "trainer_state.json"

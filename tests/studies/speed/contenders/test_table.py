@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from nystrom.attention.method_names import split_name
 from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.methods.softmax import softmax_attention
 from nystrom.studies.speed.contenders.inputs import Sizes, make_inputs
@@ -17,7 +18,6 @@ from nystrom.studies.speed.contenders.table import (
     find_contender,
     installed,
 )
-from nystrom.train.method_names import split_name
 
 # Each with a length that it takes.
 NAMES = {

@@ -11,6 +11,7 @@ import torch
 
 from nystrom.attention.backend import check_backend
 from nystrom.attention.heads import build_attention
+from nystrom.attention.method_names import reformer_buckets, size_options, split_name
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import check_names
 from nystrom.studies.speed.contenders.authors import AuthorsAttention
@@ -25,7 +26,6 @@ from nystrom.studies.speed.contenders.peers_of_others import (
     performer_call,
     reformer_call,
 )
-from nystrom.train.method_names import reformer_buckets, size_options, split_name
 
 Build = Callable[[Inputs, int, bool], Call]
 

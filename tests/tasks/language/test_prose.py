@@ -3,7 +3,7 @@ import lzma
 
 import pytest
 
-from nystrom.studies.reproduce.texts import read_prose
+from nystrom.tasks.language.prose import read_prose
 
 TEXT = "Die Brücke über den Fluß.\n\nThe hill, and the road.\n"
 

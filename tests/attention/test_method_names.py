@@ -4,9 +4,9 @@ from dataclasses import fields
 
 import pytest
 
+from nystrom.attention.method_names import SIZES, read_method, reformer_buckets, sized_name, split_name
 from nystrom.attention.registry import METHODS
 from nystrom.studies.speed.contenders.table import CONTENDERS, Ours
-from nystrom.train.method_names import SIZES, read_method, reformer_buckets, sized_name, split_name
 
 
 @pytest.mark.parametrize(

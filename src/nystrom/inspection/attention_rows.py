@@ -1,0 +1,67 @@
+r"""What sampled rows of the exact attention matrix of a head say about it.
+
+For r rows $p_i$ of the n x s matrix P, drawn evenly:
+
+- entropy $-\sum_j p_{ij} \ln p_{ij}$, in nats: ln s where a query attends to all keys alike, 0 where to one;
+- distance $\sum_j p_{ij} |i - j|$, in real tokens;
+- nearness, the weight on the keys at most 32 tokens away;
+- effective rank $(\sum_k \sigma_k^2)^2 / \sum_k \sigma_k^4$ in the singular values of P: r where r of them are alike, 1
+  where one rules. Without the singular values: $\sum_k \sigma_k^2 = \sum_i \|p_i\|^2$ and $\sum_k \sigma_k^4 =
+  \sum_{i, j} (p_i \cdot p_j)^2$. Of the first sum n / r times the rows' is an unbiased estimate; of the second n / r
+  times the terms of one row, plus n (n - 1) / (r (r - 1)) times those of two.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+# Tokens on either side that count as near.
+REACH = 32
+
+
+class RowFacts(NamedTuple):
+    """Facts about sampled queries, for each head.
+
+    Attributes:
+        entropy: In nats.
+        distance: In tokens.
+        near: Weight on near keys.
+        rank: Effective rank of the whole matrix.
+    """
+
+    entropy: Float[Tensor, "h r"]
+    distance: Float[Tensor, "h r"]
+    near: Float[Tensor, "h r"]
+    rank: Float[Tensor, " h"]
+
+
+def row_facts(
+    rows: Float[Tensor, "h r s"], queries: Int[Tensor, " r"], places: Int[Tensor, " s"], size: int
+) -> RowFacts:
+    """Facts about the attention of each head of one sequence.
+
+    Args:
+        rows: Sampled rows of the attention matrix.
+        queries: Their queries' places among the real tokens.
+        places: The keys' places among the real tokens; those of masked keys do not matter.
+        size: Rows n of the whole matrix.
+    """
+    apart = (queries[:, None] - places).abs()
+    entropy = torch.special.entr(rows).sum(dim=-1)
+    distance = (rows * apart).sum(dim=-1)
+    near = (rows * (apart <= REACH)).sum(dim=-1)
+    return RowFacts(entropy, distance, near, participation_rank(rows, size))
+
+
+def participation_rank(rows: Float[Tensor, "h r s"], size: int) -> Float[Tensor, " h"]:
+    """The effective rank of a matrix of `size` rows, from some of its rows; see the module."""
+    count = rows.shape[1]
+    gram = (rows @ rows.mT).double()
+    squares = gram.diagonal(dim1=-2, dim2=-1)
+    trace = size / count * squares.sum(dim=-1)
+    of_one = squares.square().sum(dim=-1)
+    of_two = gram.square().sum(dim=(-2, -1)) - of_one
+    pairs = size * (size - 1) / (count * (count - 1)) if count > 1 else 0.0
+    return trace.square() / (size / count * of_one + pairs * of_two)

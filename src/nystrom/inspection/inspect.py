@@ -1,0 +1,265 @@
+r"""How near methods are to exact attention in a trained model, layer by layer and in the whole, from sampled queries.
+
+While the model runs on texts, each layer's queries, keys and values are measured as they come
+(`nystrom.inspection.layer_sample`), for a few sampled queries of each text: time and memory are linear in the number of
+tokens. `whole_model` then runs the model with exact attention, which is fused and linear in memory but not in time, and
+once with each method, and compares hidden states and predictions. Without it the model runs with the first method, and
+layers are measured on what that makes of the layers below.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from nystrom.checks import check_at_least
+from nystrom.inspection.candidates import EXACT, Candidate, read_candidates
+from nystrom.inspection.layer_sample import LayerSample, sample_layer
+from nystrom.inspection.sampling import Estimate, Sample, estimate_ratio
+from nystrom.inspection.whole_model import Batch, Results, results_of
+from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
+from nystrom.measure.clock import seconds
+
+# Calls of each method that are timed, one after the other in turns.
+_TURNS = 5
+
+
+@dataclass(frozen=True)
+class LayerMethod:
+    r"""A method in a layer.
+
+    Attributes:
+        error: Relative error of each head's output, $\|\hat O - O\|_F / \|O\|_F$ over all texts; a layer's is the mean
+            over its heads.
+        variation: Mean total variation of the rows of each head; None where the method gives no rows.
+        residual: Largest singular value of $I - A Z$ in each head, the mean over texts; None without an inverse.
+    """
+
+    error: Estimate
+    variation: Estimate | None
+    residual: Float[Tensor, " h"] | None
+
+
+@dataclass(frozen=True)
+class InspectedLayer:
+    """A layer.
+
+    Attributes:
+        layer: Its number, from 0.
+        name: Its name in the model.
+        entropy: Of the exact attention of each head, in nats.
+        distance: Mean distance of the keys that a query attends to, in tokens.
+        near: Weight on keys at most 32 tokens away.
+        rank: Effective rank of each head's attention matrix, the mean over texts.
+        methods: What each method makes of it, by name.
+    """
+
+    layer: int
+    name: str
+    entropy: Estimate
+    distance: Estimate
+    near: Estimate
+    rank: Float[Tensor, " h"]
+    methods: Mapping[str, LayerMethod]
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """A method in all layers of a model.
+
+    Attributes:
+        error: Relative error of the hidden states after the last layer, over the real tokens of all texts.
+        changed: Share of the predictions that change; None without a head that classifies.
+    """
+
+    error: float
+    changed: float | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found.
+
+    Attributes:
+        candidates: The methods, in the order asked for.
+        layers: The layers that methods can serve, in their order.
+        left: Names of layers that keep exact attention whatever the method, such as local ones.
+        whole: By method, without exact attention; empty where it was not asked for.
+        seconds: Time of one layer's attention over one text, by method, exact attention among them.
+        texts: Sequences.
+        tokens: Length of the longest.
+        num_queries: Queries that were sampled of each sequence, at most.
+        dtype: Of the layers' queries.
+    """
+
+    candidates: tuple[Candidate, ...]
+    layers: tuple[InspectedLayer, ...]
+    left: tuple[str, ...]
+    whole: Mapping[str, WholeModel]
+    seconds: Mapping[str, float]
+    texts: int
+    tokens: int
+    num_queries: int
+    dtype: torch.dtype
+
+
+def inspect_model(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    *,
+    methods: Sequence[str],
+    num_queries: int = 128,
+    whole_model: bool = True,
+    seed: int = 0,
+) -> Inspection:
+    """Compare methods with exact attention in a model.
+
+    Args:
+        model: An encoder of transformers, a model of `nystrom.models`, or any Module that holds attention of this
+            library, see `nystrom.replace_attention`. It is run in evaluation mode, and comes out as it went in.
+        batches: Inputs of the model, by name or as its only input; each may hold several sequences, and padding.
+        methods: Names such as "nystrom-64"; exact attention is what they are compared with.
+        num_queries: Queries r to sample of each sequence in each layer.
+        whole_model: Also compare hidden states and predictions, which takes a run with exact attention.
+        seed: Of the sample.
+
+    Raises:
+        ValueError: No batch, a method that is unknown or cannot serve the model, or a model whose attention no method
+            can serve, such as a decoder's.
+    """
+    check_at_least("num_queries", num_queries, 2)
+    candidates = tuple(candidate for candidate in read_candidates(methods) if candidate.method != EXACT)
+    if not batches:
+        raise ValueError(
+            "batches is empty; expected inputs of the model, such as [tokenizer(text, return_tensors='pt')]."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    found = _Found(candidates, num_queries, whole_model or not candidates, generator)
+    training = model.training
+    model.eval()
+    try:
+        exact: list[Results] = []
+        for batch in batches:
+            with intercepted(model, found.attend, left=lambda call: found.left.setdefault(call.name)):
+                exact.append(results_of(model, batch))
+        if not found.samples:
+            raise ValueError(
+                f"{type(model).__name__} has no layer that attends to all tokens through transformers' "
+                "AttentionInterface, so no method can serve it: take another encoder, such as BERT or ModernBERT."
+            )
+        if found.kept is None:
+            raise ValueError("attention_mask has no real token in any batch; expected at least one.")
+        whole = {}
+        if whole_model:
+            whole = {each.name: compare_models(model, batches, exact, each_layer(each)) for each in candidates}
+        return Inspection(
+            candidates=candidates,
+            layers=tuple(_summarised(*entry) for entry in found.samples.items()),
+            left=tuple(found.left),
+            whole=whole,
+            seconds=_time(found.kept, candidates),
+            texts=found.texts,
+            tokens=found.tokens,
+            num_queries=num_queries,
+            dtype=found.kept.q.dtype,
+        )
+    finally:
+        model.train(training)
+
+
+def compare_models(
+    model: nn.Module, batches: Sequence[Batch], exact: Sequence[Results], choice: Mapping[int | None, Candidate]
+) -> WholeModel:
+    """Run a model with a method in each layer, and compare it with exact attention.
+
+    Args:
+        model: The model.
+        batches: Its inputs.
+        exact: What it made of them with exact attention.
+        choice: The method of each layer by its number; under None that of all others.
+    """
+
+    def attend(call: LayerCall) -> Tensor:
+        candidate = choice.get(call.layer, choice[None])
+        return attend_by(candidate.method, call, candidate.options)
+
+    off = size = 0.0
+    changed = count = 0
+    for batch, wanted in zip(batches, exact, strict=True):
+        with intercepted(model, attend):
+            came = results_of(model, batch)
+        off += float((came.hidden.double() - wanted.hidden.double()).square().sum())
+        size += float(wanted.hidden.double().square().sum())
+        if came.predictions is not None and wanted.predictions is not None:
+            changed += int((came.predictions != wanted.predictions).sum())
+            count += wanted.predictions.numel()
+    return WholeModel((off / size) ** 0.5 if size else 0.0, changed / count if count else None)
+
+
+def each_layer(candidate: Candidate) -> dict[int | None, Candidate]:
+    """The choice of one method for all layers."""
+    return {None: candidate}
+
+
+class _Found:
+    """What is gathered while the model runs."""
+
+    def __init__(self, candidates: Sequence[Candidate], num_queries: int, exact: bool, generator: torch.Generator):
+        self.candidates, self.num_queries, self.exact, self.generator = candidates, num_queries, exact, generator
+        self.samples: dict[tuple[int, str], list[LayerSample]] = {}
+        self.left: dict[str, None] = {}
+        self.kept: LayerCall | None = None
+        self.texts = self.tokens = 0
+
+    def attend(self, call: LayerCall) -> Tensor:
+        """Measure a layer, and let the model go on."""
+        samples = self.samples.setdefault((call.layer, call.name), [])
+        if call.layer == next(iter(self.samples))[0]:
+            self.texts, self.tokens = self.texts + call.q.shape[0], max(self.tokens, call.q.shape[2])
+        for place in range(call.q.shape[0]):
+            one = call.sequence(place)
+            sample = sample_layer(one, self.candidates, self.num_queries, self.generator)
+            if sample is not None:
+                samples.append(sample)
+                if self.kept is None or one.q.shape[2] > self.kept.q.shape[2]:
+                    self.kept = one
+        method, options = (EXACT, {}) if self.exact else (self.candidates[0].method, self.candidates[0].options)
+        return attend_by(method, call, options)
+
+
+def _summarised(place: tuple[int, str], samples: Sequence[LayerSample]) -> InspectedLayer:
+    layer, name = place
+
+    def mean(fact: str) -> Estimate:
+        values = [(sample.size, getattr(sample.facts, fact)) for sample in samples]
+        return estimate_ratio([Sample(size, value, torch.ones_like(value)) for size, value in values])
+
+    methods = {}
+    for method in samples[0].methods:
+        of = [sample.methods[method] for sample in samples]
+        variations = [each.variation for each in of if each.variation is not None]
+        residuals = [each.residual for each in of if each.residual is not None]
+        methods[method] = LayerMethod(
+            error=estimate_ratio([each.error for each in of], root=True),
+            variation=estimate_ratio(variations) if variations else None,
+            residual=torch.stack(residuals).mean(dim=0) if residuals else None,
+        )
+    rank = torch.stack([sample.facts.rank for sample in samples]).mean(dim=0)
+    return InspectedLayer(layer, name, mean("entropy"), mean("distance"), mean("near"), rank, methods)
+
+
+def _time(call: LayerCall, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """Median seconds of each method over one text, in turns."""
+    methods = {each.name: (each.method, each.options) for each in candidates} | {EXACT: (EXACT, {})}
+    taken: dict[str, list[float]] = {name: [] for name in methods}
+    with torch.no_grad():
+        for turn in range(_TURNS + 1):
+            for name, (method, options) in methods.items():
+                time = seconds(lambda m=method, o=options: attend_by(m, call, o), call.q.device)
+                # The first call may allocate and compile.
+                if turn:
+                    taken[name].append(time)
+    return {name: median(times) for name, times in taken.items()}

@@ -1,0 +1,152 @@
+r"""One layer on one sequence: exact attention of sampled queries, and what each method makes of them.
+
+With exact outputs $o_i$ and a method's $\hat o_i$ at the sampled queries, samples hold $\|\hat o_i - o_i\|^2$ over
+$\|o_i\|^2$, whose ratio of sums is the squared relative error; and where a method gives rows of its matrix, the total
+variation $\tfrac12 \sum_j |\hat p_{ij} - p_{ij}|$. A method runs over the whole sequence, so that time and memory are
+its own; exact attention costs r times s numbers, for some heads at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.attention.fused import softmax_rows
+from nystrom.attention.methods.nystrom import nystrom_factors
+from nystrom.attention.registry import METHODS, find_in_home
+from nystrom.inspection.attention_rows import RowFacts, row_facts
+from nystrom.inspection.candidates import Candidate
+from nystrom.inspection.sampling import Sample, draw_queries
+from nystrom.integrations.layer_calls import LayerCall, attend_by
+from nystrom.linalg.pinv import residual
+from nystrom.precision import at_least_float32
+
+# Numbers of rows that are held at a time, 128 MB in float32.
+_AT_ONCE = 2**25
+
+
+@dataclass(frozen=True)
+class MethodSample:
+    """A method on one sequence.
+
+    Attributes:
+        error: Squared errors of the output over squared norms.
+        variation: Total variation of the rows, over ones; None where the method gives no rows.
+        residual: Of the m x m inverse, for each head; None where the method has none.
+    """
+
+    error: Sample
+    variation: Sample | None
+    residual: Float[Tensor, " h"] | None
+
+
+@dataclass(frozen=True)
+class LayerSample:
+    """A layer on one sequence.
+
+    Attributes:
+        size: Real queries.
+        facts: Of exact attention.
+        methods: By name.
+    """
+
+    size: int
+    facts: RowFacts
+    methods: dict[str, MethodSample]
+
+
+def sample_layer(
+    call: LayerCall, candidates: Sequence[Candidate], num_queries: int, generator: torch.Generator
+) -> LayerSample | None:
+    """Measure a layer on one sequence; None for a sequence without a real token.
+
+    Args:
+        call: The layer's call, for one sequence.
+        candidates: The methods.
+        num_queries: Queries to sample.
+        generator: Source of the draws.
+
+    Raises:
+        ValueError: A layer that attends to another sequence, or a method that cannot serve the layer.
+    """
+    n, s = call.q.shape[2], call.k.shape[2]
+    if n != s or (call.keep is not None and call.query_keep is None):
+        raise ValueError(
+            f"layer {call.name} attends to another sequence than its own; expected an encoder such as BERT: of an "
+            "encoder-decoder, pass model.get_encoder()."
+        )
+    real = torch.ones(s, dtype=torch.bool, device=call.k.device) if call.keep is None else call.keep[0]
+    queries = draw_queries(real.nonzero()[:, 0], num_queries, generator)
+    if not len(queries):
+        return None
+    size, places = int(real.sum()), real.cumsum(dim=0) - 1
+    heads = max(1, _AT_ONCE // (len(queries) * s))
+    parts = [_sample_heads(_heads(call, part), candidates, queries, places, size)
+             for part in torch.arange(call.q.shape[1]).split(heads)]  # fmt: skip
+    outputs = {}
+    for candidate in candidates:
+        try:
+            outputs[candidate.name] = attend_by(candidate.method, call, candidate.options)[0, :, queries]
+        except ValueError as error:
+            raise ValueError(f"method {candidate.name} cannot serve layer {call.name}: {error}") from error
+    exact = torch.cat([part.exact for part in parts])
+    return LayerSample(
+        size,
+        RowFacts(*(torch.cat(values) for values in zip(*(part.facts for part in parts), strict=True))),
+        {
+            name: MethodSample(
+                Sample(size, (out.to(exact.dtype) - exact).square().sum(dim=-1), exact.square().sum(dim=-1)),
+                _ratio_to_one(size, [part.variation.get(name) for part in parts]),
+                _joined([part.residual.get(name) for part in parts]),
+            )
+            for name, out in outputs.items()
+        },
+    )
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Some heads: exact outputs at the sampled queries, and what is measured on rows."""
+
+    exact: Float[Tensor, "h r e"]
+    facts: RowFacts
+    variation: dict[str, Float[Tensor, "h r"]]
+    residual: dict[str, Float[Tensor, " h"]]
+
+
+def _sample_heads(
+    call: LayerCall, candidates: Sequence[Candidate], queries: Tensor, places: Tensor, size: int
+) -> _Heads:
+    q, k, v = (at_least_float32(x) for x in (call.q, call.k, call.v))
+    rows = softmax_rows(q[:, :, queries], k, keep=call.keep, scale=call.scale)[0]
+    variation, residuals = {}, {}
+    masks = {"keep": call.keep, "query_keep": call.said_queries(), "scale": call.scale}
+    for candidate in candidates:
+        if METHODS[candidate.method].rows:
+            function = find_in_home(candidate.method, f"{candidate.method}_rows")
+            theirs = function(q, k, queries, **masks, **candidate.options)[0]
+            variation[candidate.name] = 0.5 * (theirs - rows).abs().sum(dim=-1)
+        if candidate.method == "nystrom":
+            factors = nystrom_factors(q, k, **masks, **candidate.options)
+            residuals[candidate.name] = residual(factors.a, factors.inverse)[0]
+    if call.keep is not None:
+        # Fused attention reads no masked value; neither does this product of zero weights.
+        v = torch.where(call.keep[:, None, :, None], v, 0.0)
+    return _Heads(rows @ v[0], row_facts(rows, places[queries], places, size), variation, residuals)
+
+
+def _heads(call: LayerCall, which: Tensor) -> LayerCall:
+    some = slice(int(which[0]), int(which[-1]) + 1)
+    return call._replace(q=call.q[:, some], k=call.k[:, some], v=call.v[:, some])
+
+
+def _ratio_to_one(size: int, parts: Sequence[Tensor | None]) -> Sample | None:
+    joined = _joined(parts)
+    return None if joined is None else Sample(size, joined, torch.ones_like(joined))
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if known else None

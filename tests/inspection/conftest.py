@@ -1,0 +1,31 @@
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+
+@pytest.fixture
+def sizes():
+    """Of a small encoder whose attention is far from uniform."""
+    return {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.3,
+    }
+
+
+@pytest.fixture
+def bert(sizes):
+    """A random BERT in float64."""
+    torch.manual_seed(0)
+    return BertModel(BertConfig(**sizes)).double().eval()
+
+
+@pytest.fixture
+def batch():
+    """Two sequences, one of them padded."""
+    ids = torch.randint(40, (2, 30), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "attention_mask": (torch.arange(30) < torch.tensor([[30], [19]])).long()}
