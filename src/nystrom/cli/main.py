@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from nystrom.cli import data, finetune, models, pretrain, reproduce, studies, train
+from nystrom.cli import data, finetune, inspection, models, pretrain, reproduce, studies, train
 
 
 class Command(NamedTuple):
@@ -102,6 +102,9 @@ COMMANDS: dict[str, Command] = {
     "lra curves": Command("accuracies of these runs over the time of training (Fig. 2 of Skyformer)", train.lra_curves),
     "lra overhead": Command("time of a training step beside one of a bare loop", train.lra_overhead),
     "fill-mask": Command("fill in the [MASK] of a text with a masked language model", models.fill_masks),
+    "inspect": Command(
+        "measure how near methods are to exact attention in a model, on texts of yours", inspection.inspect_encoder
+    ),
     "convert": Command(
         "make a Nyströmformer of a BERT or RoBERTa, or give a model more positions", models.convert_model
     ),

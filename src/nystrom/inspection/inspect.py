@@ -22,7 +22,9 @@ from nystrom.inspection.sampling import Estimate, Sample, estimate_ratio
 from nystrom.inspection.whole_model import Batch, Results, results_of
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.measure.clock import seconds
+from nystrom.report.inspection import BADLY
 
+_SOFTMAX = Candidate(EXACT, EXACT, {}, None)
 # Calls of each method that are timed, one after the other in turns.
 _TURNS = 5
 
@@ -88,6 +90,8 @@ class Inspection:
         layers: The layers that methods can serve, in their order.
         left: Names of layers that keep exact attention whatever the method, such as local ones.
         whole: By method, without exact attention; empty where it was not asked for.
+        mended: By method the layers that it serves badly, and the whole model with exact attention in these; without
+            methods that serve all layers badly, or none.
         seconds: Time of one layer's attention over one text, by method, exact attention among them.
         texts: Sequences.
         tokens: Length of the longest.
@@ -99,6 +103,7 @@ class Inspection:
     layers: tuple[InspectedLayer, ...]
     left: tuple[str, ...]
     whole: Mapping[str, WholeModel]
+    mended: Mapping[str, tuple[tuple[int, ...], WholeModel]]
     seconds: Mapping[str, float]
     texts: int
     tokens: int
@@ -152,14 +157,20 @@ def inspect_model(
             )
         if found.kept is None:
             raise ValueError("attention_mask has no real token in any batch; expected at least one.")
-        whole = {}
-        if whole_model:
-            whole = {each.name: compare_models(model, batches, exact, each_layer(each)) for each in candidates}
+        layers = tuple(_summarised(*entry) for entry in found.samples.items())
+        whole, mended = {}, {}
+        for each in candidates if whole_model else ():
+            whole[each.name] = compare_models(model, batches, exact, {None: each})
+            badly = tuple(layer.layer for layer in layers if layer.methods[each.name].error.mean > BADLY)
+            if 0 < len(badly) < len(layers):
+                choice = {None: each} | dict.fromkeys(badly, _SOFTMAX)
+                mended[each.name] = badly, compare_models(model, batches, exact, choice)
         return Inspection(
             candidates=candidates,
-            layers=tuple(_summarised(*entry) for entry in found.samples.items()),
+            layers=layers,
             left=tuple(found.left),
             whole=whole,
+            mended=mended,
             seconds=_time(found.kept, candidates),
             texts=found.texts,
             tokens=found.tokens,
@@ -197,11 +208,6 @@ def compare_models(
             changed += int((came.predictions != wanted.predictions).sum())
             count += wanted.predictions.numel()
     return WholeModel((off / size) ** 0.5 if size else 0.0, changed / count if count else None)
-
-
-def each_layer(candidate: Candidate) -> dict[int | None, Candidate]:
-    """The choice of one method for all layers."""
-    return {None: candidate}
 
 
 class _Found:
@@ -253,13 +259,13 @@ def _summarised(place: tuple[int, str], samples: Sequence[LayerSample]) -> Inspe
 
 def _time(call: LayerCall, candidates: Sequence[Candidate]) -> dict[str, float]:
     """Median seconds of each method over one text, in turns."""
-    methods = {each.name: (each.method, each.options) for each in candidates} | {EXACT: (EXACT, {})}
-    taken: dict[str, list[float]] = {name: [] for name in methods}
+    contenders = (*candidates, _SOFTMAX)
+    taken: dict[str, list[float]] = {each.name: [] for each in contenders}
     with torch.no_grad():
         for turn in range(_TURNS + 1):
-            for name, (method, options) in methods.items():
-                time = seconds(lambda m=method, o=options: attend_by(m, call, o), call.q.device)
+            for each in contenders:
+                time = seconds(lambda each=each: attend_by(each.method, call, each.options), call.q.device)
                 # The first call may allocate and compile.
                 if turn:
-                    taken[name].append(time)
+                    taken[each.name].append(time)
     return {name: median(times) for name, times in taken.items()}

@@ -179,3 +179,13 @@ def _check_representable(config: dict[str, Any]) -> None:
     if not isinstance(config["hidden_act"], str):
         raise ValueError(f"the source has hidden_act = {config['hidden_act']!r}; expected the name of an activation.")
     check_names("the source's hidden_act", [config["hidden_act"]], ACT2FN)
+
+
+def positions_of(config: Any) -> int | None:
+    """The longest input of a model of this library or of transformers; None where there is no limit."""
+    most = getattr(config, "max_position_embeddings", None)
+    if most is None:
+        return None
+    family = FAMILIES.get(config.model_type)
+    # RoBERTa's table begins with rows that no token has.
+    return most - config.pad_token_id - 1 if family is not None and family.shifted else most

@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from nystrom.integrations.bert_names import FAMILIES
+from nystrom.integrations.bert_names import positions_of
 from nystrom.integrations.set_attention import check_attention, set_attention
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 from nystrom.models.files.json_object import read_json
@@ -214,16 +214,6 @@ def _check_encoder(model: PreTrainedModel, report: Mapping[str, Any], folder: Pa
             raise ValueError(
                 f"model {folder} does not fit its config.json, for example in {name}: save or fetch the model again."
             )
-
-
-def positions_of(config: Any) -> int | None:
-    """The longest input of a model of this library or of transformers; None where there is no limit."""
-    most = getattr(config, "max_position_embeddings", None)
-    if most is None:
-        return None
-    family = FAMILIES.get(config.model_type)
-    # RoBERTa's table begins with rows that no token has.
-    return most - config.pad_token_id - 1 if family is not None and family.shifted else most
 
 
 def _checksum(folder: Path) -> str:

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from nystrom.integrations.bert_names import positions_of
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.tasks.language.labelled.splits import TextSplit
-from nystrom.train.finetune.classifier import check_vocabulary, load_classifier, positions_of, takes_segments
+from nystrom.train.finetune.classifier import check_vocabulary, load_classifier, takes_segments
 from nystrom.train.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom.train.finetune.inference import logits_of
 from nystrom.train.finetune.scores import predicted, probabilities

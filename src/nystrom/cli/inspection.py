@@ -1,0 +1,102 @@
+"""The command that measures how near methods are to exact attention in a user's model, on texts of the user's."""
+
+from pathlib import Path
+from typing import Literal
+
+from nystrom.cli.arguments import arguments_of, positional
+
+# What is compared where nothing is named.
+USUAL = ("nystrom-64", "nystrom-128", "nystrom-256")
+
+
+def inspect_encoder(words: list[str]) -> None:
+    """Inspect a model."""
+    inspect(**arguments_of(inspect, words, "inspect", model=positional(inspect, "model")))
+
+
+def inspect(
+    model: Path,
+    *,
+    texts: tuple[Path, ...],
+    methods: tuple[str, ...] = (),
+    length: int | None = None,
+    num_texts: int = 4,
+    num_queries: int = 128,
+    whole_model: bool = True,
+    seed: int = 0,
+    threads: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    to: Path | None = None,
+) -> None:
+    """Measure how near methods are to exact attention in a model: layer by layer, head by head, and in the whole.
+
+    Args:
+        model: Folder of an encoder with its tokenizer, of transformers or of this library.
+        texts: Files of prose like what the model is for, compressed or not.
+        methods: Methods with their sizes, such as nystrom-64 performer-256; Nyström attention with 64, 128 and 256
+            landmarks, and near_far, if none is named.
+        length: Tokens of a text; the model's positions, but at most 512, if not given.
+        num_texts: Texts of that length, spread evenly over the files.
+        num_queries: Queries to sample of each text in each layer; more narrow the intervals.
+        whole_model: Also compare hidden states and predictions; this alone takes more than linear time.
+        seed: Of the sample.
+        threads: Threads on the CPU; torch's choice if not given.
+        device: Where to run; "auto" takes a GPU if there is one.
+        to: Folder for rows.csv, verdict.txt and the figures; nothing is written if not given.
+
+    Raises:
+        ValueError: A model that no method can serve, texts that are too short, an unknown method, or a folder that
+            holds an inspection.
+    """
+    from nystrom.attention.registry import METHODS
+
+    if to is not None and (to / "rows.csv").exists():
+        raise ValueError(f"{to} holds the rows of an inspection: choose another folder with --to.")
+    names = methods or (*USUAL, *(["near_far"] if "near_far" in METHODS else []))
+    import torch
+    from transformers.utils import logging
+
+    from nystrom.attention.method_names import split_name
+    from nystrom.checks import check_at_least
+    from nystrom.inspection.candidates import read_candidates
+    from nystrom.inspection.inspect import inspect_model
+    from nystrom.inspection.rows import inspection_rows
+    from nystrom.inspection.texts import load_encoder, read_batches
+    from nystrom.measure.rows import append_rows, check_folder
+    from nystrom.models.files.tokenizer import load_tokenizer
+    from nystrom.report.inspection import inspection_text
+    from nystrom.report.plots.canvas import house_style, save_figure
+    from nystrom.report.plots.inspection import inspection_figures
+    from nystrom.tasks.language.prose import read_prose
+    from nystrom.train.hardware import usable_device
+
+    read_candidates(names)
+    if to is not None:
+        check_folder(to)
+    if threads is not None:
+        check_at_least("threads", threads, 1)
+        torch.set_num_threads(threads)
+    place = torch.device(usable_device(device))
+    logging.disable_progress_bar()
+    prose = read_prose(texts)
+    encoder = load_encoder(model)
+    batches = read_batches(prose, load_tokenizer(model), encoder, length=length, num_texts=num_texts)
+    found = inspect_model(
+        encoder.to(place),  # pyright: ignore[reportArgumentType]
+        [{name: x.to(place) for name, x in batch.items()} for batch in batches],
+        methods=names,
+        num_queries=num_queries,
+        whole_model=whole_model,
+        seed=seed,
+    )
+    rows = inspection_rows(found, device=torch.cuda.get_device_name(place) if place.type == "cuda" else None)
+    text = inspection_text(rows, model=f"{model.resolve().name}, on {prose.name}")
+    print(text, end="")
+    if to is not None:
+        append_rows(to / "rows.csv", rows)
+        (to / "verdict.txt").write_text(text, encoding="utf-8")
+        with house_style():
+            for name, figure in inspection_figures(rows, lambda name: split_name(name)[0]).items():
+                for suffix in (".png", ".svg"):
+                    save_figure(figure, to / f"{name}{suffix}")
+        print(f"\nRows, verdict and figures: {to}")

@@ -1,0 +1,91 @@
+"""A model from a folder, and running text as its inputs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from jaxtyping import Int
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+
+import nystrom.integrations  # noqa: F401 (registers the methods that config.json may name)
+from nystrom.checks import check_at_least
+from nystrom.integrations.bert_names import positions_of
+from nystrom.models.classes import model_class
+from nystrom.models.configuration import EncoderConfig
+from nystrom.models.files.json_object import read_json
+from nystrom.models.files.loading import check_weights
+from nystrom.models.files.published import PUBLISHED_TYPE
+from nystrom.tasks.language.prose import Prose, tokens_of, windows_of
+
+# Tokens of a text where neither the user nor the model says.
+_LENGTH = 512
+
+
+def load_encoder(folder: Path) -> PreTrainedModel:
+    """Load an encoder with its head, ours or of transformers, for evaluation.
+
+    Raises:
+        ValueError: No folder of a model, one without safetensors, of a type that transformers does not know, or one
+            with a decoder.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"model is {folder}, which is no folder; expected one with config.json and safetensors.")
+    check_weights(folder)
+    content = read_json(folder / "config.json")
+    kind = content.get("model_type")
+    if kind in (EncoderConfig.model_type, PUBLISHED_TYPE):
+        return model_class(EncoderConfig.from_pretrained(folder), folder).from_pretrained(folder)
+    names = [str(name) for name in content.get("architectures") or ()]
+    decodes = content.get("is_decoder") or content.get("is_encoder_decoder")
+    if decodes or any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        raise ValueError(
+            f"model {folder} is a {kind!r} with a decoder, which is causal; expected an encoder such as BERT. Of an "
+            "encoder-decoder, inspect model.get_encoder() with nystrom.inspection.inspect_model."
+        )
+    if kind not in CONFIG_MAPPING:
+        raise ValueError(
+            f"model {folder} is of type {kind!r}, which transformers does not know: name an encoder of it."
+        )
+    named: Any = getattr(transformers, names[0], None) if names else None
+    model: Any = named or AutoModel
+    return model.from_pretrained(folder, use_safetensors=True).eval()
+
+
+def read_batches(
+    prose: Prose,
+    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel,
+    *,
+    length: int | None,
+    num_texts: int,
+) -> list[dict[str, Int[Tensor, "1 n"]]]:
+    """Cut running text into inputs of one length, spread evenly over it, each with the tokenizer's special tokens.
+
+    Args:
+        prose: The text.
+        tokenizer: The model's.
+        model: The model.
+        length: Tokens of an input, special ones included; None means the model's positions, but at most 512.
+        num_texts: How many.
+
+    Raises:
+        ValueError: A length beyond the model's positions, or too little text.
+    """
+    check_at_least("num_texts", num_texts, 1)
+    most = positions_of(model.config)
+    if length is None:
+        length = _LENGTH if most is None else min(most, _LENGTH)
+    check_at_least("length", length, 8)
+    if most is not None and length > most:
+        raise ValueError(
+            f"length is {length} but the model has {most} positions: take fewer, or make more with "
+            f"`nystrom convert FOLDER --to OTHER --max-position-embeddings {length}`."
+        )
+    around: Sequence[int] = tokenizer("")["input_ids"]  # pyright: ignore[reportAssignmentType]
+    half, inside = len(around) // 2, length - len(around)
+    before, after = (torch.tensor(part, dtype=torch.long) for part in (around[:half], around[half:]))
+    windows = windows_of(tokens_of(prose, tokenizer), length=inside, windows=num_texts, name=prose.name)
+    return [{"input_ids": torch.cat([before, window, after])[None]} for window in windows]
