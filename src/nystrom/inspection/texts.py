@@ -46,9 +46,7 @@ def load_encoder(folder: Path) -> PreTrainedModel:
             "encoder-decoder, inspect model.get_encoder() with nystrom.inspection.inspect_model."
         )
     if kind not in CONFIG_MAPPING:
-        raise ValueError(
-            f"model {folder} is of type {kind!r}, which transformers does not know: name an encoder of it."
-        )
+        raise ValueError(f"model {folder} is of type {kind!r}, which transformers does not know: name another.")
     named: Any = getattr(transformers, names[0], None) if names else None
     model: Any = named or AutoModel
     return model.from_pretrained(folder, use_safetensors=True).eval()

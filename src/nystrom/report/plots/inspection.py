@@ -41,14 +41,19 @@ def inspection_figures(rows: Sequence[Row], family: Callable[[str], str]) -> "Ma
 
 def draw_errors(rows: Sequence[Row]) -> "Figure":
     """The error of each head of each layer, a map for each method, all on one scale."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
     methods = list(dict.fromkeys(row.method for row in rows if row.quantity == ERROR))
     maps = {method: _map(rows, ERROR, method) for method in methods}
     figure, panels = _grid(maps)
+    # Above 1 a zero would be nearer.
+    norm, colours = Normalize(0, 1), "magma_r"
     for axes, (method, values) in zip(panels, maps.items(), strict=True):
-        # Above 1 a zero would be nearer.
-        image = axes.imshow(values, vmin=0, vmax=1, cmap="magma_r", aspect="auto", interpolation="nearest")
+        axes.imshow(values, norm=norm, cmap=colours, aspect="auto", interpolation="nearest")
         axes.set_title(method)
-    bar = figure.colorbar(image, ax=panels, label="relative error of the output", extend="max", aspect=30, pad=0.01)
+    shown = ScalarMappable(norm, colours)
+    bar = figure.colorbar(shown, ax=panels, label="relative error of the output", extend="max", aspect=30, pad=0.01)
     bar.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]
     return figure
 
