@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from nystrom.attention.method_names import read_method
 from nystrom.integrations.convert import convert
 from nystrom.measure.rows import Row, cpu_name, new_row, read_rows
 from nystrom.models.files.tokenizer import load_tokenizer
@@ -40,7 +41,6 @@ from nystrom.studies.training.step_times import step_times
 from nystrom.tasks.language.labelled.glue import find_labelled
 from nystrom.tasks.language.labelled.splits import read_labelled
 from nystrom.train.finetune.encoding import EncodedSplit
-from nystrom.train.method_names import read_method
 
 _TASKS = ("sst2", "mrpc", "qnli", "qqp", "mnli", "imdb")
 _LANDMARKS = (16, 32, 64)

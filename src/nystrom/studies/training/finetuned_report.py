@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from nystrom.attention.method_names import split_name
 from nystrom.measure.rows import Row
 from nystrom.report.plots.canvas import PAGE, figure_of, method_looks
 from nystrom.report.printed.finetuned import FINETUNED
 from nystrom.report.summary import Table, Verdict
 from nystrom.tasks.language.labelled.glue import find_labelled
-from nystrom.train.method_names import split_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
