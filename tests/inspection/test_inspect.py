@@ -19,6 +19,7 @@ from transformers import (
 import nystrom
 from nystrom import nystrom_attention
 from nystrom.attention.methods.nystrom import nystrom_factors, nystrom_rows
+from nystrom.attention.registry import find_function
 from nystrom.inspection import inspect_model
 from nystrom.inspection.candidates import read_candidates
 from nystrom.inspection.layer_sample import sample_layer
@@ -241,3 +242,25 @@ def test_no_batch_and_no_real_token_raise(bert, batch):
         inspect_model(bert, [], methods=["nystrom-4"])
     with pytest.raises(ValueError, match="no real token"):
         inspect_model(bert, [batch | {"attention_mask": torch.zeros(2, 30)}], methods=["nystrom-4"])
+
+
+def test_near_far_sees_its_near_tokens_under_padding(bert, batch):
+    real = batch["attention_mask"].bool()
+    found = inspect_model(bert, [batch], methods=["near_far-2"], num_queries=30)
+    with torch.no_grad():
+        exact = bert(**batch).last_hidden_state[real]
+        set_attention(bert, "near_far", {"num_heavy": 2, "num_clusters": 2})
+        wanted = relative(bert(**batch).last_hidden_state[real], exact)
+    # The same to float64 rounding, measured by sequence and run as a batch.
+    assert found.whole["near_far-2"].error == pytest.approx(wanted, rel=1e-9)
+    calls = [call for call in first_calls(bert, batch) if call.layer == 0]
+    assert all(call.query_keep is call.keep for call in calls)
+    # Of the padded sequence, too, layers are measured with the near tokens that the model has.
+    off = size = 0.0
+    for call in calls:
+        real = 30 if call.keep is None else int(call.keep.sum())
+        q, k, v = (x[:, :, :real] for x in call[2:5])
+        out = find_function("softmax")(q, k, v)
+        off += (find_function("near_far")(q, k, v, num_heavy=2, num_clusters=2) - out).square().sum(dim=(0, 2, 3))
+        size += out.square().sum(dim=(0, 2, 3))
+    assert_close(found.layers[0].methods["near_far-2"].error.value, (off / size).sqrt(), **CLOSE)

@@ -66,6 +66,9 @@ class LayerCall(NamedTuple):
         """The call for one sequence of the batch alone."""
         one = slice(place, place + 1)
         keep, query_keep = (None if x is None or bool(x[one].all()) else x[one] for x in (self.keep, self.query_keep))
+        if self.query_keep is self.keep:
+            # Methods with a rule about positions know self-attention by the one mask.
+            query_keep = keep
         return self._replace(q=self.q[one], k=self.k[one], v=self.v[one], keep=keep, query_keep=query_keep)
 
 
