@@ -209,6 +209,12 @@ CATALOGUE: dict[str, Entry] = {
         needs=_ENCODER,
         minutes=0.2,
     ),
+    "near-far": Entry(
+        shows="error over time of every method on real queries, keys and values",
+        source="this library",
+        home="fidelity.front",
+        needs=_ENCODER,
+    ),
     "blog": Entry(
         shows="the masked word of the Hugging Face post, its five scores",
         source="Hugging Face, post on Nyströmformer",
