@@ -1,12 +1,16 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import BertForSequenceClassification, BertTokenizer
 
 from nystrom.measure.rows import new_row
 from nystrom.studies.reproduce.study import Setting
 from nystrom.studies.training.finetuned import SMALL, STUDIES
 from nystrom.studies.training.finetuned_report import SHARE, scores, word
 from nystrom.studies.training.step_times import ROUNDS, step_times
+from nystrom.studies.training.swapped import swapped_rows
 
 TABLE_2, TABLE_1 = STUDIES["nystromformer-table-2"], STUDIES["supplement-table-1"]
 METRICS = {"mrpc": "F1", "qqp": "F1"}
@@ -62,11 +66,43 @@ def test_the_search_is_judged_by_its_test_score():
     for batch, value in ((8, 0.80), (16, 0.85)):
         sizes = f"batch_size={batch} learning_rate=2e-05"
         trial = result("mrpc", "nystrom-32", value, split="validation", kind="search", sizes=sizes)
-        rows.append(trial.__class__(**{**vars(trial), "quantity": "validation F1 of a trial"}))
+        rows.append(replace(trial, quantity="validation F1 of a trial"))
     [verdict] = TABLE_2.verdicts(rows)
     assert verdict.agrees is True
     table = TABLE_2.tables(rows)[-1]
     assert table.lines == [["nystrom-32", "8", "2e-05", "80.0", ""], ["nystrom-32", "16", "2e-05", "85.0", "83.0"]]
+
+
+def test_what_a_swap_of_attentions_changes_is_beside_training_with_it():
+    rows = [result("imdb", "softmax", 0.90, kind="swapped"), result("imdb", "near_far", 0.89, kind="swapped")]
+    rows += [result("imdb", "softmax", 0.90), result("imdb", "near_far", 0.91)]
+    for method, changed in (("softmax", 0.0), ("near_far", 0.025)):
+        row = result("imdb", method, changed, kind="swapped")
+        rows.append(replace(row, quantity="test predictions that change"))
+    table = TABLE_2.tables(rows)[-1]
+    assert table.lines == [
+        ["imdb", "softmax", "90.0", "+0.0", "0.0", "90.0"],
+        ["imdb", "near_far", "89.0", "-1.0", "2.5", "91.0"],
+    ]
+
+
+def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path):
+    words = ["river", "stone", "map", "road"]
+    lines = "".join(f"{' '.join(words[: 1 + i % 4] * (1 + i % 5))}\t{i % 2}\n" for i in range(40))
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.tsv").write_text(f"sentence\tlabel\n{lines}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        BertForSequenceClassification.from_pretrained(tiny_bert).save_pretrained(tmp_path / "best")
+    BertTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path / "best")
+    methods = ("softmax", "nystrom-2", "nystrom-64")
+    rows = swapped_rows(tmp_path / "best", "sst2", tmp_path, methods, name="tiny", precision="float32")
+    found = {(row.method, row.quantity): row.value for row in rows}
+    assert found["softmax", "validation predictions that change"] == 0
+    # As many landmarks as tokens are exact.
+    assert found["nystrom-64", "validation predictions that change"] == 0
+    assert found["nystrom-64", "validation accuracy"] == found["softmax", "validation accuracy"]
+    assert 0 <= found["nystrom-2", "validation predictions that change"] <= 1
 
 
 def test_longer_positions_are_compared_with_512_both_ways():
@@ -93,7 +129,7 @@ def test_what_is_missing_is_said_before_any_work(tiny_bert, tmp_path):
     (tmp_path / "mrpc").mkdir()
     names = [part.name for part in TABLE_2.plan(Setting(model=tiny_bert, data=tmp_path)).parts]
     assert names[0] == "lengths"
-    assert len(names) == 1 + 3 * len(SMALL["mrpc"].methods) + 2
+    assert len(names) == 1 + 3 * len(SMALL["mrpc"].methods) + 3
     with pytest.raises(ValueError, match="holds no folder of sst2, qnli"):
         TABLE_2.plan(Setting(model=tiny_bert, data=tmp_path, size="paper"))
 

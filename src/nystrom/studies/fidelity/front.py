@@ -27,6 +27,7 @@ from torch import Tensor
 
 from nystrom.attention.fused import softmax_rows
 from nystrom.attention.heads import build_attention
+from nystrom.attention.method_names import read_method, reformer_buckets, split_name
 from nystrom.measure.clock import seconds
 from nystrom.measure.rows import Row, cpu_name, new_row
 from nystrom.report.plots.canvas import PAGE, figure_of, method_look, plain_numbers
@@ -34,7 +35,6 @@ from nystrom.report.summary import Table, Verdict
 from nystrom.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom.studies.reproduce.spread import spread_row
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom.train.method_names import read_method, reformer_buckets, split_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

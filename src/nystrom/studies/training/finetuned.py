@@ -38,6 +38,7 @@ from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom.studies.training.finetuned_report import EXACT, SHARE, figures, tables_1, tables_2, verdicts_1, verdicts_2
 from nystrom.studies.training.runs import Training, train
 from nystrom.studies.training.step_times import step_times
+from nystrom.studies.training.swapped import swapped_rows
 from nystrom.tasks.language.labelled.glue import find_labelled
 from nystrom.tasks.language.labelled.splits import read_labelled
 from nystrom.train.finetune.encoding import EncodedSplit
@@ -54,22 +55,34 @@ class Case(NamedTuple):
         methods: Attentions, by their names with sizes.
         extent: How long, as arguments of `nystrom.train.finetune.engine.finetune`.
         seeds: A run each.
+        swapped: Attentions that the model trained with exact attention is read with, without training.
     """
 
     methods: Sequence[str]
     extent: Mapping[str, object] = {}
     seeds: Sequence[int] = (0,)
+    swapped: Sequence[str] = ()
 
 
 _PRECISION = {"precision": "bfloat16"}
 _STEPS = {"steps": 200, "evaluate_every": 100}
 SMALL: dict[str, Case] = {
-    "sst2": Case((EXACT, "nystrom-32", "nystrom-16"), {"steps": 1000, "evaluate_every": 500}),
-    "mrpc": Case((EXACT, "nystrom-64", "nystrom-32", "nystrom-16"), seeds=(0, 1, 2)),
+    "sst2": Case(
+        (EXACT, "nystrom-32", "nystrom-16"),
+        {"steps": 1000, "evaluate_every": 500},
+        swapped=("nystrom-32", "nystrom-16", "near_far"),
+    ),
+    "mrpc": Case(
+        (EXACT, "nystrom-64", "nystrom-32", "nystrom-16"),
+        seeds=(0, 1, 2),
+        swapped=("nystrom-64", "nystrom-32", "nystrom-16", "near_far"),
+    ),
     "qnli": Case((EXACT, "nystrom-64", "nystrom-32"), {"epochs": 2}),
     "qqp": Case((EXACT, "nystrom-32", "nystrom-16"), {"epochs": 2}),
     "mnli": Case((EXACT, "nystrom-64", "nystrom-32"), {"epochs": 2}),
-    "imdb": Case((EXACT, "nystrom-64", "nystrom-32"), _STEPS),
+    "imdb": Case(
+        (EXACT, "nystrom-64", "nystrom-32", "near_far"), _STEPS, swapped=("nystrom-64", "nystrom-32", "near_far")
+    ),
 }
 LONG: dict[str, Case] = {"imdb": Case((EXACT, "nystrom-64"), _STEPS)}
 PAPER: dict[str, Case] = dict.fromkeys(_TASKS, Case((EXACT, "nystrom-64")))
@@ -91,6 +104,11 @@ def _table_2(setting: Setting) -> Plan:
     parts = [
         Part("lengths", partial(_measure_lengths, setting, tuple(cases), model)),
         *(Part(training.name, partial(_measure, *rest, training, setting)) for *rest, training in trainings),
+        *(
+            Part(f"{task}-swapped", partial(_measure_swapped, setting, task, case, model, trainings))
+            for task, case in cases.items()
+            if case.swapped
+        ),
         *(Part(f"{task}-steps", partial(_measure_steps, setting, task, case, model)) for task, case in cases.items()),
     ]
     return Plan(
@@ -198,6 +216,19 @@ def _measure_lengths(setting: Setting, tasks: Sequence[str], model: Path, folder
                 study="", quantity=f"{name} {SHARE}", method="nystrom", value=share, unit="", m=m, n=512,
                 sizes=sizes, device=cpu_name(), repeats=len(split),
             )  # fmt: skip
+
+
+def _measure_swapped(
+    setting: Setting, task: str, case: Case, model: Path, trainings: Sequence[tuple[str, str, Training]], folder: Path
+) -> Iterable[Row]:
+    """The first model trained with exact attention, read with others."""
+    assert setting.data is not None, "checked before"
+    exact = next(training for of, method, training in trainings if (of, method) == (task, EXACT))
+    run = train(exact, folder.parent / f"finetuning-{setting.size}")
+    methods = (EXACT, *case.swapped)
+    precision = str(_PRECISION["precision"])
+    for row in swapped_rows(run.best, task, setting.data / task, methods, name=model.name, precision=precision):
+        yield replace(row, sizes=f"{row.sizes} task={task} kind=swapped")
 
 
 def _measure_steps(setting: Setting, task: str, case: Case, model: Path, folder: Path) -> Iterable[Row]:

@@ -131,6 +131,20 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
             left=2,
         ),
     ]
+    swapped = scores(rows, "swapped")
+    if swapped:
+        changes = {
+            (word(row, "task"), row.method): row.value
+            for row in rows
+            if row.quantity.endswith("predictions that change")
+        }
+        cells = [
+            [task, method, score.shown, f"{100 * (score.mean - swapped[task, EXACT].mean):+.1f}",
+             f"{100 * changes[task, method]:.1f}", found[task, method].shown if (task, method) in found else ""]
+            for (task, method), score in swapped.items()
+        ]  # fmt: skip
+        heads = ["task", "attention", "score", "gap", "changed, %", "trained so"]
+        tables.append(Table("trained with exact attention, read with another, seed 0", heads, cells, left=2))
     trials = [row for row in rows if row.quantity.endswith("of a trial")]
     searched = scores(rows, "search")
     if trials:

@@ -1,0 +1,66 @@
+"""Scores of a model that was trained with exact attention and reads with another in its place."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nystrom.attention.method_names import read_method
+from nystrom.measure.rows import Row, cpu_name, new_row
+from nystrom.tasks.language.labelled.glue import find_labelled
+from nystrom.tasks.language.labelled.splits import read_labelled
+from nystrom.train.finetune.classifier import find_start, make_classifier, takes_segments
+from nystrom.train.finetune.encoding import EncodedSplit, collator, padding_of
+from nystrom.train.finetune.inference import logits_of
+from nystrom.train.finetune.scores import predicted, scores
+from nystrom.train.finetune.settings import PRESET
+from nystrom.train.results import wilson
+
+
+def swapped_rows(
+    best: Path, task: str, data: Path, methods: Sequence[str], *, name: str, precision: str
+) -> Iterable[Row]:
+    """Score a model with each attention in turn, without any training.
+
+    Rows are those of the task's metrics on the test texts, or on the validation texts where the test labels are not
+    published, and the share of predictions that differ from those of the first attention.
+
+    Args:
+        best: Folder of the model, as a fine-tuning leaves it.
+        task: Its task.
+        data: The files of the task.
+        methods: Attentions by their names with sizes, the model's own first.
+        name: What rows call the model.
+        precision: "float32", "bfloat16" or "float16".
+    """
+    facts, found = (
+        find_labelled(task),
+        read_labelled((data,), find_labelled(task), own=False, kind="auto", val_share=None),
+    )
+    which = "test" if "test" in found.splits else "validation"
+    texts, first = found.splits[which], None
+    split: EncodedSplit | None = None
+    for method in methods:
+        attention, options = read_method(method)
+        start = find_start(str(best), attention=attention, options=options)
+        model = make_classifier(start, classes=found.classes, task=task, pairs=texts.pairs is not None)
+        if split is None:
+            segments = start.segments and takes_segments(model) and texts.pairs is not None
+            split = EncodedSplit(texts, start.tokenizer, max_length=PRESET.max_length, segments=segments)
+        collate = collator(padding_of(start.tokenizer))
+        logits = logits_of(model, split, collate, batch_size=PRESET.batch_size, device="cpu", precision=precision)
+        guess = predicted(logits, classes=found.classes is not None)
+        first = guess if first is None else first
+        sizes = f"model={name} splits={'published' if found.published else 'own'}"
+        shared: dict[str, Any] = {
+            "study": "", "method": method, "unit": "", "n": PRESET.max_length, "repeats": len(split), "sizes": sizes,
+            "dtype": precision, "device": cpu_name(), "seed": 0,
+        }  # fmt: skip
+        assert split.labels is not None, "the test texts have labels, and validation always has"
+        results: Mapping[str, float] = scores(logits, split.labels, facts.metrics, classes=found.classes is not None)
+        for metric in facts.metrics:
+            low, high = wilson(results[metric], len(split)) if metric == "accuracy" else (None, None)
+            yield new_row(quantity=f"{which} {metric}", value=results[metric], low=low, high=high, **shared)
+        changed = float(np.mean(guess != first))
+        yield new_row(quantity=f"{which} predictions that change", value=changed, **shared)
