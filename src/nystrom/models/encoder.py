@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.output_capturing import capture_outputs
@@ -29,6 +28,7 @@ from nystrom.attention.heads import attend_in_heads, build_attention
 from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import check_names
+from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import EncoderEmbeddings, check_mask
 from nystrom.models.files.loading import SizeMismatchError, check_fit, check_tied, check_weights, find_folder
@@ -104,7 +104,7 @@ class EncoderIntermediate(nn.Module):
     def __init__(self, config: EncoderConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.activation = ACT2FN[config.hidden_act]
+        self.activation = activation(config.hidden_act)
 
     def forward(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n f"]:
         """Widen."""

@@ -21,10 +21,10 @@ from typing import Unpack
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
+from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import check_mask
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
@@ -43,7 +43,7 @@ class WordTransform(nn.Module):
     def __init__(self, config: EncoderConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.hidden_act]
+        self.activation = activation(config.hidden_act)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, x: Float[Tensor, "*b w"]) -> Float[Tensor, "*b w"]:

@@ -13,11 +13,11 @@ from typing import Unpack
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 from transformers.loss.loss_utils import ForSequenceClassificationLoss
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
+from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import check_mask
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
@@ -31,7 +31,7 @@ class ClassificationHead(nn.Module):
         super().__init__()
         assert config.num_labels, "transformers gives every configuration its labels"
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.hidden_act]
+        self.activation = activation(config.hidden_act)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
 
