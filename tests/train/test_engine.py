@@ -28,6 +28,7 @@ def test_curves_hold_each_point_once(whole, curves):
     assert steps == {
         "train loss": list(range(1, 13)),
         "learning rate": list(range(1, 13)),
+        "gradient norm": list(range(1, 13)),
         "validation loss": [3, 6, 9, 12],
         "validation accuracy": [3, 6, 9, 12],
     }

@@ -40,17 +40,25 @@ def lra_run(words: list[str]) -> None:
 def lra_table(words: list[str]) -> None:
     """Print the accuracies of a grid."""
     from nystrom.measure.rows import read_rows
+    from nystrom.report.lra.costs import cost_markdown, print_costs
     from nystrom.report.lra.tables import lra_markdown, print_lra
 
-    def table(files: tuple[Path, ...], *, markdown: bool = False) -> None:
-        """Print the accuracies of runs beside those of the two papers.
+    def table(files: tuple[Path, ...], *, time: bool = False, memory: bool = False, markdown: bool = False) -> None:
+        """Print the accuracies of runs beside those of the two papers, or what the runs took.
 
         Args:
             files: Rows of `nystrom lra run` or `nystrom train`.
+            time: Hours of training in place of accuracies, beside those of Table 2 of Skyformer.
+            memory: Gigabytes of peak memory in place of accuracies, or beside the hours.
             markdown: As Markdown.
         """
         rows = [row for file in files for row in read_rows(file)]
-        if markdown:
+        if time or memory:
+            if markdown:
+                print(cost_markdown(rows, time=time, memory=memory), end="")
+            else:
+                print_costs(rows, time=time, memory=memory)
+        elif markdown:
             print(lra_markdown(rows), end="")
         else:
             print_lra(rows)
@@ -59,18 +67,27 @@ def lra_table(words: list[str]) -> None:
 
 
 def lra_curves(words: list[str]) -> None:
-    """Draw the accuracies of a grid."""
-    from nystrom.report.lra.curves import draw_lra_curves, gather_curves
+    """Draw the curves of a grid."""
+    from nystrom.report.lra.curves import Axis, Shown, draw_lra_curves, gather_curves
 
-    def curves(source: Path, *, figure: Path, gather: Path | None = None) -> None:
-        """Draw the validation accuracy of the runs of `nystrom lra run` over the time of training.
+    def curves(
+        source: Path,
+        *,
+        figure: Path,
+        quantity: Shown = "accuracy",
+        over: Axis = "seconds",
+        gather: Path | None = None,
+    ) -> None:
+        """Draw the curves of the runs of `nystrom lra run`.
 
         Args:
             source: Folder of the runs, or a file that --gather wrote.
             figure: File to draw to, .png or .svg.
+            quantity: "accuracy" or "loss" on the validation split, or "gradient-norm", before it is clipped.
+            over: "seconds" of training, or "steps".
             gather: CSV file to write the curves of all runs in the folder to.
         """
-        draw_lra_curves(source, figure)
+        draw_lra_curves(source, figure, quantity=quantity, over=over)
         if gather is not None:
             gather_curves(source, gather)
         print(figure)

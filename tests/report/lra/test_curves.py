@@ -135,3 +135,24 @@ def test_what_cannot_be_drawn_raises(tmp_path):
     add_run(tmp_path, "text", "softmax", 0, [(10, 0.5, 1.0)], header="step,quantity,value")
     with pytest.raises(ValueError, match=r"curves\.csv has no seconds"):
         draw_lra_curves(tmp_path, tmp_path / "curves.png")
+
+
+def test_losses_and_norms_of_gradients_are_drawn_too_over_time_or_steps(tmp_path, drawn):
+    add_run(tmp_path, "text", "softmax", 0, [(10, 0.5, 1.5), (20, 0.6, 2.0)])
+    curves = tmp_path / "text-softmax-demo-seed0" / "curves.csv"
+    lines = [
+        f"{s},{name},{v},{s / 10}" for name in ("validation loss", "gradient norm") for s, v in ((5, 2.0), (15, 8.0))
+    ]
+    curves.write_text(curves.read_text() + "\n".join(lines) + "\n")
+    gather_curves(tmp_path, tmp_path / "gathered.csv")
+    for source in (tmp_path, tmp_path / "gathered.csv"):
+        draw_lra_curves(source, tmp_path / "curves.png", quantity="loss", over="steps")
+        draw_lra_curves(source, tmp_path / "curves.png", quantity="gradient-norm")
+        loss, norm = (figure.axes[0] for figure in drawn[-2:])
+        assert list(loss.lines[0].get_xdata()) == [5, 15]
+        assert list(loss.lines[0].get_ydata()) == [2.0, 8.0]
+        assert [line.get_label() for line in loss.lines] == ["softmax"]
+        assert list(norm.lines[0].get_xdata()) == [0.5, 1.5]
+        assert norm.get_yscale() == "log"
+    with pytest.raises(ValueError, match="quantity"):
+        draw_lra_curves(tmp_path, tmp_path / "curves.png", quantity="norm")

@@ -14,7 +14,8 @@ def test_a_piped_log_holds_plain_lines_with_numbers(small_run, tmp_path, capsys)
     assert not re.search(r"[\r\x1b'{}]", printed.out + printed.err)
     number = r"\d+(\.\d+)?(e-\d+)?"
     steps = re.findall(
-        rf"^step (\d+) of 6: train loss {number}, learning rate {number}, \d+ s, peak memory \d+ MB$",
+        rf"^step (\d+) of 6: train loss {number}, learning rate {number}, gradient norm {number}, \d+ s, "
+        r"peak memory \d+ MB$",
         printed.out,
         re.MULTILINE,
     )

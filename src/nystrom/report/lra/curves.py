@@ -1,8 +1,9 @@
-"""Validation accuracy over the time of training, as in Fig. 2 of Skyformer (Chen et al. 2021, arXiv:2111.00035).
+"""Curves of training over its time or its steps, as in Fig. 2 of Skyformer (Chen et al. 2021, arXiv:2111.00035).
 
 A panel per task and a line per method: the mean over the seeds at each step, a band from the lowest to the highest. The
 time is that of the runs' own clocks, evaluations and checkpoints included. Each axis of accuracies begins at zero and
-has a line at chance, so that noise around it does not look like progress. A run that was evaluated once has no curve.
+has a line at chance, so that noise around it does not look like progress; norms of gradients have a logarithmic axis. A
+run with a single point has no curve.
 """
 
 import csv
@@ -12,8 +13,9 @@ import re
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from nystrom.checks import check_choice
 from nystrom.report.plots.canvas import (
     REFERENCE,
     Look,
@@ -29,14 +31,21 @@ from nystrom.report.printed.accuracies import LRA_CLASSES, LRA_TASKS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-QUANTITY = "validation accuracy"
+Shown = Literal["accuracy", "loss", "gradient-norm"]
+Axis = Literal["seconds", "steps"]
+# In the files of curves.
+_QUANTITIES: dict[Shown, str] = {
+    "accuracy": "validation accuracy",
+    "loss": "validation loss",
+    "gradient-norm": "gradient norm",
+}
 _CHANCE = "chance"
 GATHERED = ("run", "step", "quantity", "value", "seconds")
 
 # TASK-METHOD-PRESET-seedSEED, and a suffix of a copy.
 _RUN_NAME = re.compile(r"(?P<task>\w+)-(?P<method>.+)-(?P<preset>[a-z]\w*(?:-\d+)?)-seed\d+(?:-(?P<besides>\w+))?")
 
-# step: (seconds, accuracy)
+# step: (seconds, value)
 _Curve = dict[int, tuple[float, float]]
 
 
@@ -50,21 +59,27 @@ class _Drawn(NamedTuple):
 
 
 @house_style()
-def draw_lra_curves(source: Path, path: Path) -> None:
+def draw_lra_curves(source: Path, path: Path, *, quantity: Shown = "accuracy", over: Axis = "seconds") -> None:
     """Draw the runs of a grid, finished or not.
 
     Args:
         source: The folder of `nystrom lra run`, or a CSV file that `gather_curves` wrote.
         path: The file, .png or .svg.
+        quantity: "accuracy" and "loss" on the validation split, or "gradient-norm", that of a step before it is
+            clipped.
+        over: "seconds" of training, or "steps".
 
     Raises:
-        ValueError: No run that was evaluated twice, curves without seconds, or a file of another format.
+        ValueError: No run with two points, curves without seconds, or a file of another format.
     """
     check_figure(path)
-    runs = _by_method(list(_read_gathered(Path(source)) if Path(source).is_file() else _read_runs(Path(source))))
+    check_choice("quantity", quantity, get_args(Shown))
+    check_choice("over", over, get_args(Axis))
+    name, source = _QUANTITIES[quantity], Path(source)
+    runs = _by_method(list(_read_gathered(source, name) if source.is_file() else _read_runs(source, name)))
     if not runs:
         raise ValueError(
-            f"{source} holds no run with two values of the {QUANTITY}; expected the folder of `nystrom lra run`, or "
+            f"{source} holds no run with two values of the {name}; expected the folder of `nystrom lra run`, or "
             "the CSV file of its curves."
         )
     tasks = sorted({task for task, _ in runs}, key=lambda task: (*LRA_TASKS, task).index(task))
@@ -75,16 +90,19 @@ def draw_lra_curves(source: Path, path: Path) -> None:
     for axes, task in zip(panels, tasks, strict=True):
         for method in methods:
             if (task, method) in runs:
-                _draw(axes, runs[task, method], method, looks[method])
-        if task in LRA_CLASSES:
+                _draw(axes, runs[task, method], method, looks[method], over, 100 if quantity == "accuracy" else 1)
+        if quantity == "accuracy" and task in LRA_CLASSES:
             axes.axhline(100 / LRA_CLASSES[task], color=REFERENCE, linestyle="--", linewidth=1, label=_CHANCE)
         axes.margins(y=0.12)
-        axes.set_ylim(bottom=0)
+        if quantity == "accuracy":
+            axes.set_ylim(bottom=0)
+        elif quantity == "gradient-norm":
+            axes.set_yscale("log")
         axes.set_xlim(left=0)
         axes.set_title(task)
-        axes.set_xlabel("seconds of training")
+        axes.set_xlabel("seconds of training" if over == "seconds" else "step")
         axes.grid(True)
-    panels[0].set_ylabel(f"{QUANTITY} (%)")
+    panels[0].set_ylabel(f"{name} (%)" if quantity == "accuracy" else name)
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -131,11 +149,11 @@ def _by_method(found: Sequence[_Drawn]) -> dict[tuple[str, str], list[_Curve]]:
     return runs
 
 
-def _read_runs(folder: Path) -> Iterator[_Drawn]:
+def _read_runs(folder: Path, quantity: str) -> Iterator[_Drawn]:
     for path in sorted(folder.glob("*/run.json")):
         if not (curves := path.with_name("curves.csv")).is_file():
             continue
-        points = read_curves(curves).get(QUANTITY, [])
+        points = read_curves(curves).get(quantity, [])
         if any(math.isnan(seconds) for *_, seconds in points):
             raise ValueError(f"{curves} has no seconds: it is of an earlier version; train that run again.")
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -146,7 +164,7 @@ def _read_runs(folder: Path) -> Iterator[_Drawn]:
         yield _Drawn(settings["task"], method, settings["preset"], curve)
 
 
-def _read_gathered(path: Path) -> Iterator[_Drawn]:
+def _read_gathered(path: Path, wanted: str) -> Iterator[_Drawn]:
     runs: dict[str, _Curve] = {}
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.reader(file)
@@ -155,7 +173,7 @@ def _read_gathered(path: Path) -> Iterator[_Drawn]:
         for cells in reader:
             try:
                 run, step, quantity, value, seconds = cells
-                if quantity == QUANTITY:
+                if quantity == wanted:
                     runs.setdefault(run, {})[int(step)] = (float(seconds), float(value))
             except ValueError:
                 raise ValueError(
@@ -168,11 +186,11 @@ def _read_gathered(path: Path) -> Iterator[_Drawn]:
         yield _Drawn(named["task"], named["method"] + besides, named["preset"], curve)
 
 
-def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, look: Look) -> None:
+def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, look: Look, over: Axis, factor: float) -> None:
     """One line with its band, over the steps that all its seeds have come to."""
     steps = sorted(set.intersection(*map(set, curves)))
-    times = [statistics.fmean(curve[step][0] for curve in curves) for step in steps]
-    values = [[100 * curve[step][1] for curve in curves] for step in steps]
+    times = [statistics.fmean(curve[step][0] for curve in curves) if over == "seconds" else step for step in steps]
+    values = [[factor * curve[step][1] for curve in curves] for step in steps]
     marker = look.marker if len(steps) <= 50 else ""
     means = [statistics.fmean(each) for each in values]
     axes.plot(times, means, color=look.colour, linestyle=look.line, marker=marker, label=method)

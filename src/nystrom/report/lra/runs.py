@@ -68,7 +68,7 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
     for row in rows:
         if not row.study.startswith("train ") or row.quantity not in ("test accuracy", "steps"):
             continue
-        task, line = row.study.removeprefix("train "), Line(row.method, _preset(row))
+        task, line = row.study.removeprefix("train "), line_of(row)
         run = runs.setdefault((task, line), {}).setdefault(row.seed, {})
         before = run.setdefault(row.quantity, row)
         if (before.value, before.method, before.n) != (row.value, row.method, row.n):
@@ -118,6 +118,7 @@ def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Accuracy:
     )
 
 
-def _preset(row: Row) -> str:
+def line_of(row: Row) -> Line:
+    """The line of the table that a row belongs to."""
     _, named, rest = row.sizes.partition("preset=")
-    return ", ".join(rest.split()) if named else ""
+    return Line(row.method, ", ".join(rest.split()) if named else "")

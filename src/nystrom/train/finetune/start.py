@@ -207,7 +207,7 @@ class FinetuneTrainer(RunTrainer):
             validation=splits["validation"],
             collate=collate,
             run=run,
-            quantities=quantities | {"learning_rate": "learning rate"},
+            quantities=quantities | {"learning_rate": "learning rate", "grad_norm": "gradient norm"},
             compute_metrics=partial(_scored, task=task, classes=data.classes is not None),
             preprocess_logits_for_metrics=_logits_alone,
         )

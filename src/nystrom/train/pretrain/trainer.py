@@ -38,6 +38,7 @@ QUANTITIES = {
     "eval_sop_loss": "validation SOP loss",
     "eval_sop_accuracy": "validation SOP accuracy",
     "learning_rate": "learning rate",
+    "grad_norm": "gradient norm",
 }
 
 

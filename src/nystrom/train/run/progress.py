@@ -17,6 +17,7 @@ QUANTITIES = {
     "eval_loss": "validation loss",
     "eval_accuracy": "validation accuracy",
     "learning_rate": "learning rate",
+    "grad_norm": "gradient norm",
 }
 
 

@@ -4,6 +4,7 @@
   skips to its place, and no boundary between passes depends on processes or accumulation. `state.epoch` still counts
   passes over the data.
 - A loss that is not finite stops the run, and weights that are not finite are not written to a checkpoint.
+- The curves have the norm of the gradient of a step, before it is clipped.
 - After each checkpoint the curves are rewritten from the Trainer's own log, which is part of a checkpoint: a step that
   ran twice, before and after an interruption, appears once.
 - A checkpoint that cannot be written, on a full disk for example, ends the run with one line, and is removed.
@@ -112,7 +113,7 @@ class RunTrainer(Trainer):
         self.settings, self.run, self.clip_value, self.quantities = settings, run, clip_value, quantities
         self.train_samples, self.validation, self._collate = train, validation, collate
         self._seconds, self._since, self._megabytes = 0.0, time.monotonic(), 0.0
-        self.network = model
+        self.network, self.gradient_norm = model, math.nan
         super().__init__(
             model=model,
             args=arguments,
@@ -174,6 +175,9 @@ class RunTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the seconds and the memory of training so far; seconds lost in an interruption do not count."""
+        if "loss" in logs:
+            # Where the Trainer clips by the norm it logs the norm itself, from before that.
+            logs.setdefault("grad_norm", self.gradient_norm)
         logs |= {"seconds": self.seconds, "megabytes": self.megabytes}
         super().log(logs, start_time)
 
@@ -239,9 +243,17 @@ class RunCallback(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Clip the gradients by value, if the run does."""
+        """Note the norm of the gradient where the step is logged, and clip it by value, if the run does."""
+        step = state.global_step + 1
+        if step % args.logging_steps == 0 or step >= self.trainer.settings.steps:
+            self.trainer.gradient_norm = self._norm()
         if (clip := self.trainer.clip_value) is not None:
             self.trainer.accelerator.clip_grad_value_(self.trainer.network.parameters(), clip)
+
+    def _norm(self) -> float:
+        grads = [weight.grad for weight in self.trainer.network.parameters() if weight.grad is not None]
+        scaler = self.trainer.accelerator.scaler
+        return float(nn.utils.get_total_norm(grads)) / (1.0 if scaler is None else scaler.get_scale())
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count passes over the data, and check the weights before they are saved."""

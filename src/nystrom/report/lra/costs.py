@@ -1,0 +1,115 @@
+"""What runs of the Long Range Arena took: hours and gigabytes, beside those that Table 2 of Skyformer prints.
+
+A cell is the mean over the seeds, of the whole training with its evaluations and checkpoints. The paper's runs had
+50,000 steps on one NVIDIA V100 in half precision; what the runs of the rows had is said below the table.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+from nystrom.measure.rows import Row
+from nystrom.report.lra.runs import Line, line_of
+from nystrom.report.markdown import markdown_table
+from nystrom.report.printed.accuracies import LRA_TASKS
+from nystrom.report.printed.ratios import SKYFORMER_TABLE_2
+
+_DASH, _TIME, _MEMORY = "–", "training time", "peak memory"
+_PRINTED = "  Skyformer T2"
+
+
+def cost_lines(rows: Sequence[Row], *, time: bool, memory: bool) -> list[tuple[str, list[str]]]:
+    """The lines of the table: what each is of, and a cell per task.
+
+    Args:
+        rows: Of `nystrom lra run` or `nystrom train`; training time, peak memory and steps are read.
+        time: Show hours.
+        memory: Show gigabytes; behind the hours if both are shown.
+
+    Raises:
+        ValueError: No training time among the rows.
+    """
+    cells = _cells(rows)
+    lines = []
+    for line in dict.fromkeys(line for line, _ in cells):
+        row = [
+            _text(cells.get((line, task), {}).get(_TIME), cells.get((line, task), {}).get(_MEMORY), time, memory)
+            for task in LRA_TASKS
+        ]
+        lines.append((f"{line.method}, {line.preset}" if line.preset else line.method, row))
+        printed = [name for name in SKYFORMER_TABLE_2 if name.split("-")[0] == line.base]
+        if printed:
+            there = SKYFORMER_TABLE_2[printed[0]]
+            row = [_text(3600 * there[task][0], 1e3 * there[task][1], time, memory) for task in LRA_TASKS]
+            lines.append((f"{_PRINTED}, {printed[0]}", row))
+    return lines
+
+
+def print_costs(rows: Sequence[Row], *, time: bool, memory: bool) -> None:
+    """Print the table.
+
+    Raises:
+        ValueError: As `cost_lines`.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    notes = escape("\n".join(_notes(rows)))
+    table = Table(box=box.SIMPLE_HEAD, title=_title(time, memory), caption=notes, caption_justify="left")
+    for column in ("", *LRA_TASKS):
+        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
+    for name, cells in cost_lines(rows, time=time, memory=memory):
+        table.add_row(f"[dim]{escape(name)}[/dim]" if name.startswith(" ") else escape(name), *cells)
+    Console().print(table)
+
+
+def cost_markdown(rows: Sequence[Row], *, time: bool, memory: bool) -> str:
+    """The table as Markdown.
+
+    Raises:
+        ValueError: As `cost_lines`.
+    """
+    lines = [
+        [f"*{name.strip()}*" if name.startswith(" ") else f"**{name}**", *cells]
+        for name, cells in cost_lines(rows, time=time, memory=memory)
+    ]
+    return (
+        markdown_table((_title(time, memory), *LRA_TASKS), lines)
+        + "\n".join(f"- {note}" for note in _notes(rows))
+        + "\n"
+    )
+
+
+def _cells(rows: Sequence[Row]) -> dict[tuple[Line, str], dict[str, float]]:
+    """Means over the seeds, by line and task, of seconds and megabytes."""
+    found: dict[tuple[Line, str], dict[str, list[float]]] = {}
+    for row in rows:
+        if row.study.startswith("train ") and row.quantity in (_TIME, _MEMORY):
+            place = (line_of(row), row.study.removeprefix("train "))
+            found.setdefault(place, {}).setdefault(row.quantity, []).append(row.value)
+    if not any(_TIME in values for values in found.values()):
+        raise ValueError("rows hold no training time; expected rows of `nystrom lra run` or `nystrom train`.")
+    return {place: {name: statistics.fmean(each) for name, each in values.items()} for place, values in found.items()}
+
+
+def _text(seconds: float | None, megabytes: float | None, time: bool, memory: bool) -> str:
+    shown = []
+    if time:
+        shown.append(_DASH if seconds is None else f"{seconds / 3600:.2f}")
+    if memory:
+        shown.append(_DASH if megabytes is None else f"{megabytes / 1e3:.2f}")
+    return _DASH if set(shown) == {_DASH} else " / ".join(shown)
+
+
+def _title(time: bool, memory: bool) -> str:
+    return " / ".join([*(["hours"] if time else []), *(["GB"] if memory else [])])
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """Steps of the runs, and where they ran."""
+    steps = dict.fromkeys(
+        f"{row.study.removeprefix('train ')}: {row.value:,.0f} steps" for row in rows if row.quantity == "steps"
+    )
+    places = dict.fromkeys(f"{row.device}, {row.dtype}, {row.date}" for row in rows if row.quantity == _TIME)
+    return ["mean over the seeds, evaluations and checkpoints included", *steps, *places]

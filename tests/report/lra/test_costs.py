@@ -1,0 +1,50 @@
+import pytest
+
+from nystrom.measure.rows import new_row
+from nystrom.report.lra.costs import cost_lines, cost_markdown, print_costs
+
+
+def rows_of(task, method, seconds, megabytes):
+    rows = []
+    for seed, (time, memory) in enumerate(zip(seconds, megabytes, strict=True)):
+        for quantity, value, unit in (("training time", time, "s"), ("peak memory", memory, "MB"), ("steps", 500, "")):
+            rows.append(
+                new_row(
+                    study=f"train {task}",
+                    quantity=quantity,
+                    method=method,
+                    value=value,
+                    unit=unit,
+                    device="a device",
+                    sizes="layers=2 preset=demo",
+                    seed=seed,
+                )
+            )
+    return rows
+
+
+ROWS = [*rows_of("text", "nystrom-128", [1800, 3600], [1000, 1500]), *rows_of("listops", "sparse", [7200], [250])]
+
+
+def test_cells_are_means_over_the_seeds_beside_the_printed_ones():
+    lines = cost_lines(ROWS, time=True, memory=True)
+    assert lines[0] == ("nystrom-128, demo", ["–", "0.75 / 1.25", "–", "–", "–"])
+    # Table 2 of Skyformer: .71 hours and 1.37 GB on ListOps, .71 and 1.21 on Text.
+    assert lines[1][0] == "  Skyformer T2, nystrom-128"
+    assert lines[1][1][:2] == ["0.71 / 1.37", "0.71 / 1.21"]
+    assert lines[2] == ("sparse, demo", ["2.00 / 0.25", "–", "–", "–", "–"])
+    assert len(lines) == 3
+
+
+def test_hours_and_gigabytes_are_shown_alone_too(capsys):
+    assert cost_lines(ROWS, time=True, memory=False)[0][1][1] == "0.75"
+    assert cost_lines(ROWS, time=False, memory=True)[0][1][1] == "1.25"
+    print_costs(ROWS, time=True, memory=False)
+    printed = capsys.readouterr().out
+    assert "text: 500 steps" in printed
+    assert "| **nystrom-128, demo** | – | 1.25 |" in cost_markdown(ROWS, time=False, memory=True)
+
+
+def test_rows_without_a_time_are_refused():
+    with pytest.raises(ValueError, match="no training time"):
+        cost_lines([row for row in ROWS if row.quantity == "steps"], time=True, memory=False)
