@@ -40,6 +40,7 @@ VARIANTS = {
         {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
         {"block_size": 2, "reach": 3, "num_heavy": 0, "num_clusters": 2, "iterations": 2},
         {"block_size": 3, "reach": 0, "num_heavy": 4, "num_clusters": 1},
+        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "num_samples": 5},
     ],
     "kernelized": [{}, {"kernel": "laplace"}],
     "skyformer": [
@@ -516,6 +517,9 @@ def plain_skyformer(attend, q, k, v):
 
 def plain_near_far(attend, q, k, v):
     options = {key: value for key, value in dataclasses.asdict(attend.options).items() if key != "backend"}
+    r = options.pop("num_samples")
+    if r:
+        pytest.skip("rows are those without the regression")
     return near_far_rows(q, k, torch.arange(q.shape[2]), **options) @ v
 
 

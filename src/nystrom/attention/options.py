@@ -340,6 +340,8 @@ class NearFarOptions:
         num_heavy: Keys g of each head that all of its queries see exactly.
         num_clusters: Clusters m of the other keys.
         iterations: Steps of k-means, of which the last sees all keys and the others a sample.
+        num_samples: Queries r whose exact outputs teach, by ridge regression, what to add to all of them; 0 for none.
+            Rows of the matrix are then no longer positive.
         scale: Factor on the scores; None means 1 / sqrt(d).
         backend: "auto" or "torch"; there are no Triton kernels for this method.
     """
@@ -349,6 +351,7 @@ class NearFarOptions:
     num_heavy: int = 48
     num_clusters: int = 64
     iterations: int = 4
+    num_samples: int = 0
     scale: float | None = None
     backend: Backend = "auto"
 
@@ -358,6 +361,7 @@ class NearFarOptions:
         check_at_least("num_heavy", self.num_heavy, 0)
         check_at_least("num_clusters", self.num_clusters, 1)
         check_at_least("iterations", self.iterations, 1)
+        check_at_least("num_samples", self.num_samples, 0)
         _check_scale(self.scale)
         check_choice("backend", self.backend, ("auto", "torch"))
 

@@ -205,6 +205,35 @@ def test_float32_is_near_float64_at_the_defaults():
         assert (x - y).norm() <= 1e-5 * y.norm()
 
 
+def test_sampled_queries_correct_the_outputs():
+    q, k, v = draw(300, b=1)
+    exact_out = exact(q, k, v, torch.ones(1, 300, dtype=torch.bool))
+    errors = [(near_far_attention(q, k, v, **SMALL, num_samples=r) - exact_out).norm().item() for r in (0, 50, 200)]
+    assert errors[2] < errors[1] < errors[0]
+
+
+def test_nothing_is_corrected_where_the_method_is_exact():
+    q, k, v = draw(40)
+    options = {**SMALL, "reach": 40, "num_samples": 10}
+    torch.testing.assert_close(
+        near_far_attention(q, k, v, **options), exact(q, k, v, torch.ones(2, 40, dtype=torch.bool)), **CLOSE
+    )
+
+
+def test_a_sequence_of_heavy_keys_alone_is_corrected_to_itself():
+    q, k, v = draw(40)
+    keep = torch.ones(2, 40, dtype=torch.bool)
+    keep[0, 3:] = False
+    out = near_far_attention(q, k, v, keep=keep, **SMALL, num_samples=7)
+    torch.testing.assert_close(out[:1], exact(q, k, v, keep)[:1], **CLOSE)
+
+
+def test_corrected_rows_raise():
+    q, k, _ = draw(9)
+    with pytest.raises(ValueError, match="num_samples is 5; expected 0"):
+        near_far_rows(q, k, torch.arange(9), num_samples=5)
+
+
 def test_heavy_keys_are_those_on_which_most_attention_falls():
     q, k, _ = (x.detach() for x in draw(64, b=1, h=1))
     wanted = [3, 30, 61]
@@ -234,6 +263,7 @@ def test_clusters_hold_keys_that_are_near_each_other():
         ({"num_heavy": -1}, "num_heavy is -1"),
         ({"num_clusters": 0}, "num_clusters is 0"),
         ({"iterations": 0}, "iterations is 0"),
+        ({"num_samples": -1}, "num_samples is -1"),
         ({"scale": 0.0}, "scale is 0.0; expected a positive"),
         ({"backend": "triton"}, "backend is 'triton'; expected one of 'auto', 'torch'"),
     ],

@@ -12,6 +12,7 @@ those of its tokens that are not near, and the logarithm of their number added t
   and `reach` more on either side. Padding at either end changes nothing; holes inside count as positions.
 - Heavy keys and clusters: see `nystrom.attention.parts.clusters`. The choice has no gradient; means, counts and scores
   have theirs.
+- `num_samples` adds what the approximation misses, see `nystrom.attention.parts.residual`; rows are then not positive.
 - Cross-attention, queries of other tokens than the keys', has no near tokens: all of its queries see the same keys.
 
 **Exact limit.** Exact attention, where all keys are near or heavy, and where each cluster holds one key.
@@ -35,8 +36,9 @@ from nystrom.attention.fused import fused_softmax, open_empty
 from nystrom.attention.options import NearFarOptions, documented
 from nystrom.attention.parts.band import from_first_real, pad_to_blocks, without_padding
 from nystrom.attention.parts.block_stretches import attend_in_stretches
-from nystrom.attention.parts.clusters import Chosen, choose, cluster_sizes, cluster_sums
-from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere, take_rows
+from nystrom.attention.parts.clusters import Chosen, choose, cluster_sizes, cluster_sums, take_rows
+from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere
+from nystrom.attention.parts.residual import add_residual
 from nystrom.attention.parts.stretches import runs_in_stretches
 from nystrom.checks import Backend
 from nystrom.landmarks import all_real
@@ -55,6 +57,7 @@ def near_far_attention(
     num_heavy: int = 48,
     num_clusters: int = 64,
     iterations: int = 4,
+    num_samples: int = 0,
     scale: float | None = None,
     backend: Backend = "auto",
     keep: Bool[Tensor, "b s"] | None = None,
@@ -80,6 +83,7 @@ def near_far_attention(
         num_heavy=num_heavy,
         num_clusters=num_clusters,
         iterations=iterations,
+        num_samples=num_samples,
         scale=scale,
         backend=backend,
     )
@@ -97,6 +101,7 @@ def near_far_rows(
     num_heavy: int = 48,
     num_clusters: int = 64,
     iterations: int = 4,
+    num_samples: int = 0,
     scale: float | None = None,
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
@@ -115,7 +120,8 @@ def near_far_rows(
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries have rows of zeros.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit, or a position outside 0 ... n - 1.
+        ValueError: Shapes, dtypes, masks or options that do not fit, a position outside 0 ... n - 1, or `num_samples`
+            other than 0.
     """
     options = NearFarOptions(
         block_size=block_size,
@@ -123,8 +129,14 @@ def near_far_rows(
         num_heavy=num_heavy,
         num_clusters=num_clusters,
         iterations=iterations,
+        num_samples=num_samples,
         scale=scale,
     )
+    if num_samples:
+        raise ValueError(
+            f"num_samples is {num_samples}; expected 0: rows that a regression corrects are not weights. Rows of the "
+            "attention without it are those of num_samples=0."
+        )
     keep, query_keep = check_inputs(q, k, k, keep, query_keep)
     check_positions("queries", queries, q)
     q, k = (at_least_float32(x) for x in cast_for_autocast(q, k))
@@ -158,11 +170,17 @@ def _near_far(
     most = max(options.num_heavy, options.num_clusters, options.block_size if is_self else 0)
     if isinstance(s, int) and s <= most:
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
-    q, k, v = (at_least_float32(x) for x in (q, k, v))
+    largest = torch.finfo(v.dtype).max
+    q, k, v = (at_least_float32(x).contiguous() for x in (q, k, v))
     chosen = choose(q, k, keep, query_keep, options)
-    if not is_self:
-        return attend_everywhere(q, k, v, chosen, options)
-    return _blocks(q, k, v, keep, chosen, options)
+    if is_self:
+        out = _blocks(q, k, v, keep, chosen, options)
+    else:
+        out = attend_everywhere(q, k, v, chosen, options)
+    if not options.num_samples:
+        return out
+    # What is added may pass the largest float16.
+    return add_residual(out, q, k, v, keep, query_keep, chosen, options).clamp(-largest, largest)
 
 
 def _blocks(

@@ -30,6 +30,8 @@ def pad_to_blocks(x: Shaped[Tensor, "*b n d"], size: int) -> Shaped[Tensor, "*b 
     have to ask for the length.
     """
     n = x.shape[-2]
+    if isinstance(n, int) and n % size == 0:
+        return x
     blocks = -(-n // size) if isinstance(n, int) else n // size + 2
     return F.pad(x, (0, 0, 0, blocks * size - n))
 

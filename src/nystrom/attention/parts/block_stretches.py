@@ -14,8 +14,8 @@ from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import bias_of
-from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums
-from nystrom.attention.parts.far_keys import attend_blocks, open_blocks, take_rows
+from nystrom.attention.parts.clusters import Chosen, cluster_sums, in_one_matrix, open_sizes, take_rows
+from nystrom.attention.parts.far_keys import attend_blocks
 from nystrom.attention.parts.stretches import for_one_gradient, known_signature
 from nystrom.shapes import cut_blocks, score_scale
 
@@ -23,7 +23,7 @@ from nystrom.shapes import cut_blocks, score_scale
 # than fit into a cache.
 _FEWEST = 2**14
 _TIMES_TOKENS = 4
-_MOST = 2**19
+_MOST, _MOST_BACKWARD = 2**19, 2**18
 
 
 def attend_in_stretches(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions) -> Tensor:
@@ -34,57 +34,71 @@ def attend_in_stretches(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, options
 class _Stretches:
     """The keys of blocks, made anew for each stretch in the same memory."""
 
-    def __init__(self, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions):
-        size, reach, m = options.block_size, options.reach, options.num_clusters
-        self.k, self.v, self.chosen, self.options = k, v, chosen, options
-        self.count = cluster_sizes(k, chosen.cluster, m)
-        self.means = cluster_sums(k, chosen.cluster, m) / self.count.clamp(min=1)[..., None]
-        self.total = cluster_sums(v, chosen.cluster, m)
-        self.shared = torch.cat([take_rows(k, chosen.heavy), self.means], dim=1)
-        self.heavy = take_rows(v, chosen.heavy)
-        self.window, self.length = size + 2 * reach, size + 2 * reach + chosen.heavy.shape[1] + m
-        width = max(k.shape[-1], v.shape[-1])
-        numbers = min(max(_FEWEST, _TIMES_TOKENS * k.numel()), _MOST)
-        blocks = k.shape[1] // size
-        self.blocks = min(blocks, max(1, numbers // (self.length * width)))
-        self.rows = max(1, min(len(k), numbers // (self.length * width * blocks)))
-        self.keys, self.values = (x.new_zeros(self.rows, self.blocks, self.length, width) for x in (k, v))
+    def __init__(self, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions, most: int):
+        self.size, self.reach, self.m = options.block_size, options.reach, options.num_clusters
+        self.k, self.v, self.chosen = k, v, chosen
+        self.count = open_sizes(k, chosen, self.m)
+        self.means = cluster_sums(k, chosen.cluster, self.m) / self.count.clamp(min=1)[..., None]
+        # One more cluster takes the tokens of none.
+        self.total = F.pad(cluster_sums(v, chosen.cluster, self.m), (0, 0, 0, 1))
+        self.cluster = F.pad(chosen.cluster, (self.reach, self.reach), value=self.m)
+        # Where the heavy keys begin, and the clusters.
+        self.heavy = self.size + 2 * self.reach
+        self.far = self.heavy + chosen.heavy.shape[1]
+        length, width = self.far + self.m, max(k.shape[-1], v.shape[-1])
+        numbers = min(max(_FEWEST, _TIMES_TOKENS * k.numel()), most)
+        self.total_blocks = k.shape[1] // self.size
+        self.blocks = min(self.total_blocks, max(1, numbers // (length * width)))
+        self.rows = max(1, min(len(k), numbers // (length * width * self.total_blocks)))
+        # Zeros where keys are narrower than values, or wider.
+        self.keys, self.values = (
+            (x.new_empty if x.shape[-1] == width else x.new_zeros)(self.rows, self.blocks, length, width)
+            for x in (k, v)
+        )
+        self.bias = k.new_empty(self.rows, self.blocks, length)
 
     def __iter__(self):
         """Rows and blocks of each stretch."""
-        total = self.k.shape[1] // self.options.block_size
         for row in range(0, len(self.k), self.rows):
-            for start in range(0, total, self.blocks):
-                yield slice(row, row + self.rows), start, min(total, start + self.blocks)
+            for start in range(0, self.total_blocks, self.blocks):
+                yield slice(row, row + self.rows), start, min(self.total_blocks, start + self.blocks)
 
     def near(self, x: Tensor, rows: slice, start: int, stop: int) -> Tensor:
         """The windows of blocks, as a view; zeros outside of the sequence."""
-        size, reach = self.options.block_size, self.options.reach
-        first, last = start * size - reach, stop * size + reach
+        first, last = start * self.size - self.reach, stop * self.size + self.reach
         piece = x[rows, max(0, first) : min(x.shape[1], last)]
         if first < 0 or last > x.shape[1]:
             piece = F.pad(piece, (0, 0, max(0, -first), max(0, last - x.shape[1])))
-        return piece.unfold(1, self.window, size).mT
+        return piece.unfold(1, self.heavy, self.size).mT
 
-    def fill(self, rows: slice, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Keys, values and bias of blocks, the cluster of each key in their windows, and the far tokens of clusters."""
-        m, w = self.options.num_clusters, self.window
-        g = self.length - m
-        inside = self.near((self.chosen.cluster - m)[..., None], rows, start, stop)[..., 0] + m
-        near = self.near(self.v, rows, start, stop).contiguous()
-        keys, values = (x[: len(near), : stop - start] for x in (self.keys, self.values))
-        d, e = self.k.shape[-1], self.v.shape[-1]
-        keys[:, :, :w, :d], values[:, :, :w, :e] = self.near(self.k, rows, start, stop), near
-        keys[:, :, w:, :d] = self.shared[rows, None]
-        values[:, :, w:g, :e] = self.heavy[rows, None]
-        left = self.count[rows, None] - cluster_sizes(near, inside, m)
-        torch.sub(self.total[rows, None], cluster_sums(near, inside, m), out=values[:, :, g:, :e])
-        values[:, :, g:, :e] /= left.clamp(min=1)[..., None]
-        bias = left.new_empty(*left.shape[:2], self.length)
-        bias[:, :, :w] = bias_of(inside < m, left.dtype)
-        bias[:, :, w:g] = bias_of(self.chosen.found[rows], left.dtype)[:, None]
-        torch.log(left, out=bias[:, :, g:])
-        return keys, values, open_blocks(bias), inside, left
+    def inside(self, rows: slice, start: int, stop: int) -> Tensor:
+        """The cluster of each key in the windows of blocks, as a view."""
+        piece = self.cluster[rows, start * self.size : stop * self.size + 2 * self.reach]
+        return piece.unfold(1, self.heavy, self.size)
+
+    def fill(self, rows: slice, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Keys, values and bias of blocks, and how many far tokens each cluster has."""
+        d, e, inside = self.k.shape[-1], self.v.shape[-1], self.inside(rows, start, stop)
+        keys, values, bias = (x[: len(inside), : stop - start] for x in (self.keys, self.values, self.bias))
+        if start == 0:
+            # The other stretches of these rows find them there.
+            heavy = self.chosen.heavy[rows]
+            self.keys[: len(inside), :, self.heavy : self.far, :d] = take_rows(self.k[rows], heavy)[:, None]
+            self.keys[: len(inside), :, self.far :, :d] = self.means[rows, None]
+            self.values[: len(inside), :, self.heavy : self.far, :e] = take_rows(self.v[rows], heavy)[:, None]
+            self.bias[: len(inside), :, self.heavy : self.far] = bias_of(self.chosen.found[rows], bias.dtype)[:, None]
+        keys[:, :, : self.heavy, :d] = self.near(self.k, rows, start, stop)
+        near = self.near(self.v, rows, start, stop)
+        values[:, :, : self.heavy, :e] = near
+        shape, place = torch.Size([*inside.shape[:2], self.m + 1]), in_one_matrix(inside, self.m + 1)[:, None]
+        left = self.count[rows, None] - torch.bincount(place[:, 0], minlength=shape.numel()).view(shape)[..., : self.m]
+        # What is inside is taken off the sums of the whole sequence.
+        sums, taken = self.total[rows, None].expand(*shape, -1).clone(), torch.neg(near).flatten(0, 2)
+        sums.flatten(0, 2).scatter_add_(0, place.expand_as(taken), taken)
+        torch.div(sums[:, :, : self.m], left.clamp(min=1)[..., None], out=values[:, :, self.far :, :e])
+        bias[:, :, : self.heavy].zero_().masked_fill_(inside == self.m, -torch.inf)
+        torch.log(left, out=bias[:, :, self.far :])
+        return keys, values, bias, left
 
 
 class _Blocks(torch.autograd.Function):
@@ -93,15 +107,19 @@ class _Blocks(torch.autograd.Function):
     def forward(
         q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, found: Tensor, cluster: Tensor, options: NearFarOptions
     ) -> Tensor:
-        stretches, scale = _Stretches(k, v, Chosen(heavy, found, cluster), options), score_scale(q, options.scale)
+        stretches = _Stretches(k, v, Chosen(heavy, found, cluster), options, _MOST)
+        scale = score_scale(q, options.scale)
         d, e, size = q.shape[-1], v.shape[-1], options.block_size
         out = v.new_empty(*q.shape[:2], e)
         for rows, start, stop in stretches:
-            keys, values, bias, _, _ = stretches.fill(rows, start, stop)
-            queries = cut_blocks(q[rows, start * size : stop * size], size)
+            keys, values, bias, _ = stretches.fill(rows, start, stop)
+            place = slice(start * size, stop * size)
+            queries = cut_blocks(q[rows, place], size)
             queries = F.pad(queries, (0, keys.shape[-1] - d)) if keys.shape[-1] > d else queries
-            found_here = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias[:, :, None], scale=scale)
-            out[rows, start * size : stop * size] = found_here[..., :e].flatten(1, 2)
+            # Blocks as a batch: the fused call then leaves its result in the order of the tokens.
+            queries, keys, values, bias = (x.flatten(0, 1)[:, None] for x in (queries, keys, values, bias))
+            here = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias[:, :, None], scale=scale)
+            out[rows, place].copy_(here[..., :e].reshape(-1, place.stop - place.start, e))
         return out
 
     @staticmethod
@@ -133,42 +151,44 @@ def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, out: Tensor, options: NearFarOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
-    stretches, scale = _Stretches(k, v, chosen, options), score_scale(q, options.scale)
-    size, reach, m, w = options.block_size, options.reach, options.num_clusters, stretches.window
-    g, d, e, t = stretches.length - m, q.shape[-1], v.shape[-1], q.shape[1]
+    stretches, scale = _Stretches(k, v, chosen, options, _MOST_BACKWARD), score_scale(q, options.scale)
+    size, reach, m, t = options.block_size, options.reach, options.num_clusters, q.shape[1]
+    heavy, far, d, e = stretches.heavy, stretches.far, q.shape[-1], v.shape[-1]
     grad_q = torch.empty_like(q)
     grad_k, grad_v = (x.new_zeros(len(x), t + 2 * reach, x.shape[-1]) for x in (k, v))
-    # Of heavy keys and means, of heavy values, and of the mean values of far tokens.
-    of_shared, of_heavy = torch.zeros_like(stretches.shared), torch.zeros_like(stretches.heavy)
-    of_far = v.new_zeros(len(v), m + 1, e)
+    # Of heavy keys and means, of heavy values, and of the far values of clusters; one more cluster for those of none.
+    of_keys = k.new_zeros(len(k), far - heavy + m + 1, d)
+    of_heavy, of_far = v.new_zeros(len(v), far - heavy, e), v.new_zeros(len(v), m + 1, e)
     for rows, start, stop in stretches:
         place = slice(start * size, stop * size)
-        keys, values, bias, inside, left = stretches.fill(rows, start, stop)
-        keys, values = keys[..., :d].flatten(0, 1), values[..., :e].flatten(0, 1)
+        keys, values, bias, left = stretches.fill(rows, start, stop)
+        shape = left.shape[:2]
+        keys, values, bias = keys[..., :d].flatten(0, 1), values[..., :e].flatten(0, 1), bias.flatten(0, 1)
         queries, coming, there = (cut_blocks(x[rows, place], size).flatten(0, 1) for x in (q, grad, out))
-        scores = torch.baddbmm(bias.flatten(0, 1)[:, None], queries, keys.mT, alpha=scale)
+        scores = torch.baddbmm(bias[:, None], queries, keys.mT, alpha=scale)
         weights = torch.softmax(scores, dim=-1, out=scores)
-        grad_values = torch.bmm(weights.mT, coming).unflatten(0, inside.shape[:2])
+        grad_values = torch.bmm(weights.mT, coming).unflatten(0, shape)
         grad_scores = torch.bmm(coming, values.mT)
         grad_scores.sub_((coming * there).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
-        grad_q[rows, place] = torch.bmm(grad_scores, keys).unflatten(0, inside.shape[:2]).flatten(1, 2)
-        grad_keys = torch.bmm(grad_scores.mT, queries).unflatten(0, inside.shape[:2])
-        of_shared[rows] += grad_keys[:, :, w:].sum(dim=1)
-        of_heavy[rows] += grad_values[:, :, w:g].sum(dim=1)
-        shares = F.pad(grad_values[:, :, g:] / left.clamp(min=1)[..., None], (0, 0, 0, 1))
+        grad_q[rows, place] = torch.bmm(grad_scores, keys).unflatten(0, shape).flatten(1, 2)
+        grad_keys = torch.bmm(grad_scores.mT, queries).unflatten(0, shape)
+        of_keys[rows, :-1] += grad_keys[:, :, heavy:].sum(dim=1)
+        of_heavy[rows] += grad_values[:, :, heavy:far].sum(dim=1)
+        shares = F.pad(grad_values[:, :, far:] / left.clamp(min=1)[..., None], (0, 0, 0, 1))
         of_far[rows] += shares.sum(dim=1)
-        near_values = grad_values[:, :, :w] - take_rows(shares, inside)
-        for whole, part in ((grad_k, grad_keys[:, :, :w]), (grad_v, near_values)):
-            _add_windows(whole[rows, start * size : stop * size + 2 * reach], part, size)
-    of_means = of_shared[:, g - w :] / stretches.count.clamp(min=1)[..., None]
+        near = grad_values[:, :, :heavy] - take_rows(shares, stretches.inside(rows, start, stop))
+        span = slice(place.start, place.stop + 2 * reach)
+        _add_windows(grad_k[rows, span], grad_keys[:, :, :heavy], size)
+        _add_windows(grad_v[rows, span], near, size)
+    of_keys[:, far - heavy : -1] /= stretches.count.clamp(min=1)[..., None]
     result = []
-    for whole, shares, of_rows in (
-        (grad_k, F.pad(of_means, (0, 0, 0, 1)), of_shared[:, : g - w]),
+    for whole, shares, some in (
+        (grad_k, of_keys[:, far - heavy :], of_keys[:, : far - heavy]),
         (grad_v, of_far, of_heavy),
     ):
         inner = whole[:, reach : reach + t]
         inner += take_rows(shares, chosen.cluster)
-        inner.scatter_add_(1, chosen.heavy[..., None].expand(-1, -1, inner.shape[-1]), of_rows)
+        inner.scatter_add_(1, chosen.heavy[..., None].expand_as(some), some)
         result.append(inner)
     return grad_q, result[0], result[1]
 

@@ -4,8 +4,8 @@ Heavy keys are those on which attention falls most. With $\tilde Q$ the means of
 has the weight $\sum_i \mathrm{softmax}(c\, \tilde Q K^\top)_{ij}$; the g largest are taken.
 
 Clusters are found by k-means, which starts from segment means. All steps but the last move the centres by a sample of
-the keys, another one in each step: of s keys and m clusters $\min(s, \max(4 m, \min(16 m, \lceil s / 4 \rceil)))$,
-spread evenly. The last step assigns every key to its nearest centre. Heavy keys are then in no cluster.
+the keys, another one in each step: of s keys a quarter, but at least m (or all) and at most 8 m, spread evenly. The
+last step assigns every key to its nearest centre. Heavy keys take no part.
 
 All this depends on real tokens and their order alone: padding and holes change nothing, and nothing is drawn.
 """
@@ -13,11 +13,12 @@ All this depends on real tokens and their order alone: padding and holes change 
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
-from nystrom.landmarks import all_real, ranks, segment_means, take
+from nystrom.landmarks import all_real, ranks, segment_means
 from nystrom.shapes import score_scale
 
 # Means of the queries that decide which keys are heavy.
@@ -61,27 +62,53 @@ def choose(
         options: The sizes.
     """
     heavy, found = _heavy(q, k, keep, query_keep, options)
-    starts = segment_means(k, options.num_clusters, keep=keep)
+    m, starts = options.num_clusters, segment_means(k, options.num_clusters, keep=keep)
     keep = all_real(k) if keep is None else keep
-    m = options.num_clusters
+    free = keep[:, None] & (torch.zeros_like(k[..., 0], dtype=torch.long).scatter_add(2, heavy, found.long()) == 0)
     # A sequence with fewer keys than clusters leaves the last ones without any.
     filled = torch.arange(m, device=k.device) < keep.sum(dim=-1, keepdim=True)
-    nearest = _nearest(k, _centres(k, starts, keep, filled, options.iterations), filled)
-    cluster = torch.where(keep[:, None], nearest, m)
-    # The largest number wins, so that a place that was not found takes nothing.
-    cluster = cluster.scatter_reduce(2, heavy, torch.where(found, m, 0), "amax")
-    return Chosen(heavy, found, cluster)
+    centres = _centres(k, starts, keep, free, filled, options.iterations)
+    return Chosen(heavy, found, torch.where(free, _nearest(k, centres, filled), m))
 
 
 def cluster_sums(x: Float[Tensor, "*b s d"], cluster: Int[Tensor, "*b s"], m: int) -> Float[Tensor, "*b m d"]:
     """The sum of the tokens of each cluster."""
-    sums = x.new_zeros(*x.shape[:-2], m + 1, x.shape[-1]).scatter_add(-2, cluster[..., None].expand_as(x), x)
-    return sums[..., :m, :]
+    sums = x.new_zeros(*x.shape[:-2], m + 1, x.shape[-1])
+    if _in_a_graph(x):
+        return sums.scatter_add(-2, cluster[..., None].expand_as(x), x)[..., :m, :]
+    place, flat = in_one_matrix(cluster, m + 1)[:, None], x.reshape(-1, x.shape[-1])
+    return sums.flatten(0, -2).scatter_add(0, place.expand_as(flat), flat).view(sums.shape)[..., :m, :]
+
+
+def take_rows(x: Float[Tensor, "*b s d"], rows: Int[Tensor, "*b r"]) -> Float[Tensor, "*b r d"]:
+    """The tokens at positions that differ between heads."""
+    if _in_a_graph(x):
+        return x.gather(-2, rows[..., None].expand(*rows.shape, x.shape[-1]))
+    place = in_one_matrix(rows, x.shape[-2])
+    return x.reshape(-1, x.shape[-1]).index_select(0, place).view(*rows.shape, x.shape[-1])
+
+
+def in_one_matrix(rows: Int[Tensor, "*b r"], size: int) -> Int[Tensor, " k"]:
+    """Rows of matrices, each of `size` rows, in the matrix of all: a CPU takes and adds those several times as fast."""
+    before = size * torch.arange(rows.shape[:-1].numel(), device=rows.device)
+    return (rows + before.view(*rows.shape[:-1], 1)).flatten()
+
+
+def _in_a_graph(x: Tensor) -> bool:
+    """Whether a compiler or exporter looks on, whose symbols for lengths do not bear views of one matrix."""
+    return torch.compiler.is_compiling() or not all(isinstance(size, int) for size in x.shape)
 
 
 def cluster_sizes(x: Float[Tensor, "*b s d"], cluster: Int[Tensor, "*b s"], m: int) -> Float[Tensor, "*b m"]:
     """How many tokens each cluster has, in the dtype of the tokens."""
     return cluster_sums(torch.ones_like(x[..., :1]), cluster, m)[..., 0]
+
+
+def open_sizes(x: Float[Tensor, "*b s d"], chosen: Chosen, m: int) -> Float[Tensor, "*b m"]:
+    """`cluster_sizes`, but one token, of zeros, for a sequence without any: softmax over nothing may be NaN."""
+    sizes = cluster_sizes(x, chosen.cluster, m)
+    nothing = (sizes.sum(dim=-1) == 0) & ~chosen.found.any(dim=-1)
+    return sizes + F.pad(nothing[..., None].to(sizes), (0, m - 1))
 
 
 def _heavy(
@@ -93,7 +120,7 @@ def _heavy(
 ) -> tuple[Int[Tensor, "b h g"], Bool[Tensor, "b h g"]]:
     """Positions of the keys of the largest weight, and which of them are real."""
     means = segment_means(q, _QUERY_MEANS, keep=query_keep)
-    scores = score_scale(q, options.scale) * (means @ k.mT)
+    scores = (score_scale(q, options.scale) * means) @ k.mT
     if keep is not None:
         scores = scores.masked_fill(~keep[:, None, None], -torch.inf)
     # In logarithms: weights that vanish would be equal.
@@ -101,7 +128,7 @@ def _heavy(
     if keep is not None:
         weight = torch.where(keep[:, None], weight, -torch.inf)
     # A sequence, perhaps of a length that is only a symbol, may have fewer keys than are asked for.
-    weight = torch.nn.functional.pad(weight, (0, options.num_heavy), value=-torch.inf)
+    weight = F.pad(weight, (0, options.num_heavy), value=-torch.inf)
     top = weight.topk(options.num_heavy, dim=-1)
     return top.indices.clamp(max=k.shape[2] - 1), top.values > -torch.inf
 
@@ -110,27 +137,27 @@ def _centres(
     k: Float[Tensor, "b h s d"],
     centres: Float[Tensor, "b h m d"],
     keep: Bool[Tensor, "b s"],
+    free: Bool[Tensor, "b h s"],
     filled: Bool[Tensor, "b m"],
     iterations: int,
 ) -> Float[Tensor, "b h m d"]:
     """Centres after all steps but the last, which only assigns."""
     m, (rank, count) = filled.shape[1], ranks(keep)
     count = count[:, None]
-    sizes = torch.minimum(count, ((count + 3) // 4).clamp(4 * m, 16 * m))
-    place = torch.arange(_most(k.shape[2], m), device=k.device)
+    sizes, most = torch.minimum(count, ((count + 3) // 4).clamp(m, 8 * m)), 8 * m
+    s = k.shape[2]
+    # A length that is only a symbol may be any.
+    place = torch.arange(min(s, max(m, min(most, -(-s // 4)))) if isinstance(s, int) else most, device=k.device)
     for step in range(iterations - 1):
         wanted = (place * (iterations - 1) + step) * count // (sizes * (iterations - 1)).clamp(min=1)
         # Ranks never decrease, so the position of a rank is its insertion point.
-        sample = take(k, torch.searchsorted(rank, wanted).clamp(max=k.shape[2] - 1))
-        cluster = torch.where((place < sizes)[:, None], _nearest(sample, centres, filled), m)
+        positions = torch.searchsorted(rank, wanted).clamp(max=s - 1)
+        positions = positions[:, None].expand(*k.shape[:2], -1)
+        sample, counts = take_rows(k, positions), free.gather(2, positions) & (place < sizes)[:, None]
+        cluster = torch.where(counts, _nearest(sample, centres, filled), m)
         found = cluster_sizes(sample, cluster, m)[..., None]
         centres = torch.where(found > 0, cluster_sums(sample, cluster, m) / found.clamp(min=1), centres)
     return centres
-
-
-def _most(s: int, m: int) -> int:
-    """The largest sample of at most s keys; of a length that is a symbol, of any."""
-    return min(s, max(4 * m, min(16 * m, -(-s // 4)))) if isinstance(s, int) else 16 * m
 
 
 def _nearest(
@@ -140,14 +167,24 @@ def _nearest(
     (b, h, s), m = x.shape[:3], centres.shape[2]
     # argmin |x - c|^2 = argmax x.c - |c|^2 / 2
     minus = (-0.5 * centres.square().sum(dim=-1)).masked_fill(~filled[:, None], -torch.inf).flatten(0, 1)[:, None]
-    # A compiler takes the whole: the number of stretches would be part of its graph.
-    whole = torch.compiler.is_compiling() or not isinstance(s, int)
-    numbers = 0 if whole else min(max(_FEWEST, _TIMES_TOKENS * x.numel()), _MOST)
-    parts = [x] if whole else x.split(max(1, numbers // (b * h * m)), dim=2)
-    numbered, tokens = torch.arange(m, dtype=x.dtype, device=x.device), centres.flatten(0, 1).mT
-    found = []
-    for part in parts:
-        scores = torch.baddbmm(minus, part.flatten(0, 1), tokens)
+    numbered, tokens, wanted = (
+        torch.arange(m, dtype=x.dtype, device=x.device),
+        x.flatten(0, 1),
+        centres.flatten(0, 1).mT,
+    )
+
+    def among(rows: slice, place: slice) -> Float[Tensor, "rows place"]:
+        scores = torch.baddbmm(minus[rows], tokens[rows, place], wanted[rows])
         # On a CPU this takes a fraction of the time of argmax.
-        found.append(scores.eq_(scores.amax(dim=-1, keepdim=True)).mul_(numbered).amax(dim=-1))
-    return torch.cat(found, dim=1).long().unflatten(0, (b, h))
+        return scores.eq_(scores.amax(dim=-1, keepdim=True)).mul_(numbered).amax(dim=-1)
+
+    if torch.compiler.is_compiling() or not isinstance(s, int):
+        # The number of stretches would be part of a compiler's graph.
+        return among(slice(None), slice(None)).long().unflatten(0, (b, h))
+    length = max(1, min(max(_FEWEST, _TIMES_TOKENS * x.numel()), _MOST) // m)
+    heads = max(1, length // s)
+    found = [
+        torch.cat([among(slice(row, row + heads), slice(i, i + length)) for i in range(0, s, length)], dim=1)
+        for row in range(0, b * h, heads)
+    ]
+    return torch.cat(found).long().unflatten(0, (b, h))

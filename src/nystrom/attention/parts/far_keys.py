@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import bias_of, windows
-from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums
+from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums, open_sizes, take_rows
 from nystrom.shapes import cut_blocks, score_scale
 
 
@@ -49,7 +49,7 @@ def attend_blocks(
         options: The sizes.
     """
     keys = keys_of_blocks(k, v, chosen, options)
-    return _attend(cut_blocks(q, options.block_size), keys, score_scale(q, options.scale)).flatten(1, 2)
+    return attend_with_bias(cut_blocks(q, options.block_size), keys, score_scale(q, options.scale)).flatten(1, 2)
 
 
 def attend_everywhere(
@@ -69,11 +69,11 @@ def attend_everywhere(
         options: The sizes.
     """
     m = options.num_clusters
-    left = cluster_sizes(k, chosen.cluster, m)
+    left = open_sizes(k, chosen, m)
     means = (cluster_sums(x, chosen.cluster, m) / left.clamp(min=1)[..., None] for x in (k, v))
     keys, values = (torch.cat([take_rows(x, chosen.heavy), mean], dim=2) for x, mean in zip((k, v), means, strict=True))
     bias = torch.cat([bias_of(chosen.found, k.dtype), left.log()], dim=2)
-    return _attend(q, Keys(keys, values, bias), score_scale(q, options.scale))
+    return attend_with_bias(q, Keys(keys, values, bias), score_scale(q, options.scale))
 
 
 def keys_of_blocks(
@@ -91,7 +91,7 @@ def keys_of_blocks(
     near_k, near_v = (windows(x, size, reach) for x in (k, v))
     # Outside of the sequence there are zeros: m, that is, no cluster.
     inside = windows((chosen.cluster - m)[..., None], size, reach)[..., 0] + m
-    count = cluster_sizes(k, chosen.cluster, m)
+    count = open_sizes(k, chosen, m)
     left = count[:, None] - cluster_sizes(near_k, inside, m)
     far = (cluster_sums(v, chosen.cluster, m)[:, None] - cluster_sums(near_v, inside, m)) / left.clamp(min=1)[..., None]
     means = cluster_sums(k, chosen.cluster, m) / count.clamp(min=1)[..., None]
@@ -107,19 +107,8 @@ def keys_of_blocks(
     )
 
 
-def take_rows(x: Float[Tensor, "*b s d"], rows: Int[Tensor, "*b r"]) -> Float[Tensor, "*b r d"]:
-    """The tokens at positions that differ between heads."""
-    return x.gather(-2, rows[..., None].expand(*rows.shape, x.shape[-1]))
-
-
-def open_blocks(bias: Float[Tensor, "b l k"]) -> Float[Tensor, "b l k"]:
-    """Have blocks without any key, whose results are dropped, see all: softmax over nothing may be NaN."""
-    return torch.where((bias > -torch.inf).any(dim=-1, keepdim=True), bias, 0.0)
-
-
-def _attend(q: Float[Tensor, "b l c d"], keys: Keys, scale: float) -> Float[Tensor, "b l c e"]:
+def attend_with_bias(q: Float[Tensor, "b l c d"], keys: Keys, scale: float) -> Float[Tensor, "b l c e"]:
     """One fused call, for any widths of keys and values."""
     d, e = q.shape[-1], keys.values.shape[-1]
     q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, keys.keys, keys.values))
-    mask = open_blocks(keys.bias)[:, :, None]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[..., :e]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=keys.bias[:, :, None], scale=scale)[..., :e]

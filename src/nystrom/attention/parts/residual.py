@@ -1,0 +1,62 @@
+r"""What an approximation misses, learned from a few queries.
+
+With the features $\phi(q) = \mathrm{softmax}_j(c\, q^\top \mu_j + \ln \text{size}_j)$ over the clusters j of the keys,
+the exact outputs at r queries S, and the residual $R$ that the approximation leaves there, ridge regression gives
+$$\mathrm{out}_i + \phi(q_i)^\top W, \qquad W = \Phi_S^\top (\Phi_S \Phi_S^\top + \lambda I)^{-1} R.$$
+The queries are spread evenly over the real ones, so padding changes nothing. It costs r s + n m scores, in fused calls.
+The matrix then has rows that sum to one but need not be positive.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from nystrom.attention.fused import fused_softmax
+from nystrom.attention.options import NearFarOptions
+from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums
+from nystrom.attention.parts.far_keys import Keys, attend_with_bias
+from nystrom.landmarks import all_real, ranks, take
+from nystrom.shapes import score_scale
+
+# The ridge, relative to features of size 1: what is missed differs between queries more than the features say.
+_RIDGE = 0.3
+
+
+def add_residual(
+    out: Float[Tensor, "b h n e"],
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    chosen: Chosen,
+    options: NearFarOptions,
+) -> Float[Tensor, "b h n e"]:
+    """Add to the outputs what they miss, by regression on their clusters.
+
+    Args:
+        out: Outputs, in float32 or float64 as all tensors here.
+        q: Queries; zeros where they are not real, as for keys and values.
+        k: Keys.
+        v: Values.
+        keep: Real keys.
+        query_keep: Real queries.
+        chosen: Clusters of the keys.
+        options: The sizes.
+    """
+    m, r, scale = options.num_clusters, options.num_samples, score_scale(q, options.scale)
+    rank, count = ranks(all_real(q) if query_keep is None else query_keep)
+    # Ranks never decrease, so the position of a rank is its insertion point.
+    wanted = (2 * torch.arange(r, device=q.device) + 1) * count[:, None] // (2 * r)
+    places = torch.searchsorted(rank, wanted).clamp(max=q.shape[2] - 1)
+    asked = take(q, places)
+    missed = fused_softmax(asked, k, v, keep=keep, scale=scale) - take(out, places)
+    sizes = cluster_sizes(k, chosen.cluster, m)
+    # Where all keys are heavy no cluster has any: softmax over nothing would be NaN.
+    sizes = torch.where(sizes.sum(dim=-1, keepdim=True) > 0, sizes, 1.0)
+    means = cluster_sums(k, chosen.cluster, m) / sizes.clamp(min=1)[..., None]
+    features = (scale * asked @ means.mT + sizes.log()[:, :, None]).softmax(dim=-1)
+    ridge = _RIDGE * torch.eye(r, dtype=q.dtype, device=q.device)
+    # The matrix is never singular; `solve` itself would raise where another sequence of the batch holds a NaN.
+    learned = features.mT @ torch.linalg.solve_ex(features @ features.mT + ridge, missed).result
+    return out + attend_with_bias(q, Keys(means, learned, sizes.log()), scale)
