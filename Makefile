@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: help demo test slow shapes bare lint types layers readme check clean
+.PHONY: help demo test slow shapes bare lint types layers readme check gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,9 @@ layers: $(VENV)/.dev  ## which room may import which
 
 readme: $(VENV)/.dev  ## the code blocks of README and docs
 	$(BIN)/python -m pytest -m readme
+
+gpu:  ## on a machine with a GPU: tests, tiles, tables, errors and runs, 40 minutes; goes on where it was
+	$(PYTHON) tools/measure_gpu.py --to runs/gpu
 
 check: lint types layers test readme shapes bare  ## all that a change must pass
 

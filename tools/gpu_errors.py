@@ -1,0 +1,91 @@
+"""Errors of the kernels on a GPU against float64, beside those of the torch path: `python tools/gpu_errors.py`.
+
+Outputs and gradients of Nyström attention at growing scores, in every dtype, and in float32 with TF32. A row has the
+relative error of one tensor, in the Frobenius norm.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nystrom import nystrom_attention
+from nystrom.measure.rows import Row, append_rows, cpu_name, new_row
+
+SCALES = (1.0, 3.0, 10.0, 30.0)
+DTYPES = ("float32", "float32 with TF32", "bfloat16", "float16")
+
+
+def error_rows(
+    *,
+    device: str,
+    tokens: int = 4096,
+    heads: int = 8,
+    width: int = 64,
+    landmarks: int = 64,
+    scales: Sequence[float] = SCALES,
+    dtypes: Sequence[str] = DTYPES,
+) -> Iterable[Row]:
+    """Rows for both backends.
+
+    Args:
+        device: "cuda", or "cpu" for the interpreter.
+        tokens: Tokens n.
+        heads: Heads h.
+        width: Width d of one head.
+        landmarks: Landmarks m.
+        scales: Factors of the queries, 1 being standard normal ones.
+        dtypes: Names of dtypes.
+    """
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else cpu_name()
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(1, heads, tokens, width, generator=generator).to(device) for _ in range(4))
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        for scale in scales:
+            for called in dtypes:
+                dtype = getattr(torch, called.partition(" ")[0])
+                torch.backends.cuda.matmul.allow_tf32 = "TF32" in called
+                given = [x.to(dtype) for x in (scale * q, k, v, grad)]
+                # The same numbers, rounded to the dtype, so that only the computation differs.
+                wanted = _results([x.double() for x in given], landmarks, "torch")
+                for backend in ("torch", "triton"):
+                    found = _results(given, landmarks, backend)
+                    for what, ours, exact in zip(("output", "dq", "dk", "dv"), found, wanted, strict=True):
+                        error = (ours.double() - exact).norm() / exact.norm()
+                        yield new_row(
+                            study="gpu errors", quantity=f"relative error of {what}", method=f"nystrom-{backend}",
+                            value=float(error), unit="", n=tokens, m=landmarks, dtype=called, seed=0, device=name,
+                            sizes=f"b=1 h={heads} d={width} scale={scale:g}",
+                            note="" if error.isfinite() else "not finite",
+                        )  # fmt: skip
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _results(given: Sequence[Tensor], landmarks: int, backend: str) -> list[Tensor]:
+    *leaves, grad = given
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    out = nystrom_attention(*leaves, num_landmarks=landmarks, backend=backend)  # pyright: ignore[reportArgumentType]
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--to", type=Path, required=True, help="file of the rows, .csv")
+    parser.add_argument("--device", default="cuda")
+    asked = parser.parse_args()
+    if asked.device.startswith("cuda") and not torch.cuda.is_available():
+        sys.exit("device is cuda, but there is no CUDA device.")
+    rows = list(error_rows(device=asked.device))
+    append_rows(asked.to, rows)
+    for row in rows:
+        print(f"{row.dtype:18} {row.sizes.split()[-1]:9} {row.method:15} {row.quantity:25} {row.value:.2e}")
+
+
+if __name__ == "__main__":
+    main()
