@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nystrom.checks import check_at_least, check_choice, check_flag, check_names, check_positive
+from nystrom.checks import check_at_least, check_choice, check_flag, check_names, check_positive, ranges
 
 
 @pytest.mark.parametrize("value", [0, True, 2.0, "3", None])
@@ -38,3 +38,8 @@ def test_the_nearest_name_is_suggested():
     with pytest.raises(ValueError, match=r"^task 'x' is unknown; expected one of listops, text\.$"):
         check_names("task", ["x"], ["text", "listops"])
     check_names("task", [], [])
+
+
+def test_numbers_are_written_as_ranges():
+    assert ranges([5, 0, 1, 2]) == "0-2 5"
+    assert ranges([]) == "none"

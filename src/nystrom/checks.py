@@ -46,3 +46,14 @@ def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Perhaps you meant {near[0]!r}." if near else ""
             raise ValueError(f"{what} {name!r} is unknown; expected one of {', '.join(sorted(known))}.{hint}")
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers in their order as "0-2 5"; "none" for none."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs) or "none"

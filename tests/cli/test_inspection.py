@@ -1,7 +1,9 @@
 """`nystrom inspect` from a folder and a file to rows, figures and a verdict."""
 
+from nystrom.attention.plan import read_plan
 from nystrom.cli.main import main
 from nystrom.measure.rows import read_rows
+from nystrom.models import EncoderConfig
 
 
 def test_inspect_writes_a_verdict_rows_and_figures(tiny_bert, prose, tmp_path, capsys):
@@ -35,3 +37,23 @@ def test_mistakes_end_in_one_line(tiny_bert, prose, tmp_path, capsys):
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("nystrom: ")
         assert says in line
+
+
+def test_a_budget_gives_a_plan_that_convert_takes(tiny_bert, prose, tmp_path, capsys):
+    words = ["inspect", str(tiny_bert), "--texts", str(prose), "--num-texts", "1", "--threads", "1", "--device", "cpu"]
+    words += ["--methods", "nystrom-4", "softmax", "--budget", "0.001"]
+    assert main(words) == 2
+    assert "name one with --to" in capsys.readouterr().err
+    assert main([*words, "--to", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    plan = read_plan(tmp_path / "out" / "plan.json")
+    assert plan.found["error"] <= 0.001
+    assert f"Within a budget of 0.001: {plan}." in " ".join(printed.split())
+    assert max(map(len, (tmp_path / "out" / "verdict.txt").read_text().splitlines())) <= 80
+    assert any(row.method == "nystrom_plan" for row in read_rows(tmp_path / "out" / "rows.csv"))
+    done = ["convert", str(tiny_bert), "--to", str(tmp_path / "own"), "--plan", str(tmp_path / "out" / "plan.json")]
+    assert main(done) == 0
+    config = EncoderConfig.from_pretrained(tmp_path / "own")
+    assert [config.layer_attention(layer) for layer in range(3)] == list(plan.layers)
+    assert main([*words, "--to", str(tmp_path / "none"), "--methods", "nystrom-4"]) == 2
+    assert "nearest comes an error of" in capsys.readouterr().err

@@ -16,7 +16,6 @@ from nystrom.report.inspection import (
     TIME,
     inspection_text,
     layer_errors,
-    ranges,
 )
 
 ROW = new_row(
@@ -94,11 +93,6 @@ def test_many_methods_and_layers_stay_within_the_terminal():
     text, _ = said(errors, dict.fromkeys(errors, 0.5))
     assert text.count("layer  ") >= 3
     assert "12 layers" in text
-
-
-def test_layers_are_written_as_ranges():
-    assert ranges([5, 0, 1, 2]) == "0-2 5"
-    assert ranges([]) == "none"
 
 
 def test_rows_without_a_method_raise():

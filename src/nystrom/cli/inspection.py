@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
+from nystrom.checks import check_at_least, check_positive
 from nystrom.cli.arguments import arguments_of, positional
 
-# What is compared where nothing is named.
-USUAL = ("nystrom-64", "nystrom-128", "nystrom-256")
+# What is compared where nothing is named; a plan may choose exact attention, too.
+USUAL = ("nystrom-64", "nystrom-128", "nystrom-256", "near_far", "near_far-128")
 
 
 def inspect_encoder(words: list[str]) -> None:
@@ -23,6 +24,7 @@ def inspect(
     num_texts: int = 4,
     num_queries: int = 128,
     whole_model: bool = True,
+    budget: float | None = None,
     seed: int = 0,
     threads: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -34,37 +36,41 @@ def inspect(
         model: Folder of an encoder with its tokenizer, of transformers or of this library.
         texts: Files of prose like what the model is for, compressed or not.
         methods: Methods with their sizes, such as nystrom-64 performer-256; Nyström attention with 64, 128 and 256
-            landmarks, and near_far, if none is named.
+            landmarks, and near_far in two sizes, if none is named.
         length: Tokens of a text; the model's positions, but at most 512, if not given.
         num_texts: Texts of that length, spread evenly over the files.
         num_queries: Queries to sample of each text in each layer; more narrow the intervals.
         whole_model: Also compare hidden states and predictions; this alone takes more than linear time.
+        budget: Largest relative error of the hidden states, such as .05: chooses the cheapest method for each layer
+            among those named, or the usual ones and exact attention (softmax), and writes plan.json.
         seed: Of the sample.
         threads: Threads on the CPU; torch's choice if not given.
         device: Where to run; "auto" takes a GPU if there is one.
-        to: Folder for rows.csv, verdict.txt and the figures; nothing is written if not given.
+        to: Folder for rows.csv, verdict.txt, the figures and plan.json; nothing is written if not given.
 
     Raises:
-        ValueError: A model that no method can serve, texts that are too short, an unknown method, or a folder that
-            holds an inspection.
+        ValueError: A model that no method can serve, texts that are too short, an unknown method, a folder that
+            holds an inspection, or a budget that no method meets, or that is given without a folder for the plan.
     """
-    from nystrom.attention.registry import METHODS
-
+    if budget is not None:
+        check_positive("budget", budget)
+        if to is None:
+            raise ValueError(f"budget is {budget:g}, and the plan for it goes into a folder: name one with --to.")
     if to is not None and (to / "rows.csv").exists():
         raise ValueError(f"{to} holds the rows of an inspection: choose another folder with --to.")
-    names = methods or (*USUAL, *(["near_far"] if "near_far" in METHODS else []))
+    names = methods or USUAL
     import torch
     from transformers.utils import logging
 
     from nystrom.attention.method_names import split_name
-    from nystrom.checks import check_at_least
+    from nystrom.inspection.budget import choose_plan
     from nystrom.inspection.candidates import read_candidates
     from nystrom.inspection.inspect import inspect_model
-    from nystrom.inspection.rows import inspection_rows
+    from nystrom.inspection.rows import inspection_rows, plan_rows
     from nystrom.inspection.texts import load_encoder, read_batches
     from nystrom.measure.rows import append_rows, check_folder
     from nystrom.models.files.tokenizer import load_tokenizer
-    from nystrom.report.inspection import inspection_text
+    from nystrom.report.inspection import inspection_text, plan_text
     from nystrom.report.plots.canvas import house_style, save_figure
     from nystrom.report.plots.inspection import inspection_figures
     from nystrom.tasks.language.prose import read_prose
@@ -81,9 +87,11 @@ def inspect(
     prose = read_prose(texts)
     encoder = load_encoder(model)
     batches = read_batches(prose, load_tokenizer(model), encoder, length=length, num_texts=num_texts)
+    encoder.to(place)  # pyright: ignore[reportArgumentType]
+    batches = [{name: x.to(place) for name, x in batch.items()} for batch in batches]
     found = inspect_model(
-        encoder.to(place),  # pyright: ignore[reportArgumentType]
-        [{name: x.to(place) for name, x in batch.items()} for batch in batches],
+        encoder,
+        batches,
         methods=names,
         num_queries=num_queries,
         whole_model=whole_model,
@@ -91,7 +99,14 @@ def inspect(
     )
     rows = inspection_rows(found, device=torch.cuda.get_device_name(place) if place.type == "cuda" else None)
     text = inspection_text(rows, model=f"{model.resolve().name}, on {prose.name}")
-    print(text, end="")
+    print(text, end="", flush=True)
+    if budget is not None and to is not None:
+        plan = choose_plan(encoder, batches, budget=budget, methods=methods or (*USUAL, "softmax"))
+        plan.write(to / "plan.json")
+        rows += plan_rows(plan, rows[0])
+        said = plan_text(str(plan), plan.found, file=to / "plan.json") + "\n"
+        text += said
+        print(said, end="")
     if to is not None:
         append_rows(to / "rows.csv", rows)
         (to / "verdict.txt").write_text(text, encoding="utf-8")

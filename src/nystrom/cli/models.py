@@ -87,6 +87,7 @@ def convert(
     to: Path,
     *,
     num_landmarks: int | Literal["auto"] = "auto",
+    plan: Path | None = None,
     conv_kernel_size: int | Literal["auto"] | None = "auto",
     max_position_embeddings: int | None = None,
     positions: Literal["repeat", "interpolate"] = "repeat",
@@ -98,6 +99,8 @@ def convert(
             there is one, its tokenizer.
         to: Folder for the new model; made, or empty.
         num_landmarks: Landmarks m of the attention; "auto" is 64, or what a Nyströmformer has.
+        plan: File of a method for each layer, which `nystrom inspect --budget` writes, in place of Nyström attention in
+            all of them.
         conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33, or what a Nyströmformer has,
             which cannot be changed.
         max_position_embeddings: The longest input, padding included; None is what the source has.
@@ -115,6 +118,7 @@ def convert(
         source,
         to,
         num_landmarks=num_landmarks,
+        plan=plan,
         conv_kernel_size=conv_kernel_size,
         max_position_embeddings=max_position_embeddings,
         positions=positions,

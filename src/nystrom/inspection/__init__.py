@@ -1,5 +1,7 @@
 """How near approximations are to exact attention, on your model and data, and the cheapest that is near enough."""
 
-from nystrom.inspection.inspect import InspectedLayer, Inspection, LayerMethod, WholeModel, inspect_model
+from nystrom.inspection.budget import choose_plan
+from nystrom.inspection.inspect import InspectedLayer, Inspection, LayerMethod, inspect_model
+from nystrom.inspection.whole_model import WholeModel
 
-__all__ = ["InspectedLayer", "Inspection", "LayerMethod", "WholeModel", "inspect_model"]
+__all__ = ["InspectedLayer", "Inspection", "LayerMethod", "WholeModel", "choose_plan", "inspect_model"]

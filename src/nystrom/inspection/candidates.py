@@ -25,6 +25,9 @@ class Candidate(NamedTuple):
     size: int | None
 
 
+SOFTMAX = Candidate(EXACT, EXACT, {}, None)
+
+
 def read_candidates(names: Sequence[str]) -> tuple[Candidate, ...]:
     """Read names of methods, with their sizes or without.
 

@@ -9,24 +9,19 @@ layers are measured on what that makes of the layers below.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from nystrom.checks import check_at_least
-from nystrom.inspection.candidates import EXACT, Candidate, read_candidates
+from nystrom.inspection.candidates import EXACT, SOFTMAX, Candidate, read_candidates
 from nystrom.inspection.layer_sample import LayerSample, sample_layer
 from nystrom.inspection.sampling import Estimate, Sample, estimate_ratio
-from nystrom.inspection.whole_model import Batch, Results, results_of
+from nystrom.inspection.times import time_methods
+from nystrom.inspection.whole_model import Batch, Results, WholeModel, compare_models, results_of
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
-from nystrom.measure.clock import seconds
 from nystrom.report.inspection import BADLY
-
-_SOFTMAX = Candidate(EXACT, EXACT, {}, None)
-# Calls of each method that are timed, one after the other in turns.
-_TURNS = 5
 
 
 @dataclass(frozen=True)
@@ -66,19 +61,6 @@ class InspectedLayer:
     near: Estimate
     rank: Float[Tensor, " h"]
     methods: Mapping[str, LayerMethod]
-
-
-@dataclass(frozen=True)
-class WholeModel:
-    """A method in all layers of a model.
-
-    Attributes:
-        error: Relative error of the hidden states after the last layer, over the real tokens of all texts.
-        changed: Share of the predictions that change; None without a head that classifies.
-    """
-
-    error: float
-    changed: float | None
 
 
 @dataclass(frozen=True)
@@ -163,7 +145,7 @@ def inspect_model(
             whole[each.name] = compare_models(model, batches, exact, {None: each})
             badly = tuple(layer.layer for layer in layers if layer.methods[each.name].error.mean > BADLY)
             if 0 < len(badly) < len(layers):
-                choice = {None: each} | dict.fromkeys(badly, _SOFTMAX)
+                choice = {None: each} | dict.fromkeys(badly, SOFTMAX)
                 mended[each.name] = badly, compare_models(model, batches, exact, choice)
         return Inspection(
             candidates=candidates,
@@ -171,7 +153,7 @@ def inspect_model(
             left=tuple(found.left),
             whole=whole,
             mended=mended,
-            seconds=_time(found.kept, candidates),
+            seconds=time_methods(found.kept, candidates),
             texts=found.texts,
             tokens=found.tokens,
             num_queries=num_queries,
@@ -179,35 +161,6 @@ def inspect_model(
         )
     finally:
         model.train(training)
-
-
-def compare_models(
-    model: nn.Module, batches: Sequence[Batch], exact: Sequence[Results], choice: Mapping[int | None, Candidate]
-) -> WholeModel:
-    """Run a model with a method in each layer, and compare it with exact attention.
-
-    Args:
-        model: The model.
-        batches: Its inputs.
-        exact: What it made of them with exact attention.
-        choice: The method of each layer by its number; under None that of all others.
-    """
-
-    def attend(call: LayerCall) -> Tensor:
-        candidate = choice.get(call.layer, choice[None])
-        return attend_by(candidate.method, call, candidate.options)
-
-    off = size = 0.0
-    changed = count = 0
-    for batch, wanted in zip(batches, exact, strict=True):
-        with intercepted(model, attend):
-            came = results_of(model, batch)
-        off += float((came.hidden.double() - wanted.hidden.double()).square().sum())
-        size += float(wanted.hidden.double().square().sum())
-        if came.predictions is not None and wanted.predictions is not None:
-            changed += int((came.predictions != wanted.predictions).sum())
-            count += wanted.predictions.numel()
-    return WholeModel((off / size) ** 0.5 if size else 0.0, changed / count if count else None)
 
 
 class _Found:
@@ -255,17 +208,3 @@ def _summarised(place: tuple[int, str], samples: Sequence[LayerSample]) -> Inspe
         )
     rank = torch.stack([sample.facts.rank for sample in samples]).mean(dim=0)
     return InspectedLayer(layer, name, mean("entropy"), mean("distance"), mean("near"), rank, methods)
-
-
-def _time(call: LayerCall, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Median seconds of each method over one text, in turns."""
-    contenders = (*candidates, _SOFTMAX)
-    taken: dict[str, list[float]] = {each.name: [] for each in contenders}
-    with torch.no_grad():
-        for turn in range(_TURNS + 1):
-            for each in contenders:
-                time = seconds(lambda each=each: attend_by(each.method, call, each.options), call.q.device)
-                # The first call may allocate and compile.
-                if turn:
-                    taken[each.name].append(time)
-    return {name: median(times) for name, times in taken.items()}

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from nystrom.attention.plan import PLAN, AttentionPlan
 from nystrom.inspection.candidates import EXACT
 from nystrom.inspection.inspect import Inspection
 from nystrom.inspection.sampling import Estimate
@@ -73,6 +74,23 @@ def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row
             replace(blank, quantity=TIME, method=name, m=sizes.get(name), value=1e3 * time, unit="ms", repeats=1)
         )
     return rows
+
+
+def plan_rows(plan: AttentionPlan, blank: Row) -> list[Row]:
+    """The error and the time of a plan as rows.
+
+    Args:
+        plan: What `choose_plan` gave.
+        blank: A row of the inspection; where and on what it was measured is the plan's, too.
+    """
+    found = plan.found
+    mine = replace(
+        blank, method=PLAN, m=None, low=None, high=None, unit="", note="", sizes=f"budget={found['budget']:g}"
+    )
+    rows = [replace(mine, quantity=HIDDEN, value=found["error"])]
+    if found["changed predictions"] is not None:
+        rows.append(replace(mine, quantity=CHANGED, value=found["changed predictions"]))
+    return [*rows, replace(mine, quantity=TIME, value=found["mean ms of a layer's attention"], unit="ms", repeats=1)]
 
 
 def _of_heads(row: Row, values: Estimate | Tensor, place: tuple[str, str]) -> Iterator[Row]:

@@ -1,6 +1,7 @@
-"""A model's hidden states and predictions for one batch, whatever its class."""
+"""A model's hidden states and predictions, and how far a method is from exact attention in them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +9,23 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from nystrom.inspection.candidates import Candidate
+from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
+
 Batch = Mapping[str, Any] | Tensor
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """A method in all layers of a model.
+
+    Attributes:
+        error: Relative error of the hidden states after the last layer, over the real tokens of all texts.
+        changed: Share of the predictions that change; None without a head that classifies.
+    """
+
+    error: float
+    changed: float | None
 
 
 class Results(NamedTuple):
@@ -51,6 +68,35 @@ def results_of(model: nn.Module, batch: Batch) -> Results:
     if isinstance(logits, Tensor) and logits.shape[-1] > 1:
         predictions = _real(logits.argmax(dim=-1), real if logits.ndim == 3 else None).flatten()
     return Results(_real(hidden, real).flatten(0, -2), predictions)
+
+
+def compare_models(
+    model: nn.Module, batches: Sequence[Batch], exact: Sequence[Results], choice: Mapping[int | None, Candidate]
+) -> WholeModel:
+    """Run a model with a method in each layer, and compare it with exact attention.
+
+    Args:
+        model: The model.
+        batches: Its inputs.
+        exact: What it made of them with exact attention.
+        choice: The method of each layer by its number; under None that of all others.
+    """
+
+    def attend(call: LayerCall) -> Tensor:
+        candidate = choice.get(call.layer, choice[None])
+        return attend_by(candidate.method, call, candidate.options)
+
+    off = size = 0.0
+    changed = count = 0
+    for batch, wanted in zip(batches, exact, strict=True):
+        with intercepted(model, attend):
+            came = results_of(model, batch)
+        off += float((came.hidden.double() - wanted.hidden.double()).square().sum())
+        size += float(wanted.hidden.double().square().sum())
+        if came.predictions is not None and wanted.predictions is not None:
+            changed += int((came.predictions != wanted.predictions).sum())
+            count += wanted.predictions.numel()
+    return WholeModel((off / size) ** 0.5 if size else 0.0, changed / count if count else None)
 
 
 def _first(out: Any) -> Any:

@@ -50,12 +50,14 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from nystrom.attention.plan import PLAN, plan_of_options
 from nystrom.attention.registry import METHODS, find_function
 from nystrom.checks import check_names
 from nystrom.integrations.modules import DEFAULTS, WEIGHTLESS
 
-# Names under which the methods are registered.
+# Names under which the methods are registered, and with the plan of a method for each layer.
 REGISTERED = tuple(name for name in WEIGHTLESS if name != "softmax")
+SERVED = (*REGISTERED, PLAN)
 
 # Found when this file is imported, since torch.compile cannot trace an import.
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {name: find_function(name) for name in REGISTERED}
@@ -78,11 +80,13 @@ class Route(NamedTuple):
     """How one layer attends.
 
     Attributes:
+        method: The method; of a plan that of the layer.
         exact: Whether by transformers' exact attention.
         keep: Real keys, for the method.
         options: Options of the method, for the method.
     """
 
+    method: str
     exact: bool
     keep: Bool[Tensor, "b s"] | None
     options: dict[str, Any]
@@ -90,7 +94,7 @@ class Route(NamedTuple):
 
 def register_methods() -> None:
     """Register the methods with transformers under their names."""
-    for name in REGISTERED:
+    for name in SERVED:
         AttentionInterface.register(name, partial(attend_layer, name))
         AttentionMaskInterface.register(name, partial(make_mask, name))
 
@@ -114,7 +118,7 @@ def attend_layer(
     """Attend for a layer of a transformers model, as AttentionInterface has it.
 
     Args:
-        method: A name in `REGISTERED`.
+        method: A name in `SERVED`.
         module: The layer.
         query: Queries.
         key: Keys; g divides h.
@@ -128,6 +132,7 @@ def attend_layer(
         ValueError: What cannot be honoured, by name.
     """
     route = choose_route(method, module, attention_mask, named)
+    method = route.method
     if route.exact:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
@@ -155,10 +160,16 @@ def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, 
     """Decide how a layer attends; arguments and errors are those of `attend_layer`."""
     who = type(module).__name__
     _check_causal(method, who, named.get("is_causal"), module)
-    options = _options(method, module, named)
-    exact = _is_among(module, options.pop("exact_layers", ()))
+    stored = getattr(getattr(module, "config", None), "attention_options", None) or {}
+    exact = False
+    if method == PLAN:
+        method, stored = plan_of_options(stored).layers[_number(module, "a plan is set")]
+        exact = method == "softmax"
+    options = {} if exact else _options(method, module, stored, named)
+    layers = options.pop("exact_layers", ())
+    exact = exact or (bool(layers) and _number(module, f"exact_layers is {layers!r}") in layers)
     if attention_mask is None:
-        return Route(exact or named.get("sliding_window") is not None, None, options)
+        return Route(method, exact or named.get("sliding_window") is not None, None, options)
     if attention_mask.ndim != 4 or attention_mask.dtype != torch.bool:
         raise ValueError(
             f"{who} passes attention a mask of shape {tuple(attention_mask.shape)} and {attention_mask.dtype}; "
@@ -167,8 +178,8 @@ def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, 
             'attn_implementation at "sdpa" or "eager".'
         )
     if attention_mask.shape[1] != 1 or attention_mask.shape[2] != 1 or named.get("sliding_window") is not None:
-        return Route(True, None, options)
-    return Route(exact, attention_mask[:, 0, 0], options)
+        return Route(method, True, None, options)
+    return Route(method, exact, attention_mask[:, 0, 0], options)
 
 
 def make_mask(
@@ -302,10 +313,9 @@ def _check_causal(method: str, who: str, asked: bool | None, module: nn.Module) 
         )
 
 
-def _options(method: str, module: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
+def _options(method: str, module: nn.Module, stored: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Options from the configuration and the call, each known to the method."""
     known = option_names(method)
-    stored = getattr(getattr(module, "config", None), "attention_options", None) or {}
     check_names(f"option of {method}", stored, known)
     called = {name: value for name, value in named.items() if name in known}
     for name, value in named.items():
@@ -325,16 +335,15 @@ def _options(method: str, module: nn.Module, named: Mapping[str, Any]) -> dict[s
     return dict(stored) | called
 
 
-def _is_among(module: nn.Module, layers: Any) -> bool:
-    if not layers:
-        return False
+def _number(module: nn.Module, why: str) -> int:
+    """The number of a layer, which something asks for."""
     number = getattr(module, "layer_idx", None)
     if number is None:
         raise ValueError(
-            f"exact_layers is {layers!r}, but {type(module).__name__} does not know its number (layer_idx): give the "
-            'layers themselves exact attention with nystrom.integrations.set_attention(layer, "sdpa").'
+            f"{why}, but {type(module).__name__} does not know its number (layer_idx): give the layers themselves "
+            'exact attention with nystrom.integrations.set_attention(layer, "sdpa").'
         )
-    return number in layers
+    return number
 
 
 def _holds(function: Callable[..., Any], wanted: Callable[..., Any]) -> bool:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nystrom.attention.plan import PLAN, read_plan
 from nystrom.integrations.bert_names import FAMILIES, Renamed, read_config, rename
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
@@ -84,6 +85,7 @@ def convert(
     to: Path,
     *,
     num_landmarks: int | Literal["auto"] = "auto",
+    plan: Path | None = None,
     conv_kernel_size: int | Literal["auto"] | None = "auto",
     max_position_embeddings: int | None = None,
     positions: Lengthening = "repeat",
@@ -95,6 +97,8 @@ def convert(
             there is one, its tokenizer.
         to: Folder for the new model; made, or empty.
         num_landmarks: Landmarks m of the attention; "auto" is 64, or what a Nyströmformer has.
+        plan: File of a method for each layer, which `nystrom inspect --budget` writes, in place of Nyström attention in
+            all of them.
         conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33, or what a Nyströmformer has,
             which cannot be changed.
         max_position_embeddings: The longest input, padding included; None is what the source has.
@@ -106,28 +110,36 @@ def convert(
     Raises:
         ValueError: A source that cannot be read or represented, or options or a folder that do not fit.
     """
+    if plan is not None and num_landmarks != "auto":
+        raise ValueError(f"num_landmarks is {num_landmarks} but plan says what each layer does: leave one out.")
+    attention = None if plan is None else read_plan(plan)
     check_fresh(to)
     check_weights(source)
     config = read_json(source / "config.json")
     kind = config.get("model_type")
     if kind in FAMILIES:
-        plan = _from_bert(source, num_landmarks, conv_kernel_size)
+        made = _from_bert(source, num_landmarks, conv_kernel_size)
     elif kind in (EncoderConfig.model_type, "nystromformer"):
-        plan = _from_own(source, num_landmarks, conv_kernel_size)
+        made = _from_own(source, num_landmarks, conv_kernel_size)
     else:
         known = ", ".join([*FAMILIES, "nystromformer", EncoderConfig.model_type])
         raise ValueError(
             f"{source} holds a model of type {kind!r}; expected one of {known}. For other models, "
             "attn_implementation='nystrom' replaces the attention alone."
         )
-    before = plan.config.max_position_embeddings
+    if attention is not None:
+        attention.check_layers(made.config.num_hidden_layers, str(source))
+        made.config.attention, made.config.attention_options = PLAN, attention.options
+        # The published format has one method for all layers.
+        made.config.segment_means_seq_len = None
+    before = made.config.max_position_embeddings
     wanted = before if max_position_embeddings is None else max_position_embeddings
-    name = f"{plan.prefix}{_POSITIONS}"
-    table = _one(plan.tensors, name, source)
+    name = f"{made.prefix}{_POSITIONS}"
+    table = _one(made.tensors, name, source)
     resized = resize_positions(table[POSITION_OFFSET:], wanted, how=positions)
-    plan.tensors[name] = torch.cat([table[:POSITION_OFFSET], resized])
-    plan.config.max_position_embeddings = wanted
-    model = _load(plan, source)
+    made.tensors[name] = torch.cat([table[:POSITION_OFFSET], resized])
+    made.config.max_position_embeddings = wanted
+    model = _load(made, source)
     with fresh_folder(to) as partial:
         model.save_pretrained(partial)
         default = FAMILIES[kind].tokenizer if kind in FAMILIES else None
@@ -136,9 +148,9 @@ def convert(
         folder=to,
         source=kind,
         model=type(model).__name__,
-        mapped=plan.mapped,
-        left_behind=plan.left_behind,
-        started=plan.started,
+        mapped=made.mapped,
+        left_behind=made.left_behind,
+        started=made.started,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         positions=(before, wanted),
         tokenizer=tokenizer,

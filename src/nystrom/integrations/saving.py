@@ -12,12 +12,12 @@ from pathlib import Path
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
-from nystrom.integrations.attention_interface import REGISTERED
+from nystrom.integrations.attention_interface import SERVED
 from nystrom.models.files.json_object import read_json
 
 
 def save_with_attention(model: PreTrainedModel, folder: Path) -> None:
-    """Save a model; a method of this library that `set_attention` gave to all of it is kept.
+    """Save a model; a method of this library, or a plan, that `set_attention` gave to all of it is kept.
 
     Args:
         model: The model.
@@ -25,7 +25,7 @@ def save_with_attention(model: PreTrainedModel, folder: Path) -> None:
     """
     model.save_pretrained(folder)
     method = model.config._attn_implementation
-    if method not in REGISTERED:
+    if method not in SERVED:
         return
     path = Path(folder) / CONFIG_NAME
     content = read_json(path) | {"attn_implementation": method}

@@ -15,16 +15,26 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from nystrom.attention.plan import PLAN, AttentionPlan, plan_of_options
 from nystrom.checks import check_names
-from nystrom.integrations.attention_interface import REGISTERED, attend_layer, check_asks, choose_route, option_names
+from nystrom.integrations.attention_interface import (
+    REGISTERED,
+    SERVED,
+    attend_layer,
+    check_asks,
+    choose_route,
+    option_names,
+)
+from nystrom.models.encoder import EncoderPreTrainedModel
 
 
 class AttentionUse(NamedTuple):
     """What the layers of a model did.
 
     Attributes:
-        method: Name of the method.
+        method: Name of the method, or of a plan.
         layers: Layers that ran it, by module name, each with the options that were set for it.
+        methods: The method of each of these layers.
         exact: Layers that asked for it and ran transformers' exact attention: local ones, those in `exact_layers`, and
             those under a mask per pair of tokens.
     """
@@ -32,20 +42,26 @@ class AttentionUse(NamedTuple):
     method: str
     layers: dict[str, dict[str, Any]]
     exact: tuple[str, ...]
+    methods: dict[str, str]
 
 
-def set_attention(part: nn.Module, method: str, options: Mapping[str, Any] | None = None) -> None:
-    """Let a part of a transformers model attend by a method, and the rest as before.
+def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping[str, Any] | None = None) -> None:
+    """Let a part of a transformers model attend by a method, or each layer by its own, and the rest as before.
 
     Args:
         part: A model, or the part of one that makes its masks itself, such as `model.get_encoder()`. With "sdpa",
             also a single layer.
-        method: A registered method, or "sdpa", transformers' exact attention.
+        method: A registered method, or "sdpa", transformers' exact attention, or a plan (`nystrom.attention.plan`) for
+            all layers of a model, which may be one of this library, too.
         options: Options of the method, such as {"num_landmarks": 32}; they replace `config.attention_options`.
 
     Raises:
-        ValueError: An unknown method or option, or a part that cannot use it.
+        ValueError: An unknown method or option, a part that cannot use it, or a plan for another number of layers.
     """
+    if isinstance(method, AttentionPlan) or method == PLAN:
+        plan = method if isinstance(method, AttentionPlan) else plan_of_options(options or {})
+        _set_plan(part, plan)
+        return
     check_names("attention method", [method], (*REGISTERED, "sdpa"))
     options = dict(options or {})
     check_names(f"option of {method}", options, set() if method == "sdpa" else option_names(method))
@@ -56,6 +72,27 @@ def set_attention(part: nn.Module, method: str, options: Mapping[str, Any] | Non
                 "model, or its encoder (model.get_encoder()); nystrom.replace_attention serves other models."
             )
         check_asks(type(part), method)
+    _write(part, method, options)
+
+
+def _set_plan(part: nn.Module, plan: AttentionPlan) -> None:
+    if not isinstance(part, PreTrainedModel):
+        raise ValueError(
+            f"part is a {type(part).__name__}, which is no model of transformers: a plan is for one, or its encoder "
+            "(model.get_encoder()); nystrom.replace_attention serves other models with one method."
+        )
+    plan.check_layers(part.config.num_hidden_layers, type(part).__name__)
+    if isinstance(part, EncoderPreTrainedModel):
+        part.set_attention(PLAN, plan.options)
+        return
+    for method, options in plan.layers:
+        check_names("attention method of a plan", [method], (*REGISTERED, "softmax"))
+        assert "exact_layers" not in options, "it is no option of a method"
+    check_asks(type(part), PLAN)
+    _write(part, PLAN, plan.options)
+
+
+def _write(part: nn.Module, method: str, options: dict[str, Any]) -> None:
     # The memo of a deep copy says which object became which: parts of a configuration are copied with the whole.
     copies: dict[int, Any] = {}
     holders = [module for module in part.modules() if getattr(module, "config", None) is not None]
@@ -79,7 +116,7 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
             attention in all layers, or fails at an input longer than its positions; and what its layers raise.
     """
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    methods = {name for part in parts if (name := part.config._attn_implementation) in REGISTERED}
+    methods = {name for part in parts if (name := part.config._attn_implementation) in SERVED}
     if not methods:
         # Asking again would not help a model that ignored the name.
         check_asks(type(model), "nystrom")
@@ -96,6 +133,7 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
     names = {module: name for name, module in model.named_modules()}
     layers: dict[str, dict[str, Any]] = {}
     exact: dict[str, None] = {}
+    ran: dict[str, str] = {}
 
     def note(
         module: nn.Module,
@@ -112,6 +150,7 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
             exact[names[module]] = None
         else:
             layers[names[module]] = route.options
+            ran[names[module]] = route.method
         return attend_layer(method, module, query, key, value, attention_mask, scaling, dropout, **named)
 
     registered = AttentionInterface()[method]
@@ -127,7 +166,7 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
     if not layers:
         what = f"ran exact attention in {', '.join(exact)}" if exact else "never asked for it"
         raise ValueError(f"{type(model).__name__} is set to {method!r} but {what}, so nothing is gained by the method.")
-    return AttentionUse(method, layers, tuple(exact))
+    return AttentionUse(method, layers, tuple(exact), ran)
 
 
 def _check_positions(model: PreTrainedModel, inputs: Mapping[str, Any], error: Exception) -> None:

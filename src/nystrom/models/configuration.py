@@ -29,6 +29,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.utils import CONFIG_NAME
 
+from nystrom.attention.plan import PLAN, LayerChoice, plan_of_options
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_at_least, check_choice, check_names
 from nystrom.models.files.json_object import read_json
@@ -68,8 +69,9 @@ class EncoderConfig(PreTrainedConfig):
         pad_token_id: The token whose embedding stays zero; None where every id is a real token.
         conv_kernel_size: Size of the depthwise convolution of the values that is added to the attention; odd, or None
             for none. Works with every attention, and belongs to Nyströmformer.
-        attention: Name of a method in `nystrom.attention.registry.METHODS`.
-        attention_options: Options of that method, by name; what is not given has the method's default.
+        attention: Name of a method in `nystrom.attention.registry.METHODS`, or "nystrom_plan", a method for each layer.
+        attention_options: Options of that method, by name; what is not given has the method's default. Of a plan the
+            layers, see `nystrom.attention.plan.AttentionPlan.options`.
         share_attention_weights: All layers use one Module of the method, and so its weights, such as Linformer's
             projections; for methods with learned weights only.
         norm: "post" (after each block, and on the embeddings) or "pre" (before each block, and after the last).
@@ -224,6 +226,12 @@ class EncoderConfig(PreTrainedConfig):
         else:
             Path(json_file_path).write_text(write_published(self.to_dict()).to_json_string(), encoding="utf-8")
 
+    def layer_attention(self, layer: int) -> LayerChoice:
+        """The method of a layer, and its options."""
+        if self.attention == PLAN:
+            return plan_of_options(self.attention_options).layers[layer]
+        return LayerChoice(self.attention, self.attention_options)
+
     def _check_extra(self, names: list[str]) -> None:
         """Check what a file holds beside the fields, before it becomes attributes."""
         method = METHODS.get(self.attention)
@@ -260,14 +268,20 @@ class EncoderConfig(PreTrainedConfig):
             )
 
     def _check_attention(self) -> None:
-        check_names("attention", [self.attention], METHODS)
+        check_names("attention", [self.attention], (*METHODS, PLAN))
         if not isinstance(self.attention_options, dict):
             raise ValueError(
                 f"attention_options is {self.attention_options!r}; expected a dictionary of options by name."
             )
-        options = METHODS[self.attention].options
-        check_names(f"option of {self.attention}", self.attention_options, {entry.name for entry in fields(options)})
-        options(**self.attention_options)
+        if self.attention == PLAN:
+            plan = plan_of_options(self.attention_options)
+            plan.check_layers(self.num_hidden_layers, "the configuration")
+        else:
+            options = METHODS[self.attention].options
+            check_names(
+                f"option of {self.attention}", self.attention_options, {entry.name for entry in fields(options)}
+            )
+            options(**self.attention_options)
         if self.conv_kernel_size is not None:
             check_at_least("conv_kernel_size", self.conv_kernel_size, 1)
             if self.conv_kernel_size % 2 == 0:

@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.output_capturing import capture_outputs
 
-from nystrom.attention.heads import attend_in_heads, build_attention
+from nystrom.attention.heads import AttentionHeads, attend_in_heads, build_attention
 from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import check_names
@@ -37,20 +37,25 @@ from nystrom.models.files.loading import SizeMismatchError, check_fit, check_tie
 _UNSAID = (None, "sdpa", "eager")
 
 
+def _build_method(config: EncoderConfig, layer: int) -> AttentionHeads:
+    method, options = config.layer_attention(layer)
+    return build_attention(
+        method,
+        num_heads=config.num_attention_heads,
+        head_dim=config.hidden_size // config.num_attention_heads,
+        **options,
+    )
+
+
 class EncoderSelfAttention(nn.Module):
     """Projections, the method, and the convolution of the values where there is one."""
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: EncoderConfig, layer: int):
         super().__init__()
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
-        self.method = build_attention(
-            config.attention,
-            num_heads=config.num_attention_heads,
-            head_dim=config.hidden_size // config.num_attention_heads,
-            **config.attention_options,
-        )
+        self.method = _build_method(config, layer)
         size = config.conv_kernel_size
         self.conv = None if size is None else DepthwiseSkip(config.num_attention_heads, size)
 
@@ -88,9 +93,9 @@ class EncoderOutput(nn.Module):
 class EncoderAttention(nn.Module):
     """The attention block."""
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: EncoderConfig, layer: int):
         super().__init__()
-        self.self = EncoderSelfAttention(config)
+        self.self = EncoderSelfAttention(config, layer)
         self.output = EncoderOutput(config, config.hidden_size)
 
     def forward(self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
@@ -114,9 +119,9 @@ class EncoderIntermediate(nn.Module):
 class EncoderLayer(GradientCheckpointingLayer):
     """Attention, then feed-forward."""
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: EncoderConfig, layer: int):
         super().__init__()
-        self.attention = EncoderAttention(config)
+        self.attention = EncoderAttention(config, layer)
         self.intermediate = EncoderIntermediate(config)
         self.output = EncoderOutput(config, config.intermediate_size)
 
@@ -131,7 +136,7 @@ class EncoderStack(nn.Module):
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        self.layer = nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
+        self.layer = nn.ModuleList([EncoderLayer(config, number) for number in range(config.num_hidden_layers)])
         if config.share_attention_weights:
             self._share_methods(config.attention)
         if config.norm == "pre":
@@ -250,6 +255,29 @@ class EncoderPreTrainedModel(PreTrainedModel):
         check_tied(model, model.get_expanded_tied_weights_keys(all_submodels=False), folder)
         model.name_or_path = model.config.name_or_path = str(pretrained_model_name_or_path)
         return (model, report) if wants_report else model
+
+    def set_attention(self, attention: str, options: dict[str, Any]) -> None:
+        """Let the layers attend by another method, or each by its own; the weights of the model stay as they are.
+
+        Args:
+            attention: As the field of `EncoderConfig`.
+            options: Its options.
+
+        Raises:
+            ValueError: A method or option that does not fit, or methods with weights, which would have to be learned.
+        """
+        changed = {"attention": attention, "attention_options": options}
+        config = EncoderConfig.from_dict(self.config.to_dict() | changed)
+        layers = [module for module in self.modules() if isinstance(module, EncoderSelfAttention)]
+        built = [_build_method(config, number).to(self.device) for number in range(len(layers))]
+        if any(list(method.state_dict()) for method in (*built, *(layer.method for layer in layers))):
+            raise ValueError(
+                f"attention {attention!r} or the present {self.config.attention!r} has weights of its own, which "
+                "belong to the model: make a model with this attention and train it."
+            )
+        self.config.attention, self.config.attention_options = attention, options
+        for layer, method in zip(layers, built, strict=True):
+            layer.method = method.train(layer.training)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

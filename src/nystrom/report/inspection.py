@@ -6,9 +6,12 @@ predictions that change.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from textwrap import TextWrapper
+from typing import Any
 
+from nystrom.checks import ranges
 from nystrom.measure.rows import Row
 
 # Quantities of the rows of the study "inspect".
@@ -80,6 +83,29 @@ def inspection_text(rows: Sequence[Row], *, model: str) -> str:
     lines += _method_table(rows, errors)
     lines += ["", *_wrapped(_advice(rows, errors))]
     return "\n".join(lines) + "\n"
+
+
+def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
+    """What a plan for a budget is, and what takes it, at most 80 columns wide.
+
+    Args:
+        said: The layers and their methods.
+        found: What the plan rests on, `nystrom.attention.plan.AttentionPlan.found`.
+        file: Where it is.
+    """
+    mean, exact = found["mean ms of a layer's attention"], found["ms of a layer's attention"]["softmax"]
+    changed = found["changed predictions"]
+    lost = "" if changed is None else f" and {changed:.1%} of the predictions change"
+    return "\n".join(
+        _wrapped(
+            [
+                f"Within a budget of {found['budget']:g}: {said}. Hidden states are {_short(found['error'])} off{lost}, "
+                f"at {mean:.2f} ms a layer on average ({exact:.2f} with exact attention).",
+                f"{file.name} is taken by nystrom convert --plan, nystrom finetune --plan, and "
+                "nystrom.integrations.set_attention(model, nystrom.attention.plan.read_plan(FILE)).",
+            ]
+        )
+    )
 
 
 def _layer_tables(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
@@ -178,17 +204,6 @@ def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float,
 def _column(name: str) -> int:
     """How wide the column of a method is."""
     return 2 + max(len("0.123 ±0.012"), len(name))
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers in their order as "0-2 5"; "none" for none."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs) or "none"
 
 
 def _wrapped(paragraphs: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import pipeline
 
+from nystrom.attention.plan import AttentionPlan, LayerChoice
 from nystrom.cli.main import main
 from nystrom.integrations import check_attention
 from nystrom.integrations.convert import convert
@@ -190,6 +191,36 @@ def test_a_published_nystromformer_is_tuned_with_the_landmarks_asked_for(tuned, 
     config = EncoderForSequenceClassification.from_pretrained(run / "best").config
     assert (config.attention, config.attention_options["num_landmarks"]) == ("nystrom", 6)
     assert config.id2label == {0: "negative", 1: "positive"}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_plan_is_trained_with_and_comes_back_with_the_model(own, tuned, bert, tmp_path):
+    layers = (LayerChoice("softmax", {}), LayerChoice("nystrom", {"num_landmarks": 4}))
+    AttentionPlan(layers).write(tmp_path / "plan.json")
+    if own:
+        convert(bert, tmp_path / "own")
+    folder = tmp_path / "own" if own else bert
+    plain = {"attention": None, "options": None}
+    run = tuned(tmp_path / "run", model=str(folder), plan=tmp_path / "plan.json", steps=3, **plain)
+    model = SavedClassifier(run / "best", device="cpu", precision="float32").model
+    if own:
+        assert [model.config.layer_attention(layer) for layer in range(2)] == list(layers)
+    else:
+        use = check_attention(model, {"input_ids": torch.randint(5, 14, (1, 20))})
+        assert list(use.methods.values()) == ["nystrom"]
+        assert use.exact == ("bert.encoder.layer.0.attention.self",)
+    (row,) = (row for row in read_rows(run / "rows.csv") if row.quantity == "steps")
+    assert row.method == "nystrom_plan"
+    assert "--plan plan.json" in row.command
+    # And as the start of another run, with what its folder says.
+    again = tuned(tmp_path / "again", model=str(run / "best"), steps=3, **plain)
+    assert read_rows(again / "rows.csv")[0].method == "nystrom_plan"
+    with pytest.raises(ValueError, match="leave one out"):
+        tuned(tmp_path / "none", plan=tmp_path / "plan.json")
+    AttentionPlan(layers[:1]).write(tmp_path / "short.json")
+    with pytest.raises(ValueError, match=r"the plan has 1 layers but .* has 2"):
+        tuned(tmp_path / "none", model=str(folder), plan=tmp_path / "short.json", **plain)
+    assert not (tmp_path / "none").exists()
 
 
 def test_what_is_wrong_is_said_before_anything_is_trained(tuned, bert, films, tmp_path):

@@ -87,10 +87,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def longest(model: EncoderPreTrainedModel) -> int:
     """The longest input: that of the positions, or of an attention with a length of its own (Linformer)."""
-    options = METHODS[model.config.attention].options(**model.config.attention_options)
-    return min(
-        model.config.max_position_embeddings, getattr(options, "max_length", model.config.max_position_embeddings)
-    )
+    most = model.config.max_position_embeddings
+    for layer in range(model.config.num_hidden_layers):
+        method, options = model.config.layer_attention(layer)
+        most = min(most, getattr(METHODS[method].options(**options), "max_length", most))
+    return most
 
 
 def example(

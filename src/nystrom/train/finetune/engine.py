@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from nystrom.attention.plan import PLAN, read_plan
 from nystrom.tasks.language.labelled.glue import NUMBER_METRICS, find_labelled, own_task
 from nystrom.tasks.language.labelled.splits import LabelKind, read_labelled
 from nystrom.train.finetune.settings import PAPER_GRID, PRESET, Choices, SearchGrid, TrainingExtent, model_name
@@ -26,6 +27,7 @@ def finetune(
     to: Path | None = None,
     attention: str | None = None,
     options: Mapping[str, object] | None = None,
+    plan: Path | None = None,
     text_field: str | None = None,
     label_field: str | None = None,
     pair_field: str | None = None,
@@ -61,6 +63,7 @@ def finetune(
         to: Folder of the run; runs/finetune-TASK-MODEL-ATTENTION-seedSEED if not given.
         attention: Method in place of the model's attention; "softmax" is exact. The model's own if not given.
         options: Options of the method.
+        plan: File of a method for each layer, which `nystrom inspect --budget` writes, in place of one for all.
         text_field: Column of the texts, of the first of each pair; the usual names if not given.
         label_field: Column of the labels.
         pair_field: Column of the second text of each pair; your own data are single texts without it.
@@ -90,6 +93,9 @@ def finetune(
         ValueError: A name, number, file, label, model, device or precision that cannot be used.
         FloatingPointError: The loss or a weight is no longer finite.
     """
+    if plan is not None and (attention is not None or options):
+        raise ValueError("plan says what each layer does, and attention or its options are given too: leave one out.")
+    planned = None if plan is None else read_plan(plan)
     extent = TrainingExtent(
         epochs=epochs, steps=steps, batch_size=batch_size, warmup_steps=warmup_steps, evaluate_every=evaluate_every
     )
@@ -106,9 +112,10 @@ def finetune(
     if is_main():
         for remark in found.remarks:
             print(f"notice: {remark}.", flush=True)
-    words = ("finetune", name, model_name(model).replace("/", "-"), *([attention] if attention else ()), f"seed{seed}")
+    method = attention if plan is None else "plan"
+    words = ("finetune", name, model_name(model).replace("/", "-"), *([method] if method else ()), f"seed{seed}")
     run = RunFolder(Path("runs") / "-".join(words) if to is None else Path(to))
-    named: dict[str, object] = {"model": model, "data": data, "attention": attention}
+    named: dict[str, object] = {"model": model, "data": data, "attention": attention, "plan": plan}
     named |= options or {}
     named |= fields | {"labels": None if labels == "auto" else labels, "val_share": val_share, "epochs": epochs}
     named |= {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
@@ -137,8 +144,8 @@ def finetune(
             precision=precision,
         ),
         model=model,
-        attention=attention,
-        options=options,
+        attention=attention if planned is None else PLAN,
+        options=options if planned is None else planned.options,
         run=run,
         resume=resume,
         threads=threads,

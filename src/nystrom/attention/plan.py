@@ -1,0 +1,128 @@
+"""A method for each layer of a model, as a value and as a JSON file. Needs no torch."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nystrom.attention.method_names import sized_name
+from nystrom.attention.registry import METHODS
+from nystrom.checks import check_names, ranges
+
+# The name that stands in configurations where one of a method would; the layers are its one option.
+PLAN, LAYERS = "nystrom_plan", "layers"
+_FORMAT = "nystrom attention plan"
+
+
+class LayerChoice(NamedTuple):
+    """The attention of one layer.
+
+    Attributes:
+        method: Name of the method; "softmax" is exact attention.
+        options: Options that differ from the method's defaults.
+    """
+
+    method: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """A method for each layer.
+
+    Attributes:
+        layers: In the order of the layers.
+        found: What the plan rests on, such as the error and the time that were measured; plain values by name.
+
+    Raises:
+        ValueError: No layer, or a method or option that is unknown or wrong.
+    """
+
+    layers: tuple[LayerChoice, ...]
+    found: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if not self.layers:
+            raise ValueError("layers is empty; expected a method for each layer of a model.")
+        for number, (method, options) in enumerate(self.layers):
+            check_names(f"method of layer {number}", [method], METHODS)
+            kind = METHODS[method].options
+            check_names(f"option of {method}", options, {entry.name for entry in fields(kind)})
+            kind(**options)
+
+    def __str__(self) -> str:
+        """Layers with the same method together, such as "nystrom-64 in layers 0-2; softmax in layer 3"."""
+        names = [sized_name(*choice)[0] for choice in self.layers]
+        parts = []
+        for name in dict.fromkeys(names):
+            numbers = [number for number, other in enumerate(names) if other == name]
+            parts.append(f"{name} in {'layer' if len(numbers) == 1 else 'layers'} {ranges(numbers)}")
+        return "; ".join(parts)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The plan as a configuration holds it, as the options of `PLAN`."""
+        return {LAYERS: [{"method": method, "options": dict(options)} for method, options in self.layers]}
+
+    def check_layers(self, count: int, model: str) -> None:
+        """Check that a model has as many layers as the plan.
+
+        Raises:
+            ValueError: It has not.
+        """
+        if len(self.layers) != count:
+            raise ValueError(
+                f"the plan has {len(self.layers)} layers but {model} has {count}: make one for this model with "
+                "nystrom inspect --budget."
+            )
+
+    def write(self, path: Path) -> None:
+        """Write the plan as JSON."""
+        content = {"format": _FORMAT, **self.options, "found": dict(self.found)}
+        Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_plan(path: Path) -> AttentionPlan:
+    """Read a plan from a JSON file.
+
+    Raises:
+        ValueError: The file is missing or is no plan.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"plan is {path}, which is no file; nystrom inspect --budget writes one.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"plan {path} is no JSON text ({error}); nystrom inspect --budget writes one.") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("found"), dict):
+        raise ValueError(f"plan {path} is no plan of attention; nystrom inspect --budget writes one.")
+    layers = plan_of_options({LAYERS: content.get(LAYERS)}).layers
+    return AttentionPlan(layers, content["found"])
+
+
+def plan_of_options(options: Mapping[str, Any]) -> AttentionPlan:
+    """The plan that the options of `PLAN` in a configuration say.
+
+    Raises:
+        ValueError: They say none.
+    """
+    layers = options.get(LAYERS)
+    right = set(options) == {LAYERS} and isinstance(layers, list) and all(map(_is_choice, layers))
+    if not right:
+        raise ValueError(
+            f"a plan has layers = {layers!r}; expected a list of {{'method': NAME, 'options': {{...}}}}, one a layer, "
+            "and nothing else: nystrom inspect --budget writes one."
+        )
+    assert isinstance(layers, list)
+    return AttentionPlan(tuple(LayerChoice(layer["method"], dict(layer["options"])) for layer in layers))
+
+
+def _is_choice(layer: object) -> bool:
+    return (
+        isinstance(layer, dict)
+        and set(layer) == {"method", "options"}
+        and isinstance(layer["method"], str)
+        and isinstance(layer["options"], dict)
+    )

@@ -1,0 +1,181 @@
+r"""For each layer the cheapest method that keeps the error of the whole model within a budget.
+
+The error $e_l(c)$ of the model's hidden states is measured with the candidate c in layer l and exact attention in all
+others. Errors of different layers are nearly unrelated, so that their squares add up. All layers begin with the
+cheapest candidate by measured time; then the step to a dearer one that takes most of the squared error for each second
+that it costs is made, until $\sum_l e_l^2$ is within the square of the budget. The choice is then measured on the whole
+model: where it misses the budget, more such steps follow, each measured; where it keeps it, steps are taken back, the
+last first, as long as it does.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from nystrom.attention.plan import AttentionPlan, LayerChoice
+from nystrom.checks import check_positive
+from nystrom.inspection.candidates import EXACT, SOFTMAX, Candidate, read_candidates
+from nystrom.inspection.times import time_methods
+from nystrom.inspection.whole_model import Batch, Results, WholeModel, compare_models, results_of
+from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
+
+
+def choose_plan(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    *,
+    budget: float,
+    methods: Sequence[str],
+    seconds: Mapping[str, float] | None = None,
+) -> AttentionPlan:
+    """Choose a method for each layer of a model.
+
+    Args:
+        model: As for `nystrom.inspection.inspect_model`; in evaluation mode while it is measured.
+        batches: Its inputs; the error is that of these.
+        budget: Largest relative error of the hidden states after the last layer.
+        methods: Names to choose from, such as "nystrom-64"; exact attention only where "softmax" is among them.
+        seconds: Times of a layer's attention by these names, and of "softmax", as on the device that the plan is for;
+            measured here if not given.
+
+    Returns:
+        The plan; `found` says its error, the times of a layer's attention that it rests on, and their mean.
+
+    Raises:
+        ValueError: A model that no method can serve, or a budget that none of the methods meets; the message says what
+            comes nearest.
+    """
+    check_positive("budget", budget)
+    candidates = read_candidates(methods)
+    if seconds is not None and (missing := {*(each.name for each in candidates), EXACT} - seconds.keys()):
+        raise ValueError(
+            f"seconds lacks {', '.join(sorted(missing))}; expected a time for each method and for softmax."
+        )
+    if not batches:
+        raise ValueError("batches is empty; expected inputs of the model.")
+    training = model.training
+    model.eval()
+    try:
+        return _Search(model, batches, candidates, seconds).find(budget)
+    finally:
+        model.train(training)
+
+
+class _Search:
+    """The errors and times of one model's layers, and the choice among them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Batch],
+        candidates: Sequence[Candidate],
+        times: Mapping[str, float] | None,
+    ):
+        self.model, self.batches, self.candidates = model, batches, candidates
+        self.exact: list[Results] = []
+        self.layers: list[int] = []
+        self.left: list[int] = []
+        self.best: tuple[float, dict[int, Candidate]] = (float("inf"), {})
+        calls: list[LayerCall] = []
+
+        def attend(call: LayerCall) -> Tensor:
+            if call.layer not in self.layers:
+                self.layers.append(call.layer)
+            if not calls:
+                calls.append(call.sequence(0))
+            return attend_by(EXACT, call, {})
+
+        with intercepted(model, attend, left=lambda call: self.left.append(call.layer)):
+            self.exact = [results_of(model, batch) for batch in batches]
+        if not calls:
+            raise ValueError(f"{type(model).__name__} has no layer that a method can serve: take another encoder.")
+        self.tokens = calls[0].q.shape[2]
+        self.times = time_methods(calls[0], candidates) if times is None else times
+        self.ladders = {layer: self._ladder(layer) for layer in self.layers}
+
+    def find(self, budget: float) -> AttentionPlan:
+        """The plan for a budget."""
+        places, steps = dict.fromkeys(self.layers, 0), []
+        while self._predicted(places) > budget**2 and (step := self._step(places)) is not None:
+            steps.append((step[0], places[step[0]], step[1]))
+            places[step[0]] = step[1]
+        result = self._measured(places)
+        while result.error > budget:
+            step = self._step(places)
+            if step is None:
+                error, choice = self.best
+                raise ValueError(
+                    f"budget is {budget:g}, which none of {', '.join(each.name for each in self.candidates)} meets; "
+                    f"nearest comes an error of {error:.3g} with {self._plan(choice)}: allow that much, or add dearer "
+                    "methods, such as softmax, exact attention."
+                )
+            steps.append((step[0], places[step[0]], step[1]))
+            places[step[0]] = step[1]
+            result = self._measured(places)
+        for layer, before, after in reversed(steps):
+            if places[layer] == after:
+                cheaper = places | {layer: before}
+                came = self._measured(cheaper)
+                if came.error <= budget:
+                    places, result = cheaper, came
+        choice = self._choice(places)
+        used = dict.fromkeys((*(each.name for each in choice.values()), EXACT))
+        mean = sum(self.times[each.name] for each in choice.values()) / len(choice)
+        return AttentionPlan(
+            self._plan(choice).layers,
+            {
+                "budget": budget,
+                "error": result.error,
+                "changed predictions": result.changed,
+                "tokens": self.tokens,
+                "ms of a layer's attention": {name: round(1e3 * self.times[name], 4) for name in used},
+                "mean ms of a layer's attention": round(1e3 * mean, 4),
+            },
+        )
+
+    def _ladder(self, layer: int) -> list[tuple[float, float, Candidate]]:
+        """Time, squared error and candidate, each dearer and nearer than the one before."""
+        ladder: list[tuple[float, float, Candidate]] = []
+        for candidate in sorted(self.candidates, key=lambda each: self.times[each.name]):
+            error = 0.0
+            if candidate.method != EXACT:
+                choice: dict[int | None, Candidate] = {None: SOFTMAX, layer: candidate}
+                error = compare_models(self.model, self.batches, self.exact, choice).error
+            if not ladder or error**2 < ladder[-1][1]:
+                ladder.append((self.times[candidate.name], error**2, candidate))
+            if candidate.method == EXACT:
+                # What is dearer than exact attention is never better.
+                break
+        return ladder
+
+    def _predicted(self, places: Mapping[int, int]) -> float:
+        return sum(self.ladders[layer][place][1] for layer, place in places.items())
+
+    def _step(self, places: Mapping[int, int]) -> tuple[int, int] | None:
+        """The layer and its next place that take most squared error for their time; None where all are at the top."""
+        gains = [
+            ((self.ladders[layer][place][1] - error) / max(time - self.ladders[layer][place][0], 1e-12), layer, later)
+            for layer, place in places.items()
+            for later, (time, error, _) in enumerate(self.ladders[layer])
+            if later > place
+        ]
+        if not gains:
+            return None
+        _, layer, later = max(gains)
+        return layer, later
+
+    def _choice(self, places: Mapping[int, int]) -> dict[int, Candidate]:
+        return {layer: self.ladders[layer][place][2] for layer, place in places.items()}
+
+    def _measured(self, places: Mapping[int, int]) -> WholeModel:
+        choice = self._choice(places)
+        result = compare_models(self.model, self.batches, self.exact, {None: SOFTMAX, **choice})
+        if result.error < self.best[0]:
+            self.best = result.error, choice
+        return result
+
+    def _plan(self, choice: Mapping[int, Candidate]) -> AttentionPlan:
+        # Local layers keep exact attention.
+        count = 1 + max(*self.layers, *self.left, 0)
+        chosen = (choice.get(layer, SOFTMAX) for layer in range(count))
+        return AttentionPlan(tuple(LayerChoice(each.method, each.options) for each in chosen))

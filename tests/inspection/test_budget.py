@@ -1,0 +1,93 @@
+"""The cheapest method of each layer within a budget, held to the model that runs it."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, BertConfig, BertForSequenceClassification
+
+from nystrom.attention.plan import LayerChoice
+from nystrom.inspection import choose_plan
+from nystrom.integrations import set_attention
+
+METHODS = ["nystrom-2", "nystrom-8", "nystrom-16", "softmax"]
+SECONDS = {"nystrom-2": 1.0, "nystrom-8": 2.0, "nystrom-16": 4.0, "softmax": 10.0}
+
+
+def error_of(model, batch, plan):
+    """The error of the model with a plan, by its own attention."""
+    real = batch["attention_mask"].bool()
+    with torch.no_grad():
+        set_attention(model, "sdpa")
+        exact = model(**batch).last_hidden_state[real]
+        set_attention(model, plan)
+        came = model(**batch).last_hidden_state[real]
+    set_attention(model, "sdpa")
+    return float((came - exact).norm() / exact.norm())
+
+
+def cost(plan):
+    return sum(SECONDS["softmax" if m == "softmax" else f"nystrom-{o['num_landmarks']}"] for m, o in plan.layers)
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.2, 0.35, 0.6])
+def test_the_plan_keeps_the_budget_and_no_cheaper_layer_would(bert, batch, budget):
+    plan = choose_plan(bert, [batch], budget=budget, methods=METHODS, seconds=SECONDS)
+    assert plan.found["error"] == pytest.approx(error_of(bert, batch, plan), rel=1e-6)
+    assert plan.found["error"] <= budget
+    assert plan.found["mean ms of a layer's attention"] == pytest.approx(1e3 * cost(plan) / 2)
+
+
+def test_less_error_costs_more_and_the_ends_are_the_cheapest_and_exact(bert, batch):
+    plans = [
+        choose_plan(bert, [batch], budget=budget, methods=METHODS, seconds=SECONDS) for budget in (1e-9, 0.1, 0.4, 10)
+    ]
+    costs = [cost(plan) for plan in plans]
+    assert costs == sorted(costs, reverse=True)
+    assert plans[0].layers == (LayerChoice("softmax", {}),) * 2
+    assert plans[-1].layers == (LayerChoice("nystrom", {"num_landmarks": 2}),) * 2
+    assert len({plan.layers for plan in plans}) > 2
+
+
+def test_what_is_dearer_than_exact_attention_is_never_chosen(bert, batch):
+    seconds = SECONDS | {"softmax": 1.5}
+    plan = choose_plan(bert, [batch], budget=1e-3, methods=METHODS, seconds=seconds)
+    assert plan.layers == (LayerChoice("softmax", {}),) * 2
+
+
+def test_a_budget_that_nothing_meets_names_what_comes_nearest(bert, batch):
+    with pytest.raises(ValueError, match=r"budget is 1e-06, .* nearest comes an error of 0\.\d+ with nystrom-8 in"):
+        choose_plan(bert, [batch], budget=1e-6, methods=METHODS[:2], seconds=SECONDS)
+    assert bert.config._attn_implementation == "sdpa"
+
+
+def test_times_are_measured_and_predictions_counted(sizes, batch):
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(num_labels=3, **sizes)).train()
+    found = choose_plan(model, [batch], budget=10, methods=["nystrom-4"]).found
+    assert set(found["ms of a layer's attention"]) == {"nystrom-4", "softmax"}
+    assert 0 <= found["changed predictions"] <= 1
+    assert model.training
+
+
+def test_local_layers_keep_exact_attention():
+    config = AutoConfig.for_model(
+        "modernbert", vocab_size=40, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=24,
+        local_attention=8, global_attn_every_n_layers=2, bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3,
+        pad_token_id=1,
+    )  # fmt: skip
+    model = AutoModel.from_config(config).eval()
+    batch = {"input_ids": torch.randint(40, (1, 30)), "attention_mask": torch.ones(1, 30)}
+    plan = choose_plan(model, [batch], budget=10, methods=["nystrom-4"])
+    assert [layer.method for layer in plan.layers] == ["nystrom", "softmax", "nystrom", "softmax"]
+    assert error_of(model, batch, plan) == pytest.approx(plan.found["error"], rel=1e-3)
+
+
+def test_mistakes_raise(bert, batch):
+    for change, says in (
+        ({"budget": 0}, "budget"),
+        ({"methods": []}, "methods is empty"),
+        ({"seconds": {"nystrom-2": 1.0}}, "seconds lacks"),
+        ({"batches": []}, "batches is empty"),
+    ):
+        asked = {"batches": [batch], "budget": 0.1, "methods": METHODS} | change
+        with pytest.raises(ValueError, match=says):
+            choose_plan(bert, asked.pop("batches"), **asked)
