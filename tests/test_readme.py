@@ -23,11 +23,16 @@ NOT_RUN = (
     "nystrom bench model  ",
     "nystrom bench training  ",
 )
-NOT_RUN += ("nystrom lra run --preset ", "nystrom reproduce --all")
+NOT_RUN += ("nystrom lra run --preset ", "nystrom reproduce --all", "nystrom inspect")
 # What needs a GPU.
 NOT_RUN += ("pytest -m gpu", "nystrom bench efficiency --device cuda", "python tools/tune_tiles.py")
 NOT_RUN += tuple(f"nystrom data prepare {task} --from" for task in ("text", "retrieval", "image"))
-NOT_RUN += ("nystrom data prepare mlm-sop --from wiki", "nystrom finetune", "nystrom predict")
+NOT_RUN += (
+    "nystrom data prepare mlm-sop --from wiki",
+    "nystrom finetune",
+    "nystrom predict",
+    "nystrom convert my-model --to planned",
+)
 NOT_RUN += (
     "nystrom pretrain --preset bert",
     "nystrom pretrain --preset longer",

@@ -99,8 +99,8 @@ def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
     return "\n".join(
         _wrapped(
             [
-                f"Within a budget of {found['budget']:g}: {said}. Hidden states are {_short(found['error'])} off{lost}, "
-                f"at {mean:.2f} ms a layer on average ({exact:.2f} with exact attention).",
+                f"Within a budget of {found['budget']:g}: {said}. Hidden states are {_short(found['error'])} "
+                f"off{lost}, at {mean:.2f} ms a layer on average ({exact:.2f} with exact attention).",
                 f"{file.name} is taken by nystrom convert --plan, nystrom finetune --plan, and "
                 "nystrom.integrations.set_attention(model, nystrom.attention.plan.read_plan(FILE)).",
             ]

@@ -210,11 +210,11 @@ def test_a_plan_is_trained_with_and_comes_back_with_the_model(own, tuned, bert, 
         assert list(use.methods.values()) == ["nystrom"]
         assert use.exact == ("bert.encoder.layer.0.attention.self",)
     (row,) = (row for row in read_rows(run / "rows.csv") if row.quantity == "steps")
-    assert row.method == "nystrom_plan"
+    assert row.method.startswith("nystrom_plan")
     assert "--plan plan.json" in row.command
     # And as the start of another run, with what its folder says.
     again = tuned(tmp_path / "again", model=str(run / "best"), steps=3, **plain)
-    assert read_rows(again / "rows.csv")[0].method == "nystrom_plan"
+    assert read_rows(again / "rows.csv")[0].method.startswith("nystrom_plan")
     with pytest.raises(ValueError, match="leave one out"):
         tuned(tmp_path / "none", plan=tmp_path / "plan.json")
     AttentionPlan(layers[:1]).write(tmp_path / "short.json")
