@@ -119,7 +119,7 @@ def test_a_model_of_this_library_takes_a_plan_and_keeps_its_weights():
 
 def test_another_attention_replaces_a_plan_in_a_configuration():
     config = EncoderConfig(attention="nystrom_plan", attention_options=PLAN.options, **SIZES)
-    assert config.layer_attention(2) == NEAR_FAR
+    assert config.layer_attention(2) == PLAN.layers[2]
     changed = EncoderConfig.from_dict(config.to_dict(), attention="softmax")
     assert [changed.layer_attention(layer).method for layer in range(3)] == ["softmax"] * 3
     with pytest.raises(ValueError, match="nothing else"):
