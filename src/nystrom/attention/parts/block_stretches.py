@@ -19,10 +19,9 @@ from nystrom.attention.parts.far_keys import attend_blocks
 from nystrom.attention.parts.stretches import for_one_gradient, known_signature
 from nystrom.shapes import cut_blocks, score_scale
 
-# Numbers of the keys of a stretch of blocks: these, or a few times those of the tokens where that is more, but no more
-# than fit into a cache.
+# Numbers of the keys of a stretch of blocks: these, or half of the tokens' own where that is more, but no more than fit
+# into a cache. Fresh memory costs more than it saves.
 _FEWEST = 2**14
-_TIMES_TOKENS = 4
 _MOST, _MOST_BACKWARD = 2**19, 2**18
 
 
@@ -46,7 +45,7 @@ class _Stretches:
         self.heavy = self.size + 2 * self.reach
         self.far = self.heavy + chosen.heavy.shape[1]
         length, width = self.far + self.m, max(k.shape[-1], v.shape[-1])
-        numbers = min(max(_FEWEST, _TIMES_TOKENS * k.numel()), most)
+        numbers = min(max(_FEWEST, k.numel() // 2), most)
         self.total_blocks = k.shape[1] // self.size
         self.blocks = min(self.total_blocks, max(1, numbers // (length * width)))
         self.rows = max(1, min(len(k), numbers // (length * width * self.total_blocks)))

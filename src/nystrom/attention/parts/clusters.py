@@ -23,10 +23,9 @@ from nystrom.shapes import score_scale
 
 # Means of the queries that decide which keys are heavy.
 _QUERY_MEANS = 8
-# Distances to centres that are held at a time: these, or a few times the tokens' own size where that is more, but no
-# more than fit into a cache.
+# Distances to centres that are held at a time: these, or half of the tokens' own size where that is more, but no more
+# than fit into a cache.
 _FEWEST = 2**14
-_TIMES_TOKENS = 4
 _MOST = 2**19
 
 
@@ -181,7 +180,7 @@ def _nearest(
     if torch.compiler.is_compiling() or not isinstance(s, int):
         # The number of stretches would be part of a compiler's graph.
         return among(slice(None), slice(None)).long().unflatten(0, (b, h))
-    length = max(1, min(max(_FEWEST, _TIMES_TOKENS * x.numel()), _MOST) // m)
+    length = max(1, min(max(_FEWEST, x.numel() // 2), _MOST) // m)
     heads = max(1, length // s)
     found = [
         torch.cat([among(slice(row, row + heads), slice(i, i + length)) for i in range(0, s, length)], dim=1)
