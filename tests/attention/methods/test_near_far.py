@@ -234,27 +234,6 @@ def test_corrected_rows_raise():
         near_far_rows(q, k, torch.arange(9), num_samples=5)
 
 
-def test_heavy_keys_are_those_on_which_most_attention_falls():
-    q, k, _ = (x.detach() for x in draw(64, b=1, h=1))
-    wanted = [3, 30, 61]
-    q[..., 0] = 5.0
-    k[:, :, wanted, 0] = 5.0
-    chosen = choose(q, k, None, None, NearFarOptions(**SMALL))
-    assert sorted(chosen.heavy[0, 0].tolist()) == wanted
-    assert chosen.found.all()
-    assert (chosen.cluster[0, 0, wanted] == 4).all()
-
-
-def test_clusters_hold_keys_that_are_near_each_other():
-    g = torch.Generator().manual_seed(0)
-    centres = 10 * torch.eye(4, dtype=torch.float64)
-    kind = torch.randint(4, (300,), generator=g)
-    k = (centres[kind] + 0.1 * torch.randn(300, 4, generator=g, dtype=torch.float64))[None, None]
-    chosen = choose(k, k, None, None, NearFarOptions(num_heavy=0, num_clusters=8))
-    for cluster in range(8):
-        assert len(set(kind[chosen.cluster[0, 0] == cluster].tolist())) <= 1
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -22,8 +22,8 @@ Kin: Transformer-LS (a window and a learned projection in one softmax; Zhu et al
 (sparse plus low-rank; Chen et al. 2021, arXiv:2110.15343), MRA (the largest coarse blocks refined; Zeng et al. 2022,
 arXiv:2207.10284), FMMformer (a band and low rank, their mix learned; Nguyen et al. 2021, arXiv:2108.02347), clustered
 attention (clusters of queries, their top keys exact; Vyas et al. 2020, arXiv:2007.04825), Routing Transformer
-(attention within clusters; Roy et al. 2021, arXiv:2003.05997), MuSe (clusters with dipoles) and WildCat (a weighted
-coreset).
+(attention within clusters; Roy et al. 2021, arXiv:2003.05997), MuSe (clusters of queries and keys, with dipoles;
+Mitchell and Kersting 2025, arXiv:2509.10406) and WildCat (a weighted coreset of the keys).
 """
 
 import torch
