@@ -215,6 +215,13 @@ CATALOGUE: dict[str, Entry] = {
         home="fidelity.front",
         needs=_ENCODER,
     ),
+    "inspect-calibration": Entry(
+        shows="errors of attention from sampled queries beside the exact ones",
+        source="this library",
+        home="fidelity.calibration",
+        needs=_ENCODER,
+        minutes=0.5,
+    ),
     "blog": Entry(
         shows="the masked word of the Hugging Face post, its five scores",
         source="Hugging Face, post on Nyströmformer",
