@@ -171,7 +171,8 @@ def _near_far(
     if isinstance(s, int) and s <= most:
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
     largest = torch.finfo(v.dtype).max
-    q, k, v = (at_least_float32(x).contiguous() for x in (q, k, v))
+    # Keys and values are read row by row many times.
+    q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
     chosen = choose(q, k, keep, query_keep, options)
     if is_self:
         out = _blocks(q, k, v, keep, chosen, options)

@@ -109,7 +109,8 @@ class _Blocks(torch.autograd.Function):
         stretches = _Stretches(k, v, Chosen(heavy, found, cluster), options, _MOST)
         scale = score_scale(q, options.scale)
         d, e, size = q.shape[-1], v.shape[-1], options.block_size
-        out = v.new_empty(*q.shape[:2], e)
+        # Laid out as the queries: a model puts the heads side by side again.
+        out = torch.empty_like(q) if d == e else v.new_empty(*q.shape[:2], e)
         for rows, start, stop in stretches:
             keys, values, bias, _ = stretches.fill(rows, start, stop)
             place = slice(start * size, stop * size)
