@@ -1,6 +1,7 @@
 """Hand-made rows of inspections, and what is said about them."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from nystrom.report.inspection import (
     TIME,
     inspection_text,
     layer_errors,
+    plan_text,
 )
 
 ROW = new_row(
@@ -65,10 +67,20 @@ def test_ways_out_have_their_error_and_time():
     hidden = {"nystrom-64": 0.5, "nystrom-256": 0.2, "linear": 0.9}
     _, advice = said(errors, hidden, {"nystrom-256": 3.0}, exact=[("nystrom-64", "exact=0,2", 0.12)])
     assert "nystrom-64 serves layers 0 2 badly, and hidden states are 0.500 off." in advice
-    assert "nystrom-256: 0.200 off, at 3.00 times the time of nystrom-64." in advice
+    assert "nystrom-256: 0.200 off, at 3.00 times the time of nystrom-64, slower than exact attention here." in advice
     # A third of the layers at 1, two thirds at 2.
     assert "with exact attention in layers 0 2: 0.120 off, at 1.67 times the time of nystrom-64." in advice
     assert "linear:" not in advice
+
+
+def test_a_plan_is_said_with_its_error_and_time():
+    found = {"budget": 0.05, "error": 0.0, "changed predictions": 0.02, "mean ms of a layer's attention": 1.5}
+    text = plan_text("a in layers 0-1", found | {"ms of a layer's attention": {"softmax": 2}}, file=Path("x/plan.json"))
+    assert max(map(len, text.splitlines())) <= 80
+    said = " ".join(text.split())
+    assert "Within a budget of 0.05: a in layers 0-1. Hidden states are 0.000 off and 2.0% of the predictions" in said
+    assert "1.50 ms a layer on average (2.00 with exact attention)" in said
+    assert "plan.json is taken by nystrom convert --plan" in said
 
 
 def test_errors_that_add_up_and_no_way_out_are_said():

@@ -155,6 +155,12 @@ def _method_table(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, 
     return lines
 
 
+def _cost(time: float, first: str, times: Mapping[str, float]) -> str:
+    """What a way out costs, and whether exact attention in all layers would cost less."""
+    slower = ", slower than exact attention here" if time > times["softmax"] else ""
+    return f"at {time / times[first]:.2f} times the time of {first}{slower}"
+
+
 def _listed(layers: Sequence[int]) -> str:
     """Layers, or how many there are where the list is long."""
     text = ranges(layers)
@@ -184,15 +190,15 @@ def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float,
         said.append(f"{first} serves no layer badly, but the errors add up: hidden states are {_short(before)} off.")
     better = sorted((hidden[name], name) for name in errors if name != first and hidden[name] < 0.9 * before)
     for error, name in reversed(better):
-        said.append(f"{name}: {_short(error)} off, at {times[name] / times[first]:.2f} times the time of {first}.")
+        said.append(f"{name}: {_short(error)} off, {_cost(times[name], first, times)}.")
     for row in rows:
         if row.quantity == HIDDEN and row.sizes.startswith("exact="):
             exact = [int(layer) for layer in row.sizes.removeprefix("exact=").split(",")]
             share = len(exact) / len(errors[row.method])
-            ratio = ((1 - share) * times[row.method] + share * times["softmax"]) / times[first]
+            time = (1 - share) * times[row.method] + share * times["softmax"]
             said.append(
-                f"{row.method} with exact attention in layers {ranges(exact)}: {_short(row.value)} off, at "
-                f"{ratio:.2f} times the time of {first}."
+                f"{row.method} with exact attention in layers {ranges(exact)}: {_short(row.value)} off, "
+                f"{_cost(time, first, times)}."
             )
     if not better:
         said.append(
@@ -228,4 +234,4 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _short(error: float | None) -> str:
-    return "-" if error is None else f"{error:.3f}" if error >= 0.0005 else f"{error:.0e}"
+    return "-" if error is None else f"{error:.3f}" if error >= 0.0005 or not error else f"{error:.0e}"
