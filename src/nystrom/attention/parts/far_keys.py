@@ -18,11 +18,11 @@ from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums
 from nystrom.shapes import cut_blocks, score_scale
 
 
-class Keys(NamedTuple):
+class SeenKeys(NamedTuple):
     """What blocks of queries attend to.
 
     Attributes:
-        keys: Keys.
+        keys: SeenKeys.
         values: Their values.
         bias: What is added to the scores; -inf for a key that does not count.
     """
@@ -43,7 +43,7 @@ def attend_blocks(
 
     Args:
         q: Queries, in float32 or float64; zeros where they are not real, as for keys and values.
-        k: Keys.
+        k: SeenKeys.
         v: Values.
         chosen: Heavy keys and clusters of each row.
         options: The sizes.
@@ -63,7 +63,7 @@ def attend_everywhere(
 
     Args:
         q: Queries, in float32 or float64.
-        k: Keys; zeros where they are not real, as for values.
+        k: SeenKeys; zeros where they are not real, as for values.
         v: Values.
         chosen: Heavy keys and clusters of each head.
         options: The sizes.
@@ -73,16 +73,16 @@ def attend_everywhere(
     means = (cluster_sums(x, chosen.cluster, m) / left.clamp(min=1)[..., None] for x in (k, v))
     keys, values = (torch.cat([take_rows(x, chosen.heavy), mean], dim=2) for x, mean in zip((k, v), means, strict=True))
     bias = torch.cat([bias_of(chosen.found, k.dtype), left.log()], dim=2)
-    return attend_with_bias(q, Keys(keys, values, bias), score_scale(q, options.scale))
+    return attend_with_bias(q, SeenKeys(keys, values, bias), score_scale(q, options.scale))
 
 
 def keys_of_blocks(
     k: Float[Tensor, "b t d"], v: Float[Tensor, "b t e"], chosen: Chosen, options: NearFarOptions
-) -> Keys:
+) -> SeenKeys:
     """The tokens around each block, the heavy keys, and the clusters without the tokens around the block.
 
     Args:
-        k: Keys of a whole number of blocks, one head a row.
+        k: SeenKeys of a whole number of blocks, one head a row.
         v: Their values.
         chosen: Heavy keys and clusters of each row.
         options: The sizes.
@@ -100,14 +100,14 @@ def keys_of_blocks(
     heavy = take_rows(v, chosen.heavy)[:, None].expand(blocks)
     # A token of no cluster is heavy, and counts there, or is not real.
     near_bias, heavy_bias = bias_of(inside < m, k.dtype), bias_of(chosen.found, k.dtype)[:, None].expand(blocks[:3])
-    return Keys(
+    return SeenKeys(
         torch.cat([near_k, shared], dim=2),
         torch.cat([near_v, heavy, far], dim=2),
         torch.cat([near_bias, heavy_bias, left.log()], dim=2),
     )
 
 
-def attend_with_bias(q: Float[Tensor, "b l c d"], keys: Keys, scale: float) -> Float[Tensor, "b l c e"]:
+def attend_with_bias(q: Float[Tensor, "b l c d"], keys: SeenKeys, scale: float) -> Float[Tensor, "b l c e"]:
     """One fused call, for any widths of keys and values."""
     d, e = q.shape[-1], keys.values.shape[-1]
     q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, keys.keys, keys.values))

@@ -14,7 +14,7 @@ from torch import Tensor
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums
-from nystrom.attention.parts.far_keys import Keys, attend_with_bias
+from nystrom.attention.parts.far_keys import SeenKeys, attend_with_bias
 from nystrom.landmarks import all_real, ranks, take
 from nystrom.shapes import score_scale
 
