@@ -22,7 +22,7 @@ class SeenKeys(NamedTuple):
     """What blocks of queries attend to.
 
     Attributes:
-        keys: SeenKeys.
+        keys: Keys.
         values: Their values.
         bias: What is added to the scores; -inf for a key that does not count.
     """
@@ -43,7 +43,7 @@ def attend_blocks(
 
     Args:
         q: Queries, in float32 or float64; zeros where they are not real, as for keys and values.
-        k: SeenKeys.
+        k: Keys.
         v: Values.
         chosen: Heavy keys and clusters of each row.
         options: The sizes.
@@ -63,7 +63,7 @@ def attend_everywhere(
 
     Args:
         q: Queries, in float32 or float64.
-        k: SeenKeys; zeros where they are not real, as for values.
+        k: Keys; zeros where they are not real, as for values.
         v: Values.
         chosen: Heavy keys and clusters of each head.
         options: The sizes.
@@ -82,7 +82,7 @@ def keys_of_blocks(
     """The tokens around each block, the heavy keys, and the clusters without the tokens around the block.
 
     Args:
-        k: SeenKeys of a whole number of blocks, one head a row.
+        k: Keys of a whole number of blocks, one head a row.
         v: Their values.
         chosen: Heavy keys and clusters of each row.
         options: The sizes.

@@ -59,4 +59,4 @@ def add_residual(
     ridge = _RIDGE * torch.eye(r, dtype=q.dtype, device=q.device)
     # The matrix is never singular; `solve` itself would raise where another sequence of the batch holds a NaN.
     learned = features.mT @ torch.linalg.solve_ex(features @ features.mT + ridge, missed).result
-    return out + attend_with_bias(q, Keys(means, learned, sizes.log()), scale)
+    return out + attend_with_bias(q, SeenKeys(means, learned, sizes.log()), scale)
