@@ -14,6 +14,8 @@ from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 
 COLOURS, TOKENS, STEPS = 4, 25, 200
 
+# The methods of this library; the others take as long, and are learned with in the slow tests.
+QUICK = ("softmax", "nystrom", "near_far", "skyformer")
 # Fewer landmarks, features, queries or blocks than there are tokens, so that no method is exact.
 OPTIONS = {
     "nystrom": {"num_landmarks": 8},
@@ -78,7 +80,9 @@ def best_accuracy(model: EncoderForSequenceClassification, *, steps: int, enough
     return best
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
 def test_every_method_learns_to_look_up_a_value(method):
     assert best_accuracy(small_model(method), steps=STEPS, enough=0.95) >= 0.95
 

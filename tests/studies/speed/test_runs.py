@@ -30,6 +30,7 @@ def test_a_ratio_is_the_median_of_the_runs_ratios():
     assert {row.seed for row in rows} == {3}
 
 
+@pytest.mark.slow
 def test_runs_are_kept_and_their_summary_is_written(tmp_path):
     asked = {"lengths": (16,), "methods": ("authors-2", "nystrom-2"), "layouts": ("heads",), "repeats": 1}
     run_runs(**asked, runs=1, to=tmp_path)

@@ -85,6 +85,7 @@ def test_the_printed_ratios_agree_with_their_claims_and_others_do_not(printed):
         assert words(far) == ["agrees", "does not agree"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_goes_on_with_the_seeds_that_are_missing(data, tmp_path):
     folder = tmp_path / "tasks"
     folder.mkdir()

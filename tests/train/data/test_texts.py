@@ -40,6 +40,7 @@ def test_labelled_texts_of_three_classes_are_trained_on(own, small_run, tmp_path
     assert evaluate("text", model=run / "best", data=own, device="cpu").value == row.value
 
 
+@pytest.mark.slow
 def test_a_run_on_own_texts_resumes_with_or_without_their_name(
     own, small_run, tmp_path, monkeypatch, interrupt_at, weights
 ):

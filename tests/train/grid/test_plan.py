@@ -87,6 +87,7 @@ def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
         assert test.command.startswith(f"nystrom train listops --attention {method} --preset demo --seed 0 --steps 60")
 
 
+@pytest.mark.slow
 def test_a_grid_compiles_where_it_is_asked_to(grid, whole, monkeypatch):
     asked = []
     monkeypatch.setattr("nystrom.train.run.compiling.check_compiler", asked.append)
@@ -140,6 +141,7 @@ run_grid(**{SMALL!r}, evaluate_every=5, device="cpu", to=Path({str(tmp_path)!r})
     assert_same(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_taken_up_again_by_its_grid(whole, grid, tmp_path, capsys):
     def kill() -> None:
         wait_for(tmp_path / NAME / "checkpoint-5" / "complete.json", lambda: True)
@@ -157,6 +159,7 @@ def test_a_killed_run_is_taken_up_again_by_its_grid(whole, grid, tmp_path, capsy
     assert_same(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_named_with_its_log_and_the_others_finish(root, tmp_path, capsys):
     # The run does not touch a folder with other contents.
     (tmp_path / "listops-linear-demo-seed0").mkdir()
@@ -179,6 +182,7 @@ def test_a_shorter_run_has_a_shorter_warm_up(whole):
     assert settings["warmup_steps"] == 8
 
 
+@pytest.mark.slow
 def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
     asked = {"methods": ["nystrom-4", "nystrom-8", "linformer-16"], "batch_size": 8, "learning_rate": 1e-2}
     assert grid(tmp_path, steps=2, accumulation=2, dropout=0.0, conv_kernel_size=0, **asked) == []

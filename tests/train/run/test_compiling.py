@@ -48,6 +48,7 @@ def test_a_compiled_run_gives_the_result_of_the_plain_one(small_run, data, tmp_p
     assert tested.value == evaluate("listops", model=compiled / "best", data=data, device="cpu").value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"precision": "bfloat16"}, {"task": "retrieval"}])
 def test_autocast_and_pairs_compile_too(small_run, pairs, tmp_path, weights, changes):
     changes = {**SOFTMAX, "steps": 3, "dropout": 0.0, **changes} | ({"data": pairs} if "task" in changes else {})
@@ -75,6 +76,7 @@ def test_one_graph_serves_all_steps_and_one_each_size_of_evaluation(small_run, t
     assert set().union(*shapes) == {(8, 512), (4, 512)}
 
 
+@pytest.mark.slow
 def test_a_compiled_run_continues_where_it_was_cut_off(small_run, tmp_path, monkeypatch, weights, curves, interrupt_at):
     changes = {**SOFTMAX, "steps": 6}
     whole = small_run(tmp_path / "whole", compile=True, **changes)
