@@ -31,11 +31,10 @@ def training(tiny_bert, tmp_path):
 def test_a_training_that_was_killed_goes_on_and_one_that_is_finished_is_not_begun_again(training, tmp_path):
     run = RunFolder(tmp_path / "runs" / training.name)
     words = json.dumps([training.engine, {**training.arguments, "to": str(run.path)}])
-    process = subprocess.Popen([*CHILD, words], stdin=subprocess.PIPE)
-    while process.poll() is None and not (run.is_started and run.last_step()):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with subprocess.Popen([*CHILD, words], stdin=subprocess.PIPE) as process:
+        while process.poll() is None and not (run.is_started and run.last_step()):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
     assert not run.is_finished
     assert train(training, tmp_path / "runs").path == run.path
     assert {row.quantity: row.value for row in read_rows(run.rows)}["steps"] == 8
