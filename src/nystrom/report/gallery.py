@@ -9,7 +9,7 @@ import html
 from collections.abc import Mapping
 from pathlib import Path
 
-from nystrom.report.summary import Summary, Table, Verdict, read_summary
+from nystrom.report.summary import Summary, Table, Verdict, read_summary, verdict_counts
 
 _STYLE = """
 :root { --ink: #1b1f24; --faint: #5b6570; --line: #d8dde3; --tint: #f5f7f9; }
@@ -103,7 +103,7 @@ def _contents(found: Mapping[str, Summary]) -> str:
         (
             f'<a href="#{_text(name)}">{_text(name)}</a>',
             _text(summary.shows),
-            ", ".join(_text(v.word) for v in summary.verdicts) or "–",
+            _text(verdict_counts(summary.verdicts)) or "–",
         )
         for name, summary in found.items()
     ]

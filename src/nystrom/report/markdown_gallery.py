@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from nystrom.report.markdown import markdown_table
-from nystrom.report.summary import Summary, Table, Verdict
+from nystrom.report.summary import Summary, Table, Verdict, verdict_counts
 
-_MARKS = {True: "agrees", False: "**does not agree**", None: "*cannot tell*"}
 _ANSWERS = {True: "Agrees", False: "**Does not agree**", None: "*Cannot tell*"}
 
 
@@ -56,8 +55,7 @@ def verdicts_markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def _line(summary: Summary) -> tuple[str, str, str]:
-    words = ", ".join(_MARKS[verdict.agrees] for verdict in summary.verdicts) or "none"
-    return f"[{summary.name}](#{summary.name})", summary.shows, words
+    return f"[{summary.name}](#{summary.name})", summary.shows, verdict_counts(summary.verdicts) or "none"
 
 
 def _section(summary: Summary, pictures: str, command: str) -> str:

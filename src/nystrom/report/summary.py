@@ -47,6 +47,13 @@ class Verdict(NamedTuple):
         return {True: "agrees", False: "does not agree", None: "cannot tell"}[self.agrees]
 
 
+def verdict_counts(verdicts: Sequence[Verdict]) -> str:
+    """How many claims agree, do not, and cannot be told, in a few words; "" for none."""
+    words = {True: ("agrees", "agree"), False: ("does not", "do not"), None: ("unknown", "unknown")}
+    counts = {which: sum(verdict.agrees is which for verdict in verdicts) for which in words}
+    return ", ".join(f"{count} {words[which][count > 1]}" for which, count in counts.items() if count)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """What a study found.

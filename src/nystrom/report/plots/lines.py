@@ -51,6 +51,8 @@ def draw_lines(
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey="row" if share_y else False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
+    methods = {row.method for rows in panels.values() for row in rows if not math.isnan(row.value)}
+    named = len(methods) > _LEGEND and columns <= 2
     handles: dict[str, Line2D] = {}
     for panel, (title, rows) in enumerate(panels.items()):
         axes: Axes = grid.flat[panel]
@@ -62,7 +64,9 @@ def draw_lines(
                 handles.setdefault(method, _line(axes, method, those, over, bool(band)))
         if log_x:
             axes.set_xscale("log", base=2)
-            _number_sizes(axes, sorted({x for row in rows if (x := over(row)) is not None}), columns)
+            # Names beside the ends take as much room as a panel.
+            room = _CHARACTERS / (columns + (named and columns))
+            _number_sizes(axes, sorted({x for row in rows if (x := over(row)) is not None}), room)
         axes.minorticks_off()
         if log_y:
             plain_numbers(axes, "y")
@@ -72,7 +76,7 @@ def draw_lines(
             axes.set_ylabel(y_label)
         if panel >= len(panels) - columns:
             axes.set_xlabel(x_label)
-    if len(handles) > _LEGEND and columns <= 2:
+    if named:
         for axes in figure.axes[: len(panels)]:
             _name_ends(axes)
         if band:
@@ -89,10 +93,10 @@ def draw_lines(
     return figure
 
 
-def _number_sizes(axes: "Axes", sizes: Sequence[float], columns: int) -> None:
+def _number_sizes(axes: "Axes", sizes: Sequence[float], room: float) -> None:
     """A tick and a number for each size, or for every second where all would touch, the last among them."""
     texts = [f"{size:g}" for size in sizes]
-    crowded = sum(map(len, texts)) * columns > _CHARACTERS
+    crowded = sum(map(len, texts)) > room
     shown = [text if not crowded or (len(texts) - place) % 2 else "" for place, text in enumerate(texts)]
     axes.set_xticks(sizes, shown)
 
@@ -132,19 +136,35 @@ def _name_ends(axes: "Axes") -> None:
             va="center",
             color=line.get_color(),
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": line.get_color(), "shrinkB": 2},
+            arrowprops={
+                "arrowstyle": "-",
+                "linewidth": 0.4,
+                "color": line.get_color(),
+                "relpos": (0, 0.5),
+                "shrinkA": 1,
+                "shrinkB": 2,
+            },
         )
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights in the same order that lie at least a gap apart, near where they were, and below 1 where they fit."""
+    """Heights in the same order that lie at least a gap apart, as near to where they were as that allows.
+
+    Squares of what they move are least, by pooling neighbours that would overlap; then all are kept between 0 and 1
+    where they fit.
+    """
     order = sorted(range(len(heights)), key=lambda place: heights[place])
+    # Less the gaps below them, they only have to rise: sums and counts of pools whose means do.
+    pools: list[tuple[float, int]] = []
+    for number, place in enumerate(order):
+        total, count = heights[place] - number * gap, 1
+        while pools and pools[-1][0] / pools[-1][1] > total / count:
+            before, more = pools.pop()
+            total, count = total + before, count + more
+        pools.append((total, count))
+    means = [total / count for total, count in pools for _ in range(count)]
+    top = 1.0 - (len(order) - 1) * gap
     found = [0.0] * len(heights)
-    last = -math.inf
-    for place in order:
-        last = found[place] = max(heights[place], last + gap)
-    above = 1.0
-    for place in reversed(order):
-        found[place] = min(found[place], above)
-        above = found[place] - gap
+    for number, (place, mean) in enumerate(zip(order, means, strict=True)):
+        found[place] = min(max(mean, 0.0), max(top, 0.0)) + number * gap
     return found
