@@ -44,7 +44,7 @@ def gather(runs: Path, results: Path, docs: Path) -> Path:
         for figure in summary.figures:
             _copy_small(folders[name] / figure, pictures / figure)
     missing = {
-        name: "not written yet" if entry.home is None else f"needs {entry.needs}"
+        name: "not written yet" if entry.home is None else f"not among these rows; needs {entry.needs or 'nothing'}"
         for name, entry in CATALOGUE.items()
         if name not in summaries
     }

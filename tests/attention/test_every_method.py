@@ -9,6 +9,7 @@ import inspect
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +20,8 @@ from nystrom.attention.methods.nystrom import nystrom_factors
 from nystrom.attention.methods.performer import draw_projection
 from nystrom.attention.methods.skyformer import mixed_landmarks, ridged_inverse
 from nystrom.attention.options import SkyformerSoftmaxOptions
+from nystrom.attention.parts.clusters import choose
+from nystrom.attention.parts.residual import RIDGE
 from nystrom.attention.registry import METHODS, find_function
 from nystrom.kernels import KERNELS, half_norms, positive_features
 from nystrom.landmarks import draw as draw_numbers
@@ -517,10 +520,18 @@ def plain_skyformer(attend, q, k, v):
 
 def plain_near_far(attend, q, k, v):
     options = {key: value for key, value in dataclasses.asdict(attend.options).items() if key != "backend"}
-    r = options.pop("num_samples")
-    if r:
-        pytest.skip("rows are those without the regression")
-    return near_far_rows(q, k, torch.arange(q.shape[2]), **options) @ v
+    r, m, n = options.pop("num_samples"), options["num_clusters"], q.shape[2]
+    out = near_far_rows(q, k, torch.arange(n), **options) @ v
+    if not r:
+        return out
+    # Ridge regression of what is missed at r queries on softmax over the means of the clusters.
+    member = F.one_hot(choose(q, k, None, None, attend.options).cluster, m + 1)[..., :m].to(k.dtype)
+    sizes = member.sum(dim=2)
+    means = member.mT @ k / sizes.clamp(min=1)[..., None]
+    features = (q.shape[-1] ** -0.5 * q @ means.mT + sizes.log()[:, :, None]).softmax(dim=-1)
+    places = (2 * torch.arange(r) + 1) * n // (2 * r)
+    missed, some = (dense_softmax(q, k, v) - out)[:, :, places], features[:, :, places]
+    return out + features @ some.mT @ torch.linalg.solve(some @ some.mT + RIDGE * torch.eye(r, dtype=q.dtype), missed)
 
 
 def plain_linformer(attend, q, k, v):

@@ -55,7 +55,7 @@ def test_rows_figures_and_the_page_are_taken_in(runs, tmp_path):
         "```bash\nnystrom reproduce --all",
     ):
         assert words in page
-    assert "- `blog`: needs" in page
+    assert "- `blog`: not among these rows; needs" in page
 
 
 @pytest.mark.parametrize("commit", ["abc1234+dirty", "", "def5678"])

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from nystrom.measure.rows import new_row
@@ -48,3 +50,12 @@ def test_hours_and_gigabytes_are_shown_alone_too(capsys):
 def test_rows_without_a_time_are_refused():
     with pytest.raises(ValueError, match="no training time"):
         cost_lines([row for row in ROWS if row.quantity == "steps"], time=True, memory=False)
+
+
+def test_runs_that_do_not_belong_together_are_not_averaged():
+    with pytest.raises(ValueError, match="two runs of sparse"):
+        cost_lines([*ROWS, *rows_of("listops", "sparse", [100], [250])], time=True, memory=False)
+    longer = [dataclasses.replace(row, seed=1) for row in rows_of("listops", "sparse", [7200], [250])]
+    longer = [dataclasses.replace(row, value=900) if row.quantity == "steps" else row for row in longer]
+    with pytest.raises(ValueError, match="differ in steps"):
+        cost_lines([*ROWS, *longer], time=True, memory=False)

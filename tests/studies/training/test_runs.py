@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from nystrom.measure.rows import read_rows
+from nystrom.measure.rows import append_rows, new_row, read_rows
 from nystrom.studies.training.runs import CHILD, Training, train
 from nystrom.train.run.folder import RunFolder
 
@@ -56,8 +56,29 @@ def test_a_run_with_other_settings_is_left_alone(training, tmp_path, name, value
     folder.mkdir(parents=True)
     settings = {"seed": 1, "steps": 8, "options": {"num_landmarks": 4, "iterations": 6}}
     (folder / "run.json").write_text(json.dumps({"settings": settings, "data": {}}))
-    (folder / "rows.csv").touch()
+    row = new_row(
+        study="", quantity="steps", method="nystrom-4", value=8, unit="", device="a CPU", command="nystrom finetune"
+    )
+    append_rows(folder / "rows.csv", [row])
     assert train(training, tmp_path / "runs").is_finished
     other = training._replace(arguments={**training.arguments, name: value})
     with pytest.raises(ValueError, match=f"holds a run with {name} = "):
         train(other, tmp_path / "runs")
+
+
+def test_a_finished_run_of_other_epochs_and_a_search_of_another_method_are_left_alone(training, tmp_path):
+    folder = tmp_path / "runs" / training.name
+    folder.mkdir(parents=True)
+    command = "nystrom finetune sst2 --epochs 2 --to runs"
+    row = new_row(study="", quantity="steps", method="nystrom-4", value=8, unit="", device="a CPU", command=command)
+    append_rows(folder / "rows.csv", [row])
+    (folder / "run.json").write_text(json.dumps({"settings": {"seed": 1}, "data": {}}))
+    assert train(training._replace(arguments={"epochs": 2, "seed": 1}), tmp_path / "runs").is_finished
+    with pytest.raises(ValueError, match=r"epochs = 2\.0, and the study needs 4"):
+        train(training._replace(arguments={"epochs": 4, "seed": 1}), tmp_path / "runs")
+    (folder / "run.json").unlink()
+    trials = [{"attention": "nystrom", "batch_size": size} for size in (8, 16)]
+    (folder / "search.json").write_text(json.dumps({"data": "", "trials": trials}))
+    assert train(training._replace(arguments={"attention": "nystrom", "search": True}), tmp_path / "runs").is_finished
+    with pytest.raises(ValueError, match="attention = 'nystrom'"):
+        train(training._replace(arguments={"attention": "softmax", "search": True}), tmp_path / "runs")

@@ -19,7 +19,7 @@ from nystrom.landmarks import all_real, ranks, take
 from nystrom.shapes import score_scale
 
 # The ridge, relative to features of size 1: what is missed differs between queries more than the features say.
-_RIDGE = 0.3
+RIDGE = 0.3
 
 
 def add_residual(
@@ -56,7 +56,7 @@ def add_residual(
     sizes = torch.where(sizes.sum(dim=-1, keepdim=True) > 0, sizes, 1.0)
     means = cluster_sums(k, chosen.cluster, m) / sizes.clamp(min=1)[..., None]
     features = (scale * asked @ means.mT + sizes.log()[:, :, None]).softmax(dim=-1)
-    ridge = _RIDGE * torch.eye(r, dtype=q.dtype, device=q.device)
+    ridge = RIDGE * torch.eye(r, dtype=q.dtype, device=q.device)
     # The matrix is never singular; `solve` itself would raise where another sequence of the batch holds a NaN.
     learned = features.mT @ torch.linalg.solve_ex(features @ features.mT + ridge, missed).result
     return out + attend_with_bias(q, SeenKeys(means, learned, sizes.log()), scale)

@@ -13,7 +13,7 @@ from nystrom.report.markdown import markdown_table
 from nystrom.report.printed.accuracies import LRA_TASKS
 from nystrom.report.printed.ratios import SKYFORMER_TABLE_2
 
-_DASH, _TIME, _MEMORY = "–", "training time", "peak memory"
+_DASH, _TIME, _MEMORY, _STEPS = "–", "training time", "peak memory", "steps"
 _PRINTED = "  Skyformer T2"
 
 
@@ -26,7 +26,7 @@ def cost_lines(rows: Sequence[Row], *, time: bool, memory: bool) -> list[tuple[s
         memory: Show gigabytes; behind the hours if both are shown.
 
     Raises:
-        ValueError: No training time among the rows.
+        ValueError: No training time among the rows, two different runs of one seed, or seeds with different steps.
     """
     cells = _cells(rows)
     lines = []
@@ -83,14 +83,30 @@ def cost_markdown(rows: Sequence[Row], *, time: bool, memory: bool) -> str:
 
 def _cells(rows: Sequence[Row]) -> dict[tuple[Line, str], dict[str, float]]:
     """Means over the seeds, by line and task, of seconds and megabytes."""
-    found: dict[tuple[Line, str], dict[str, list[float]]] = {}
+    found: dict[tuple[Line, str], dict[str, dict[int | None, float]]] = {}
     for row in rows:
-        if row.study.startswith("train ") and row.quantity in (_TIME, _MEMORY):
-            place = (line_of(row), row.study.removeprefix("train "))
-            found.setdefault(place, {}).setdefault(row.quantity, []).append(row.value)
+        if not row.study.startswith("train ") or row.quantity not in (_TIME, _MEMORY, _STEPS):
+            continue
+        line, task = place = (line_of(row), row.study.removeprefix("train "))
+        seeds = found.setdefault(place, {}).setdefault(row.quantity, {})
+        if seeds.setdefault(row.seed, row.value) != row.value:
+            raise ValueError(
+                f"rows hold two runs of {line.method} ({line.preset}) on {task} with seed {row.seed}, one with "
+                f"{row.quantity} {seeds[row.seed]:g} and one with {row.value:g}: tabulate them separately."
+            )
+    for (line, task), values in found.items():
+        if len(steps := set(values.get(_STEPS, {}).values())) > 1:
+            raise ValueError(
+                f"runs of {line.method} ({line.preset}) on {task} differ in steps: "
+                f"{', '.join(f'{count:g}' for count in sorted(steps))}; a mean over seeds needs the same settings: "
+                "tabulate them separately."
+            )
     if not any(_TIME in values for values in found.values()):
         raise ValueError("rows hold no training time; expected rows of `nystrom lra run` or `nystrom train`.")
-    return {place: {name: statistics.fmean(each) for name, each in values.items()} for place, values in found.items()}
+    return {
+        place: {name: statistics.fmean(each.values()) for name, each in values.items()}
+        for place, values in found.items()
+    }
 
 
 def _text(seconds: float | None, megabytes: float | None, time: bool, memory: bool) -> str:

@@ -5,6 +5,7 @@ folders of the studies, so that studies share them.
 """
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from nystrom.measure.rows import read_rows
 from nystrom.train.run.folder import RunFolder
 
 CHILD = (sys.executable, "-m", "nystrom.studies.training.child")
@@ -83,10 +85,20 @@ def train(training: Training, folder: Path) -> RunFolder:
 
 
 def _check(run: RunFolder, training: Training) -> None:
-    """Raise ValueError if the folder of a run holds one with other settings."""
-    if not run.is_started:
+    """Raise ValueError if the folder of a run, or of a search, holds one with other settings."""
+    search = run.path / _SEARCH
+    if run.is_started:
+        settings = dict(run.read()["settings"])
+    elif search.is_file():
+        # What its trials share.
+        trials = json.loads(search.read_text(encoding="utf-8"))["trials"]
+        settings = {name: value for name, value in trials[0].items() if all(each[name] == value for each in trials)}
+    else:
         return
-    settings = run.read()["settings"]
+    if run.is_finished and "epochs" in training.arguments:
+        # Settings hold the steps that they came to; the command names them.
+        words = shlex.split(next((row.command for row in read_rows(run.rows)), ""))
+        settings["epochs"] = float(words[words.index("--epochs") + 1]) if "--epochs" in words else None
     for name, wanted in training.arguments.items():
         came = settings.get(name)
         if name not in settings or name == "model":
