@@ -222,6 +222,12 @@ CATALOGUE: dict[str, Entry] = {
         needs=_ENCODER,
         minutes=0.5,
     ),
+    "inspect-plans": Entry(
+        shows="an encoder with near_far and with plans: error, time, memory, and a retrieval",
+        source="this library",
+        home="fidelity.planned",
+        needs=_ENCODER,
+    ),
     "blog": Entry(
         shows="the masked word of the Hugging Face post, its five scores",
         source="Hugging Face, post on Nyströmformer",
