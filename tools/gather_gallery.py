@@ -1,70 +1,92 @@
-"""Take what `nystrom reproduce --all` measured into this repository: rows into results/, the page into docs/.
+"""Take what `nystrom reproduce` measured into this repository: rows into results/, the page into docs/.
 
     python tools/gather_gallery.py runs/reproduce
 
-The rows of all studies become one file, results/reproduce-small_DEVICE_DATE.csv, in place of the one before, and those
-of the studies that train another, results/reproduce-trained-small_DEVICE_DATE.csv; their figures go to docs/gallery/,
-and docs/gallery.md is written. Rows of a checkout with changes raise an error, and so do rows of several commits where
+The rows of the studies in the folder become one file, results/reproduce-small_DEVICE_DATE.csv, those of the studies
+that train another, results/reproduce-trained-small_DEVICE_DATE.csv; rows that older files have of these studies are
+taken out there. Figures and summaries go to docs/gallery/, and docs/gallery.md is written from all summaries there,
+those of earlier days too. Rows of a checkout with changes raise an error, and so do rows of several commits of one study where
 nothing is trained: numbers that are printed together must be measured together. Trainings take days.
 """
 
 import argparse
 import re
-import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from PIL import Image
 
-from nystrom.measure.rows import append_rows, read_rows
+from nystrom.measure.rows import Row, append_rows, read_rows
 from nystrom.report.markdown_gallery import gallery_markdown
-from nystrom.report.summary import read_summary
+from nystrom.report.summary import Summary, read_summary, write_summary
 from nystrom.studies.reproduce.catalogue import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def gather(runs: Path, results: Path, docs: Path) -> Path:
-    """Copy rows and figures, write the page, and return the file of rows.
+def gather(runs: Path, results: Path, docs: Path) -> list[Path]:
+    """Copy rows and figures, write the page, and return the files of rows.
 
     Raises:
-        ValueError: No studies, or rows that were not measured at one clean commit.
+        ValueError: No studies, or rows of a study that were not measured at one clean commit.
     """
     folders = {name: runs / f"{name}-small" for name in CATALOGUE}
-    summaries = {name: found for name, folder in folders.items() if (found := read_summary(folder)) is not None}
-    file = _take_rows("reproduce-small", [folders[name] for name in summaries if not CATALOGUE[name].trains], results)
-    trained = [folders[name] for name in summaries if CATALOGUE[name].trains]
-    if trained:
-        _take_rows("reproduce-trained-small", trained, results, several=True)
+    found = {name: summary for name, folder in folders.items() if (summary := read_summary(folder)) is not None}
+    if not found:
+        raise ValueError(
+            f"{runs} holds no study that was run; expected some of {', '.join(map(str, folders.values()))}."
+        )
+    rows = {name: read_rows(folders[name] / "rows.csv") for name in found}
+    for name, of in rows.items():
+        _check_commits(folders[name], of, several=CATALOGUE[name].trains)
+    files = []
+    for kind, trains in (("reproduce-small", False), ("reproduce-trained-small", True)):
+        these = {name: of for name, of in rows.items() if CATALOGUE[name].trains is trains}
+        if these:
+            files.append(_write_rows(kind, these, results))
     pictures = docs / "gallery"
-    shutil.rmtree(pictures, ignore_errors=True)
-    pictures.mkdir(parents=True)
-    for name, summary in summaries.items():
+    pictures.mkdir(parents=True, exist_ok=True)
+    for name, summary in found.items():
+        before = read_summary(pictures, f"{name}.json")
+        for figure in () if before is None else before.figures:
+            (pictures / figure).unlink(missing_ok=True)
+        write_summary(summary, pictures, f"{name}.json")
         for figure in summary.figures:
             _copy_small(folders[name] / figure, pictures / figure)
+    write_page(docs)
+    return files
+
+
+def write_page(docs: Path) -> None:
+    """Write the page from the summaries in DOCS/gallery."""
+    kept = {name: read_summary(docs / "gallery", f"{name}.json") for name in CATALOGUE}
+    summaries: dict[str, Summary] = {name: summary for name, summary in kept.items() if summary is not None}
     missing = {
         name: "not written yet" if entry.home is None else f"not among these rows; needs {entry.needs or 'nothing'}"
         for name, entry in CATALOGUE.items()
         if name not in summaries
     }
     (docs / "gallery.md").write_text(gallery_markdown(list(summaries.values()), missing, "gallery"), encoding="utf-8")
-    return file
 
 
-def _take_rows(name: str, folders: Sequence[Path], results: Path, *, several: bool = False) -> Path:
-    """Write the rows of studies into one file, in place of the one before."""
-    rows = [row for folder in folders for row in read_rows(folder / "rows.csv")]
+def _check_commits(folder: Path, rows: list[Row], *, several: bool) -> None:
     commits = sorted({row.commit for row in rows})
     dirty = any(not commit or commit.endswith("+dirty") for commit in commits)
     if dirty or not commits or (len(commits) > 1 and not several):
-        raise ValueError(
-            f"{folders[0].parent} holds rows of the commits {commits}; expected those of one, without changes."
-        )
+        raise ValueError(f"{folder} holds rows of the commits {commits}; expected those of one, without changes.")
+
+
+def _write_rows(kind: str, studies: Mapping[str, list[Row]], results: Path) -> Path:
+    """Write the rows of studies into one file, and take what older files have of these studies out of them."""
+    rows = [row for of in studies.values() for row in of]
     device = re.sub(r"[^a-z0-9]+", "-", rows[0].device.lower().replace("(r)", "")).strip("-")
-    file = results / f"{name}_{device.replace('-processor', '')}_{max(row.date for row in rows)}.csv"
-    for old in results.glob(f"{name}_*.csv"):
+    file = results / f"{kind}_{device.replace('-processor', '')}_{max(row.date for row in rows)}.csv"
+    for old in sorted(results.glob(f"{kind}_*.csv")):
+        others = [row for row in read_rows(old) if row.study not in studies]
         old.unlink()
+        if others:
+            append_rows(old, others)
     append_rows(file, rows)
     return file
 
@@ -81,7 +103,8 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     asked = parser.parse_args()
     try:
-        print(f"{gather(asked.runs, ROOT / 'results', ROOT / 'docs')}\n{ROOT / 'docs' / 'gallery.md'}")
+        for file in (*gather(asked.runs, ROOT / "results", ROOT / "docs"), ROOT / "docs" / "gallery.md"):
+            print(file)
     except ValueError as error:
         sys.exit(str(error))
 

@@ -39,8 +39,7 @@ def runs(tmp_path):
 def test_rows_figures_and_the_page_are_taken_in(runs, tmp_path):
     results, docs = tmp_path / "results", tmp_path / "docs"
     results.mkdir()
-    (results / "reproduce-small_old_2025-01-01.csv").write_text("old")
-    file = gather(runs, results, docs)
+    [file] = gather(runs, results, docs)
     assert [each.name for each in results.iterdir()] == ["reproduce-small_a-cpu-2-cores_2026-01-02.csv"]
     assert read_rows(file)[0].value == 2.0
     with Image.open(docs / "gallery" / "complexity.png") as picture:
@@ -65,6 +64,37 @@ def test_rows_that_were_not_measured_at_one_clean_commit_are_not_taken(commit, r
     with pytest.raises(ValueError, match="expected those of one"):
         gather(runs, tmp_path, tmp_path / "docs")
     assert not (tmp_path / "docs").exists()
+
+
+def test_other_studies_stay_and_older_rows_and_pictures_of_the_same_go(runs, tmp_path):
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    results.mkdir()
+    gather(runs, results, docs)
+    later = tmp_path / "later"
+    source, summary = runs / "complexity-small", read_summary(runs / "complexity-small")
+    assert summary is not None
+    [row] = read_rows(source / "rows.csv")
+    for name, day, figures in (("low-rank", "03", []), ("complexity", "04", [])):
+        folder = later / name / f"{name}-small"
+        folder.mkdir(parents=True)
+        write_summary(dataclasses.replace(summary, name=name, figures=figures), folder)
+        changed = dataclasses.replace(row, study=name, date=f"2026-01-{day}", commit=f"abc{day}")
+        append_rows(folder / "rows.csv", [changed])
+        gather(later / name, results, docs)
+    files = {file.name: {row.study for row in read_rows(file)} for file in results.iterdir()}
+    assert files == {
+        "reproduce-small_a-cpu-2-cores_2026-01-03.csv": {"low-rank"},
+        "reproduce-small_a-cpu-2-cores_2026-01-04.csv": {"complexity"},
+    }
+    assert not (docs / "gallery" / "complexity.png").exists()
+    page = (docs / "gallery.md").read_text()
+    assert "## low-rank" in page
+    assert "## complexity" in page
+
+
+def test_a_folder_without_studies_raises(tmp_path):
+    with pytest.raises(ValueError, match="holds no study"):
+        gather(tmp_path, tmp_path, tmp_path / "docs")
 
 
 def test_trainings_may_be_of_several_commits(runs, tmp_path):

@@ -21,11 +21,13 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], p
     first = summaries[0]
     # Rows of the speed studies name the measurement that they came from.
     command = next((s.command for s in summaries if s.command.startswith("nystrom reproduce")), first.command)
+    own = any(summary.source == "this library" for summary in summaries)
+    ours, whose = (", and of this library", "the papers and of this library") if own else ("", "the papers")
     parts = [
         "# The papers, measured again",
         "",
-        f"{len(summaries)} studies of Nyströmformer and Skyformer, run by `nystrom reproduce`. Of {len(verdicts)} "
-        f"claims of the papers {counts[True]} agree with what was measured and {counts[False]} do not; for "
+        f"{len(summaries)} studies of Nyströmformer and Skyformer{ours}, run by `nystrom reproduce`. Of "
+        f"{len(verdicts)} claims of {whose} {counts[True]} agree with what was measured and {counts[False]} do not; for "
         f"{counts[None]} the rows cannot tell. A rule on the rows decides each, and the "
         "documentation of the study states it.",
         "",

@@ -89,23 +89,23 @@ class Summary:
     minutes: float
 
 
-def write_summary(summary: Summary, folder: Path) -> None:
-    """Write the summary of a study into its folder."""
+def write_summary(summary: Summary, folder: Path, name: str = SUMMARY) -> None:
+    """Write the summary of a study into a folder."""
     values = asdict(summary) | {
         "tables": [table._asdict() for table in summary.tables],
         "verdicts": [verdict._asdict() for verdict in summary.verdicts],
     }
     text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
-    (folder / SUMMARY).write_text(text, encoding="utf-8")
+    (folder / name).write_text(text, encoding="utf-8")
 
 
-def read_summary(folder: Path) -> Summary | None:
-    """The summary in the folder of a study; None where there is none.
+def read_summary(folder: Path, name: str = SUMMARY) -> Summary | None:
+    """The summary of a study in a folder; None where there is none.
 
     Raises:
         ValueError: The file is damaged, or of another version.
     """
-    path = folder / SUMMARY
+    path = folder / name
     if not path.is_file():
         return None
     try:
