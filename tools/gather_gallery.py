@@ -5,8 +5,8 @@
 The rows of the studies in the folder become one file, results/reproduce-small_DEVICE_DATE.csv, those of the studies
 that train another, results/reproduce-trained-small_DEVICE_DATE.csv; rows that older files have of these studies are
 taken out there. Figures and summaries go to docs/gallery/, and docs/gallery.md is written from all summaries there,
-those of earlier days too. Rows of a checkout with changes raise an error, and so do rows of several commits of one study where
-nothing is trained: numbers that are printed together must be measured together. Trainings take days.
+those of earlier days too. Rows of a checkout with changes raise an error, and so do rows of several commits of one
+study where nothing is trained: numbers that are printed together must be measured together. Trainings take days.
 """
 
 import argparse

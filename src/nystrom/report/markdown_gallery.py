@@ -27,8 +27,8 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], p
         "# The papers, measured again",
         "",
         f"{len(summaries)} studies of Nyströmformer and Skyformer{ours}, run by `nystrom reproduce`. Of "
-        f"{len(verdicts)} claims of {whose} {counts[True]} agree with what was measured and {counts[False]} do not; for "
-        f"{counts[None]} the rows cannot tell. A rule on the rows decides each, and the "
+        f"{len(verdicts)} claims of {whose} {counts[True]} agree with what was measured and {counts[False]} do not; "
+        f"for {counts[None]} the rows cannot tell. A rule on the rows decides each, and the "
         "documentation of the study states it.",
         "",
         f"Measured on {first.provenance}; the rows are in [results](../results/README.md).",
