@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: help demo test slow shapes bare lint types layers readme check gpu clean
+.PHONY: help demo test slow shapes bare lint types layers readme tables check gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,9 @@ shapes: $(VENV)/.dev  ## the mathematics again, each shape and dtype in a signat
 	$(BIN)/python -m pytest -n auto --jaxtyping-packages=nystrom,beartype.beartype -m 'not refuses and not slow and not gpu' \
 	  -k 'not compiles and not exports and not triton' `# torch does not trace through the checker, nor does Triton` \
 	  tests/attention tests/linalg tests/parity tests/test_kernels.py tests/test_landmarks.py
+
+tables: $(VENV)/.dev  ## write the tables of the pages from the rows in results/
+	$(BIN)/python tools/write_tables.py
 
 bare: | $(VENV)/.made  ## the core, in an environment with torch and jaxtyping alone
 	rm -rf $(VENV)-bare

@@ -1,12 +1,16 @@
 """Take what `nystrom reproduce` measured into this repository: rows into results/, the page into docs/.
 
     python tools/gather_gallery.py runs/reproduce
+    python tools/gather_gallery.py --restore runs/reproduce
 
 The rows of the studies in the folder become one file, results/reproduce-small_DEVICE_DATE.csv, those of the studies
 that train another, results/reproduce-trained-small_DEVICE_DATE.csv; rows that older files have of these studies are
 taken out there. Figures and summaries go to docs/gallery/, and docs/gallery.md is written from all summaries there,
 those of earlier days too. Rows of a checkout with changes raise an error, and so do rows of several commits of one
 study where nothing is trained: numbers that are printed together must be measured together. Trainings take days.
+
+With --restore the rows in results/ become folders of studies again, each without the figures, where there is none yet:
+`nystrom reproduce NAME --to runs/reproduce` then goes on with the parts that have no rows.
 """
 
 import argparse
@@ -58,6 +62,22 @@ def gather(runs: Path, results: Path, docs: Path) -> list[Path]:
     return files
 
 
+def restore(runs: Path, results: Path) -> list[Path]:
+    """Write the gathered rows of each study into its folder, and return the folders that were made."""
+    studies: dict[str, list[Row]] = {}
+    for file in sorted(results.glob("reproduce-*.csv")):
+        for row in read_rows(file):
+            studies.setdefault(row.study, []).append(row)
+    made = []
+    for name, rows in studies.items():
+        folder = runs / f"{name}-small"
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            append_rows(folder / "rows.csv", rows)
+            made.append(folder)
+    return made
+
+
 def write_page(docs: Path) -> None:
     """Write the page from the summaries in DOCS/gallery."""
     kept = {name: read_summary(docs / "gallery", f"{name}.json") for name in CATALOGUE}
@@ -101,7 +121,11 @@ def main() -> None:
     """Gather, and say where."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
+    parser.add_argument("--restore", action="store_true", help="make folders of studies from the rows in results/")
     asked = parser.parse_args()
+    if asked.restore:
+        print("\n".join(map(str, restore(asked.runs, ROOT / "results"))) or "nothing to restore")
+        return
     try:
         for file in (*gather(asked.runs, ROOT / "results", ROOT / "docs"), ROOT / "docs" / "gallery.md"):
             print(file)

@@ -5,7 +5,7 @@ from PIL import Image
 
 from nystrom.measure.rows import append_rows, new_row, read_rows
 from nystrom.report.summary import Summary, Table, Verdict, read_summary, write_summary
-from tools.gather_gallery import gather
+from tools.gather_gallery import gather, restore
 
 
 @pytest.fixture
@@ -90,6 +90,16 @@ def test_other_studies_stay_and_older_rows_and_pictures_of_the_same_go(runs, tmp
     page = (docs / "gallery.md").read_text()
     assert "## low-rank" in page
     assert "## complexity" in page
+
+
+def test_gathered_rows_become_folders_again(runs, tmp_path):
+    results = tmp_path / "results"
+    results.mkdir()
+    gather(runs, results, tmp_path / "docs")
+    [folder] = restore(tmp_path / "again", results)
+    assert folder == tmp_path / "again" / "complexity-small"
+    assert read_rows(folder / "rows.csv") == read_rows(runs / "complexity-small" / "rows.csv")
+    assert restore(tmp_path / "again", results) == []
 
 
 def test_a_folder_without_studies_raises(tmp_path):

@@ -93,14 +93,22 @@ def report_study(study: str) -> Callable[[list[str]], None]:
         from nystrom.report.plots.canvas import check_figure
         from nystrom.report.plots.study import draw_study
         from nystrom.report.printed.ratios import paper_markdown
-        from nystrom.report.tables import print_study, study_markdown
+        from nystrom.report.tables import only_quantities, print_study, study_markdown
 
-        def report(file: Path, *, markdown: bool = False, paper: bool = False, figure: Path | None = None) -> None:
+        def report(
+            file: Path,
+            *,
+            markdown: bool = False,
+            only: tuple[str, ...] = (),
+            paper: bool = False,
+            figure: Path | None = None,
+        ) -> None:
             """Print the table of measured rows again, and draw them.
 
             Args:
                 file: Rows that `nystrom bench` wrote.
                 markdown: Print the table as Markdown.
+                only: Quantities to print, such as "forward time"; all if not given.
                 paper: Print ratios beside those that the paper printed, as Markdown.
                 figure: File to draw to, .png or .svg; none is drawn if not given.
             """
@@ -112,6 +120,8 @@ def report_study(study: str) -> Callable[[list[str]], None]:
                     f"{file} holds rows of the study {rows[0].study!r}; expected {study!r}: "
                     f"try nystrom report {rows[0].study}."
                 )
+            if only:
+                rows = only_quantities(rows, only)
             if paper:
                 print(paper_markdown(rows), end="")
             elif markdown:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from nystrom.checks import check_names
 from nystrom.measure.rows import Row
 from nystrom.report.floor import FLOOR, UNITS, bandwidths, with_derived
 from nystrom.report.markdown import markdown_table
@@ -83,6 +84,16 @@ def study_markdown(rows: Sequence[Row]) -> str:
     text += ["Measured by", "", *(f"    {command}" for command in commands), "", f"on {_title(rows)}.", ""]
     text += [f"- {note}" for note in _footnotes(rows)]
     return "\n".join(text).rstrip() + "\n"
+
+
+def only_quantities(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
+    """The rows of some quantities, which a study of tasks has for each task.
+
+    Raises:
+        ValueError: A quantity that no row has.
+    """
+    check_names("quantity", wanted, dict.fromkeys(_quantity(row) for row in rows))
+    return [row for row in rows if _quantity(row) in wanted]
 
 
 def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str]]]]]:
@@ -161,10 +172,8 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
     """What the numbers are, and why some are missing."""
     timed = max((row.repeats for row in rows if "time" in row.quantity and row.method != FLOOR), default=0)
     calls = "steps" if rows[0].study == "training" else "calls"
-    notes = [
-        f"Median of {timed} interleaved {calls}; in brackets how many times less than {rows[0].method}.",
-        *bandwidths(rows),
-    ]
+    what = f"Median of {timed} interleaved {calls}" if timed else f"Peak of one of the {calls}"
+    notes = [f"{what}; in brackets how many times less than {rows[0].method}.", *bandwidths(rows)]
     missing = {
         (row.method, _quantity(row).partition(" ")[0], _column(row)): row.note for row in rows if math.isnan(row.value)
     }

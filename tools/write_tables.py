@@ -1,0 +1,83 @@
+"""Write the tables of the pages from the rows in results/.
+
+    python tools/write_tables.py
+
+A table stands between two lines of a page, the first with the command that prints it:
+
+    <!-- nystrom report efficiency results/FILE.csv --markdown -->
+    <!-- end -->
+
+What is between them is replaced by what the command prints. A page that would change, and --check, is an error.
+"""
+
+import argparse
+import contextlib
+import io
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nystrom.cli.main import main as nystrom
+
+ROOT = Path(__file__).resolve().parents[1]
+_TABLE = re.compile(r"<!-- nystrom (?P<words>.*?) -->\n(?P<body>.*?)<!-- end -->\n", re.DOTALL)
+
+
+def pages(root: Path) -> list[Path]:
+    """The pages that may hold tables."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+
+
+def commands(page: str) -> list[str]:
+    """The commands of a page's tables, without their first word."""
+    return [found["words"] for found in _TABLE.finditer(page)]
+
+
+def written(page: str) -> str:
+    """The page with its tables as their commands print them, from the folder in which the commands find their files.
+
+    Raises:
+        ValueError: A command that fails, or a table without an end.
+    """
+    begins = page.count("<!-- nystrom ")
+    if begins != len(commands(page)):
+        raise ValueError(f"{begins} tables begin and {len(commands(page))} end: put <!-- end --> below each.")
+    return _TABLE.sub(
+        lambda found: f"<!-- nystrom {found['words']} -->\n{_printed(found['words'])}<!-- end -->\n", page
+    )
+
+
+def _printed(words: str) -> str:
+    out, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+        code = nystrom(shlex.split(words))
+    if code:
+        raise ValueError(f"nystrom {words} ended with {code}: {said.getvalue().strip()}")
+    return f"\n{out.getvalue().strip()}\n\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the pages, or compare them; the exit code is 0 where they are right."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; say which pages differ")
+    asked = parser.parse_args(arguments)
+    differ = []
+    with contextlib.chdir(ROOT):
+        for path in pages(ROOT):
+            before = path.read_text(encoding="utf-8")
+            after = written(before)
+            if after != before:
+                differ.append(path.relative_to(ROOT))
+                if not asked.check:
+                    path.write_text(after, encoding="utf-8")
+    if asked.check and differ:
+        print(f"{', '.join(map(str, differ))}: not what results/ says: python tools/write_tables.py", file=sys.stderr)
+        return 1
+    print("\n".join(map(str, differ)) or "nothing to change")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
