@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from nystrom.attention.registry import METHODS, find_function, find_in_home
 from nystrom.attention.skip import check_skip, depthwise_skip
+from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import check_at_least, check_names
 
 
@@ -121,6 +122,7 @@ def attend_in_heads(
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     conv: nn.Module | None = None,
+    tracked: TrackedError | None = None,
 ) -> Float[Tensor, "b n x"]:
     """Split projected tokens into heads, attend, add the convolution of the values where there is one, and merge.
 
@@ -132,7 +134,12 @@ def attend_in_heads(
         keep: Real keys.
         query_keep: Real queries.
         conv: A `DepthwiseSkip`, or None.
+        tracked: The running estimate of the error, or None.
     """
     q, k, v = (split_heads(x, heads.num_heads) for x in (q, k, v))
     skip = None if conv is None else conv.weight
-    return merge_heads(heads(q, k, v, keep=keep, query_keep=query_keep, skip=skip))
+    out = heads(q, k, v, keep=keep, query_keep=query_keep, skip=skip)
+    if tracked is not None:
+        scale = getattr(heads.options, "scale", None)
+        tracked(q, k, v, out, keep=keep, query_keep=query_keep, skip=skip, scale=scale)
+    return merge_heads(out)

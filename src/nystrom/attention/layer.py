@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from nystrom.attention.heads import attend_in_heads, build_attention, split_heads
 from nystrom.attention.registry import METHODS, find_in_home
 from nystrom.attention.skip import DepthwiseSkip
-from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least
+from nystrom.attention.tracked_error import TrackedError
+from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least, check_flag
 from nystrom.shapes import check_tensor
 
 
@@ -39,6 +40,8 @@ class MultiheadAttention(nn.Module):
         kdim: Width of keys; None means `embed_dim`.
         vdim: Width of values; None means `embed_dim`.
         batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
+        track_error: Keep a running estimate of the error against exact attention while the layer trains, see
+            `tracked_error`; training is bit by bit the same.
         device: Where the parameters live.
         dtype: Their dtype.
         **options: Options of the method, see `nystrom.attention.options`.
@@ -62,6 +65,7 @@ class MultiheadAttention(nn.Module):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = True,
+        track_error: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
@@ -89,6 +93,8 @@ class MultiheadAttention(nn.Module):
         self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim, **place)) if bias else None
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
         self.conv = None if conv_kernel_size is None else DepthwiseSkip(num_heads, conv_kernel_size).to(device, dtype)
+        check_flag("track_error", track_error)
+        self.tracked = TrackedError(num_heads) if track_error else None
         self.reset_parameters()
 
     @property
@@ -172,7 +178,9 @@ class MultiheadAttention(nn.Module):
                 "adds values to queries of the same positions: build the layer with conv_kernel_size=None."
             )
         q, k, v = self._project(query, key, value)
-        out = attend_in_heads(self.heads, q, k, v, keep=keep, query_keep=query_keep, conv=self.conv)
+        out = attend_in_heads(
+            self.heads, q, k, v, keep=keep, query_keep=query_keep, conv=self.conv, tracked=self.tracked
+        )
         out = self.out_proj(out)
         weights = None
         if weight_queries is not None:
@@ -184,6 +192,23 @@ class MultiheadAttention(nn.Module):
         if not batched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
+
+    def tracked_error(self) -> Float[Tensor, " h"]:
+        """The running estimate of each head's relative error against exact attention, over the last training steps.
+
+        It is that of the method's output, without the skip convolution and before the projection, from eight queries of
+        each sequence and two heads in turn in each training step, and a step counts half after 100 more; see
+        `nystrom.attention.tracked_error`. In low precision the output's own rounding is part of it.
+
+        Returns:
+            The relative error in the Frobenius norm; NaN for a head that no training step has looked at yet.
+
+        Raises:
+            ValueError: The layer was built without `track_error`.
+        """
+        if self.tracked is None:
+            raise ValueError("track_error is False, so there is no estimate: build the layer with track_error=True.")
+        return self.tracked.value()
 
     def extra_repr(self) -> str:
         """Sizes, for print; the heads name the method."""
@@ -244,6 +269,8 @@ class NystromAttention(MultiheadAttention):
         kdim: Width of keys; None means `embed_dim`.
         vdim: Width of values; None means `embed_dim`.
         batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
+        track_error: Keep a running estimate of the error against exact attention while the layer trains, see
+            `tracked_error`; training is bit by bit the same.
         device: Where the parameters live.
         dtype: Their dtype.
 
@@ -269,6 +296,7 @@ class NystromAttention(MultiheadAttention):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = True,
+        track_error: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -282,6 +310,7 @@ class NystromAttention(MultiheadAttention):
             kdim=kdim,
             vdim=vdim,
             batch_first=batch_first,
+            track_error=track_error,
             device=device,
             dtype=dtype,
             num_landmarks=num_landmarks,

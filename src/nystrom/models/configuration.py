@@ -31,7 +31,7 @@ from transformers.utils import CONFIG_NAME
 
 from nystrom.attention.plan import PLAN, LayerChoice, plan_of_options
 from nystrom.attention.registry import METHODS
-from nystrom.checks import check_at_least, check_choice, check_names
+from nystrom.checks import check_at_least, check_choice, check_flag, check_names
 from nystrom.models.files.json_object import read_json
 from nystrom.models.files.published import PUBLISHED_TYPE, check_publishable, read_published, write_published
 
@@ -81,6 +81,8 @@ class EncoderConfig(PreTrainedConfig):
         sparse_prediction: In training, and where labels are given, the heads for masked words score the tokens with a
             label alone: the same loss at a fraction of the time and memory. Their logits then are (masked tokens, v)
             rather than (b, n, v). Evaluation scores all tokens.
+        track_error: Each layer keeps a running estimate of its error against exact attention while the model trains,
+            see `nystrom.attention.tracked_error`. No file holds it: it belongs to a training, not to the model.
         bos_token_id: Token that begins a text; kept for the published format, no model reads it.
         eos_token_id: Token or tokens that end a text; kept likewise.
         segment_means_seq_len: The only length that transformers' own model takes, exact attention apart. Where it is
@@ -116,6 +118,7 @@ class EncoderConfig(PreTrainedConfig):
     task: str | None = None
     tie_word_embeddings: bool = True
     sparse_prediction: bool = False
+    track_error: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     segment_means_seq_len: int | None = None
@@ -163,8 +166,8 @@ class EncoderConfig(PreTrainedConfig):
             raise ValueError(
                 f"chunk_size_feed_forward is {self.chunk_size_feed_forward}; expected 0: the block runs in one piece."
             )
-        if not isinstance(self.sparse_prediction, bool):
-            raise ValueError(f"sparse_prediction is {self.sparse_prediction!r}; expected True or False.")
+        check_flag("sparse_prediction", self.sparse_prediction)
+        check_flag("track_error", self.track_error)
         self._check_numbers()
         self._check_attention()
         if self.segment_means_seq_len is not None:
@@ -213,6 +216,12 @@ class EncoderConfig(PreTrainedConfig):
     def from_json_file(cls, json_file: str | os.PathLike) -> Self:
         """Read one file of either format; see `from_dict`."""
         return cls.from_dict(read_json(Path(json_file)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that is written to a file."""
+        content = super().to_dict()
+        content.pop("track_error", None)
+        return content
 
     def to_json_file(self, json_file_path: str | os.PathLike, use_diff: bool = True) -> None:
         """Write config.json, in the published format where `segment_means_seq_len` is set.

@@ -27,6 +27,7 @@ from transformers.utils.output_capturing import capture_outputs
 from nystrom.attention.heads import AttentionHeads, attend_in_heads, build_attention
 from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
+from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import check_names
 from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig
@@ -58,6 +59,7 @@ class EncoderSelfAttention(nn.Module):
         self.method = _build_method(config, layer)
         size = config.conv_kernel_size
         self.conv = None if size is None else DepthwiseSkip(config.num_attention_heads, size)
+        self.tracked = TrackedError(config.num_attention_heads) if config.track_error else None
 
     def borrow_method(self, lender: "EncoderSelfAttention") -> None:
         """Use the method of another layer, which keeps it: its weights have one name, and are saved once."""
@@ -67,7 +69,7 @@ class EncoderSelfAttention(nn.Module):
     def forward(self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
         """Attend within each sequence."""
         q, k, v = self.query(x), self.key(x), self.value(x)
-        return attend_in_heads(self.method, q, k, v, keep=keep, conv=self.conv)
+        return attend_in_heads(self.method, q, k, v, keep=keep, conv=self.conv, tracked=self.tracked)
 
 
 class EncoderOutput(nn.Module):
@@ -278,6 +280,8 @@ class EncoderPreTrainedModel(PreTrainedModel):
         self.config.attention, self.config.attention_options = attention, options
         for layer, method in zip(layers, built, strict=True):
             layer.method = method.train(layer.training)
+            if layer.tracked is not None:
+                layer.tracked.restart()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -28,7 +28,8 @@ def train_words(
     if settings.accumulation != 1:
         named["accumulation"] = settings.accumulation
     named |= {"precision": settings.precision, "device": settings.device}
-    named |= {"threads": threads, "compile": settings.compile or None, "data": data}
+    named |= {"threads": threads, "compile": settings.compile or None}
+    named |= {"track_error": settings.track_error or None, "data": data}
     named |= {**columns.named(), "to": to}
     words = ["train", settings.task]
     for name, value in named.items():

@@ -44,6 +44,7 @@ def train(
     precision: Precision = "auto",
     device: Device = "auto",
     compile: bool = False,
+    track_error: bool = False,
     threads: int | None = None,
 ) -> Path:
     """Train a model on a task, choose its best checkpoint on the validation split, and score that on the test split.
@@ -78,6 +79,7 @@ def train(
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
         compile: Compile the model, and pad every batch to the model's positions, so that one graph serves all steps.
+        track_error: Also record the error of attention against exact attention, estimated from a few queries.
         threads: Threads on the CPU; torch's choice if not given.
 
     Returns:
@@ -118,6 +120,7 @@ def train(
         },
         positions=data_positions(chosen, data),
         compile=compile,
+        track_error=track_error,
     )
     if threads is not None:
         check_at_least("threads", threads, 1)

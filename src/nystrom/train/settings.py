@@ -90,6 +90,11 @@ class RunSettings(Protocol):
         """What is computed in: "float32", "bfloat16" or "float16"."""
         ...
 
+    @property
+    def track_error(self) -> bool:
+        """Whether the curves have the error of attention."""
+        ...
+
 
 @dataclass(frozen=True)
 class Settings(Schedule):
@@ -116,6 +121,7 @@ class Settings(Schedule):
         positions: Positions of the model; None for the preset's.
         compile: Whether the model is compiled.
         share_projections: Whether all layers share the weights of the method.
+        track_error: Whether the curves have the error of attention.
     """
 
     task: str
@@ -138,6 +144,7 @@ class Settings(Schedule):
     positions: int | None = None
     compile: bool = False
     share_projections: bool = False
+    track_error: bool = False
 
     @property
     def max_length(self) -> int:
@@ -191,6 +198,7 @@ class Settings(Schedule):
             share_attention_weights=self.share_projections,
             conv_kernel_size=self.conv_kernel_size,
             task=self.task,
+            track_error=self.track_error,
         )
 
 
@@ -208,6 +216,7 @@ def settle(
     changes: Mapping[str, float | None],
     positions: int | None = None,
     compile: bool = False,
+    track_error: bool = False,
 ) -> Settings:
     """Combine a preset with its changes.
 
@@ -227,6 +236,7 @@ def settle(
         changes: Other fields of `Settings`; None means the preset's.
         positions: Positions of the model, see `nystrom.train.lengths`; None for the preset's.
         compile: Whether the model is compiled.
+        track_error: Whether the curves have the error of attention.
 
     Raises:
         ValueError: An unknown name, or a value that cannot be used.
@@ -258,6 +268,7 @@ def settle(
         positions=positions,
         compile=compile,
         share_projections=method.share_projections,
+        track_error=track_error,
         **(given | chosen),  # pyright: ignore[reportArgumentType]
     )
     settings.encoder_config()

@@ -23,7 +23,9 @@ def draw_curves(csv_path: Path, path: Path) -> None:
     Raises:
         ValueError: The file is missing, has other columns, a cell that is no number, or no rows.
     """
-    curves = {name: [(step, value) for step, value, _ in points] for name, points in read_curves(csv_path).items()}
+    # Of layers there may be dozens; their mean is drawn.
+    shown = {name: points for name, points in read_curves(csv_path).items() if " of layer " not in name}
+    curves = {name: [(step, value) for step, value, _ in points] for name, points in shown.items()}
     kinds = list(dict.fromkeys(_kind(name) for name in curves))
     figure = figure_of(3.4 * len(kinds), 2.6)
     panels = figure.subplots(1, len(kinds), squeeze=False, sharex=True)[0]

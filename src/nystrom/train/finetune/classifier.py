@@ -119,7 +119,9 @@ def find_start(model: str, *, attention: str | None, options: Mapping[str, Any] 
     )
 
 
-def make_classifier(start: Start, *, classes: Sequence[str] | None, task: str, pairs: bool) -> PreTrainedModel:
+def make_classifier(
+    start: Start, *, classes: Sequence[str] | None, task: str, pairs: bool, track_error: bool = False
+) -> PreTrainedModel:
     """Make the model to train; its head is new if the folder has none that fits.
 
     Args:
@@ -127,6 +129,7 @@ def make_classifier(start: Start, *, classes: Sequence[str] | None, task: str, p
         classes: Names of the classes; None for numbers.
         task: The task; the configuration keeps it.
         pairs: Whether it classifies pairs of texts; the configuration keeps that too.
+        track_error: Keep an estimate of the error of attention; for a model of this library.
 
     Raises:
         ValueError: Weights that do not fit, or an attention that the model cannot use.
@@ -137,7 +140,7 @@ def make_classifier(start: Start, *, classes: Sequence[str] | None, task: str, p
     config.problem_type = "regression" if classes is None else "single_label_classification"
     config.text_pairs = pairs
     if start.own:
-        config.task = task
+        config.task, config.track_error = task, track_error
     else:
         config.finetuning_task = task
         # A name in config.json is set by set_attention, with its options checked.

@@ -45,6 +45,7 @@ def finetune(
     precision: Precision = "auto",
     device: Device = "auto",
     resume: bool = False,
+    track_error: bool = False,
     threads: int | None = None,
     search: bool = False,
     grid: SearchGrid = NO_GRID,
@@ -81,6 +82,8 @@ def finetune(
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
         resume: Continue the run in the folder, from its last complete checkpoint.
+        track_error: Also record the error of attention against exact attention, estimated from a few queries; for
+            models of this library.
         threads: Threads on the CPU; torch's choice if not given.
         search: Train with each batch size of 8, 16, 32 and each learning rate of 2e-5, 3e-5, 4e-5, 5e-5, as the paper
             for MRPC, and score the run that is best on validation. Needs optuna.
@@ -123,6 +126,7 @@ def finetune(
     named |= {f"search.{key}": values for key, values in grid.values().items()}
     named |= {"search": search or None}
     named |= {"evaluate_every": evaluate_every, "precision": precision, "device": device, "to": run.path}
+    named |= {"track_error": track_error or None}
 
     from nystrom.train.finetune.start import Material, finetune_model
 
@@ -142,6 +146,7 @@ def finetune(
             accumulation=accumulation,
             device=device,
             precision=precision,
+            track_error=track_error,
         ),
         model=model,
         attention=attention if planned is None else PLAN,

@@ -69,6 +69,7 @@ class FinetuneSettings(Schedule):
         log_every: Steps between points of the training curve.
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
+        track_error: Whether the curves have the error of attention.
     """
 
     task: str
@@ -88,6 +89,7 @@ class FinetuneSettings(Schedule):
     log_every: int
     device: str
     precision: str
+    track_error: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -171,6 +173,7 @@ class Choices:
         accumulation: Parts of a batch.
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
+        track_error: Whether the curves have the error of attention.
     """
 
     extent: TrainingExtent
@@ -180,6 +183,7 @@ class Choices:
     accumulation: int
     device: str
     precision: str
+    track_error: bool = False
 
     def changed(self, values: Mapping[str, float]) -> "Choices":
         """The same with other values of the names in `SearchGrid`."""

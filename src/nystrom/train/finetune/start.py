@@ -102,6 +102,12 @@ def settle(start: Start, material: Material, choices: Choices) -> FinetuneSettin
             f"max_length is {max_length} but model {start.folder} has {longest} positions: take fewer, or make more "
             f"with `nystrom convert {start.folder} --to OTHER --max-position-embeddings {max_length}`."
         )
+    if choices.track_error and not start.own:
+        raise ValueError(
+            f"track_error is on, but model {start.folder} runs in transformers' own layers, which keep no estimate: "
+            f"leave it out, or fine-tune what `nystrom convert {start.folder} --to OTHER` makes of it; nystrom inspect "
+            "measures a trained model."
+        )
     check_backend_device(start.options.get("backend", "auto"), torch.device(choices.device))
     return FinetuneSettings(
         task=material.name,
@@ -116,6 +122,7 @@ def settle(start: Start, material: Material, choices: Choices) -> FinetuneSettin
         learning_rate=choices.learning_rate,
         device=choices.device,
         precision=choices.precision,
+        track_error=choices.track_error,
         **choices.extent.in_steps(len(material.data.splits["train"].texts)),
     )
 
@@ -147,7 +154,9 @@ def run_once(
     run.check_data(digest)
     set_seed(settings.seed)
     pairs = data.splits["train"].pairs is not None
-    model = make_classifier(start, classes=data.classes, task=settings.task, pairs=pairs)
+    model = make_classifier(
+        start, classes=data.classes, task=settings.task, pairs=pairs, track_error=settings.track_error
+    )
     segments = start.segments and takes_segments(model) and pairs
     splits = {
         name: EncodedSplit(split, start.tokenizer, max_length=settings.max_length, segments=segments)

@@ -47,6 +47,7 @@ def pretrain(
     precision: Precision = "auto",
     device: Device = "auto",
     compile: bool = False,
+    track_error: bool = False,
     threads: int | None = None,
 ) -> Path:
     """Pretrain an encoder on masked words and sentence order, and keep the checkpoint best on held-out documents.
@@ -83,6 +84,7 @@ def pretrain(
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
         compile: Compile the encoder, and pad every batch to `length`, so that one graph serves all steps.
+        track_error: Also record the error of attention against exact attention, estimated from a few queries.
         threads: Threads on the CPU; torch's choice if not given.
 
     Returns:
@@ -134,6 +136,7 @@ def pretrain(
         device=device,
         precision=precision,
         compile=compile,
+        track_error=track_error,
         resume=resume,
         workers=workers,
         threads=threads,
@@ -143,7 +146,13 @@ def pretrain(
 
 
 # What need not be in the command that reproduces a run.
-_DEFAULTS: dict[str, object] = {"accumulation": 1, "instances": INSTANCES, "workers": 0, "compile": False}
+_DEFAULTS: dict[str, object] = {
+    "accumulation": 1,
+    "instances": INSTANCES,
+    "workers": 0,
+    "compile": False,
+    "track_error": False,
+}
 
 
 def evaluate_mlm_sop(

@@ -75,6 +75,7 @@ class PretrainingSettings(Schedule):
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
         compile: Whether the encoder is compiled.
+        track_error: Whether the curves have the error of attention.
     """
 
     preset: str
@@ -104,6 +105,7 @@ class PretrainingSettings(Schedule):
     device: str
     precision: str
     compile: bool = False
+    track_error: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -127,6 +129,7 @@ def settle(
     device: str,
     precision: str,
     compile: bool,
+    track_error: bool = False,
 ) -> PretrainingSettings:
     """Combine a preset with its changes and with the model that the run starts from.
 
@@ -147,6 +150,7 @@ def settle(
         device: "cpu" or "cuda".
         precision: One of the three.
         compile: Whether the encoder is compiled.
+        track_error: Whether the curves have the error of attention.
 
     Raises:
         ValueError: An unknown name, a value that cannot be used, or a model that does not fit.
@@ -194,6 +198,7 @@ def settle(
         device=device,
         precision=precision,
         compile=compile,
+        track_error=track_error,
         **(given | chosen),
     )
 

@@ -48,6 +48,7 @@ def pretrain_model(
     device: str,
     precision: str,
     compile: bool,
+    track_error: bool,
     resume: bool,
     workers: int,
     threads: int | None,
@@ -73,6 +74,7 @@ def pretrain_model(
         device: "cpu" or "cuda".
         precision: One of the three.
         compile: See there.
+        track_error: See there.
         resume: See there.
         workers: See there.
         threads: See there.
@@ -98,6 +100,7 @@ def pretrain_model(
         device=device,
         precision=precision,
         compile=compile,
+        track_error=track_error,
     )
     train, held_out = open_instances(
         data, length=settings.length, seed=seed, instances=instances, batch_size=settings.batch_size

@@ -38,6 +38,7 @@ from transformers import (
 
 from nystrom.measure.memory import peak_megabytes
 from nystrom.train.data.batches import TrainingOrder, shortest_first
+from nystrom.train.run.attention_error import MEAN, error_quantities, restart_errors, take_errors
 from nystrom.train.run.folder import Point, RunFolder
 from nystrom.train.run.progress import QUANTITIES, progress
 from nystrom.train.run.writing import NotWritten, written
@@ -110,7 +111,11 @@ class RunTrainer(Trainer):
         compute_metrics: Callable[..., dict[str, float]],
         preprocess_logits_for_metrics: Callable[..., Any] | None = None,
     ):
-        self.settings, self.run, self.clip_value, self.quantities = settings, run, clip_value, quantities
+        shown, errors = quantities, error_quantities(model) if settings.track_error else {}
+        if errors:
+            # The line of a step has the mean alone.
+            shown = {**quantities, MEAN: errors[MEAN]}
+        self.settings, self.run, self.clip_value, self.quantities = settings, run, clip_value, {**quantities, **errors}
         self.train_samples, self.validation, self._collate = train, validation, collate
         self._seconds, self._since, self._megabytes = 0.0, time.monotonic(), 0.0
         self.network, self.gradient_norm = model, math.nan
@@ -122,7 +127,7 @@ class RunTrainer(Trainer):
             eval_dataset=validation,  # pyright: ignore[reportArgumentType]
             compute_metrics=compute_metrics,
             preprocess_logits_for_metrics=preprocess_logits_for_metrics,
-            callbacks=[RunCallback(self), progress(quantities)],
+            callbacks=[RunCallback(self), progress(shown)],
         )
         # It prints numbers as quoted strings.
         self.remove_callback(PrinterCallback)
@@ -178,6 +183,8 @@ class RunTrainer(Trainer):
         if "loss" in logs:
             # Where the Trainer clips by the norm it logs the norm itself, from before that.
             logs.setdefault("grad_norm", self.gradient_norm)
+            if self.settings.track_error:
+                logs |= take_errors(self.network)
         logs |= {"seconds": self.seconds, "megabytes": self.megabytes}
         super().log(logs, start_time)
 
@@ -234,8 +241,9 @@ class RunCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the clock, and give each process its own dropout."""
+        """Start the clock and the errors of attention, and give each process its own dropout."""
         self.trainer.restart_clock()
+        restart_errors(self.trainer.network, state.global_step * self.trainer.settings.accumulation)
         if args.world_size > 1:
             # With one seed, all processes would drop the same units. A resumed run loads its own state after this.
             torch.manual_seed(self.trainer.settings.seed + args.process_index)
