@@ -213,10 +213,11 @@ class RunTrainer(Trainer):
         return max(self._megabytes, peak_megabytes(self.settings.device))
 
     def restart_clock(self) -> None:
-        """Start counting, from the values in the log of a resumed run."""
+        """Start counting, from the values in the log of a resumed run, and from its step."""
         logged = [entry for entry in self.state.log_history if "seconds" in entry]
         self._seconds, self._since = max((entry["seconds"] for entry in logged), default=0.0), time.monotonic()
         self._megabytes = max((entry["megabytes"] for entry in logged), default=0.0)
+        restart_errors(self.network, self.state.global_step * self.settings.accumulation)
 
     def curves(self) -> list[Point]:
         """The curves so far."""
@@ -241,9 +242,8 @@ class RunCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the clock and the errors of attention, and give each process its own dropout."""
+        """Start the clock, and give each process its own dropout."""
         self.trainer.restart_clock()
-        restart_errors(self.trainer.network, state.global_step * self.trainer.settings.accumulation)
         if args.world_size > 1:
             # With one seed, all processes would drop the same units. A resumed run loads its own state after this.
             torch.manual_seed(self.trainer.settings.seed + args.process_index)
