@@ -31,6 +31,7 @@ from transformers import (
 )
 
 from nystrom.cli.main import main
+from nystrom.integrations import set_attention
 from nystrom.integrations.convert import convert
 from nystrom.models import (
     EncoderConfig,
@@ -410,6 +411,15 @@ def test_nothing_half_written_stays(tmp_path, monkeypatch):
     ("options", "says"),
     [
         ({"num_landmarks": 0}, "num_landmarks is 0"),
+        ({"attention": "near_fra"}, "attention method 'near_fra' is unknown"),
+        ({"attention": "near_far", "num_landmarks": 8}, "option of near_far 'num_landmarks' is unknown"),
+        ({"attention": "near_far", "options": {"pinv": "exact"}}, "option of near_far 'pinv' is unknown"),
+        ({"options": {"block_size": 8}}, "option of nystrom 'block_size' is unknown"),
+        ({"options": {"num_landmarks": 8}, "num_landmarks": 9}, "num_landmarks is 9, and options have num_landmarks"),
+        ({"attention": "linformer"}, "attention is 'linformer', which has weights of its own"),
+        ({"attention": "performer"}, "attention is 'performer', which has weights of its own"),
+        ({"attention": "near_far", "plan": "p.json"}, "plan says what each layer does, and attention or its options"),
+        ({"options": {"block_size": 8}, "plan": "p.json"}, "plan says what each layer does, and attention or its"),
         ({"conv_kernel_size": 4}, "conv_kernel_size is 4"),
         ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
         ({"positions": "stretch"}, "positions is 'stretch'"),
@@ -421,6 +431,58 @@ def test_wrong_options_raise_by_name(options, says, tmp_path):
     with pytest.raises(ValueError, match=says):
         convert(tmp_path / "a", tmp_path / "b", **options)
     assert not (tmp_path / "b").exists()
+
+
+def states(model, pad=0):
+    ids, mask = draw_batch(pad)
+    with torch.no_grad():
+        return model(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("near_far", {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 2}),
+        ("skyformer_softmax", {"num_landmarks": 3}),
+        ("reformer", {"num_hashes": 1, "chunk_size": 4, "num_buckets": 2}),
+    ],
+)
+def test_another_method_is_that_of_set_attention_saved_with_the_model(method, options, tmp_path):
+    source = make(BertModel)
+    save(source, tmp_path / "a")
+    exact = states(source)
+    convert(tmp_path / "a", tmp_path / "b", attention=method, options=options)
+    model = EncoderModel.from_pretrained(tmp_path / "b").eval()
+    assert (model.config.attention, model.config.conv_kernel_size) == (method, None)
+    assert options.items() <= model.config.attention_options.items()
+    set_attention(source, method, options)
+    expected = states(source)
+    assert (expected - exact).norm() > 0.01 * exact.norm()
+    # float32, through two layers with norms
+    assert_close(states(model), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_of_this_library_gets_another_method_too(tmp_path):
+    torch.manual_seed(0)
+    save(EncoderModel(EncoderConfig(**BERT, conv_kernel_size=3)).eval(), tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "b", attention="near_far", options={"block_size": 4})
+    convert(tmp_path / "b", tmp_path / "c", options={"num_heavy": 2})
+    model = EncoderModel.from_pretrained(tmp_path / "c")
+    assert (model.config.attention, model.config.conv_kernel_size) == ("near_far", 3)
+    assert model.config.attention_options == {"block_size": 4, "num_heavy": 2}
+    save(EncoderModel(EncoderConfig(**BERT, attention="linformer")), tmp_path / "d")
+    with pytest.raises(ValueError, match=r"the attention of .* is 'linformer', which has weights of its own"):
+        convert(tmp_path / "d", tmp_path / "e", attention="near_far")
+
+
+def test_the_command_takes_a_method_with_its_options(tmp_path, capsys):
+    save(make(BertModel), tmp_path / "a")
+    words = ["convert", str(tmp_path / "a"), "--to", str(tmp_path / "b"), "--attention", "near_far"]
+    assert main([*words, "--num-features", "8"]) == 2
+    assert "--num-features" in capsys.readouterr().err
+    assert main([*words, "--block-size", "16"]) == 0
+    config = EncoderModel.from_pretrained(tmp_path / "b").config
+    assert (config.attention, config.attention_options) == ("near_far", {"block_size": 16})
 
 
 def test_a_nystromformer_with_two_decoders_raises(tmp_path):

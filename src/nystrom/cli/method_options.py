@@ -28,7 +28,7 @@ def arguments_with_method(
         words: The words after the command's name.
         name: The command's name.
         default: The method where none is named.
-        flat: Whether the options stand by themselves, as --num-landmarks.
+        flat: Whether the options stand by themselves, as --num-landmarks; the function's own arguments come first.
         **replaced: Parameters that the command line shows in another form.
 
     Raises:
@@ -43,14 +43,16 @@ def arguments_with_method(
     # The method decides which options there are, so its name is read before the rest.
     attention = word_after("--attention", words, default)
     check_names("attention method", [attention], METHODS)
-    method = METHODS[attention].options
+    method, taken = METHODS[attention].options, inspect.signature(function).parameters
     optional: list[tuple[str, Any, Any]] = []
     for option in fields(method):
+        if flat and option.name in taken:
+            continue
         kind: Any = option.type
         optional.append((option.name, kind | None, field(default=None)))
     chosen: Any = make_dataclass("Options", optional)
     chosen.__doc__ = method.__doc__
-    parameter = inspect.signature(function).parameters["options"]
+    parameter = taken["options"]
     shown = Annotated[chosen, tyro.conf.arg(name="")] if flat else chosen
     arguments = arguments_of(
         function, words, name, options=parameter.replace(annotation=shown, default=chosen()), **replaced

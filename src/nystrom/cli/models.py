@@ -6,13 +6,14 @@ test holds the signatures equal.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from nystrom.cli.arguments import arguments_of, positional
+from nystrom.cli.method_options import arguments_with_method
 
 if TYPE_CHECKING:
     from nystrom.integrations.convert import Conversion
@@ -26,7 +27,8 @@ def fill_masks(words: list[str]) -> None:
 
 def convert_model(words: list[str]) -> None:
     """Convert a BERT or RoBERTa, or lengthen a model."""
-    print(convert(**arguments_of(convert, words, "convert", source=positional(convert, "source"))))
+    source = positional(convert, "source")
+    print(convert(**arguments_with_method(convert, words, "convert", default="nystrom", flat=True, source=source)))
 
 
 def export_model(words: list[str]) -> None:
@@ -86,6 +88,8 @@ def convert(
     source: Path,
     to: Path,
     *,
+    attention: str | None = None,
+    options: Mapping[str, object] | None = None,
     num_landmarks: int | Literal["auto"] = "auto",
     plan: Path | None = None,
     conv_kernel_size: int | Literal["auto"] | None = "auto",
@@ -98,11 +102,12 @@ def convert(
         source: Folder of a BERT, RoBERTa, XLM-RoBERTa, CamemBERT or Nyströmformer: config.json, safetensors and, if
             there is one, its tokenizer.
         to: Folder for the new model; made, or empty.
-        num_landmarks: Landmarks m of the attention; "auto" is 64, or what a Nyströmformer has.
-        plan: File of a method for each layer, which `nystrom inspect --budget` writes, in place of Nyström attention in
-            all of them.
-        conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33, or what a Nyströmformer has,
-            which cannot be changed.
+        attention: Method, such as "near_far"; Nyström attention, or what a model of this library has, if not given.
+        options: Options of the method.
+        num_landmarks: Landmarks m, of methods that have them; "auto" is 64, or what a Nyströmformer has.
+        plan: File of a method for each layer, which `nystrom inspect --budget` writes, in place of one method for all.
+        conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33 with Nyström attention or a plan
+            and none with another method, or what a Nyströmformer has, which cannot be changed.
         max_position_embeddings: The longest input, padding included; None is what the source has.
         positions: How more positions are made of the trained ones: "repeat" the table, or "interpolate" in it.
 
@@ -117,6 +122,8 @@ def convert(
     return convert(
         source,
         to,
+        attention=attention,
+        options=options,
         num_landmarks=num_landmarks,
         plan=plan,
         conv_kernel_size=conv_kernel_size,

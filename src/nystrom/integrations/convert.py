@@ -1,9 +1,9 @@
 """Conversion of a trained BERT or RoBERTa to a Nyströmformer, and of trained models to longer inputs.
 
-The weights stay as they are. Attention becomes Nyström attention, the skip convolution starts at zero, and position
-rows move to where this library counts from. So where the landmarks suffice for exact attention, for up to
-`num_landmarks` real tokens, the converted model equals its source; longer inputs are approximated, and need further
-training.
+The weights stay as they are. Attention becomes Nyström attention, or another method that was asked for, the skip
+convolution starts at zero, and position rows move to where this library counts from. So where the landmarks suffice for
+exact attention, for up to `num_landmarks` real tokens, the converted model equals its source; longer inputs are
+approximated, and need further training.
 
 Carried over: the encoder, and the heads for masked words, token classification and question answering. Left behind, and
 reported by name: poolers and the classifiers on them (their tanh has no place here), and next-sentence prediction. A
@@ -13,15 +13,19 @@ Departs from the sources: dropout of attention weights is 0, positions count fro
 padding on the left), and all masked tokens give the same vector.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nystrom.attention.plan import PLAN, read_plan
+from nystrom.attention.registry import METHODS
+from nystrom.checks import check_names
 from nystrom.integrations.bert_names import FAMILIES, Renamed, read_config, rename
+from nystrom.integrations.modules import DEFAULTS
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
 from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel
@@ -84,6 +88,8 @@ def convert(
     source: Path,
     to: Path,
     *,
+    attention: str | None = None,
+    options: Mapping[str, object] | None = None,
     num_landmarks: int | Literal["auto"] = "auto",
     plan: Path | None = None,
     conv_kernel_size: int | Literal["auto"] | None = "auto",
@@ -96,11 +102,12 @@ def convert(
         source: Folder of a BERT, RoBERTa, XLM-RoBERTa, CamemBERT or Nyströmformer: config.json, safetensors and, if
             there is one, its tokenizer.
         to: Folder for the new model; made, or empty.
-        num_landmarks: Landmarks m of the attention; "auto" is 64, or what a Nyströmformer has.
-        plan: File of a method for each layer, which `nystrom inspect --budget` writes, in place of Nyström attention in
-            all of them.
-        conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33, or what a Nyströmformer has,
-            which cannot be changed.
+        attention: Method, such as "near_far"; Nyström attention, or what a model of this library has, if not given.
+        options: Options of the method.
+        num_landmarks: Landmarks m, of methods that have them; "auto" is 64, or what a Nyströmformer has.
+        plan: File of a method for each layer, which `nystrom inspect --budget` writes, in place of one method for all.
+        conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33 with Nyström attention or a plan
+            and none with another method, or what a Nyströmformer has, which cannot be changed.
         max_position_embeddings: The longest input, padding included; None is what the source has.
         positions: How more positions are made of the trained ones: "repeat" the table, or "interpolate" in it.
 
@@ -112,24 +119,27 @@ def convert(
     """
     if plan is not None and num_landmarks != "auto":
         raise ValueError(f"num_landmarks is {num_landmarks} but plan says what each layer does: leave one out.")
-    attention = None if plan is None else read_plan(plan)
+    if plan is not None and (attention is not None or options):
+        raise ValueError("plan says what each layer does, and attention or its options are given too: leave one out.")
+    planned = None if plan is None else read_plan(plan)
+    asked = _asked(attention, options or {}, num_landmarks)
     check_fresh(to)
     check_weights(source)
     config = read_json(source / "config.json")
     kind = config.get("model_type")
     if kind in FAMILIES:
-        made = _from_bert(source, num_landmarks, conv_kernel_size)
+        made = _from_bert(source, asked, conv_kernel_size)
     elif kind in (EncoderConfig.model_type, "nystromformer"):
-        made = _from_own(source, num_landmarks, conv_kernel_size)
+        made = _from_own(source, asked, conv_kernel_size)
     else:
         known = ", ".join([*FAMILIES, "nystromformer", EncoderConfig.model_type])
         raise ValueError(
             f"{source} holds a model of type {kind!r}; expected one of {known}. For other models, "
             "attn_implementation='nystrom' replaces the attention alone."
         )
-    if attention is not None:
-        attention.check_layers(made.config.num_hidden_layers, str(source))
-        made.config.attention, made.config.attention_options = PLAN, attention.options
+    if planned is not None:
+        planned.check_layers(made.config.num_hidden_layers, str(source))
+        made.config.attention, made.config.attention_options = PLAN, planned.options
         # The published format has one method for all layers.
         made.config.segment_means_seq_len = None
     before = made.config.max_position_embeddings
@@ -173,20 +183,52 @@ class _NewModel:
         return "" if self.model is EncoderModel else _OWN_PREFIX
 
 
-def _from_bert(
-    source: Path, num_landmarks: int | Literal["auto"], conv_kernel_size: int | Literal["auto"] | None
-) -> _NewModel:
+class _Asked(NamedTuple):
+    """The attention that was asked for; None for the method of the source."""
+
+    attention: str | None
+    options: dict[str, Any]
+
+
+def _asked(attention: str | None, options: Mapping[str, object], num_landmarks: int | Literal["auto"]) -> _Asked:
+    """The attention that was asked for, checked as far as it can be without the source."""
+    found = dict(options)
+    if num_landmarks != "auto":
+        if "num_landmarks" in found:
+            raise ValueError(f"num_landmarks is {num_landmarks}, and options have num_landmarks too: leave one out.")
+        found["num_landmarks"] = num_landmarks
+    if attention is None:
+        return _Asked(None, found)
+    check_names("attention method", [attention], METHODS)
+    kind = METHODS[attention].options
+    check_names(f"option of {attention}", found, {entry.name for entry in fields(kind)})
+    _check_weightless("attention", attention)
+    return _Asked(attention, DEFAULTS.get(attention, {}) | found)
+
+
+def _check_weightless(what: str, attention: str) -> None:
+    if METHODS[attention].weights is not None:
+        known = ", ".join(name for name, method in METHODS.items() if method.weights is None)
+        raise ValueError(
+            f"{what} is {attention!r}, which has weights of its own that belong to the model: make a model with this "
+            f"attention and train it; expected one of {known}."
+        )
+
+
+def _from_bert(source: Path, asked: _Asked, conv_kernel_size: int | Literal["auto"] | None) -> _NewModel:
     theirs = read_config(source)
     family = FAMILIES[theirs["model_type"]]
     shift = theirs["pad_token_id"] + 1 if family.shifted else 0
+    attention = asked.attention or "nystrom"
+    taps = 33 if attention == "nystrom" else None
     shared = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     shared += ("hidden_act", "hidden_dropout_prob", "type_vocab_size", "initializer_range", "layer_norm_eps")
     config = EncoderConfig(
         **{name: theirs[name] for name in (*shared, "pad_token_id")},
         max_position_embeddings=theirs["max_position_embeddings"] - shift,
-        attention="nystrom",
-        attention_options={"num_landmarks": 64 if num_landmarks == "auto" else num_landmarks},
-        conv_kernel_size=33 if conv_kernel_size == "auto" else conv_kernel_size,
+        attention=attention,
+        attention_options={"num_landmarks": 64} | asked.options if attention == "nystrom" else asked.options,
+        conv_kernel_size=taps if conv_kernel_size == "auto" else conv_kernel_size,
         # The token that the classifiers of these models read.
         pooling="first",
     )
@@ -244,19 +286,24 @@ def _language_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, An
     return head
 
 
-def _from_own(
-    source: Path, num_landmarks: int | Literal["auto"], conv_kernel_size: int | Literal["auto"] | None
-) -> _NewModel:
+def _from_own(source: Path, asked: _Asked, conv_kernel_size: int | Literal["auto"] | None) -> _NewModel:
     config = EncoderConfig.from_pretrained(source)
     if conv_kernel_size not in ("auto", config.conv_kernel_size):
         raise ValueError(
             f"conv_kernel_size is {conv_kernel_size} but {source} was trained with {config.conv_kernel_size}: leave it "
             "out, a Nyströmformer keeps its convolution."
         )
-    if num_landmarks != "auto":
-        # This turns the exact attention of a published folder into Nyström attention, in this library's own format.
-        options = {"num_landmarks": num_landmarks}
-        config = EncoderConfig.from_pretrained(source, attention_options=options, segment_means_seq_len=None)
+    changes: dict[str, Any] = {}
+    if asked.attention not in (None, config.attention):
+        if config.attention != PLAN:
+            _check_weightless(f"the attention of {source}", config.attention)
+        changes["attention"] = asked.attention
+    if asked.options:
+        changes["attention_options"] = asked.options
+    if changes:
+        # num_landmarks turns the exact attention of a published folder into Nyström attention; the published format
+        # cannot say all that may have been asked for.
+        config = EncoderConfig.from_pretrained(source, **changes, segment_means_seq_len=None)
     model = model_class(config, source)
     tensors = read_tensors(source)
     if model is EncoderForMaskedLM and any(name.startswith("sop.") for name in tensors):
