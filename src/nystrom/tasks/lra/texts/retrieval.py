@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from nystrom.tasks.lra.texts.held_out import HeldOut
 from nystrom.tasks.lra.texts.labelled_texts import prepare_texts
+from nystrom.tasks.lra.texts.linked_documents import find_linked, linked_source
 from nystrom.tasks.sources.row_files import COMPRESSED, Wanted, is_row_file
 from nystrom.tasks.sources.saved_arrow import is_saved_dataset
 from nystrom.tasks.sources.source import LabelledSample, Source
@@ -66,8 +67,9 @@ def prepare_retrieval(
 
     Args:
         source: The folder of new_aan_pairs.train.tsv, .eval.tsv and .test.tsv, or the release around it; a .csv, .tsv
-            or .jsonl file of your own, also compressed; a folder with such files named train, val and test; or a folder
-            saved by Hugging Face datasets.
+            or .jsonl file of your own, also compressed; a folder with such files named train, val and test; a folder
+            saved by Hugging Face datasets; or one with a file of documents (id, text) and one of links (two ids), which
+            become linked pairs and as many others, see `nystrom.tasks.lra.texts.linked_documents`.
         to: Folder to make. If it already holds this data set it is used as it is.
         max_length: Bytes that are kept of a text.
         text_field: Column or field of the first texts; if not given, text1, Source1, sentence1, question1, premise,
@@ -75,7 +77,8 @@ def prepare_retrieval(
         pair_field: Column or field of the second texts; if not given, text2, Source2, sentence2, question2, hypothesis,
             sentence or "#2 String".
         label_field: Column or field of the labels; if not given, label, Target, gold_label, is_duplicate or Quality.
-        val_share: Share of the training pairs that becomes val where the source has none; a tenth if not given.
+        val_share: Share of the training pairs that becomes val where the source has none; a tenth if not given. Of
+            documents and links it is the share of the documents.
         test_share: The same for test.
         seed: Decides which pairs those are.
         skip_empty: Leave out pairs with an empty text, and count them, ; otherwise they are an error.
@@ -92,8 +95,16 @@ def prepare_retrieval(
     """
     held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
     wanted = wanted_fields(label_field=label_field, text_field=text_field, pair_field=pair_field)
+    source = Path(source).expanduser()
+    if source.is_dir() and (files := find_linked(source)) is not None:
+        shares = {"val_share": val_share, "test_share": test_share}
+        found = linked_source(files, max_length=max_length, seed=seed, max_unpacked=max_unpacked, **shares)
+        # The shares are those of documents, and used.
+        held_out = HeldOut(val_share=None, test_share=None, seed=seed)
+    else:
+        found = find_pairs(source, wanted, max_unpacked=max_unpacked, progress=progress)
     return prepare_texts(
-        find_pairs(Path(source).expanduser(), wanted, max_unpacked=max_unpacked, progress=progress),
+        found,
         to,
         task=TASK,
         texts=2,
