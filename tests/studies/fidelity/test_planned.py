@@ -75,5 +75,5 @@ def test_what_was_not_measured_decides_nothing():
 
 
 def test_too_little_text_raises_before_any_work(tiny_setting, tmp_path):
-    with pytest.raises(ValueError, match="expected at least 17408"):
+    with pytest.raises(ValueError, match="expected at least 16640"):
         check_study(NAME, tiny_setting, tmp_path)

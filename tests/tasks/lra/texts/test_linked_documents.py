@@ -36,8 +36,11 @@ def prepared(folder, to, **options):
 
 
 def names_of(data):
-    texts = [[(tokens - 1).astype(np.uint8).tobytes().decode() for tokens in sample["input_ids"]] for sample in data]
-    return [(first.split()[1], second.split()[1], int(label)) for (first, second), label in zip(texts, data.labels, strict=True)]
+    found = []
+    for sample, label in zip(data, data.labels, strict=True):
+        texts = ((tokens - 1).astype(np.uint8).tobytes().decode() for tokens in sample["input_ids"])
+        found.append((*(text.split()[1] for text in texts), int(label)))
+    return found
 
 
 def test_splits_share_no_document_and_negatives_are_no_links(folder, tmp_path, capsys):
