@@ -343,7 +343,7 @@ class NearFarOptions:
         num_samples: Queries r whose exact outputs teach, by ridge regression, what to add to all of them; 0 for none.
             Rows of the matrix are then no longer positive.
         scale: Factor on the scores; None means 1 / sqrt(d).
-        backend: "auto" or "torch"; there are no Triton kernels for this method.
+        backend: "triton" is Triton code, "torch" is not; "auto" chooses.
     """
 
     block_size: int = 64
@@ -363,7 +363,7 @@ class NearFarOptions:
         check_at_least("iterations", self.iterations, 1)
         check_at_least("num_samples", self.num_samples, 0)
         _check_scale(self.scale)
-        check_choice("backend", self.backend, ("auto", "torch"))
+        check_backend(self.backend, {})
 
 
 def option_docs(options: type) -> dict[str, str]:

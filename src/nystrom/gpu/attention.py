@@ -227,7 +227,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, *inputs):
-        return _one_by_one(_Attention, info, in_dims, inputs)
+        return one_by_one(_Attention, info, in_dims, inputs)
 
 
 class _Gradients(torch.autograd.Function):
@@ -249,10 +249,10 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, *inputs):
-        return _one_by_one(_Gradients, info, in_dims, inputs)
+        return one_by_one(_Gradients, info, in_dims, inputs)
 
 
-def _one_by_one(function, info, in_dims, inputs):
+def one_by_one(function, info, in_dims, inputs):
     """Apply a function to each slice of a vmap, and stack the results."""
     results = [
         function.apply(*(x if dim is None else x.select(dim, i) for x, dim in zip(inputs, in_dims, strict=True)))

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nystrom.attention.backend import uses_triton
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax, open_empty
 from nystrom.attention.options import NearFarOptions, documented
@@ -170,11 +171,13 @@ def _near_far(
     most = max(options.num_heavy, options.num_clusters, options.block_size if is_self else 0)
     if isinstance(s, int) and s <= most:
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
-    largest = torch.finfo(v.dtype).max
+    largest, given = torch.finfo(v.dtype).max, (q, k, v)
     # Keys and values are read row by row many times.
     q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
     chosen = choose(q, k, keep, query_keep, options)
-    if is_self:
+    if uses_triton(options.backend):
+        out = at_least_float32(_by_kernels(*given, keep, chosen, options, is_self=is_self))
+    elif is_self:
         out = _blocks(q, k, v, keep, chosen, options)
     else:
         out = attend_everywhere(q, k, v, chosen, options)
@@ -182,6 +185,32 @@ def _near_far(
         return out
     # What is added may pass the largest float16.
     return add_residual(out, q, k, v, keep, query_keep, chosen, options).clamp(-largest, largest)
+
+
+def _by_kernels(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    chosen: Chosen,
+    options: NearFarOptions,
+    *,
+    is_self: bool,
+) -> Float[Tensor, "b h n e"]:
+    """The kernels take tokens where and in the dtype they are."""
+    from nystrom.gpu.near_far.attention import near_far
+
+    return near_far(
+        q,
+        k,
+        v,
+        *chosen,
+        num_clusters=options.num_clusters,
+        block_size=options.block_size if is_self else 0,
+        reach=options.reach,
+        keep=keep if is_self else None,
+        scale=score_scale(q, options.scale),
+    )
 
 
 def _blocks(

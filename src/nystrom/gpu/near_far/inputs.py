@@ -1,0 +1,99 @@
+"""What all stages share: tensors, sizes, and the constants that kernels are specialised to."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nystrom.gpu.inputs import triton_dtype
+from nystrom.gpu.launch import FLOAT32_PRECISION, power, tiles
+from nystrom.precision import accumulator
+
+# Tokens of a window that a program takes at a time: windows are little longer than blocks.
+_LARGEST_W = 32
+
+
+@dataclass(frozen=True)
+class NearFarInputs:
+    """What all stages share.
+
+    Attributes:
+        q: Queries.
+        k: Keys; zeros where they are not real, as for values.
+        v: Values.
+        heavy: (b, h, g) Positions of the heavy keys.
+        found: (b, h, g) Which of them exist, 1 or 0 in the dtype of sums.
+        cluster: (b, h, s) The cluster of each key as int32; m for heavy keys and keys that are not real.
+        first: (b,) The first real token as int32, or None where it is the first of all.
+        m: Clusters.
+        block: Queries of a block; 0 where no tokens are near.
+        reach: Tokens on either side of its block that a query sees.
+        scale: Factor on the scores.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    heavy: Tensor
+    found: Tensor
+    cluster: Tensor
+    first: Tensor | None
+    m: int
+    block: int
+    reach: int
+    scale: float
+
+    @property
+    def acc(self) -> torch.dtype:
+        """Dtype of sums."""
+        return accumulator(self.q.dtype)
+
+    @property
+    def small(self) -> dict[str, Any]:
+        """Dtype and device of small tensors."""
+        return {"dtype": self.acc, "device": self.q.device}
+
+    @property
+    def low(self) -> torch.dtype:
+        """Dtype of weights in products: that of the tokens, unless it is float16, which cannot hold small weights."""
+        return torch.float32 if self.q.dtype == torch.float16 else self.q.dtype
+
+    @property
+    def size(self) -> int:
+        """Queries that see the same keys and that programs take together."""
+        return self.block or tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low).block_n
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of queries of a sequence."""
+        return -(-self.q.shape[2] // self.size)
+
+    @property
+    def parts(self) -> int:
+        """Tiles of queries of a block."""
+        return -(-self.size // self.options()["BLOCK_N"])
+
+    def options(self) -> dict[str, Any]:
+        """The constants that all kernels are specialised to."""
+        blocks = tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low)
+        return {
+            "D": self.q.shape[-1],
+            "E": self.v.shape[-1],
+            "SCALE": self.scale,
+            "ACC": triton_dtype(self.acc),
+            "LOW": triton_dtype(self.low),
+            "PRECISION": FLOAT32_PRECISION,
+            "LOW_PRECISION": FLOAT32_PRECISION if self.low == self.q.dtype else "tf32",
+            "BLOCK_N": min(blocks.block_n, power(self.block or blocks.block_n)),
+            "BLOCK_W": min(blocks.block_n, _LARGEST_W, power(self.block + 2 * self.reach)),
+            "BLOCK_M": blocks.block_m,
+            "BLOCK_D": blocks.block_d,
+            "BLOCK_E": blocks.block_e,
+            "num_warps": blocks.warps,
+            "num_stages": blocks.stages,
+        }
+
+    def heavy_rows(self, x: Tensor) -> Tensor:
+        """The heavy ones of keys or values, contiguous."""
+        return x.gather(2, self.heavy[..., None].expand(-1, -1, -1, x.shape[-1]))
