@@ -44,6 +44,7 @@ VARIANTS = {
         {"block_size": 2, "reach": 3, "num_heavy": 0, "num_clusters": 2, "iterations": 2},
         {"block_size": 3, "reach": 0, "num_heavy": 4, "num_clusters": 1},
         {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "num_samples": 5},
+        {"block_size": 8, "reach": 1, "num_heavy": 2, "num_clusters": 3, **TRITON},
     ],
     "kernelized": [{}, {"kernel": "laplace"}],
     "skyformer": [
@@ -412,6 +413,7 @@ EXACT_CASES = [
     ("kernelized", {"kernel": "laplace"}),
     ("skyformer", {"kernel": "matern52"}),
     ("nystrom", TRITON),
+    ("near_far", TRITON),
     ("skyformer", TRITON),
 ]
 every_exact_case = pytest.mark.parametrize(("name", "backend"), EXACT_CASES, ids=str)
@@ -702,6 +704,9 @@ def test_nothing_quadratic_is_stored(name, options, masked):
     # The features of the Linformer are weights, one row of max_length each, however many tokens there are.
     counts = ("num_landmarks",) if name == "linformer" else ("num_landmarks", "num_features", "num_clusters")
     many = {**options, **{option: count for option in counts if option in options}}
+    if name == "near_far" and "backend" in options:
+        # The choice of clusters, which is torch's, holds 2^14 distances or more; large blocks make few programs.
+        lengths, many["block_size"] = (512, 1024), 64
     small, large = (largest_tensor(name, many, n, masked) for n in lengths)
     # Kernelized widens 2 channels to 4; padding and a landmark slot add a constant. n x m would be 64 n (32 n).
     assert large <= 16 * lengths[1]

@@ -244,7 +244,7 @@ def test_corrected_rows_raise():
         ({"iterations": 0}, "iterations is 0"),
         ({"num_samples": -1}, "num_samples is -1"),
         ({"scale": 0.0}, "scale is 0.0; expected a positive"),
-        ({"backend": "triton"}, "backend is 'triton'; expected one of 'auto', 'torch'"),
+        ({"backend": "cuda"}, "backend is 'cuda'; expected one of 'auto', 'torch', 'triton'"),
     ],
 )
 def test_bad_options_raise(options, says):

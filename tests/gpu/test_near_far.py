@@ -1,0 +1,235 @@
+"""The kernels of near_far agree with its dense matrix in plain torch; without a GPU they run in the interpreter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from nystrom import near_far_attention, near_far_rows
+from nystrom.attention.options import NearFarOptions
+from nystrom.attention.parts.clusters import choose
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL = {"block_size": 8, "reach": 3, "num_heavy": 3, "num_clusters": 4}
+# float64 rounding of sums over some dozens of tokens
+CLOSE = {"rtol": 1e-10, "atol": 1e-11}
+
+
+def draw(*shape, dtype=torch.float64, seed=0, size=1.0):
+    g = torch.Generator().manual_seed(seed)
+    return (size * torch.randn(shape, generator=g, dtype=torch.float64)).to(DEVICE, dtype).requires_grad_()
+
+
+def draw_qkv(n, s=None, *, b=2, h=1, d=5, e=3, **more):
+    s = n if s is None else s
+    return [draw(b, h, t, w, seed=i, **more) for i, (t, w) in enumerate(((n, d), (s, d), (s, e)))]
+
+
+def holes(n):
+    """A mask with padding at both ends and holes, and one that begins late."""
+    keep = torch.ones(2, n, dtype=torch.bool)
+    keep[0, :3] = keep[0, n - 4 :] = keep[0, n // 2 : n // 2 + 2] = keep[1, : n // 3] = False
+    return keep.to(DEVICE)
+
+
+def by_kernels(*inputs, **options):
+    return near_far_attention(*inputs, **options, backend="triton")
+
+
+def dense(q, k, v, *, keep=None, query_keep=None, **options):
+    """The matrix of the method, n x s numbers, times the values."""
+    return near_far_rows(q, k, torch.arange(q.shape[2]), keep=keep, query_keep=query_keep, **options) @ v
+
+
+def assert_same(inputs, **options):
+    """Outputs and gradients of the kernels are those of the dense matrix."""
+    out, expected = (attend(*inputs, **options) for attend in (by_kernels, dense))
+    torch.testing.assert_close(out, expected, **CLOSE)
+    grad = draw(*out.shape, seed=9)
+    found, wanted = (torch.autograd.grad(x, inputs, grad) for x in (out, expected))
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("n", "masked", "change"),
+    [
+        pytest.param(27, False, {}, id="open"),
+        pytest.param(43, True, {}, id="masked"),
+        pytest.param(25, True, {"reach": 11, "num_heavy": 0, "num_clusters": 2}, id="reach-of-several-blocks"),
+        pytest.param(30, False, {"reach": 0, "num_clusters": 1, "scale": 0.9}, id="no-reach"),
+        # more than a tile of clusters, of heavy keys and of tokens of a window
+        pytest.param(170, True, {"block_size": 24, "num_heavy": 70, "num_clusters": 66}, id="several-tiles"),
+        # more than a tile of queries
+        pytest.param(150, False, {"block_size": 70}, id="large-blocks"),
+        pytest.param(9, False, {"block_size": 1, "reach": 1}, id="a-query-a-block"),
+    ],
+)
+def test_outputs_and_gradients_are_those_of_the_dense_matrix(n, masked, change):
+    assert_same(draw_qkv(n, b=2 if masked else 1), keep=holes(n) if masked else None, **{**SMALL, **change})
+
+
+def test_heads_and_wide_values_are_the_dense_matrix():
+    assert_same(draw_qkv(27, b=1, h=3, d=3, e=20), **SMALL)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_other_queries_see_heavy_keys_and_clusters(masked):
+    keep, query_keep = (holes(23), holes(70)) if masked else (None, None)
+    assert_same(draw_qkv(70, 23), keep=keep, query_keep=query_keep, **SMALL)
+
+
+def test_queries_with_a_mask_of_their_own_are_other_tokens():
+    keep = holes(23)
+    assert_same(draw_qkv(23), keep=keep, query_keep=keep.clone(), **SMALL)
+
+
+def test_a_sequence_of_heavy_keys_alone_and_one_without_any_key():
+    keep = torch.zeros(2, 20, dtype=torch.bool, device=DEVICE)
+    keep[0, 9:11] = True
+    assert_same(draw_qkv(20), keep=keep, **SMALL)
+
+
+def test_sums_over_spans_of_tokens_are_joined():
+    assert_same(draw_qkv(300, b=1), **{**SMALL, "block_size": 40, "num_clusters": 2})
+
+
+def test_what_sampled_queries_correct_is_the_same():
+    inputs, keep = draw_qkv(27), holes(27)
+    out, expected = (
+        near_far_attention(*inputs, keep=keep, **SMALL, num_samples=5, backend=backend)
+        for backend in ("triton", "torch")
+    )
+    torch.testing.assert_close(out, expected, **CLOSE)
+    found, wanted = (torch.autograd.grad(x.square().sum(), inputs) for x in (out, expected))
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
+def test_projections_are_read_in_their_layout():
+    leaf = draw(2, 27, 3, 2, 8)
+    q, k, v = (x.transpose(1, 2) for x in leaf.unbind(2))
+    out = by_kernels(q, k, v, **SMALL)
+    # Merging the heads of the output copies nothing.
+    assert out.transpose(1, 2).is_contiguous()
+    expected = dense(q, k, v, **SMALL)
+    torch.testing.assert_close(out, expected, **CLOSE)
+    grads = [torch.autograd.grad(x.square().sum(), leaf)[0] for x in (out, expected)]
+    torch.testing.assert_close(*grads, **CLOSE)
+
+
+def plain(q, k, v, options):
+    """The dense formula, in the dtype of its inputs."""
+    sizes, n, d = NearFarOptions(**options), q.shape[2], q.shape[3]
+    m, block, reach = sizes.num_clusters, sizes.block_size, sizes.reach
+    cluster = choose(q.detach().float(), k.detach().float(), None, None, sizes).cluster
+    member = F.one_hot(cluster, m + 1)[..., :m].to(k.dtype)
+    means = member.mT @ k / member.sum(dim=2).clamp(min=1)[..., None]
+    far = F.pad(q @ means.mT, (0, 1)).gather(3, cluster[:, :, None].expand(-1, -1, n, -1))
+    here = torch.arange(n, device=q.device)
+    offset = here - (here // block * block)[:, None]
+    exact = (cluster == m)[:, :, None] | ((offset >= -reach) & (offset < block + reach))
+    return torch.softmax(d**-0.5 * torch.where(exact, q @ k.mT, far), dim=-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "size"),
+    [
+        (torch.float32, 16, 1.0),
+        (torch.bfloat16, 32, 1.0),
+        (torch.bfloat16, 16, 2.0),
+        (torch.float16, 16, 1.0),
+    ],
+)
+def test_errors_are_at_most_twice_those_of_the_plain_formula(dtype, d, size):
+    inputs = draw_qkv(96, b=1, d=d, e=d, dtype=dtype, size=size)
+    grad, options = draw(1, 1, 96, d, dtype=dtype, seed=9), {**SMALL, "block_size": 16, "num_clusters": 8}
+
+    def results(attend, inputs):
+        out = attend(*inputs)
+        return [out, *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
+
+    wanted = results(lambda *x: plain(*x, options), [x.detach().double().requires_grad_() for x in inputs])
+    theirs = results(lambda *x: plain(*x, options), inputs)
+    mine = results(lambda *x: by_kernels(*x, **options), inputs)
+    for name, right, other, own in zip(("out", "q", "k", "v"), wanted, theirs, mine, strict=True):
+        error, allowed = ((x.double() - right).norm() / right.norm() for x in (own, other))
+        assert own.dtype == dtype
+        assert error <= 2 * allowed, name
+
+
+def test_the_same_inputs_give_the_same_bits():
+    inputs, keep = draw_qkv(27, dtype=torch.float32), holes(27)
+    results = []
+    for _ in range(2):
+        out = by_kernels(*inputs, keep=keep, **SMALL)
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for first, again in zip(*results, strict=True):
+        torch.testing.assert_close(first, again, rtol=0, atol=0)
+
+
+def test_between_the_passes_no_key_is_kept_twice():
+    n, m, d, block = 96, 4, 8, 16
+    inputs, kept = draw_qkv(n, b=1, d=d, e=d), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        out = by_kernels(*inputs, block_size=block, reach=3, num_heavy=3, num_clusters=m)
+    own = {x.data_ptr() for x in (*inputs, out)}
+    assert own <= {x.data_ptr() for x in kept}
+    # All others: a number per token, per cluster and block, and a row per cluster.
+    assert all(x.numel() <= max(n, n // block * m, m * d) for x in kept if x.data_ptr() not in own)
+
+
+def squares(q, k, v, backend="triton"):
+    return near_far_attention(q, k, v, **SMALL, backend=backend).square().sum()
+
+
+def grad_of_grad(q, k, v):
+    (first,) = torch.autograd.grad(squares(q, k, v), q, create_graph=True)
+    torch.autograd.grad(first.sum(), q)
+
+
+DOORS = {
+    "grad of grad": grad_of_grad,
+    "func": lambda q, k, v: torch.func.grad(lambda q: torch.func.grad(squares)(q, k, v).sum())(q),
+    "forward mode": lambda q, k, v: torch.func.jvp(lambda q: squares(q, k, v), (q,), (q.detach(),)),
+}
+
+
+# torch.func.jvp imports a part of torch that is deprecated.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("door", DOORS)
+def test_derivatives_that_are_not_there_raise_by_every_door(door):
+    with pytest.raises(NotImplementedError, match=r"backend 'triton' has no .* derivative: pass backend='torch'"):
+        DOORS[door](*draw_qkv(12, b=1))
+
+
+# torch maps a step of the choice of clusters one by one.
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_gradients_of_each_sequence_by_vmap():
+    inputs = [x.detach() for x in draw_qkv(12)]
+
+    def loss(*x):
+        # A batch of one.
+        return squares(*(each[None] for each in x))
+
+    mine = torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(*inputs)
+    for i in range(2):
+        alone = [x[i : i + 1].clone().requires_grad_() for x in inputs]
+        theirs = torch.autograd.grad(squares(*alone, backend="torch"), alone)
+        for x, y in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(x[i : i + 1], y, **CLOSE)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("d", "e", "dtype", "message"),
+    [
+        (257, 8, torch.float32, "q has head width 257; expected at most 256.*backend='torch'"),
+        (8, 300, torch.float32, "v has head width 300"),
+        (65, 8, torch.float64, "q has head width 65; expected at most 64 in torch.float64"),
+    ],
+)
+def test_inputs_that_no_kernel_is_made_for_raise(d, e, dtype, message):
+    with pytest.raises(ValueError, match=message):
+        by_kernels(*draw_qkv(12, b=1, d=d, e=e, dtype=dtype), **SMALL)
