@@ -51,7 +51,7 @@ def _tiles(name: str, *words: str) -> Step:
 def _kernels(dtype: str) -> list[Step]:
     """The shapes that the kernels are held to, beside plain PyTorch and fused exact attention."""
     of = ("--dtype", dtype, "--skip", "both", "--repeats", "15")
-    methods = ("softmax", "nystrom-64", "nystrom-triton-64", "nystrom-compiled-64", "near_far")
+    methods = ("softmax", "nystrom-64", "nystrom-triton-64", "nystrom-compiled-64", "near_far", "near_far-triton")
     return [
         _efficiency(
             f"kernels-16384-{dtype}", 1.5, "--batch", "4", "--heads", "16", "--width", "128", "--lengths", "16384",
@@ -75,8 +75,8 @@ STEPS = (
     *_kernels("float32"),
     _efficiency(
         "table-1", 2, "--methods", "softmax-materialised", "softmax", "linformer-256", "longformer-257", "nystrom-64",
-        "nystrom-32", "nystrom-triton-64", "nystrom-triton-32", "nystrom-attention-64", "near_far", "--lengths", "512",
-        "1024", "2048", "4096", "8192", "--skip", "both",
+        "nystrom-32", "nystrom-triton-64", "nystrom-triton-32", "nystrom-attention-64", "near_far", "near_far-triton",
+        "--lengths", "512", "1024", "2048", "4096", "8192", "--skip", "both",
     ),
     Step(
         "table-2", 3,

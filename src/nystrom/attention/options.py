@@ -343,7 +343,7 @@ class NearFarOptions:
         num_samples: Queries r whose exact outputs teach, by ridge regression, what to add to all of them; 0 for none.
             Rows of the matrix are then no longer positive.
         scale: Factor on the scores; None means 1 / sqrt(d).
-        backend: "triton" is Triton code, "torch" is not; "auto" chooses.
+        backend: "auto", "torch" or "triton" (GPU kernels, in which the choice of keys and the correction are torch's).
     """
 
     block_size: int = 64

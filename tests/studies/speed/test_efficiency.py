@@ -331,7 +331,8 @@ def test_an_error_of_triton_is_noted_and_any_other_is_raised(tmp_path):
 @pytest.mark.gpu
 def test_it_runs_on_a_gpu(tmp_path):
     rows = run_efficiency(**SMALL | {"lengths": (1024,), "methods": ()}, device="cuda", to=tmp_path)
-    for name in ("nystrom-triton-64", "nystrom-triton-64+skip", "nystrom-compiled-64", "skyformer-triton-128", "floor"):
+    kernels = ("nystrom-triton-64", "nystrom-triton-64+skip", "near_far-triton", "skyformer-triton-128")
+    for name in (*kernels, "nystrom-compiled-64", "floor"):
         assert all(row.value > 0 for row in rows if row.method == name), name
         assert any(row.method == name for row in rows), name
     assert all(" triton=" in row.sizes for row in rows)

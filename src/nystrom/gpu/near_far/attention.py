@@ -23,6 +23,9 @@ from nystrom.gpu.near_far.inputs import NearFarInputs
 from nystrom.gpu.near_far.stages import Totals
 from nystrom.precision import accumulator
 
+# Wider heads would not leave the registers for the accumulators of keys and values.
+LARGEST_WIDTH = 128
+
 
 def near_far(
     q: Tensor,
@@ -87,19 +90,25 @@ def _attention(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The output and what the backward pass needs."""
+    for name, x in (("q", q), ("v", v)):
+        if x.shape[-1] > LARGEST_WIDTH:
+            raise ValueError(
+                f"{name} has head width {x.shape[-1]}; expected at most {LARGEST_WIDTH} in near_far: split heads or "
+                "pass backend='torch'."
+            )
     # Of clusters there may be any number.
     check_launch(1, {"q": q, "k": k, "v": v})
     with launching_on(q.device):
         x = _inputs(q, k, v, heavy, found, cluster, first, m, block, reach, scale)
         of = stages.totals(x)
-        return (*stages.attend(x, of), *of)
+        out, logs, left = stages.attend(x, of)
+        return out, logs, left, of.means, of.sums, of.number
 
 
 @_attention.register_fake
 def _(q, k, v, heavy, found, cluster, first, m, block, reach, scale):
     (b, h, n, d), e, acc = q.shape, v.shape[-1], accumulator(q.dtype)
-    blocks = (n + block - 1) // block if block else 0
-    shapes = ((b, h, n), (b, h, blocks, m), (b, h, m, d), (b, h, m, e), (b, h, m))
+    shapes = ((b, h, n), (b, h, stages.rows_of_left(n, block), m), (b, h, m, d), (b, h, m, e), (b, h, m))
     return (empty_like(q, e), *(q.new_empty(shape, dtype=acc) for shape in shapes))
 
 
@@ -128,16 +137,17 @@ def _attention_backward(
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     with launching_on(q.device):
         x = _inputs(q, k, v, heavy, found, cluster, first, m, block, reach, scale)
-        return _gradients(x, Totals(means, sums, count), out, logs, left, grad)
+        return gradients(x, Totals(means, sums, count), out, logs, left, grad)
 
 
-def _gradients(
+def gradients(
     x: NearFarInputs, of: Totals, out: Tensor, logs: Tensor, left: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the backward pass; returns the gradients of q, k and v."""
     q_grad, deltas = stages.queries(x, of, out, logs, grad)
     mean_grad, value_grad = stages.shared(x, *of, logs, deltas, grad, near=x.block > 0)
     # A mean is of all keys of its cluster, near or far.
-    mean_grad /= of.count.clamp(min=1)[..., None]
+    mean_grad /= of.number.clamp(min=1)[..., None]
     k_grad, v_grad = stages.keys(x, of, left, logs, deltas, grad, mean_grad, value_grad)
     if x.heavy.shape[2]:
         heavy = x.heavy_rows(x.k), x.heavy_rows(x.v), x.found

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nystrom.gpu.inputs import triton_dtype
-from nystrom.gpu.launch import FLOAT32_PRECISION, power, tiles
+from nystrom.gpu.launch import FLOAT32_PRECISION, Tiles, power, tiles
 from nystrom.precision import accumulator
 
 # Tokens of a window that a program takes at a time: windows are little longer than blocks.
@@ -59,10 +59,15 @@ class NearFarInputs:
         """Dtype of weights in products: that of the tokens, unless it is float16, which cannot hold small weights."""
         return torch.float32 if self.q.dtype == torch.float16 else self.q.dtype
 
+    def tiles(self) -> Tiles:
+        """Blocks of the kernels; float32 operands, each in parts of tf32, take the registers of a wider dtype."""
+        wide = torch.float64 if self.q.dtype == torch.float32 else self.low
+        return tiles(self.m, self.q.shape[-1], self.v.shape[-1], wide)
+
     @property
     def size(self) -> int:
         """Queries that see the same keys and that programs take together."""
-        return self.block or tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low).block_n
+        return self.block or self.tiles().block_n
 
     @property
     def blocks(self) -> int:
@@ -76,7 +81,7 @@ class NearFarInputs:
 
     def options(self) -> dict[str, Any]:
         """The constants that all kernels are specialised to."""
-        blocks = tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low)
+        blocks = self.tiles()
         return {
             "D": self.q.shape[-1],
             "E": self.v.shape[-1],

@@ -27,12 +27,12 @@ class Totals(NamedTuple):
     Attributes:
         means: (b, h, m, d) Their mean key.
         sums: (b, h, m, e) The sum of their values.
-        count: (b, h, m) How many there are.
+        number: (b, h, m) How many there are.
     """
 
     means: Tensor
     sums: Tensor
-    count: Tensor
+    number: Tensor
 
 
 def totals(x: NearFarInputs) -> Totals:
@@ -58,8 +58,13 @@ def totals(x: NearFarInputs) -> Totals:
         span,
         **{name: options[name] for name in wanted},
     )
-    count = counts.sum(0)
-    return Totals(keys.sum(0) / count.clamp(min=1)[..., None], values.sum(0), count)
+    number = counts.sum(0)
+    return Totals(keys.sum(0) / number.clamp(min=1)[..., None], values.sum(0), number)
+
+
+def rows_of_left(n: int, block: int) -> int:
+    """Room for a row per block, and more: an export asks whether a length that is only a symbol gives a single one."""
+    return n // block + 2 if block else 0
 
 
 def attend(x: NearFarInputs, of: Totals) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,7 +74,7 @@ def attend(x: NearFarInputs, of: Totals) -> tuple[Tensor, Tensor, Tensor]:
     """
     (b, h, n, _), e = x.q.shape, x.v.shape[-1]
     out, logs = empty_like(x.q, e), torch.empty(b, h, n, **x.small)
-    left = torch.empty(b, h, x.blocks if x.block else 0, x.m, **x.small)
+    left = torch.empty(b, h, rows_of_left(n, x.block), x.m, **x.small)
     near_far_forward[(b * h * x.blocks * x.parts,)](
         x.q,
         x.k,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from nystrom.gpu.arithmetic import load_tokens, product, store_matrix
-from nystrom.gpu.near_far.window import clusters_of
+from nystrom.gpu.near_far.window import clusters_of, ones_of
 
 
 @triton.jit
@@ -48,8 +48,8 @@ def near_far_totals(
         y = load_tokens(k, k_strides, b, h, start, own < M, D, BLOCK_N, BLOCK_D)
         values = load_tokens(v, v_strides, b, h, start, own < M, E, BLOCK_N, BLOCK_E)
         member = rows[:, None] == own[None, :]
-        of_keys += product(member.to(y.dtype), y, PRECISION)
-        of_values += product(member.to(y.dtype), values, PRECISION)
+        of_keys += product(ones_of(member, y.dtype), y, PRECISION)
+        of_values += product(ones_of(member, y.dtype), values, PRECISION)
         count += tl.sum(member.to(ACC), 1)
     row = (split * BH + bh) * M + c
     store_matrix(key_sums, row, M - c, of_keys, D, BLOCK_M, BLOCK_D)

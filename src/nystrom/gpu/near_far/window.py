@@ -36,6 +36,12 @@ def window_clusters(cluster, bh, window, w, LENGTH, S, M, BLOCK_W: tl.constexpr)
 
 
 @triton.jit
+def ones_of(member, dtype: tl.constexpr):
+    """1 where a condition holds; the interpreter takes the bits of a boolean for those of bfloat16."""
+    return rounded(member.to(tl.float32), dtype)
+
+
+@triton.jit
 def outside_window(
     total,
     number,
@@ -61,7 +67,7 @@ def outside_window(
         own = window_clusters(cluster, bh, window, w, LENGTH, S, M, BLOCK_W)
         values = load_tokens(v, v_strides, b, h, window + w, own < M, E, BLOCK_W, BLOCK_E).to(LOW)
         member = rows[:, None] == own[None, :]
-        total -= product(member.to(LOW), values, LOW_PRECISION)
+        total -= product(ones_of(member, LOW), values, LOW_PRECISION)
         number -= tl.sum(member.to(number.dtype), 1)
     return total, number
 
@@ -120,4 +126,6 @@ def store_rows(
     """Write tokens at any positions of one sequence and head, where they exist."""
     columns, wide = tl.arange(0, BLOCK_WIDTH), tl.full((), 0, tl.int64)
     places = x + (b + wide) * strides[0] + (h + wide) * strides[1] + (positions + wide)[:, None] * strides[2]
-    tl.store(places + columns[None, :], stored(value, x.dtype.element_ty), mask=there[:, None] & (columns < WIDTH)[None])
+    tl.store(
+        places + columns[None, :], stored(value, x.dtype.element_ty), mask=there[:, None] & (columns < WIDTH)[None]
+    )

@@ -10,6 +10,7 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = {
         "nystrom-triton",
         "nystrom-compiled",
         "near_far",
+        "near_far-triton",
         "skyformer",
         "skyformer-triton",
         "skyformer_softmax",

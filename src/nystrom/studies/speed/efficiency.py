@@ -57,7 +57,7 @@ def run_efficiency(
         methods: Such as softmax-materialised, softmax, nystrom-64, kernelized, skyformer-128, transformers-64,
             nystrom-attention-64, and authors-64, the published formula. Ratios are taken against the first.
             By default all of these and nystrom-32, other packages only if they are installed; on a GPU also
-            nystrom-triton-64 and skyformer-triton-128, by Triton kernels, and nystrom-compiled-64.
+            nystrom-triton-64, near_far-triton and skyformer-triton-128, by Triton kernels, and nystrom-compiled-64.
         passes: Passes to measure.
         skip: Whether methods that have a skip convolution are measured without it, with it, or both.
         batch: Sequences b.

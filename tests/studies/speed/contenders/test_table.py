@@ -28,6 +28,8 @@ NAMES = {
     "nystrom-compiled-8": 32,
     "near_far": 128,
     "near_far-8": 96,
+    "near_far-triton": 96,
+    "near_far-triton-8": 72,
     "kernelized": 32,
     "skyformer-8": 32,
     "skyformer-triton-8": 32,
@@ -253,6 +255,7 @@ def test_on_a_gpu_its_kernels_and_its_compiler_are_measured_without_being_named(
     assert set(available("cuda")) - set(available()) == {
         "nystrom-triton-64",
         "nystrom-compiled-64",
+        "near_far-triton",
         "skyformer-triton-128",
     }
 
@@ -263,5 +266,5 @@ def test_every_default_method_is_known():
     assert set(CONTENDERS) - {split_name(name)[0] for name in DEFAULT} == {
         *("skyformer_softmax", "linformer-package", "transformers-longformer", "performer-pytorch"),
         *("reformer-pytorch", "transformers-bigbird"),
-        *("nystrom-triton", "nystrom-compiled", "skyformer-triton"),
+        *("nystrom-triton", "nystrom-compiled", "near_far-triton", "skyformer-triton"),
     }

@@ -94,7 +94,8 @@ def _sized(method: str) -> Callable[[int, int], dict[str, object]]:
 
 
 def _triton(method: str) -> Callable[[int, int], dict[str, object]]:
-    return lambda number, n: size_options(method, number) | {"backend": "triton"}
+    sized = _sized(method)
+    return lambda number, n: sized(number, n) | {"backend": "triton"}
 
 
 def _hashes(number: int, n: int) -> dict[str, object]:
@@ -140,6 +141,13 @@ CONTENDERS: dict[str, Contender] = {
         number="heavy keys and clusters",
         build=Ours("near_far", _sized("near_far")),
         default=True,
+    ),
+    "near_far-triton": Contender(
+        summary="near_far by Triton kernels, its choice of keys by torch",
+        number="heavy keys and clusters",
+        build=Ours("near_far", _triton("near_far")),
+        default=True,
+        kernels=True,
     ),
     "kernelized": Contender(summary="Gaussian kernel, exact", number=None, build=Ours("kernelized"), quadratic=True),
     "skyformer": Contender(
@@ -259,7 +267,7 @@ DEFAULT = (
     "nystrom-attention-64",
 )
 # On a GPU, these too.
-DEFAULT_ON_GPU = ("nystrom-triton-64", "nystrom-compiled-64", "skyformer-triton-128")
+DEFAULT_ON_GPU = ("nystrom-triton-64", "nystrom-compiled-64", "near_far-triton", "skyformer-triton-128")
 
 
 def available(device: str = "cpu", contenders: Mapping[str, Contender] = CONTENDERS) -> tuple[str, ...]:
