@@ -1,12 +1,13 @@
 r"""Exact attention, Nyström, near_far and plans in a whole encoder: error, time, memory, and a retrieval.
 
-The encoder reads prose at its own length n and, with its table of positions repeated (`nystrom convert`), at 4 n; at the
-size "paper" at 16 n too. Consecutive passages of twice the length are cut into stretches of some 30 tokens, which go to two texts in turn:
-two texts on the same things with no token in common. Each text is embedded as the mean of its hidden states, and looks
-for its other half among all texts, by the cosine; the share that finds it is the accuracy. The relative error is that
-of the hidden states of all texts against exact attention's; "answers that change" are those of the retrieval. A plan is
-chosen for its budget (`nystrom.inspection.choose_plan`) on two windows that no text is made of. Time and memory are
-those of the whole encoder on one text, all in turn; rows have medians and quartiles of the rounds.
+The encoder reads prose at its own length n and, with its table of positions repeated (`nystrom convert`), at 4 n, at
+the size "paper" at 16 n too. Consecutive passages of twice the length are cut into stretches of some 30 tokens, which
+go to two texts in turn: two texts on the same things with no token in common. Each text is embedded as the mean of
+its hidden states, and looks for its other half among all texts, by the cosine; the share that finds it is the
+accuracy. The relative error is that of the hidden states of all texts against exact attention's; "answers that
+change" are those of the retrieval. A plan is chosen for its budget (`nystrom.inspection.choose_plan`) on two windows
+that no text is made of. Time and memory are those of the whole encoder on one text, all in turn; rows have medians
+and quartiles of the rounds.
 
 Claims of this library, and the rules that decide on them, at every length:
 
