@@ -91,12 +91,17 @@ def uniform(
 def uniform_positions(keep: Bool[Tensor, "b n"], m: int, draws: Float[Tensor, " m"]) -> Int[Tensor, "b m"]:
     """Position of the real token that is drawn from each of m near-equal segments."""
     rank, count = ranks(keep)
-    edge = _ceil_div(torch.arange(m + 1, device=keep.device) * count[:, None], m)
-    start, length = edge[:, :-1], edge.diff(dim=-1)
-    wanted = start + torch.minimum((draws * length).long(), (length - 1).clamp(min=0))
+    wanted = drawn_ranks(count, m, draws)
     # Ranks never decrease, so the position of a rank is its insertion point; a token that is not real has the rank of
     # the real one before it, and the search finds the leftmost.
     return torch.searchsorted(rank, wanted).clamp(max=keep.shape[1] - 1)
+
+
+def drawn_ranks(count: Int[Tensor, " b"], m: int, draws: Float[Tensor, " m"]) -> Int[Tensor, "b m"]:
+    """Rank, among `count` real tokens, of the one that is drawn from each of m near-equal segments."""
+    edge = _ceil_div(torch.arange(m + 1, device=count.device) * count[:, None], m)
+    start, length = edge[:, :-1], edge.diff(dim=-1)
+    return start + torch.minimum((draws * length).long(), (length - 1).clamp(min=0))
 
 
 def kmeans(
@@ -116,14 +121,14 @@ def kmeans(
     centres = segment_means(x, m, keep=keep).flatten(0, 1)[:, None]
     for _ in range(steps):
         with torch.no_grad():
-            nearest = _nearest(flat[:, 0], centres[:, 0])
+            nearest = nearest_centres(flat[:, 0], centres[:, 0])
             nearest = nearest if real is None else torch.where(real, nearest, m)
             sizes = nearest.new_zeros(b * h, m + 1).scatter_add(1, nearest, torch.ones_like(nearest))[:, :m]
         centres = torch.where(sizes[:, None, :, None] > 0, group_means(flat, nearest, m), centres)
     return centres[:, 0].unflatten(0, (b, h))
 
 
-def _nearest(x: Float[Tensor, "b n d"], centres: Float[Tensor, "b m d"]) -> Int[Tensor, "b n"]:
+def nearest_centres(x: Float[Tensor, "b n d"], centres: Float[Tensor, "b m d"]) -> Int[Tensor, "b n"]:
     """The nearest centre of each token, a stretch of tokens at a time: nothing of size n x m is stored."""
     # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c
     half = 0.5 * centres.square().sum(dim=-1)[:, None]
@@ -159,13 +164,21 @@ def group_means(x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int)
         groups: Group of each token, the same in all heads; m = of none.
         m: Number of groups.
     """
+    sums, sizes = group_sums(x, groups, m)
+    return sums / sizes.clamp(min=1)[:, None, :, None]
+
+
+def group_sums(
+    x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int
+) -> tuple[Float[Tensor, "b h m d"], Float[Tensor, "b m"]]:
+    """Sum of the tokens of each group, and how many they are; see `group_means`."""
     b, h, n, d = x.shape
     rows = at_least_float32(x).transpose(1, 2).reshape(b * n, h, d)
     slots = (groups + torch.arange(b, device=x.device)[:, None] * (m + 1)).flatten()
     sums = rows.new_zeros(b * (m + 1), h, d).index_add(0, slots, rows)
     sizes = rows.new_zeros(b * (m + 1)).index_add(0, slots, rows.new_ones(b * n))
-    means = sums / sizes.clamp(min=1)[:, None, None]
-    return means.unflatten(0, (b, m + 1))[:, :m].transpose(1, 2)
+    sums, sizes = (total.unflatten(0, (b, m + 1))[:, :m] for total in (sums, sizes))
+    return sums.transpose(1, 2), sizes
 
 
 def segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | None) -> Int[Tensor, "b n"]:

@@ -14,7 +14,7 @@ A mask is `keep` (b, s) or `query_keep` (b, n): boolean, True = a real token. Th
 honour, such as a causal mask or an n x s bias, and name it.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -22,6 +22,8 @@ from torch import Tensor
 
 # Where a method's draws come from: None spreads them evenly, "global" is torch's global generator.
 Generator = torch.Generator | Literal["global"] | None
+# A torch.distributed.ProcessGroup, or a DeviceMesh of one dimension; not every build of torch has them.
+Group = Any
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -1,13 +1,14 @@
 """What every method does around its own computation: checks, dtypes, tokens that are not real, and empty inputs."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nystrom.precision import cast_for_autocast, without_autocast
-from nystrom.shapes import check_inputs, check_self_attention, zero_masked
+from nystrom.shapes import Group, check_inputs, check_self_attention, zero_masked
 
 
 def attend(
@@ -20,6 +21,7 @@ def attend(
     *rest: Any,
     self_attention: str | None = None,
     clean: bool = True,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Run `core(q, k, v, keep, query_keep, *rest)` on checked inputs.
 
@@ -36,17 +38,22 @@ def attend(
         *rest: What else it takes.
         self_attention: Name of a method that works for queries and keys of the same tokens alone.
         clean: Put zeros where tokens are not real; a core that looks at masks wherever it reads does without.
+        group: Process group whose ranks hold pieces of the tokens; `nystrom.parallel` then takes over.
 
     Raises:
         ValueError: Shapes, dtypes or masks that do not fit.
     """
+    if group is not None:
+        # Imported when it is asked for: the room above, which stands on the methods.
+        over_ranks = import_module("nystrom.parallel.door").attend_over_ranks
+        return over_ranks(group, core, q, k, v, keep, query_keep, *rest, self_attention=self_attention)
     if self_attention is None:
         keep, query_keep = check_inputs(q, k, v, keep, query_keep)
     else:
         check_self_attention(self_attention, q, k, v, keep, query_keep)
         query_keep = keep
     if any(isinstance(size, int) and size == 0 for size in (q.shape[0], q.shape[2], k.shape[2])):
-        return _nothing(q, k, v)
+        return nothing(q, k, v)
     q, k, v = cast_for_autocast(q, k, v)
     with without_autocast(q):
         if not clean:
@@ -56,7 +63,7 @@ def attend(
         return zero_masked(core(q, k, v, keep, query_keep, *rest), query_keep).to(dtype)
 
 
-def _nothing(
+def nothing(
     q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], v: Float[Tensor, "b h s e"]
 ) -> Float[Tensor, "b h n e"]:
     """Zeros, or an empty result: for an empty batch, no query, or no key to attend to."""

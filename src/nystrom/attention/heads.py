@@ -1,6 +1,7 @@
 """The one Module of all methods, over head-split tensors: a function, its options, and its weights if it has any."""
 
 from dataclasses import asdict, fields
+from importlib import import_module
 from typing import Any
 
 from jaxtyping import Bool, Float
@@ -10,6 +11,7 @@ from nystrom.attention.registry import METHODS, find_function, find_in_home
 from nystrom.attention.skip import check_skip, depthwise_skip
 from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import check_at_least, check_names
+from nystrom.shapes import Group
 
 
 class AttentionHeads(nn.Module):
@@ -21,6 +23,7 @@ class AttentionHeads(nn.Module):
         method: Name of the method.
         options: Its options.
         weights: Module that gives the function the tensors that it takes after the values; None for most methods.
+        group: Process group whose ranks hold pieces of the tokens, see `nystrom.parallel`; None for one process.
     """
 
     def __init__(self, method: str, options: Any, num_heads: int, head_dim: int):
@@ -28,6 +31,7 @@ class AttentionHeads(nn.Module):
         entry = METHODS[method]
         self.method, self.options = method, options
         self.num_heads, self.head_dim = num_heads, head_dim
+        self.group: Group = None
         self.weights = None
         if entry.weights is not None:
             self.weights = find_in_home(method, entry.weights)(num_heads, head_dim, options)
@@ -65,9 +69,13 @@ class AttentionHeads(nn.Module):
         if self._takes_skip:
             arguments["skip"] = skip
         weights = () if self.weights is None else self.weights()
-        out = self._function(q, k, v, *weights, keep=keep, query_keep=query_keep, **arguments)
+        out = self._function(q, k, v, *weights, keep=keep, query_keep=query_keep, group=self.group, **arguments)
         if skip is None or self._takes_skip:
             return out
+        if self.group is not None:
+            # Imported when it is asked for: the room above.
+            add_skip = import_module("nystrom.parallel.skip").add_skip_over_ranks
+            return add_skip(self.group, v, skip, q, keep, query_keep, out)
         check_skip(v, skip, q, keep, query_keep)
         return depthwise_skip(v, skip, keep=keep, to=out)
 

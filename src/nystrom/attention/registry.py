@@ -38,6 +38,7 @@ class Method:
         cross_attention: It works for queries of other tokens than the keys'.
         positional: Its rule is about positions, so that holes inside a sequence count.
         takes_skip: Its function adds the skip convolution itself.
+        over_ranks: Its tokens may be cut over the ranks of a process group, see `nystrom.parallel`.
         rows: Its home has `NAME_rows`, which gives rows of the attention matrix.
     """
 
@@ -52,6 +53,7 @@ class Method:
     cross_attention: bool = True
     positional: bool = False
     takes_skip: bool = False
+    over_ranks: bool = False
     rows: bool = False
 
 
@@ -62,6 +64,7 @@ METHODS: dict[str, Method] = {
         cost="n s d",
         exact_limit="always",
         source="Vaswani et al. 2017, arXiv:1706.03762",
+        over_ranks=True,
     ),
     "nystrom": Method(
         summary="softmax attention through m landmarks",
@@ -72,6 +75,7 @@ METHODS: dict[str, Method] = {
         random=True,
         takes_skip=True,
         rows=True,
+        over_ranks=True,
     ),
     "near_far": Method(
         summary="softmax attention with far keys replaced by the mean of their cluster",
@@ -96,6 +100,7 @@ METHODS: dict[str, Method] = {
         exact_limit="kernelized, where m >= real tokens",
         source="Chen et al. 2021, arXiv:2111.00035",
         random=True,
+        over_ranks=True,
     ),
     "skyformer_softmax": Method(
         summary="softmax attention through Skyformer's landmarks",
@@ -111,6 +116,7 @@ METHODS: dict[str, Method] = {
         cost="(n + s) d^2",
         exact_limit="its own kernel, always",
         source="Katharopoulos et al. 2020, arXiv:2006.16236",
+        over_ranks=True,
     ),
     "performer": Method(
         summary="softmax attention through positive random features",
@@ -121,6 +127,7 @@ METHODS: dict[str, Method] = {
         weights="PerformerFeatures",
         weight_options=("redraw_steps",),
         random=True,
+        over_ranks=True,
     ),
     "linformer": Method(
         summary="softmax over learned mixtures of the tokens",
@@ -131,6 +138,7 @@ METHODS: dict[str, Method] = {
         weights="LinformerProjections",
         weight_options=("num_features", "max_length", "per_head", "share_key_value", "init_std"),
         positional=True,
+        over_ranks=True,
     ),
     "informer": Method(
         summary="softmax for the queries that stand out, the mean for the rest",
@@ -157,6 +165,7 @@ METHODS: dict[str, Method] = {
         source="Beltagy et al. 2020, arXiv:2004.05150",
         cross_attention=False,
         positional=True,
+        over_ranks=True,
     ),
     "bigbird": Method(
         summary="softmax over blocks: a window, random ones and two global ones",

@@ -37,7 +37,7 @@ from nystrom.attention.parts.band import (
     without_padding,
 )
 from nystrom.landmarks import draw, take
-from nystrom.shapes import Generator, cut_blocks, score_scale, zero_masked
+from nystrom.shapes import Generator, Group, cut_blocks, score_scale, zero_masked
 
 
 @documented(BigBirdOptions)
@@ -52,6 +52,7 @@ def bigbird_attention(
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend to a window, random and global blocks, in time and memory linear in n. Self-attention only.
 
@@ -64,12 +65,13 @@ def bigbird_attention(
         query_keep: `keep` itself or None: queries and keys are the same tokens.
         generator: Source of the random blocks; None takes draws spread evenly, "global" draws from torch's global
             generator.
+        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
     """
     options = BigBirdOptions(block_size=block_size, num_random_blocks=num_random_blocks, scale=scale)
-    return attend(_bigbird, q, k, v, keep, query_keep, options, generator, self_attention="bigbird")
+    return attend(_bigbird, q, k, v, keep, query_keep, options, generator, self_attention="bigbird", group=group)
 
 
 def _bigbird(

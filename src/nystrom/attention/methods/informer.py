@@ -28,7 +28,7 @@ from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import InformerOptions, documented
 from nystrom.landmarks import all_real, draw, ranks, take
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, score_scale
+from nystrom.shapes import Generator, Group, score_scale
 
 # Keys over which M is computed at a time.
 _BLOCK = 16
@@ -46,6 +46,7 @@ def informer_attention(
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Exact attention for the queries that stand out, the mean of the values for the rest; linear in n and s.
 
@@ -58,12 +59,13 @@ def informer_attention(
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
         generator: Source of the sample of keys; None takes keys spread evenly, "global" draws from torch's global
             generator.
+        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
     options = InformerOptions(num_queries=num_queries, num_samples=num_samples, scale=scale)
-    return attend(_informer, q, k, v, keep, query_keep, options, generator)
+    return attend(_informer, q, k, v, keep, query_keep, options, generator, group=group)
 
 
 def _informer(

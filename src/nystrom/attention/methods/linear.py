@@ -25,6 +25,7 @@ from nystrom.attention.door import attend
 from nystrom.attention.options import LinearOptions, documented
 from nystrom.checks import FeatureMap
 from nystrom.precision import at_least_float32, without_autocast
+from nystrom.shapes import Group
 
 
 @documented(LinearOptions)
@@ -36,6 +37,7 @@ def linear_attention(
     feature_map: FeatureMap = "elu",
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend by inner products of features over real keys, in time and memory linear in n and s.
 
@@ -48,11 +50,12 @@ def linear_attention(
         **options: Those of `LinearOptions`.
         keep: Real keys; None where all are.
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
-    return attend(_linear, q, k, v, keep, query_keep, LinearOptions(feature_map=feature_map))
+    return attend(_linear, q, k, v, keep, query_keep, LinearOptions(feature_map=feature_map), group=group)
 
 
 def _linear(

@@ -27,6 +27,7 @@ from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LinformerOptions, documented
 from nystrom.landmarks import take
+from nystrom.shapes import Group
 
 
 @documented(LinformerOptions)
@@ -40,6 +41,7 @@ def linformer_attention(
     scale: float | None = None,
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend to learned mixtures of the keys, in time and memory linear in n and s.
 
@@ -52,12 +54,22 @@ def linformer_attention(
         **options: Those of `LinformerOptions` that do not shape the projections.
         keep: Real keys; None where all are. Holes inside a sequence count as positions.
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes or masks that do not fit, or more keys than the projections have columns.
     """
     return attend(
-        _linformer, q, k, v, keep, query_keep, key_projection, value_projection, LinformerOptions(scale=scale)
+        _linformer,
+        q,
+        k,
+        v,
+        keep,
+        query_keep,
+        key_projection,
+        value_projection,
+        LinformerOptions(scale=scale),
+        group=group,
     )
 
 
@@ -71,15 +83,19 @@ def _linformer(
     value_projection: Float[Tensor, "g m length"],
     options: LinformerOptions,
 ) -> Float[Tensor, "b h n e"]:
-    _check_projection("key_projection", key_projection, k)
-    _check_projection("value_projection", value_projection, k)
+    check_projection("key_projection", key_projection, k.shape[1], k.shape[2])
+    check_projection("value_projection", value_projection, k.shape[1], k.shape[2])
     keys = _project(_from_first_real(k, keep), key_projection)
     values = _project(_from_first_real(v, keep), value_projection)
     return fused_softmax(q, keys, values, scale=options.scale)
 
 
-def _check_projection(name: str, projection: Tensor, k: Tensor) -> None:
-    h, s = k.shape[1], k.shape[2]
+def check_projection(name: str, projection: Tensor, h: int, s: int) -> None:
+    """Check a projection for h heads and s keys.
+
+    Raises:
+        ValueError: It is not shaped so, or has fewer columns than there are keys.
+    """
     if projection.ndim != 3 or projection.shape[0] not in (1, h) or projection.shape[1] == 0:
         raise ValueError(
             f"{name} has shape {tuple(projection.shape)}; expected (1 or {h} heads, num_features, max_length)."

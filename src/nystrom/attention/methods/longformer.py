@@ -33,7 +33,7 @@ from nystrom.attention.parts.band import (
     without_padding,
 )
 from nystrom.landmarks import first_tokens, ranks
-from nystrom.shapes import score_scale
+from nystrom.shapes import Group, score_scale
 
 # Queries of a block: more of them waste more keys outside the band, fewer make matrix products small.
 _MOST, _LEAST = 64, 8
@@ -50,6 +50,7 @@ def longformer_attention(
     scale: float | None = None,
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend within a sliding window and to global tokens, in time and memory linear in n. Self-attention only.
 
@@ -60,12 +61,13 @@ def longformer_attention(
         **options: Those of `LongformerOptions`.
         keep: Real tokens; None where all are. Other queries give zeros.
         query_keep: `keep` itself or None: queries and keys are the same tokens.
+        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
     """
     options = LongformerOptions(window=window, num_global=num_global, scale=scale)
-    return attend(_longformer, q, k, v, keep, query_keep, options, self_attention="longformer")
+    return attend(_longformer, q, k, v, keep, query_keep, options, self_attention="longformer", group=group)
 
 
 def _longformer(
@@ -83,12 +85,12 @@ def _longformer(
     real = torch.ones(1, n, dtype=torch.bool, device=q.device) if keep is None else keep
     positions, present = first_tokens(real, g)
     positions, present = (x.expand(q.shape[0], -1) for x in (positions, present))
-    size = max(_LEAST, min(half, _MOST))
+    size = block_size_of(half)
 
     def reach(x: Tensor, head: int, positions: Tensor) -> Tensor:
-        return _keys(x, positions, size, half)
+        return keys_around(x, positions, size, half)
 
-    bias = _band(real, g, size, half, q.dtype)
+    bias = band_of(real & (ranks(real)[0] >= g), g, size, half, q.dtype)
     padded_q, padded_k, padded_v = (pad_to_blocks(x, size) for x in (q, k, v))
     out = attend_blocks(padded_q, padded_k, padded_v, reach, bias, positions, size=size, scale=scale, copies=g > 0)
     out = without_padding(out, n)
@@ -97,7 +99,14 @@ def _longformer(
     return out
 
 
-def _keys(x: Float[Tensor, "b t d"], positions: Int[Tensor, "b g"], size: int, half: int) -> Float[Tensor, "b l k d"]:
+def block_size_of(half: int) -> int:
+    """Queries of a block, for half a window."""
+    return max(_LEAST, min(half, _MOST))
+
+
+def keys_around(
+    x: Float[Tensor, "b t d"], positions: Int[Tensor, "b g"], size: int, half: int
+) -> Float[Tensor, "b l k d"]:
     """The global tokens, then the tokens around each block."""
     around = windows(x, size, half)
     if not positions.shape[1]:
@@ -106,10 +115,11 @@ def _keys(x: Float[Tensor, "b t d"], positions: Int[Tensor, "b g"], size: int, h
     return torch.cat([chosen[:, None].expand(-1, around.shape[1], -1, -1), around], dim=2)
 
 
-def _band(keep: Bool[Tensor, "b n"], g: int, size: int, half: int, dtype: torch.dtype) -> Float[Tensor, "b 1 l c k"]:
-    """The bias of each query of a block on `_keys`: 0 for the global tokens and for the others of its window."""
-    others = keep & (ranks(keep)[0] >= g)
-    offset = torch.arange(size + 2 * half, device=keep.device) - torch.arange(size, device=keep.device)[:, None]
+def band_of(
+    others: Bool[Tensor, "b n"], g: int, size: int, half: int, dtype: torch.dtype
+) -> Float[Tensor, "b 1 l c k"]:
+    """The bias of each query of a block on `keys_around`: 0 for g global tokens and for the others of its window."""
+    offset = torch.arange(size + 2 * half, device=others.device) - torch.arange(size, device=others.device)[:, None]
     # The sum alone has n k numbers: masks of that size would take more than the bias itself.
     real = bias_of(windows(pad_to_blocks(others[..., None], size), size, half).mT, dtype)
     bias = real + bias_of((offset >= 0) & (offset <= 2 * half), dtype)

@@ -44,7 +44,7 @@ from nystrom.attention.parts.stretches import runs_in_stretches
 from nystrom.checks import Backend
 from nystrom.landmarks import all_real
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import check_inputs, check_positions, score_scale, zero_masked
+from nystrom.shapes import Group, check_inputs, check_positions, score_scale, zero_masked
 
 
 @documented(NearFarOptions)
@@ -63,6 +63,7 @@ def near_far_attention(
     backend: Backend = "auto",
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend to near tokens, heavy keys and clusters of the rest, in time and memory linear in n and s.
 
@@ -74,6 +75,7 @@ def near_far_attention(
         keep: Real keys; None where all are.
         query_keep: Real queries; None means `keep` where n == s (self-attention), else all. Other queries give zeros.
             Cross-attention of equal lengths passes a mask that is not `keep`: near tokens are those of the same places.
+        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
@@ -88,7 +90,7 @@ def near_far_attention(
         scale=scale,
         backend=backend,
     )
-    return attend(_near_far, q, k, v, keep, query_keep, options)
+    return attend(_near_far, q, k, v, keep, query_keep, options, group=group)
 
 
 @documented(NearFarOptions)

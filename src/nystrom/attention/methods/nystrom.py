@@ -35,7 +35,7 @@ from nystrom.checks import Backend, Inverse, Landmarks, StartValue
 from nystrom.landmarks import all_are_short, draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import Generator, check_inputs, check_positions, score_scale, zero_masked
+from nystrom.shapes import Generator, Group, check_inputs, check_positions, score_scale, zero_masked
 
 # Tokens from which on working in stretches on a CPU gains more than its calls cost.
 _LONG = 2048
@@ -74,6 +74,7 @@ def nystrom_attention(
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
     skip: Float[Tensor, "h 1 taps 1"] | None = None,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Approximate softmax attention with m landmarks, in time and memory linear in n and s.
 
@@ -88,6 +89,7 @@ def nystrom_attention(
         generator: Source of the draws of "uniform"; None takes tokens spread evenly, the same each time, "global" draws
             from torch's global generator.
         skip: Kernel of a convolution of the values that is added, see `depthwise_skip`; self-attention only.
+        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
@@ -102,8 +104,8 @@ def nystrom_attention(
         backend=backend,
     )
     if uses_triton(backend):
-        return attend(_by_kernels, q, k, v, keep, query_keep, options, generator, skip, clean=False)
-    return attend(_nystrom, q, k, v, keep, query_keep, options, generator, skip)
+        return attend(_by_kernels, q, k, v, keep, query_keep, options, generator, skip, clean=False, group=group)
+    return attend(_nystrom, q, k, v, keep, query_keep, options, generator, skip, group=group)
 
 
 @documented(NystromOptions)
@@ -230,8 +232,8 @@ def _nystrom(
     right = fused_softmax(factors.q_landmarks.to(q.dtype), k, v, keep=keep, scale=scale)
     middle, k_landmarks = factors.inverse @ at_least_float32(right), factors.k_landmarks.to(k.dtype)
     if limit is None:
-        return _left(q, k_landmarks, middle, None, scale, convolved)
-    out = _left(q, k_landmarks, limit.values_as_middle(middle, v), limit.real_landmarks(), scale, convolved)
+        return left_factor(q, k_landmarks, middle, None, scale, convolved)
+    out = left_factor(q, k_landmarks, limit.values_as_middle(middle, v), limit.real_landmarks(), scale, convolved)
     return limit.results(out, right)
 
 
@@ -302,7 +304,7 @@ def _factors(
     return NystromFactors(q_landmarks, k_landmarks, a, inverse)
 
 
-def _left(
+def left_factor(
     q: Float[Tensor, "b h n d"],
     k_landmarks: Float[Tensor, "b h m d"],
     middle: Float[Tensor, "b h m e"],
@@ -310,6 +312,7 @@ def _left(
     scale: float | None,
     convolved: Float[Tensor, "b h n e"] | None = None,
 ) -> Float[Tensor, "b h n e"]:
+    """The queries' softmax over the landmarks that are real, times the middle; added to `convolved` where that is."""
     if convolved is not None:
         return add_attention(convolved, q, k_landmarks, middle, keep=real, scale=score_scale(q, scale))
     if q.dtype != torch.float16:

@@ -30,7 +30,7 @@ from nystrom.attention.options import PerformerOptions, documented
 from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, score_scale
+from nystrom.shapes import Generator, Group, score_scale
 
 
 @documented(PerformerOptions)
@@ -45,6 +45,7 @@ def performer_attention(
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Estimate softmax attention with r random features, in time and memory linear in n and s.
 
@@ -60,6 +61,7 @@ def performer_attention(
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
         generator: Source of the draw where no projection is given; None draws the same each time, "global" draws from
             torch's global generator.
+        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or both a projection and a generator.
@@ -67,7 +69,7 @@ def performer_attention(
     options = PerformerOptions(num_features=num_features, scale=scale)
     if projection is not None and generator is not None:
         raise ValueError("projection and generator are both given: pass one of them, the generator draws a projection.")
-    return attend(_performer, q, k, v, keep, query_keep, options, projection, generator)
+    return attend(_performer, q, k, v, keep, query_keep, options, projection, generator, group=group)
 
 
 def _performer(
@@ -80,19 +82,30 @@ def _performer(
     projection: Float[Tensor, "r d"] | None,
     generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
-    d = q.shape[-1]
-    if projection is None:
-        projection = _draw(options.num_features, d, generator, q.device)
-    elif projection.ndim != 2 or projection.shape[1] != d or projection.shape[0] == 0:
-        raise ValueError(
-            f"projection has shape {tuple(projection.shape)}; expected (features, {d}) for head width {d}."
-        )
+    projection = projection_of(q, options, projection, generator)
     q, k, v = (at_least_float32(x) for x in (q, k, v))
     scale = score_scale(q, options.scale)
     rows = (scale**0.5 * projection.to(q.dtype)).expand(*q.shape[:2], -1, -1)
     means, logs = softmax_and_logsumexp(rows, k, v, keep=keep, scale=1.0, bias=-half_norms(k, scale=scale))
     wide_q = torch.cat([q, torch.ones_like(q[..., :1])], dim=-1)
     return fused_softmax(wide_q, torch.cat([rows, logs], dim=-1), means, scale=1.0)
+
+
+def projection_of(
+    q: Float[Tensor, "b h n d"],
+    options: PerformerOptions,
+    projection: Float[Tensor, "r d"] | None,
+    generator: Generator,
+) -> Float[Tensor, "r d"]:
+    """The projection that is given, checked, or one that is drawn."""
+    d = q.shape[-1]
+    if projection is None:
+        return _draw(options.num_features, d, generator, q.device)
+    if projection.ndim != 2 or projection.shape[1] != d or projection.shape[0] == 0:
+        raise ValueError(
+            f"projection has shape {tuple(projection.shape)}; expected (features, {d}) for head width {d}."
+        )
+    return projection
 
 
 def _draw(num_features: int, head_dim: int, generator: Generator, device: torch.device) -> Float[Tensor, "r d"]:

@@ -33,7 +33,7 @@ from nystrom.attention.options import ReformerOptions, documented
 from nystrom.attention.parts.lsh import HashRounds, even_rotations, plan_rounds
 from nystrom.attention.parts.stretches import for_one_gradient
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, score_scale
+from nystrom.shapes import Generator, Group, score_scale
 
 # Scores computed at a time: as many as the caches of a core hold; enough to fill an accelerator.
 SCORES_AT_A_TIME = {"cpu": 2**20}
@@ -55,6 +55,7 @@ def reformer_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend to the tokens of the same hash bucket, in time linear in n except for a sort, and in linear memory.
 
@@ -67,6 +68,7 @@ def reformer_attention(
         query_keep: None or `keep` itself.
         generator: Source of the rotations; None takes numbers spread evenly, "global" draws from torch's global
             generator.
+        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
@@ -79,7 +81,7 @@ def reformer_attention(
         across_buckets=across_buckets,
         scale=scale,
     )
-    return attend(_reformer, q, k, v, keep, query_keep, options, generator, self_attention="reformer")
+    return attend(_reformer, q, k, v, keep, query_keep, options, generator, self_attention="reformer", group=group)
 
 
 def _reformer(

@@ -33,7 +33,7 @@ from nystrom.checks import Backend, Inverse, Kernel
 from nystrom.kernels import KERNELS
 from nystrom.landmarks import all_are_short, draw, uniform
 from nystrom.linalg.pinv import pinv
-from nystrom.shapes import Generator, score_scale
+from nystrom.shapes import Generator, Group, score_scale
 
 
 @documented(SkyformerOptions)
@@ -52,6 +52,7 @@ def skyformer_attention(
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Approximate kernelized attention with m landmarks, in time and memory linear in n and s.
 
@@ -63,6 +64,7 @@ def skyformer_attention(
         keep: Real keys; None where all are.
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
         generator: Source of the draws; None takes tokens spread evenly, "global" draws from torch's global generator.
+        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
@@ -77,8 +79,8 @@ def skyformer_attention(
         backend=backend,
     )
     if uses_triton(backend):
-        return attend(_by_kernels, q, k, v, keep, query_keep, options, generator, clean=False)
-    return attend(_skyformer, q, k, v, keep, query_keep, options, generator)
+        return attend(_by_kernels, q, k, v, keep, query_keep, options, generator, clean=False, group=group)
+    return attend(_skyformer, q, k, v, keep, query_keep, options, generator, group=group)
 
 
 def _skyformer(

@@ -49,7 +49,7 @@ from nystrom.kernels import gaussian_logarithm, half_norms
 from nystrom.landmarks import all_are_short, draw
 from nystrom.linalg.pinv import pinv_similar
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, score_scale
+from nystrom.shapes import Generator, Group, score_scale
 
 # Passes over the landmarks' kernel in which levels spread from landmark to landmark.
 _LEVEL_STEPS = 8
@@ -69,6 +69,7 @@ def skyformer_softmax_attention(
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Approximate softmax attention with m landmarks, in time and memory linear in n and s; in float32 at least.
 
@@ -80,6 +81,7 @@ def skyformer_softmax_attention(
         keep: Real keys; None where all are.
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
         generator: Source of the draws; None takes tokens spread evenly, "global" draws from torch's global generator.
+        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
@@ -87,7 +89,7 @@ def skyformer_softmax_attention(
     options = SkyformerSoftmaxOptions(
         num_landmarks=num_landmarks, gamma=gamma, pinv=pinv, pinv_steps=pinv_steps, scale=scale
     )
-    return attend(_skyformer_softmax, q, k, v, keep, query_keep, options, generator)
+    return attend(_skyformer_softmax, q, k, v, keep, query_keep, options, generator, group=group)
 
 
 def _skyformer_softmax(

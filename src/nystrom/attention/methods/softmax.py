@@ -15,6 +15,7 @@ from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.options import SoftmaxOptions, documented
 from nystrom.checks import Form
+from nystrom.shapes import Group
 
 
 @documented(SoftmaxOptions)
@@ -27,6 +28,7 @@ def softmax_attention(
     scale: float | None = None,
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Exact attention over real keys; queries that are not real, and sequences without a real key, give zeros.
 
@@ -37,12 +39,13 @@ def softmax_attention(
         **options: Those of `SoftmaxOptions`.
         keep: Real keys; None where all are.
         query_keep: Real queries; None means `keep` where n == s, else all.
+        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
     options = SoftmaxOptions(form=form, scale=scale)
-    return attend(_softmax, q, k, v, keep, query_keep, options)
+    return attend(_softmax, q, k, v, keep, query_keep, options, group=group)
 
 
 def _softmax(

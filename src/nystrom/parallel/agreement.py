@@ -1,0 +1,98 @@
+"""What all ranks must agree on before they exchange tokens, and what each tells the others.
+
+One gather of four whole numbers per rank and call: a hash of the facts that must be equal (method, options, shapes,
+dtypes, masks, gradients), whether the rank's own inputs are refused, and how many queries and keys it holds. Where
+something differs, every rank sees that, the facts themselves are exchanged, and all raise, by name, the same error.
+Without this a rank that goes its own way would leave the others waiting for the time-out of the group.
+"""
+
+from dataclasses import fields, is_dataclass
+from hashlib import blake2b
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nystrom.parallel.communication import Ranks
+
+
+def check_group(group: object) -> Ranks:
+    """The ranks of a process group, or of a mesh of one dimension.
+
+    Raises:
+        ValueError: It is neither, or this process is none of its ranks.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError(
+            "group is given, but torch.distributed has no process group: call torch.distributed.init_process_group "
+            "first, and start the processes by torchrun."
+        )
+    mesh = getattr(group, "ndim", None)
+    if mesh is not None and hasattr(group, "get_group"):
+        if mesh != 1:
+            raise ValueError(f"group is a mesh of {mesh} dimensions; expected one: pass mesh['name'] of the tokens.")
+        group = group.get_group()  # pyright: ignore[reportAttributeAccessIssue]
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("group does not hold this process: call attention with it on its own ranks alone.")
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(
+            f"group is a {type(group).__name__}; expected a torch.distributed.ProcessGroup, such as dist.group.WORLD."
+        )
+    return Ranks(group)
+
+
+def agree(
+    ranks: Ranks, facts: dict[str, object], held: tuple[int, int], refusal: ValueError | None, device: torch.device
+) -> list[tuple[int, int]]:
+    """Compare facts over ranks, and learn how many queries and keys each holds.
+
+    Args:
+        ranks: The ranks.
+        facts: What must be equal on all, by name.
+        held: Queries and keys of this rank.
+        refusal: What is wrong with this rank's own inputs.
+        device: Where its tensors are.
+
+    Raises:
+        ValueError: Ranks disagree, or the inputs of one are refused; on all ranks.
+    """
+    told = {name: str(fact) for name, fact in facts.items()}
+    digest = int.from_bytes(blake2b(repr(told).encode(), digest_size=7).digest(), "big")
+    here = torch.tensor([digest, refusal is not None, *held], device=device if refusal is None else _device(ranks))
+    rows = ranks.gather(here).tolist()
+    if all(not refused and number == digest for number, refused, *_ in rows):
+        return [(queries, keys) for *_, queries, keys in rows]
+    everything: list[Any] = [None] * ranks.size
+    dist.all_gather_object(everything, (told, refusal and str(refusal)), group=ranks.group)
+    if refusal is not None:
+        raise refusal
+    for rank, (_, refused) in enumerate(everything):
+        if refused:
+            raise ValueError(f"rank {rank} of the group has inputs that do not fit: {refused}")
+    names = list(dict.fromkeys(name for facts, _ in everything for name in facts))
+    different = [name for name in names if len({facts.get(name) for facts, _ in everything}) > 1]
+    said = "; ".join(
+        f"{name} is " + ", ".join(f"{facts.get(name)} on rank {rank}" for rank, (facts, _) in enumerate(everything))
+        for name in different
+    )
+    raise ValueError(f"ranks of the group disagree: {said}. Pass the same on all ranks; only lengths may differ.")
+
+
+def _device(ranks: Ranks) -> torch.device:
+    """Where a tensor may be that the group's backend sends, when the inputs cannot be asked."""
+    if "nccl" in dist.get_backend(ranks.group):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def facts_of(name: str, value: object) -> dict[str, object]:
+    """What must be equal on all ranks of an argument: numbers and words themselves, of tensors their kind."""
+    if isinstance(value, Tensor):
+        wants = value.requires_grad and torch.is_grad_enabled()
+        return {name: f"{value.dtype} of {tuple(value.shape)}" + (" with a gradient" if wants else "")}
+    if is_dataclass(value):
+        return {field.name: repr(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, torch.Generator):
+        return {name: "a generator"}
+    return {name: repr(value)}

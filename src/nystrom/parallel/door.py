@@ -1,0 +1,111 @@
+"""What every method does around its own computation over ranks: agreement, checks, dtypes, masks, and empty pieces."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from nystrom.attention.backend import uses_triton
+from nystrom.attention.door import nothing
+from nystrom.attention.registry import METHODS
+from nystrom.parallel.agreement import agree, check_group, facts_of
+from nystrom.parallel.communication import Ranks
+from nystrom.parallel.tokens import Tokens, find_tokens
+from nystrom.precision import cast_for_autocast, without_autocast
+from nystrom.shapes import Group, check_inputs, check_self_attention, zero_masked
+
+
+def attend_over_ranks(
+    group: Group,
+    core: Callable[..., Tensor],
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    *rest: Any,
+    self_attention: str | None = None,
+) -> Float[Tensor, "b h n e"]:
+    """Attend as `nystrom.attention.door.attend` would to the tokens of all ranks; gives this rank's piece.
+
+    The counterpart of the core of a method is `METHOD_over_ranks(ranks, queries, keys, q, k, v, *rest)` in
+    `nystrom.parallel.methods.METHOD`.
+
+    Raises:
+        ValueError: The group, or shapes, dtypes or masks that do not fit, or that differ between ranks; or a method or
+            backend that does not work over ranks.
+    """
+    ranks, method = check_group(group), core.__module__.rpartition(".")[2]
+    refusal = None
+    try:
+        _check_method(method, rest)
+        if self_attention is None:
+            check_inputs(q, k, v, keep, query_keep)
+        else:
+            check_self_attention(self_attention, q, k, v, keep, query_keep)
+    except ValueError as error:
+        refusal = error
+    facts: dict[str, object] = {"method": method}
+    for number, value in enumerate(rest):
+        facts |= facts_of(f"argument {number} of {method}", value)
+    held = 0, 0
+    if refusal is None:
+        held = q.shape[2], k.shape[2]
+        facts |= {"(batch, heads)": tuple(q.shape[:2]), "head width": q.shape[-1], "value width": v.shape[-1]}
+        facts |= {"dtype": q.dtype, "autocast": _autocast(q)}
+        facts |= {"keep": _said(keep), "query_keep": "keep itself" if query_keep is keep else _said(query_keep)}
+        wanted = [name for name, x in (("q", q), ("k", k), ("v", v)) if x.requires_grad and torch.is_grad_enabled()]
+        facts["what has a gradient"] = " ".join(wanted) or "nothing"
+    pieces = agree(ranks, facts, held, refusal, q.device if isinstance(q, Tensor) else torch.device("cpu"))
+    n, s = ([piece[i] for piece in pieces] for i in (0, 1))
+    query_keep = _settle(keep, query_keep, n, s)
+    if q.shape[0] == 0 or sum(n) == 0 or sum(s) == 0:
+        return nothing(q, k, v)
+    q, k, v = cast_for_autocast(q, k, v)
+    with without_autocast(q):
+        keys = find_tokens(ranks, s, keep, len(k), k.device)
+        # Self-attention: one object for both.
+        queries = keys if query_keep is keep and n == s else find_tokens(ranks, n, query_keep, len(q), q.device)
+        q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
+        out = _run(ranks, method, queries, keys, q, k, v, rest)
+        return ranks.end_with(zero_masked(out[:, :, : q.shape[2]], query_keep).to(v.dtype))
+
+
+def _run(
+    ranks: Ranks, method: str, queries: Tokens, keys: Tokens, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...]
+) -> Tensor:
+    function = getattr(import_module(f"nystrom.parallel.methods.{method}"), f"{method}_over_ranks")
+    return function(ranks, queries, keys, *(x if x.shape[2] else F.pad(x, (0, 0, 0, 1)) for x in (q, k, v)), *rest)
+
+
+def _check_method(method: str, rest: tuple[Any, ...]) -> None:
+    if not METHODS[method].over_ranks:
+        able = ", ".join(name for name, entry in METHODS.items() if entry.over_ranks)
+        raise ValueError(f"group is given, but {method} does not work over ranks: leave it out, or use one of {able}.")
+    if any(uses_triton(getattr(value, "backend", None)) for value in rest):
+        raise ValueError("backend is 'triton', which has no Triton code for group: pass backend='torch'.")
+
+
+def _settle(keep: Tensor | None, query_keep: Tensor | None, n: list[int], s: list[int]) -> Tensor | None:
+    """The mask of the queries: where it is not given, that of the keys in self-attention."""
+    if query_keep is not None or keep is None or sum(n) != sum(s):
+        return query_keep
+    if n != s:
+        raise ValueError(
+            f"keep is given without query_keep for {sum(n)} queries and as many keys, but the ranks hold {n} queries "
+            f"and {s} keys: cut both alike for self-attention, or pass query_keep for cross-attention."
+        )
+    return keep
+
+
+def _said(mask: Tensor | None) -> str:
+    return "None" if mask is None else "given"
+
+
+def _autocast(x: Tensor) -> str:
+    device = x.device.type
+    return str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "off"

@@ -1,0 +1,63 @@
+"""n tokens of all ranks to m landmarks, the same on every rank; see `nystrom.landmarks`."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.checks import Landmarks
+from nystrom.landmarks import KMEANS_STEPS, draw, drawn_ranks, nearest_centres
+from nystrom.parallel.communication import Ranks
+from nystrom.parallel.tokens import Tokens, means_of, segment_means, take
+from nystrom.precision import at_least_float32
+from nystrom.shapes import Generator
+
+
+def choose(
+    ranks: Ranks,
+    tokens: Tokens,
+    x: Float[Tensor, "b h n d"],
+    m: int,
+    landmarks: Landmarks,
+    draws: Float[Tensor, " m"] | None,
+) -> Float[Tensor, "b h m d"]:
+    """Landmarks of one kind, in float32 at least.
+
+    Args:
+        ranks: The ranks.
+        tokens: Where the tokens stand.
+        x: Queries or keys of this rank; zeros where they are not real.
+        m: Number of landmarks.
+        landmarks: Their kind.
+        draws: Where in its segment each token of "uniform" lies.
+    """
+    if landmarks == "uniform":
+        assert draws is not None
+        return uniform(ranks, tokens, x, m, draws)
+    return kmeans(ranks, tokens, x, m) if landmarks == "kmeans" else segment_means(ranks, tokens, x, m)
+
+
+def shared_draws(ranks: Ranks, m: int, generator: Generator, device: torch.device) -> Float[Tensor, " m"]:
+    """`nystrom.landmarks.draw`; where numbers are drawn, those of the first rank. Each rank draws as many."""
+    draws = draw(m, generator, device)
+    return draws if generator is None else ranks.send_from(0, draws.contiguous())
+
+
+def uniform(
+    ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int, draws: Float[Tensor, " m"]
+) -> Float[Tensor, "b h m d"]:
+    """One real token of each of m near-equal segments."""
+    return take(ranks, tokens, at_least_float32(x), drawn_ranks(tokens.count, m, draws))
+
+
+def kmeans(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int) -> Float[Tensor, "b h m d"]:
+    """Centres of m clusters; in each step the ranks add up the sums of their own tokens."""
+    b, h, n, _ = x.shape
+    flat = at_least_float32(x).flatten(0, 1)[:, None]
+    real = tokens.keep[:, None].expand(b, h, n).flatten(0, 1)
+    centres = segment_means(ranks, tokens, x, m).flatten(0, 1)[:, None]
+    for _ in range(KMEANS_STEPS):
+        with torch.no_grad():
+            nearest = torch.where(real, nearest_centres(flat[:, 0], centres[:, 0]), m)
+        means, sizes = means_of(ranks, flat, nearest, m)
+        centres = torch.where(sizes[:, None, :, None] > 0, means, centres)
+    return centres[:, 0].unflatten(0, (b, h))

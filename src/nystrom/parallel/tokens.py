@@ -1,0 +1,111 @@
+"""Where a rank's tokens stand among those of all ranks.
+
+Each rank holds a piece of every sequence: the pieces follow each other in the order of the ranks, and may have any
+sizes, none included. As in `nystrom.landmarks`, real tokens are counted, not placed: their ranks (the word's other
+meaning) go on from one piece to the next.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nystrom.landmarks import group_sums
+from nystrom.parallel.communication import Ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """The queries or keys of all ranks, as this one sees them.
+
+    A rank without tokens has one that is not real, so that no operation meets an empty axis.
+
+    Attributes:
+        lengths: Tokens of each rank.
+        start: Position of this rank's first token.
+        keep: Its real tokens.
+        order: How many real tokens of the sequence come before each, on all ranks; meaningless where not real.
+        count: Real tokens of each sequence, on all ranks.
+        first: Position of the first of them; the number of all tokens where there is none.
+        whole: Every token of every rank is real.
+    """
+
+    lengths: tuple[int, ...]
+    start: int
+    keep: Bool[Tensor, "b n"]
+    order: Int[Tensor, "b n"]
+    count: Int[Tensor, " b"]
+    first: Int[Tensor, " b"]
+    whole: bool
+
+    @property
+    def total(self) -> int:
+        """Tokens of all ranks."""
+        return sum(self.lengths)
+
+
+def find_tokens(
+    ranks: Ranks, lengths: Sequence[int], keep: Bool[Tensor, "b n"] | None, batch: int, device: torch.device
+) -> Tokens:
+    """Learn where this rank's tokens stand.
+
+    Args:
+        ranks: The ranks.
+        lengths: Tokens of each.
+        keep: Real tokens of this one, on all ranks or on none.
+        batch: Sequences.
+        device: Where the tokens are.
+    """
+    start, n, total = sum(lengths[: ranks.rank]), lengths[ranks.rank], sum(lengths)
+    here = torch.arange(max(n, 1), device=device)
+    real = (here < n).expand(batch, -1)
+    if keep is None:
+        count = torch.full((batch,), total, device=device)
+        order = (start + here).expand(batch, -1).contiguous()
+        return Tokens(tuple(lengths), start, real, order, count, torch.zeros_like(count), True)
+    real = keep if n else real
+    first = torch.where(real, start + here, total).amin(dim=-1)
+    counts, firsts = ranks.gather(torch.stack([real.sum(dim=-1), first])).unbind(1)
+    order = counts[: ranks.rank].sum(dim=0)[:, None] + real.cumsum(dim=-1) - 1
+    return Tokens(tuple(lengths), start, real, order, counts.sum(dim=0), firsts.amin(dim=0), False)
+
+
+def take(
+    ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], wanted: Int[Tensor, "b r"]
+) -> Float[Tensor, "b h r d"]:
+    """The real tokens that have `wanted` others before them, on all ranks; zeros where there are not so many."""
+    place, found = find(tokens, wanted)
+    index = place[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
+    return ranks.sum(torch.where(found[:, None, :, None], x.gather(2, index), 0.0))
+
+
+def find(tokens: Tokens, wanted: Int[Tensor, "b r"]) -> tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]:
+    """Places of real tokens among this rank's own, by their order, and which of them are its own."""
+    # The order never decreases, and the first that has it is the real one.
+    place = torch.searchsorted(tokens.order, wanted.contiguous()).clamp(max=tokens.order.shape[1] - 1)
+    return place, (tokens.order.gather(1, place) == wanted) & tokens.keep.gather(1, place)
+
+
+def take_first(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int) -> Float[Tensor, "b h m d"]:
+    """The first m real tokens, and zeros after the last."""
+    return take(ranks, tokens, x, torch.arange(m, device=x.device).expand(len(x), -1))
+
+
+def segment_means(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int) -> Float[Tensor, "b h m d"]:
+    """`nystrom.landmarks.segment_means` of the real tokens of all ranks; at most m tokens are their own means."""
+    count = tokens.count[:, None]
+    segment = torch.where(tokens.keep, tokens.order * count.clamp(max=m) // count.clamp(min=1), m)
+    return means_of(ranks, x, segment, m)[0]
+
+
+def means_of(
+    ranks: Ranks, x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int
+) -> tuple[Float[Tensor, "b h m d"], Float[Tensor, "b m"]]:
+    """Mean of the tokens of each group on all ranks, zero for an empty group, and how many tokens it has."""
+    sums, sizes = group_sums(x, groups, m)
+    wide = sizes[:, None, :, None].expand(-1, sums.shape[1], -1, 1)
+    sums = ranks.sum(torch.cat([sums, wide], dim=-1))
+    sizes = sums[:, 0, :, -1].detach()
+    return sums[..., :-1] / sizes.clamp(min=1)[:, None, :, None], sizes

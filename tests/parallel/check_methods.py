@@ -1,0 +1,233 @@
+"""Outputs, gradients and bytes of every method over ranks, beside those of one process; run by `ranks.py`."""
+
+import functools
+
+import torch
+import torch.distributed as dist
+
+from nystrom import build_attention
+from nystrom.attention.registry import METHODS, find_function
+from nystrom.parallel import count_bytes
+
+VARIANTS = {
+    "nystrom": [
+        {"num_landmarks": 5},
+        {"num_landmarks": 5, "landmarks": "uniform"},
+        {"num_landmarks": 5, "landmarks": "kmeans"},
+        # More landmarks than one of two sequences has keys.
+        {"num_landmarks": 16, "landmarks": "uniform", "pinv": "ridge"},
+        {"num_landmarks": 40},
+    ],
+    "linear": [{}],
+    "performer": [{"num_features": 6}],
+    "skyformer": [{"num_landmarks": 6}, {"num_landmarks": 16, "kernel": "laplace"}],
+    "softmax": [{}],
+    "linformer": [{}],
+    "longformer": [{"window": 5}, {"window": 3, "num_global": 2}, {"window": 99, "num_global": 1}],
+}
+# Tokens of each rank: uneven, none on one rank, and fewer than a window reaches over.
+PIECES = {2: [(7, 16), (0, 23), (21, 2)], 4: [(7, 0, 9, 7), (1, 1, 20, 1), (0, 0, 23, 0)]}
+OTHER_PIECES = {2: [(9, 9), (18, 0), (1, 17)], 4: [(5, 3, 9, 1), (0, 9, 0, 9), (18, 0, 0, 0)]}
+# float64 rounding through an inverse whose condition is a few thousand, over sums in another order.
+CLOSE = {"rtol": 1e-8, "atol": 1e-9}
+
+
+def checks():
+    assert set(VARIANTS) == {name for name, method in METHODS.items() if method.over_ranks}
+    for name, variants in VARIANTS.items():
+        for options in variants:
+            kinds = ["self", "cross"] if METHODS[name].cross_attention else ["self"]
+            for case, kind in enumerate([*kinds, *(f"masked {kind}" for kind in kinds)]):
+                check = functools.partial(one_process_gives_the_same, name, options, case % 3, kind)
+                yield f"{name} {options} {kind}", check
+        if not METHODS[name].positional:
+            yield f"{name} holes", functools.partial(one_process_gives_the_same, name, variants[0], 2, "masked self")
+    for name in ("nystrom", "linear"):
+        yield f"{name} with a skip", functools.partial(the_skip_is_that_of_one_process, name)
+    for name in ("nystrom", "skyformer", "performer"):
+        yield f"draws of {name}", functools.partial(draws_are_those_of_the_first_rank, name)
+    for name in VARIANTS:
+        yield f"bytes of {name}", functools.partial(bytes_grow_with_the_tokens_for_exact_attention_alone, name)
+    yield "low precision", results_have_the_dtype_of_the_values
+    yield "nothing", nothing_gives_nothing
+    yield "a part of the ranks", a_group_of_some_ranks_sees_their_tokens_alone
+
+
+def one_process_gives_the_same(name, options, case, kind):
+    size, function = dist.get_world_size(), find_function(name)
+    cross = "cross" in kind
+    n = PIECES[size][case]
+    s = OTHER_PIECES[size][case] if cross else n
+    q, k, v, grad = inputs(sum(n), sum(s), case)
+    keep, query_keep = masks(sum(n), sum(s), case, cross) if "masked" in kind else (None, None)
+    weights = weights_of(name)
+    expected, theirs = forward_and_backward(function, (q, k, v, *weights), grad, keep, query_keep, **options)
+    cut = [mine(x, lengths, 2) for x, lengths in ((q, n), (k, s), (v, s))]
+    out, ours = forward_and_backward(
+        function,
+        (*cut, *weights),
+        mine(grad, n, 2),
+        mine(keep, s, 1),
+        mine(query_keep, n, 1),
+        group=dist.group.WORLD,
+        **options,
+    )
+    torch.testing.assert_close(out, mine(expected, n, 2), **CLOSE)
+    for x, y, lengths in zip(ours, theirs, (n, s, s, *[None] * len(weights)), strict=True):
+        if lengths is None:
+            # Weights that all ranks hold have a part of their gradient on each.
+            dist.all_reduce(x)
+        torch.testing.assert_close(x, y if lengths is None else mine(y, lengths, 2), **CLOSE)
+
+
+def the_skip_is_that_of_one_process(name):
+    """Also by the Module, whose draws and weights are its own."""
+    n = PIECES[dist.get_world_size()][0]
+    q, k, v, grad = inputs(sum(n), sum(n), 0)
+    keep, _ = masks(sum(n), sum(n), 0, cross=False)
+    skip = torch.randn(2, 1, 19, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    heads = build_attention(name, num_heads=2, head_dim=4, **VARIANTS[name][0])
+
+    def attend(q, k, v, skip, *, keep, query_keep):
+        return heads(q, k, v, keep=keep, query_keep=query_keep, skip=skip)
+
+    expected, theirs = forward_and_backward(attend, (q, k, v, skip), grad, keep, None)
+    heads.group = dist.group.WORLD
+    cut = [mine(x, n, 2) for x in (q, k, v)]
+    out, ours = forward_and_backward(attend, (*cut, skip), mine(grad, n, 2), mine(keep, n, 1), None)
+    torch.testing.assert_close(out, mine(expected, n, 2), **CLOSE)
+    for x, y in zip(ours[:3], theirs[:3], strict=True):
+        torch.testing.assert_close(x, mine(y, n, 2), **CLOSE)
+    dist.all_reduce(ours[3])
+    torch.testing.assert_close(ours[3], theirs[3], **CLOSE)
+
+
+def draws_are_those_of_the_first_rank(name):
+    n = PIECES[dist.get_world_size()][0]
+    q, k, v, _ = inputs(sum(n), sum(n), 0)
+    options = {**VARIANTS[name][0], **({"landmarks": "uniform"} if name == "nystrom" else {})}
+    expected = find_function(name)(q, k, v, generator=torch.Generator().manual_seed(7), **options)
+    own = torch.Generator().manual_seed(7 + dist.get_rank())
+    cut = [mine(x, n, 2) for x in (q, k, v)]
+    out = find_function(name)(*cut, generator=own, group=dist.group.WORLD, **options)
+    torch.testing.assert_close(out, mine(expected, n, 2), **CLOSE)
+    assert not torch.equal(expected, find_function(name)(q, k, v, **options))
+
+
+# Numbers of float64 for each sequence and head, of widths 4: see the table in docs/many-machines.md.
+FORWARD = {
+    "nystrom": {"sum": 2 * 5 * 5 + 5 * 5, "maximum": 5},
+    "skyformer": {"sum": 6 * 4 + 6 * 4},
+    "linear": {"sum": 4 * 5, "maximum": 4},
+    "performer": {"sum": 6 * 5, "maximum": 6},
+    "linformer": {"sum": 5 * 8},
+}
+
+
+def bytes_grow_with_the_tokens_for_exact_attention_alone(name):
+    counted = []
+    for length in (60, 240):
+        size = dist.get_world_size()
+        n = [length // size] * size
+        q, k, v, grad = (mine(x, n, 2) for x in inputs(length, length, 0))
+        with count_bytes() as forward:
+            x = [y.requires_grad_() for y in (q, k, v)]
+            out = find_function(name)(*x, *weights_of(name), group=dist.group.WORLD, **VARIANTS[name][0])
+        with count_bytes() as backward:
+            out.backward(grad)
+        counted.append((forward.total, backward.total))
+        if name in FORWARD:
+            agreement = {"gather": 32 * (size - 1)}
+            assert forward.by_kind == agreement | {kind: 2 * 2 * 8 * most for kind, most in FORWARD[name].items()}
+            assert backward.by_kind == {"sum": forward.by_kind["sum"]}
+        assert forward.total == sum(forward.by_kind.values())
+        assert forward.calls > 0
+        assert backward.total > 0
+    short, long = counted
+    if name == "softmax":
+        # All but the agreement of a few numbers.
+        assert long[1] == 4 * short[1]
+        assert 3.9 < long[0] / short[0] < 4
+    else:
+        assert short == long
+
+
+def results_have_the_dtype_of_the_values():
+    n = PIECES[dist.get_world_size()][0]
+    q, k, v, _ = (x.float() for x in inputs(sum(n), sum(n), 0))
+    cut, rank = [mine(x, n, 2) for x in (q, k, v)], dist.get_rank()
+    for name in VARIANTS:
+        options, weights = VARIANTS[name][0], weights_of(name, torch.float32)
+        expected = mine(find_function(name)(q, k, v, *weights, **options), n, 2)
+        for dtype in (torch.bfloat16, torch.float16):
+            out = find_function(name)(*(x.to(dtype) for x in cut), *weights, group=dist.group.WORLD, **options)
+            with torch.autocast("cpu", dtype):
+                same = find_function(name)(*cut, *weights, group=dist.group.WORLD, **options)
+            assert out.dtype == same.dtype == dtype
+            torch.testing.assert_close(out, same, rtol=0, atol=0)
+            # Eight or eleven bits through an inverse: a wrong formula is off by the size of the numbers themselves.
+            assert (out - expected).norm() < 0.1 * expected.norm(), (name, dtype, rank)
+
+
+def nothing_gives_nothing():
+    for name in VARIANTS:
+        for batch, n in ((2, 0), (0, 5)):
+            x = torch.zeros(batch, 2, n, 4, dtype=torch.float64, requires_grad=True)
+            out = find_function(name)(x, x, x, *weights_of(name), group=dist.group.WORLD, **VARIANTS[name][0])
+            assert out.shape == x.shape
+            out.sum().backward()
+            assert x.grad.shape == x.shape
+        # One sequence without a real token, beside another.
+        n = PIECES[dist.get_world_size()][0]
+        q, k, v, _ = (mine(x, n, 2) for x in inputs(sum(n), sum(n), 0))
+        keep = torch.arange(2)[:, None].expand(2, q.shape[2]) == 1
+        out = find_function(name)(q, k, v, *weights_of(name), keep=keep, group=dist.group.WORLD, **VARIANTS[name][0])
+        assert not out[0].any()
+        assert out[1].isfinite().all()
+
+
+def a_group_of_some_ranks_sees_their_tokens_alone():
+    # All ranks make every group.
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    q, k, v, _ = inputs(12, 12, dist.get_rank())
+    own = groups[dist.get_rank()]
+    for name in VARIANTS:
+        function, weights, options = find_function(name), weights_of(name), VARIANTS[name][0]
+        out = function(q, k, v, *weights, group=own, **options)
+        torch.testing.assert_close(out, function(q, k, v, *weights, **options), **CLOSE)
+
+
+def forward_and_backward(function, tensors, grad, keep, query_keep, **options):
+    leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    out = function(*leaves, keep=keep, query_keep=query_keep, **options)
+    return out.detach(), torch.autograd.grad(out, leaves, grad)
+
+
+def inputs(n, s, seed):
+    """Queries, keys, values and the gradient of the outputs, the same on all ranks."""
+    source = torch.Generator().manual_seed(seed)
+    shapes = (n, 4), (s, 4), (s, 4), (n, 4)
+    return [torch.randn(2, 2, *shape, dtype=torch.float64, generator=source) for shape in shapes]
+
+
+def masks(n, s, seed, cross):
+    """Padding at either end, holes, and in the second case a sequence with few real tokens."""
+    source = torch.Generator().manual_seed(seed)
+    keep, query_keep = (torch.rand(2, length, generator=source) < 0.8 for length in (s, n))
+    keep[0, :4] = keep[1, -3:] = False
+    if seed == 1:
+        keep[1, 3:] = False
+    return keep, query_keep if cross else None
+
+
+def weights_of(name, dtype=torch.float64):
+    """What a function takes after the values."""
+    if name != "linformer":
+        return ()
+    source = torch.Generator().manual_seed(3)
+    return tuple(torch.randn(groups, 5, 300, dtype=dtype, generator=source) for groups in (1, 2))
+
+
+def mine(x, lengths, axis):
+    """This rank's piece."""
+    return None if x is None else x.split(list(lengths), axis)[dist.get_rank()]
