@@ -18,6 +18,12 @@ VARIANTS = {
         {"num_landmarks": 16, "landmarks": "uniform", "pinv": "ridge"},
         {"num_landmarks": 40},
     ],
+    "near_far": [
+        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
+        {"block_size": 2, "reach": 5, "num_heavy": 0, "num_clusters": 2, "iterations": 2},
+        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "num_samples": 5},
+        {"block_size": 30, "reach": 0, "num_heavy": 3, "num_clusters": 1},
+    ],
     "linear": [{}],
     "performer": [{"num_features": 6}],
     "skyformer": [{"num_landmarks": 6}, {"num_landmarks": 16, "kernel": "laplace"}],

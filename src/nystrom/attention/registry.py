@@ -85,6 +85,7 @@ METHODS: dict[str, Method] = {
         source="ours; kin to Zhu et al. 2021, arXiv:2107.02192, and Zeng et al. 2022, arXiv:2207.10284",
         positional=True,
         rows=True,
+        over_ranks=True,
     ),
     "kernelized": Method(
         summary="a kernel, Gaussian by default, in place of softmax",

@@ -127,7 +127,10 @@ class Ranks:
     def in_order(self, function: type[torch.autograd.Function], x: Tensor, *rest: Any) -> Tensor:
         """Apply a Function(link, ranks, x, *rest) that gives a result and the next link."""
         link = torch.zeros((), device=x.device) if self._link is None else self._link
-        out, self._link = function.apply(link, self, x, *rest)
+        out, following = function.apply(link, self, x, *rest)
+        if torch.is_grad_enabled():
+            # What is said without a gradient has no place among what is undone.
+            self._link = following
         return out
 
     def begin_after(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ last step assigns every key to its nearest centre. Heavy keys take no part.
 All this depends on real tokens and their order alone: padding and holes change nothing, and nothing is drawn.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from nystrom.landmarks import all_real, ranks, segment_means
 from nystrom.shapes import score_scale
 
 # Means of the queries that decide which keys are heavy.
-_QUERY_MEANS = 8
+QUERY_MEANS = 8
 # Distances to centres that are held at a time: these, or half of the tokens' own size where that is more, but no more
 # than fit into a cache.
 _FEWEST = 2**14
@@ -67,7 +68,7 @@ def choose(
     # A sequence with fewer keys than clusters leaves the last ones without any.
     filled = torch.arange(m, device=k.device) < keep.sum(dim=-1, keepdim=True)
     centres = _centres(k, starts, keep, free, filled, options.iterations)
-    return Chosen(heavy, found, torch.where(free, _nearest(k, centres, filled), m))
+    return Chosen(heavy, found, torch.where(free, nearest_cluster(k, centres, filled), m))
 
 
 def cluster_sums(x: Float[Tensor, "*b s d"], cluster: Int[Tensor, "*b s"], m: int) -> Float[Tensor, "*b m d"]:
@@ -105,9 +106,13 @@ def cluster_sizes(x: Float[Tensor, "*b s d"], cluster: Int[Tensor, "*b s"], m: i
 
 def open_sizes(x: Float[Tensor, "*b s d"], chosen: Chosen, m: int) -> Float[Tensor, "*b m"]:
     """`cluster_sizes`, but one token, of zeros, for a sequence without any: softmax over nothing may be NaN."""
-    sizes = cluster_sizes(x, chosen.cluster, m)
-    nothing = (sizes.sum(dim=-1) == 0) & ~chosen.found.any(dim=-1)
-    return sizes + F.pad(nothing[..., None].to(sizes), (0, m - 1))
+    return open_where_empty(cluster_sizes(x, chosen.cluster, m), chosen.found)
+
+
+def open_where_empty(sizes: Float[Tensor, "*b m"], found: Bool[Tensor, "*b g"]) -> Float[Tensor, "*b m"]:
+    """One token for a sequence without any, heavy or in a cluster."""
+    nothing = (sizes.sum(dim=-1) == 0) & ~found.any(dim=-1)
+    return sizes + F.pad(nothing[..., None].to(sizes), (0, sizes.shape[-1] - 1))
 
 
 def _heavy(
@@ -118,7 +123,7 @@ def _heavy(
     options: NearFarOptions,
 ) -> tuple[Int[Tensor, "b h g"], Bool[Tensor, "b h g"]]:
     """Positions of the keys of the largest weight, and which of them are real."""
-    means = segment_means(q, _QUERY_MEANS, keep=query_keep)
+    means = segment_means(q, QUERY_MEANS, keep=query_keep)
     scores = (score_scale(q, options.scale) * means) @ k.mT
     if keep is not None:
         scores = scores.masked_fill(~keep[:, None, None], -torch.inf)
@@ -142,24 +147,31 @@ def _centres(
 ) -> Float[Tensor, "b h m d"]:
     """Centres after all steps but the last, which only assigns."""
     m, (rank, count) = filled.shape[1], ranks(keep)
-    count = count[:, None]
-    sizes, most = torch.minimum(count, ((count + 3) // 4).clamp(m, 8 * m)), 8 * m
     s = k.shape[2]
-    # A length that is only a symbol may be any.
-    place = torch.arange(min(s, max(m, min(most, -(-s // 4)))) if isinstance(s, int) else most, device=k.device)
-    for step in range(iterations - 1):
-        wanted = (place * (iterations - 1) + step) * count // (sizes * (iterations - 1)).clamp(min=1)
+    for wanted, counted in sampled_ranks(count, s, m, iterations):
         # Ranks never decrease, so the position of a rank is its insertion point.
         positions = torch.searchsorted(rank, wanted).clamp(max=s - 1)
         positions = positions[:, None].expand(*k.shape[:2], -1)
-        sample, counts = take_rows(k, positions), free.gather(2, positions) & (place < sizes)[:, None]
-        cluster = torch.where(counts, _nearest(sample, centres, filled), m)
+        sample, counts = take_rows(k, positions), free.gather(2, positions) & counted[:, None]
+        cluster = torch.where(counts, nearest_cluster(sample, centres, filled), m)
         found = cluster_sizes(sample, cluster, m)[..., None]
         centres = torch.where(found > 0, cluster_sums(sample, cluster, m) / found.clamp(min=1), centres)
     return centres
 
 
-def _nearest(
+def sampled_ranks(
+    count: Int[Tensor, " b"], s: int, m: int, iterations: int
+) -> Iterator[tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]]:
+    """For each step but the last, the ranks of a sample of `count` real keys, of s in all, and which of them count."""
+    count = count[:, None]
+    sizes, most = torch.minimum(count, ((count + 3) // 4).clamp(m, 8 * m)), 8 * m
+    # A length that is only a symbol may be any.
+    place = torch.arange(min(s, max(m, min(most, -(-s // 4)))) if isinstance(s, int) else most, device=count.device)
+    for step in range(iterations - 1):
+        yield (place * (iterations - 1) + step) * count // (sizes * (iterations - 1)).clamp(min=1), place < sizes
+
+
+def nearest_cluster(
     x: Float[Tensor, "b h s d"], centres: Float[Tensor, "b h m d"], filled: Bool[Tensor, "b m"]
 ) -> Int[Tensor, "b h s"]:
     """The nearest centre of each token, among those that have tokens, a stretch of tokens at a time."""

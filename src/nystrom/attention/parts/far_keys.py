@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
@@ -32,6 +32,26 @@ class SeenKeys(NamedTuple):
     bias: Float[Tensor, "b l k"]
 
 
+class FarKeys(NamedTuple):
+    """Heavy keys and clusters of each row.
+
+    Attributes:
+        keys: Heavy keys.
+        values: Their values.
+        found: Which of them exist.
+        sizes: Tokens of each cluster, one for a row without any token.
+        means: Mean key of each cluster.
+        sums: Sum of the values of each cluster.
+    """
+
+    keys: Float[Tensor, "*b g d"]
+    values: Float[Tensor, "*b g e"]
+    found: Bool[Tensor, "*b g"]
+    sizes: Float[Tensor, "*b m"]
+    means: Float[Tensor, "*b m d"]
+    sums: Float[Tensor, "*b m e"]
+
+
 def attend_blocks(
     q: Float[Tensor, "b t d"],
     k: Float[Tensor, "b t d"],
@@ -48,7 +68,7 @@ def attend_blocks(
         chosen: Heavy keys and clusters of each row.
         options: The sizes.
     """
-    keys = keys_of_blocks(k, v, chosen, options)
+    keys = keys_of_blocks(k, v, chosen.cluster, far_keys(k, v, chosen, options), options)
     return attend_with_bias(cut_blocks(q, options.block_size), keys, score_scale(q, options.scale)).flatten(1, 2)
 
 
@@ -68,41 +88,64 @@ def attend_everywhere(
         chosen: Heavy keys and clusters of each head.
         options: The sizes.
     """
-    m = options.num_clusters
-    left = open_sizes(k, chosen, m)
-    means = (cluster_sums(x, chosen.cluster, m) / left.clamp(min=1)[..., None] for x in (k, v))
-    keys, values = (torch.cat([take_rows(x, chosen.heavy), mean], dim=2) for x, mean in zip((k, v), means, strict=True))
-    bias = torch.cat([bias_of(chosen.found, k.dtype), left.log()], dim=2)
+    return attend_far(q, far_keys(k, v, chosen, options), options)
+
+
+def far_keys(
+    k: Float[Tensor, "*b s d"], v: Float[Tensor, "*b s e"], chosen: Chosen, options: NearFarOptions
+) -> FarKeys:
+    """Heavy keys, and what is known of clusters.
+
+    Args:
+        k: Keys; zeros where they are not real, as for values.
+        v: Values.
+        chosen: Heavy keys and clusters of each row.
+        options: The sizes.
+    """
+    m, sizes = options.num_clusters, open_sizes(k, chosen, options.num_clusters)
+    means = cluster_sums(k, chosen.cluster, m) / sizes.clamp(min=1)[..., None]
+    heavy, values = (take_rows(x, chosen.heavy) for x in (k, v))
+    return FarKeys(heavy, values, chosen.found, sizes, means, cluster_sums(v, chosen.cluster, m))
+
+
+def attend_far(q: Float[Tensor, "b h n d"], far: FarKeys, options: NearFarOptions) -> Float[Tensor, "b h n e"]:
+    """Attention to heavy keys and clusters alone."""
+    keys = torch.cat([far.keys, far.means], dim=2)
+    values = torch.cat([far.values, far.sums / far.sizes.clamp(min=1)[..., None]], dim=2)
+    bias = torch.cat([bias_of(far.found, q.dtype), far.sizes.log()], dim=2)
     return attend_with_bias(q, SeenKeys(keys, values, bias), score_scale(q, options.scale))
 
 
 def keys_of_blocks(
-    k: Float[Tensor, "b t d"], v: Float[Tensor, "b t e"], chosen: Chosen, options: NearFarOptions
+    k: Float[Tensor, "b t d"],
+    v: Float[Tensor, "b t e"],
+    cluster: Int[Tensor, "b t"],
+    far: FarKeys,
+    options: NearFarOptions,
 ) -> SeenKeys:
     """The tokens around each block, the heavy keys, and the clusters without the tokens around the block.
 
     Args:
         k: Keys of a whole number of blocks, one head a row.
         v: Their values.
-        chosen: Heavy keys and clusters of each row.
+        cluster: The cluster of each key.
+        far: Heavy keys and clusters of each row.
         options: The sizes.
     """
     size, reach, m = options.block_size, options.reach, options.num_clusters
     near_k, near_v = (windows(x, size, reach) for x in (k, v))
     # Outside of the sequence there are zeros: m, that is, no cluster.
-    inside = windows((chosen.cluster - m)[..., None], size, reach)[..., 0] + m
-    count = open_sizes(k, chosen, m)
-    left = count[:, None] - cluster_sizes(near_k, inside, m)
-    far = (cluster_sums(v, chosen.cluster, m)[:, None] - cluster_sums(near_v, inside, m)) / left.clamp(min=1)[..., None]
-    means = cluster_sums(k, chosen.cluster, m) / count.clamp(min=1)[..., None]
+    inside = windows((cluster - m)[..., None], size, reach)[..., 0] + m
+    left = far.sizes[:, None] - cluster_sizes(near_k, inside, m)
+    values = (far.sums[:, None] - cluster_sums(near_v, inside, m)) / left.clamp(min=1)[..., None]
     blocks = (-1, near_k.shape[1], -1, -1)
-    shared = torch.cat([take_rows(k, chosen.heavy), means], dim=1)[:, None].expand(blocks)
-    heavy = take_rows(v, chosen.heavy)[:, None].expand(blocks)
+    shared = torch.cat([far.keys, far.means], dim=1)[:, None].expand(blocks)
+    heavy = far.values[:, None].expand(blocks)
     # A token of no cluster is heavy, and counts there, or is not real.
-    near_bias, heavy_bias = bias_of(inside < m, k.dtype), bias_of(chosen.found, k.dtype)[:, None].expand(blocks[:3])
+    near_bias, heavy_bias = bias_of(inside < m, k.dtype), bias_of(far.found, k.dtype)[:, None].expand(blocks[:3])
     return SeenKeys(
         torch.cat([near_k, shared], dim=2),
-        torch.cat([near_v, heavy, far], dim=2),
+        torch.cat([near_v, heavy, values], dim=2),
         torch.cat([near_bias, heavy_bias, left.log()], dim=2),
     )
 

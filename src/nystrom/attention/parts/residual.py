@@ -8,7 +8,7 @@ The matrix then has rows that sum to one but need not be positive.
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.fused import fused_softmax
@@ -47,16 +47,43 @@ def add_residual(
     m, r, scale = options.num_clusters, options.num_samples, score_scale(q, options.scale)
     rank, count = ranks(all_real(q) if query_keep is None else query_keep)
     # Ranks never decrease, so the position of a rank is its insertion point.
-    wanted = (2 * torch.arange(r, device=q.device) + 1) * count[:, None] // (2 * r)
-    places = torch.searchsorted(rank, wanted).clamp(max=q.shape[2] - 1)
+    places = torch.searchsorted(rank, sampled_queries(count, r)).clamp(max=q.shape[2] - 1)
     asked = take(q, places)
     missed = fused_softmax(asked, k, v, keep=keep, scale=scale) - take(out, places)
-    sizes = cluster_sizes(k, chosen.cluster, m)
+    sums = cluster_sums(k, chosen.cluster, m)
+    return spread_residual(out, q, asked, missed, cluster_sizes(k, chosen.cluster, m), sums, scale)
+
+
+def sampled_queries(count: Int[Tensor, " b"], r: int) -> Int[Tensor, "b r"]:
+    """Ranks of the queries, among `count` real ones, whose exact outputs teach."""
+    return (2 * torch.arange(r, device=count.device) + 1) * count[:, None] // (2 * r)
+
+
+def spread_residual(
+    out: Float[Tensor, "b h n e"],
+    q: Float[Tensor, "b h n d"],
+    asked: Float[Tensor, "b h r d"],
+    missed: Float[Tensor, "b h r e"],
+    sizes: Float[Tensor, "b h m"],
+    sums: Float[Tensor, "b h m d"],
+    scale: float,
+) -> Float[Tensor, "b h n e"]:
+    """Add to the outputs what those of some queries miss.
+
+    Args:
+        out: Outputs.
+        q: Queries.
+        asked: Those whose exact outputs are known.
+        missed: What their outputs miss.
+        sizes: Tokens of each cluster of keys.
+        sums: Sum of the keys of each cluster.
+        scale: Factor on the scores.
+    """
     # Where all keys are heavy no cluster has any: softmax over nothing would be NaN.
     sizes = torch.where(sizes.sum(dim=-1, keepdim=True) > 0, sizes, 1.0)
-    means = cluster_sums(k, chosen.cluster, m) / sizes.clamp(min=1)[..., None]
+    means = sums / sizes.clamp(min=1)[..., None]
     features = (scale * asked @ means.mT + sizes.log()[:, :, None]).softmax(dim=-1)
-    ridge = RIDGE * torch.eye(r, dtype=q.dtype, device=q.device)
+    ridge = RIDGE * torch.eye(asked.shape[2], dtype=q.dtype, device=q.device)
     # The matrix is never singular; `solve` itself would raise where another sequence of the batch holds a NaN.
     learned = features.mT @ torch.linalg.solve_ex(features @ features.mT + ridge, missed).result
     return out + attend_with_bias(q, SeenKeys(means, learned, sizes.log()), scale)

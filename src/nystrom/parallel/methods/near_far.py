@@ -1,0 +1,181 @@
+"""Near and far attention over ranks.
+
+- Near: each rank asks its neighbours for the tokens of blocks that it holds in part, and for `reach` around them.
+  Blocks begin at the first real token of all ranks.
+- Heavy keys: each rank offers its g heaviest, with weights whose normalisers are joined, and the heaviest of all are
+  taken. All ranks hold them.
+- Clusters: in each step of k-means a rank sums up its part of the sample, m (d + 1) numbers, and in the end its keys
+  and values.
+
+What is exchanged depends on sizes alone, not on n.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nystrom.attention.options import NearFarOptions
+from nystrom.attention.parts.clusters import (
+    QUERY_MEANS,
+    cluster_sizes,
+    cluster_sums,
+    nearest_cluster,
+    open_where_empty,
+    sampled_ranks,
+    take_rows,
+)
+from nystrom.attention.parts.far_keys import FarKeys, attend_far, attend_with_bias, keys_of_blocks
+from nystrom.attention.parts.residual import sampled_queries, spread_residual
+from nystrom.landmarks import take as take_places
+from nystrom.parallel.communication import Ranks
+from nystrom.parallel.halo import with_halo
+from nystrom.parallel.joined import softmax_over_ranks
+from nystrom.parallel.tokens import Tokens, find, segment_means, take
+from nystrom.precision import at_least_float32
+from nystrom.shapes import cut_blocks, score_scale
+
+
+def near_far_over_ranks(
+    ranks: Ranks,
+    queries: Tokens,
+    keys: Tokens,
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    options: NearFarOptions,
+) -> Float[Tensor, "b h n e"]:
+    """`near_far_attention` of the tokens of all ranks."""
+    if queries is not keys and queries.whole and keys.whole and queries.total == keys.total:
+        raise ValueError(
+            f"ranks hold {list(queries.lengths)} queries and {list(keys.lengths)} keys: cut both alike for "
+            "self-attention, or pass query_keep for cross-attention, in which no token is near."
+        )
+    largest = torch.finfo(v.dtype).max
+    q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
+    with torch.no_grad():
+        mine = _choose(ranks, queries, keys, q, k, options)
+    far, sizes, sums = _far_keys(ranks, k, v, mine, options)
+    out = _blocks(ranks, keys, q, k, v, mine, far, options) if queries is keys else attend_far(q, far, options)
+    if not options.num_samples:
+        return out
+    scale, wanted = score_scale(q, options.scale), sampled_queries(queries.count, options.num_samples)
+    asked = take(ranks, queries, q, wanted)
+    exact, _ = softmax_over_ranks(ranks, keys, asked, k, v, scale=scale)
+    missed = exact - take(ranks, queries, out, wanted)
+    return spread_residual(out, q, asked, missed, sizes, sums, scale).clamp(-largest, largest)
+
+
+class _Mine(NamedTuple):
+    """What is chosen, as the rank that holds these keys sees it.
+
+    Attributes:
+        heavy: Places of the heavy keys among its own.
+        owned: Which of them are its own.
+        found: Which of them exist.
+        cluster: The cluster of each of its keys, 0 ... m - 1; m for heavy keys and keys that are not real.
+    """
+
+    heavy: Int[Tensor, "b h g"]
+    owned: Bool[Tensor, "b h g"]
+    found: Bool[Tensor, "b h g"]
+    cluster: Int[Tensor, "b h s"]
+
+
+def _choose(
+    ranks: Ranks,
+    queries: Tokens,
+    keys: Tokens,
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    options: NearFarOptions,
+) -> _Mine:
+    """Heavy keys and clusters, see `nystrom.attention.parts.clusters`."""
+    m, real = options.num_clusters, keys.keep[:, None]
+    positions, found = _heaviest(ranks, keys, segment_means(ranks, queries, q, QUERY_MEANS), k, options)
+    place = (positions - keys.start).clamp(0, k.shape[2] - 1)
+    owned = found & (place == positions - keys.start) & real.expand(-1, k.shape[1], -1).gather(2, place)
+    free = real & (torch.zeros_like(k[..., 0], dtype=torch.long).scatter_add(2, place, owned.long()) == 0)
+    centres = segment_means(ranks, keys, k, m)
+    filled = torch.arange(m, device=k.device) < keys.count[:, None]
+    for wanted, counted in sampled_ranks(keys.count, keys.total, m, options.iterations):
+        places, here = (x[:, None].expand(*k.shape[:2], -1) for x in find(keys, wanted))
+        sample = take_rows(k, places)
+        cluster = torch.where(
+            free.gather(2, places) & here & counted[:, None], nearest_cluster(sample, centres, filled), m
+        )
+        sizes = cluster_sizes(sample, cluster, m)[..., None]
+        sums = ranks.sum(torch.cat([cluster_sums(sample, cluster, m), sizes], dim=-1))
+        centres = torch.where(sums[..., -1:] > 0, sums[..., :-1] / sums[..., -1:].clamp(min=1), centres)
+    return _Mine(place, owned, found, torch.where(free, nearest_cluster(k, centres, filled), m))
+
+
+def _heaviest(
+    ranks: Ranks, keys: Tokens, means: Float[Tensor, "b h r d"], k: Float[Tensor, "b h s d"], options: NearFarOptions
+) -> tuple[Int[Tensor, "b h g"], Bool[Tensor, "b h g"]]:
+    """Positions of the heaviest keys of all ranks, and which of them are real."""
+    g, real = options.num_heavy, keys.keep[:, None]
+    scores = (score_scale(k, options.scale) * means) @ k.mT
+    scores = scores.masked_fill(~real[:, None], -torch.inf)
+    logs = scores.logsumexp(dim=-1, keepdim=True)
+    # A sequence may have no real key on this rank, or on none.
+    top = ranks.largest(logs).clamp(min=torch.finfo(logs.dtype).min)
+    logs = top + ranks.sum((logs - top).exp()).log()
+    weight = torch.where(real, (scores - logs).logsumexp(dim=2), -torch.inf)
+    own = F.pad(weight, (0, g), value=-torch.inf).topk(g, dim=-1)
+    weights = ranks.gather(own.values).movedim(0, -2).flatten(-2)
+    positions = ranks.gather(own.indices + keys.start).movedim(0, -2).flatten(-2)
+    heaviest = weights.topk(g, dim=-1)
+    return positions.gather(-1, heaviest.indices), heaviest.values > -torch.inf
+
+
+def _far_keys(
+    ranks: Ranks, k: Float[Tensor, "b h s d"], v: Float[Tensor, "b h s e"], mine: _Mine, options: NearFarOptions
+) -> tuple[FarKeys, Float[Tensor, "b h m"], Float[Tensor, "b h m d"]]:
+    """Heavy keys and clusters of all ranks; sizes of clusters and sums of their keys."""
+    m, tokens = options.num_clusters, torch.cat([k, v, torch.ones_like(k[..., :1])], dim=-1)
+    heavy = torch.where(mine.owned[..., None], take_rows(tokens, mine.heavy), 0.0)
+    both = ranks.sum(torch.cat([heavy, cluster_sums(tokens, mine.cluster, m)], dim=2))
+    heavy, sums = both.split((options.num_heavy, m), dim=2)
+    heavy_keys, heavy_values, _ = heavy.split((k.shape[-1], v.shape[-1], 1), dim=-1)
+    keys, values, sizes = sums.split((k.shape[-1], v.shape[-1], 1), dim=-1)
+    sizes = sizes[..., 0].detach()
+    count = open_where_empty(sizes, mine.found)
+    means = keys / count.clamp(min=1)[..., None]
+    return FarKeys(heavy_keys, heavy_values, mine.found, count, means, values), sizes, keys
+
+
+def _blocks(
+    ranks: Ranks,
+    keys: Tokens,
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    mine: _Mine,
+    far: FarKeys,
+    options: NearFarOptions,
+) -> Float[Tensor, "b h n e"]:
+    """Self-attention of the blocks that hold this rank's queries, moved so that the first begins with a block."""
+    size, reach, m, n = options.block_size, options.reach, options.num_clusters, q.shape[2]
+    around = size - 1 + reach
+    nearby = with_halo(ranks, keys, torch.cat([k, v], dim=-1), around, around)
+    # Outside of the sequence there are zeros: m, that is, no cluster.
+    cluster = with_halo(ranks, keys, (mine.cluster - m)[..., None], around, around)[..., 0]
+    # Tokens of the first block that come before this rank's own, and blocks on either side that only reach into it.
+    before, beside = (keys.start - keys.first) % size, -(-reach // size)
+    length = (-(-(n + size - 1) // size) + 2 * beside) * size
+    own = torch.arange(length, device=q.device) - before[:, None] - beside * size
+    here, near = own + around, n + 2 * around
+    inside = (here >= 0) & (here < near)
+    place = here.clamp(0, near - 1)
+    nearby = torch.where(inside[:, None, :, None], take_places(nearby, place), 0.0)
+    cluster = torch.where(inside[:, None], cluster.gather(2, place[:, None].expand(*cluster.shape[:2], -1)), 0) + m
+    # What other queries give is not used.
+    moved = take_places(q, own.clamp(0, n - 1)).flatten(0, 1)
+    near_k, near_v = nearby.flatten(0, 1).split((k.shape[-1], v.shape[-1]), dim=-1)
+    seen = keys_of_blocks(near_k, near_v, cluster.flatten(0, 1), FarKeys(*(x.flatten(0, 1) for x in far)), options)
+    out = attend_with_bias(cut_blocks(moved, size), seen, score_scale(q, options.scale)).flatten(1, 2)
+    back = torch.arange(n, device=q.device) + before[:, None] + beside * size
+    return take_places(out.unflatten(0, q.shape[:2]), back)
