@@ -143,7 +143,15 @@ def attend_in_heads(
         query_keep: Real queries.
         conv: A `DepthwiseSkip`, or None.
         tracked: The running estimate of the error, or None.
+
+    Raises:
+        ValueError: Shapes, dtypes or masks that do not fit, or an estimate of the error over a group.
     """
+    if tracked is not None and heads.group is not None:
+        raise ValueError(
+            "track_error is True for tokens that lie on the ranks of a group, of which a rank sees its own: build "
+            "the layer or model with track_error=False."
+        )
     q, k, v = (split_heads(x, heads.num_heads) for x in (q, k, v))
     skip = None if conv is None else conv.weight
     out = heads(q, k, v, keep=keep, query_keep=query_keep, skip=skip)
