@@ -83,7 +83,7 @@ def write_page(docs: Path) -> None:
     kept = {name: read_summary(docs / "gallery", f"{name}.json") for name in CATALOGUE}
     summaries: dict[str, Summary] = {name: summary for name, summary in kept.items() if summary is not None}
     missing = {
-        name: "not written yet" if entry.home is None else f"not among these rows; needs {entry.needs or 'nothing'}"
+        name: f"not among these rows; needs {entry.needs or 'nothing'}"
         for name, entry in CATALOGUE.items()
         if name not in summaries
     }

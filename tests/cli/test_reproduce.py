@@ -20,7 +20,7 @@ def test_the_list_names_every_study_and_what_was_run(tmp_path, capsys):
         (["--list", "--all"], "--list"),
         (["blog", "--all"], "--list"),
         (["figure-9"], "unknown"),
-        (["nystromformer-table-3"], "not written yet"),
+        (["nystromformer-table-3"], "--runs"),
         (["nystromformer-table-2"], "--data"),
         (["skyformer-figure-1", "--size", "large"], "size"),
         (["skyformer-figure-1", "--size", "paper"], "bert-base-cased"),

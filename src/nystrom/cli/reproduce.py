@@ -72,11 +72,8 @@ def reproduce_study(words: list[str]) -> None:
     missing: dict[str, str] = {}
     jobs: dict[str, Job] = {}
     for each, entry in CATALOGUE.items():
-        if entry.home is None:
-            missing[each] = "not written yet"
-            continue
         if entry.trains and not (folder_of(to, each, size) / SUMMARY).is_file():
-            missing[each] = "trains for hours: run it by its name"
+            missing[each] = "takes hours of training: run it by its name"
             continue
         try:
             jobs[each] = check_study(each, setting, to)
@@ -99,6 +96,6 @@ def _list(to: Path) -> str:
     for name, entry in CATALOGUE.items():
         done = [size for size in ("small", "paper") if (to / f"{name}-{size}" / SUMMARY).is_file()]
         minutes = "" if entry.minutes is None else f"{entry.minutes:g}"
-        state = "not written yet" if entry.home is None else ", ".join(done) or "not run"
+        state = ", ".join(done) or "not run"
         lines.append(StudyLine(name, entry.shows, entry.source, entry.needs, entry.paper_needs, minutes, state))
     return catalogue_text(lines, width=get_terminal_size().columns)
