@@ -17,7 +17,8 @@ import torch
 from triton.errors import TritonError
 from triton.testing import do_bench
 
-from nystrom import nystrom_attention, skyformer_attention
+from nystrom.attention.method_names import size_options
+from nystrom.attention.registry import find_function
 from nystrom.gpu.launch import Tiles, trying
 
 # Tokens and landmarks of a block, warps, and loads in flight at a time.
@@ -51,7 +52,7 @@ class Timing:
 
 def tune_tiles(
     *,
-    method: Literal["nystrom", "skyformer"] = "nystrom",
+    method: Literal["nystrom", "skyformer", "near_far"] = "nystrom",
     landmarks: int = 64,
     tokens: int = 16384,
     width: int = 64,
@@ -65,8 +66,8 @@ def tune_tiles(
     """Time the Triton kernels with every combination of tile sizes, at one shape.
 
     Args:
-        method: nystrom or skyformer.
-        landmarks: Landmarks m.
+        method: nystrom, skyformer or near_far, whose times include the choice of keys by torch.
+        landmarks: Landmarks m; heavy keys and clusters of near_far.
         tokens: Tokens n.
         width: Width d of one head.
         batch: Sequences b.
@@ -79,10 +80,10 @@ def tune_tiles(
     Raises:
         ValueError: The kernels do not take these sizes or this device.
     """
-    if kernel_size and (method == "skyformer" or kernel_size % 2 == 0):
-        raise ValueError(f"kernel_size is {kernel_size}; expected an odd number, and 0 for skyformer.")
+    if kernel_size and (method != "nystrom" or kernel_size % 2 == 0):
+        raise ValueError(f"kernel_size is {kernel_size}; expected an odd number, and 0 for skyformer and near_far.")
     generator = torch.Generator().manual_seed(seed)
-    options = {"num_landmarks": landmarks, "backend": "triton"}
+    options = size_options(method, landmarks) | {"backend": "triton"}
     # The layout of projections: the heads of a token are adjacent.
     q, k, v, grad = (
         torch.randn(batch, tokens, heads, width, generator=generator).to(device, getattr(torch, dtype)).transpose(1, 2)
@@ -93,7 +94,7 @@ def tune_tiles(
         skip = torch.randn(heads, 1, kernel_size, 1, generator=generator).to(device, getattr(torch, dtype))
         leaves.append(skip.requires_grad_())
         options["skip"] = skip
-    attend = nystrom_attention if method == "nystrom" else skyformer_attention
+    attend = find_function(method)
 
     def forward() -> torch.Tensor:
         with torch.no_grad():

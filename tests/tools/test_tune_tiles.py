@@ -51,6 +51,7 @@ def test_combinations_differ():
     [
         ({"kernel_size": 4}, "kernel_size is 4"),
         ({"method": "skyformer", "kernel_size": 3}, "kernel_size is 3"),
+        ({"method": "near_far", "width": 129}, "q has head width 129; expected at most 128"),
         ({"landmarks": 300}, "num_landmarks is 300"),
     ],
 )

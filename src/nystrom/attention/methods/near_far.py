@@ -173,16 +173,18 @@ def _near_far(
     most = max(options.num_heavy, options.num_clusters, options.block_size if is_self else 0)
     if isinstance(s, int) and s <= most:
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
-    largest, given = torch.finfo(v.dtype).max, (q, k, v)
-    # Keys and values are read row by row many times.
-    q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
-    chosen = choose(q, k, keep, query_keep, options)
+    largest = torch.finfo(v.dtype).max
     if uses_triton(options.backend):
-        out = at_least_float32(_by_kernels(*given, keep, chosen, options, is_self=is_self))
-    elif is_self:
-        out = _blocks(q, k, v, keep, chosen, options)
+        # The kernels take tokens where and in the dtype they are; the copies for the choice are gone by then.
+        chosen = choose(at_least_float32(q), at_least_float32(k).contiguous(), keep, query_keep, options)
+        out = _by_kernels(q, k, v, keep, chosen, options, is_self=is_self)
+        if options.num_samples:
+            q, k, v, out = (at_least_float32(x) for x in (q, k, v, out))
     else:
-        out = attend_everywhere(q, k, v, chosen, options)
+        # Keys and values are read row by row many times.
+        q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
+        chosen = choose(q, k, keep, query_keep, options)
+        out = _blocks(q, k, v, keep, chosen, options) if is_self else attend_everywhere(q, k, v, chosen, options)
     if not options.num_samples:
         return out
     # What is added may pass the largest float16.
@@ -199,7 +201,6 @@ def _by_kernels(
     *,
     is_self: bool,
 ) -> Float[Tensor, "b h n e"]:
-    """The kernels take tokens where and in the dtype they are."""
     from nystrom.gpu.near_far.attention import near_far
 
     return near_far(
