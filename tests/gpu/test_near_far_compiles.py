@@ -59,5 +59,5 @@ def test_every_kernel_compiles_and_fits(dtype, d, e, masked, block):
     launches = json.loads(done.stdout)
     assert [each["kernel"] for each in launches] == [f"near_far_{name}" for name in KERNELS]
     for each in launches:
-        assert 0 < each["shared"] <= SHARED_MEMORY["9.0"], each
+        assert each["shared"] <= SHARED_MEMORY["9.0"], each
         assert 0 < each["registers"] <= 255, each
