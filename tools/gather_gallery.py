@@ -3,8 +3,8 @@
     python tools/gather_gallery.py runs/reproduce
     python tools/gather_gallery.py --restore runs/reproduce
 
-The rows of the studies in the folder become one file, results/reproduce-small_DEVICE_DATE.csv, those of the studies
-that train another, results/reproduce-trained-small_DEVICE_DATE.csv; rows that older files have of these studies are
+The rows of the studies in the folder become a file, results/reproduce-small_DEVICE_DATE.csv, those of the studies that
+train another, results/reproduce-trained-small_DEVICE_DATE.csv; rows that older files have of these studies are
 taken out there. Figures and summaries go to docs/gallery/, and docs/gallery.md is written from all summaries there,
 those of earlier days too. Rows of a checkout with changes raise an error, and so do rows of several commits of one
 study where nothing is trained: numbers that are printed together must be measured together. Trainings take days.
@@ -16,7 +16,7 @@ With --restore the rows in results/ become folders of studies again, each withou
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 from PIL import Image
@@ -47,8 +47,11 @@ def gather(runs: Path, results: Path, docs: Path) -> list[Path]:
     files = []
     for kind, trains in (("reproduce-small", False), ("reproduce-trained-small", True)):
         these = {name: of for name, of in rows.items() if CATALOGUE[name].trains is trains}
-        if these:
-            files.append(_write_rows(kind, these, results))
+        _take_out(kind, these, results)
+        for device in dict.fromkeys(of[0].device for of in these.values()):
+            files.append(
+                _write_rows(kind, [row for of in these.values() if of[0].device == device for row in of], results)
+            )
     pictures = docs / "gallery"
     pictures.mkdir(parents=True, exist_ok=True)
     for name, summary in found.items():
@@ -97,16 +100,18 @@ def _check_commits(folder: Path, rows: list[Row], *, several: bool) -> None:
         raise ValueError(f"{folder} holds rows of the commits {commits}; expected those of one, without changes.")
 
 
-def _write_rows(kind: str, studies: Mapping[str, list[Row]], results: Path) -> Path:
-    """Write the rows of studies into one file, and take what older files have of these studies out of them."""
-    rows = [row for of in studies.values() for row in of]
-    device = re.sub(r"[^a-z0-9]+", "-", rows[0].device.lower().replace("(r)", "")).strip("-")
-    file = results / f"{kind}_{device.replace('-processor', '')}_{max(row.date for row in rows)}.csv"
-    for old in sorted(results.glob(f"{kind}_*.csv")):
+def _take_out(kind: str, studies: Collection[str], results: Path) -> None:
+    """Take what older files have of these studies out of them."""
+    for old in sorted(results.glob(f"{kind}_*.csv")) if studies else ():
         others = [row for row in read_rows(old) if row.study not in studies]
         old.unlink()
         if others:
             append_rows(old, others)
+
+
+def _write_rows(kind: str, rows: list[Row], results: Path) -> Path:
+    device = re.sub(r"[^a-z0-9]+", "-", rows[0].device.lower().replace("(r)", "")).strip("-")
+    file = results / f"{kind}_{device.replace('-processor', '')}_{max(row.date for row in rows)}.csv"
     append_rows(file, rows)
     return file
 
