@@ -7,10 +7,14 @@ from typing import Literal
 
 Backend = Literal["auto", "torch", "triton"]
 FeatureMap = Literal["elu"]
+FeedForward = Literal["plain", "gated", "glu"]
 Form = Literal["fused", "materialised"]
 Inverse = Literal["iterative", "ridge", "exact"]
 Kernel = Literal["gaussian", "laplace", "matern32", "matern52"]
 Landmarks = Literal["segment_means", "uniform", "kmeans"]
+Norm = Literal["post", "pre"]
+Pooling = Literal["mean", "first", "max"]
+Positions = Literal["learned", "rotary", "none"]
 StartValue = Literal["paper", "authors", "sequence"]
 
 

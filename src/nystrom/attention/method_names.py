@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
 
+# Stands in configurations where the name of a method would: values pass through as they are. It is no method, since it
+# relates no token to another.
+NO_ATTENTION = "none"
+
 # The options that the number after a method's name sets, and what it counts; methods that are not here take none.
 SIZES: dict[str, tuple[tuple[str, ...], str]] = {
     "nystrom": (("num_landmarks",), "landmarks"),

@@ -1,7 +1,7 @@
 """Commands whose options are those of a method too."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import field, fields, make_dataclass
 from itertools import pairwise
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ def arguments_with_method(
     /,
     *,
     default: str,
+    also: Collection[str] = (),
     flat: bool = False,
     **replaced: inspect.Parameter,
 ) -> dict[str, Any]:
@@ -28,6 +29,7 @@ def arguments_with_method(
         words: The words after the command's name.
         name: The command's name.
         default: The method where none is named.
+        also: Words that may stand for a method, and have no options.
         flat: Whether the options stand by themselves, as --num-landmarks; the function's own arguments come first.
         **replaced: Parameters that the command line shows in another form.
 
@@ -42,16 +44,16 @@ def arguments_with_method(
 
     # The method decides which options there are, so its name is read before the rest.
     attention = word_after("--attention", words, default)
-    check_names("attention method", [attention], METHODS)
-    method, taken = METHODS[attention].options, inspect.signature(function).parameters
+    check_names("attention method", [attention], (*METHODS, *also))
+    method, taken = METHODS[attention].options if attention in METHODS else None, inspect.signature(function).parameters
     optional: list[tuple[str, Any, Any]] = []
-    for option in fields(method):
+    for option in () if method is None else fields(method):
         if flat and option.name in taken:
             continue
         kind: Any = option.type
         optional.append((option.name, kind | None, field(default=None)))
     chosen: Any = make_dataclass("Options", optional)
-    chosen.__doc__ = method.__doc__
+    chosen.__doc__ = None if method is None else method.__doc__
     parameter = taken["options"]
     shown = Annotated[chosen, tyro.conf.arg(name="")] if flat else chosen
     arguments = arguments_of(

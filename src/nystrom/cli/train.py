@@ -10,10 +10,11 @@ from nystrom.cli.method_options import arguments_with_method
 
 def train_model(words: list[str]) -> None:
     """Train a model."""
+    from nystrom.attention.method_names import NO_ATTENTION
     from nystrom.train.engine import train
 
-    default = inspect.signature(train).parameters["attention"].default
-    train(**arguments_with_method(train, words, "train", default=default, task=positional(train, "task")))
+    default, task = inspect.signature(train).parameters["attention"].default, positional(train, "task")
+    train(**arguments_with_method(train, words, "train", default=default, also=[NO_ATTENTION], task=task))
 
 
 def evaluate_model(words: list[str]) -> None:

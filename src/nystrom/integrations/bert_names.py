@@ -184,7 +184,7 @@ def _check_representable(config: dict[str, Any]) -> None:
 def positions_of(config: Any) -> int | None:
     """The longest input of a model of this library or of transformers; None where there is no limit."""
     most = getattr(config, "max_position_embeddings", None)
-    if most is None:
+    if most is None or getattr(config, "positions", "learned") != "learned":
         return None
     family = FAMILIES.get(config.model_type)
     # RoBERTa's table begins with rows that no token has.

@@ -144,10 +144,11 @@ def convert(
         made.config.segment_means_seq_len = None
     before = made.config.max_position_embeddings
     wanted = before if max_position_embeddings is None else max_position_embeddings
-    name = f"{made.prefix}{_POSITIONS}"
-    table = _one(made.tensors, name, source)
-    resized = resize_positions(table[POSITION_OFFSET:], wanted, how=positions)
-    made.tensors[name] = torch.cat([table[:POSITION_OFFSET], resized])
+    if made.config.positions == "learned":
+        name = f"{made.prefix}{_POSITIONS}"
+        table = _one(made.tensors, name, source)
+        resized = resize_positions(table[POSITION_OFFSET:], wanted, how=positions)
+        made.tensors[name] = torch.cat([table[:POSITION_OFFSET], resized])
     made.config.max_position_embeddings = wanted
     model = _load(made, source)
     with fresh_folder(to) as partial:

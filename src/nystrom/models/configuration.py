@@ -17,26 +17,29 @@ A folder has one of two formats. This library's own has `model_type` "nystrom"; 
 the published format where `segment_means_seq_len` is set, as loading such a folder does.
 """
 
-import math
 import os
 import warnings
-from collections.abc import Mapping
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
-from transformers.utils import CONFIG_NAME
 
+from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.plan import PLAN, LayerChoice, plan_of_options
-from nystrom.attention.registry import METHODS
-from nystrom.checks import check_at_least, check_choice, check_flag, check_names
+from nystrom.checks import FeedForward, Norm, Pooling, Positions, check_at_least, check_choice, check_flag, check_names
+from nystrom.models.field_checks import (
+    check_attention,
+    check_no_option,
+    check_numbers,
+    check_positions,
+    check_taps,
+    options_of,
+)
+from nystrom.models.files.config_file import OWN_TYPE, as_own, check_config_file
 from nystrom.models.files.json_object import read_json
-from nystrom.models.files.published import PUBLISHED_TYPE, check_publishable, read_published, write_published
-
-Norm = Literal["post", "pre"]
-Pooling = Literal["mean", "first"]
+from nystrom.models.files.published import check_publishable, write_published
 
 # Rows of the position table before that of the first token: where the published checkpoints start.
 POSITION_OFFSET = 2
@@ -62,20 +65,31 @@ class EncoderConfig(PreTrainedConfig):
         hidden_act: Activation, a name that transformers knows.
         hidden_dropout_prob: Dropout on embeddings, on what each block adds, and in the classification head.
         attention_probs_dropout_prob: 0; see the module.
-        max_position_embeddings: The longest input, padding included.
+        max_position_embeddings: The longest input, padding included; with rotary positions, or none, an input may be
+            longer.
         type_vocab_size: Kinds of segments that `token_type_ids` tell apart.
         initializer_range: Standard deviation of the start weights.
         layer_norm_eps: Added to the variance in a norm.
         pad_token_id: The token whose embedding stays zero; None where every id is a real token.
         conv_kernel_size: Size of the depthwise convolution of the values that is added to the attention; odd, or None
             for none. Works with every attention, and belongs to Nyströmformer.
-        attention: Name of a method in `nystrom.attention.registry.METHODS`, or "nystrom_plan", a method for each layer.
+        attention: Name of a method in `nystrom.attention.registry.METHODS`; or "nystrom_plan", a method for each layer;
+            or "none", values that pass through, so that the convolutions alone join tokens.
         attention_options: Options of that method, by name; what is not given has the method's default. Of a plan the
             layers, see `nystrom.attention.plan.AttentionPlan.options`.
         share_attention_weights: All layers use one Module of the method, and so its weights, such as Linformer's
             projections; for methods with learned weights only.
         norm: "post" (after each block, and on the embeddings) or "pre" (before each block, and after the last).
-        pooling: What a head reads that sees one vector per sequence: the "mean" over real tokens, or the "first" one.
+        pooling: What a head reads that sees one vector per sequence: the "mean" over real tokens, the "first" one, or
+            the "max" of each channel over them.
+        positions: "learned", a table of vectors that are added to the words; "rotary", queries and keys turned by their
+            position, see `nystrom.models.rotary`; or "none".
+        rotary_share: Share of the pairs of channels that turn, in (0, 1].
+        rotary_across_heads: The angles are spread over the heads, from local to global ones; otherwise all heads have
+            the same.
+        short_conv_kernel_size: Size of the depthwise convolutions of queries, keys and values, each channel with a
+            kernel of its own, before the method; odd, or None for none.
+        feed_forward: "plain", "gated" by the activation, or "glu", gated by the sigmoid; see `nystrom.models.blocks`.
         task: The task of `nystrom.tasks` that the model was trained on, if any.
         tie_word_embeddings: The masked LM head scores a token by its word embedding.
         sparse_prediction: In training, and where labels are given, the heads for masked words score the tokens with a
@@ -94,7 +108,7 @@ class EncoderConfig(PreTrainedConfig):
             the published format cannot express where `segment_means_seq_len` asks for it.
     """
 
-    model_type = "nystrom"
+    model_type = OWN_TYPE
 
     vocab_size: int = 30000
     hidden_size: int = 768
@@ -115,6 +129,11 @@ class EncoderConfig(PreTrainedConfig):
     share_attention_weights: bool = False
     norm: Norm = "post"
     pooling: Pooling = "mean"
+    positions: Positions = "learned"
+    rotary_share: float | int = 1.0
+    rotary_across_heads: bool = False
+    short_conv_kernel_size: int | None = None
+    feed_forward: FeedForward = "plain"
     task: str | None = None
     tie_word_embeddings: bool = True
     sparse_prediction: bool = False
@@ -156,6 +175,7 @@ class EncoderConfig(PreTrainedConfig):
             )
         check_choice("norm", self.norm, get_args(Norm))
         check_choice("pooling", self.pooling, get_args(Pooling))
+        check_choice("feed_forward", self.feed_forward, get_args(FeedForward))
         check_names("hidden_act", [self.hidden_act], ACT2FN)
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
@@ -168,8 +188,29 @@ class EncoderConfig(PreTrainedConfig):
             )
         check_flag("sparse_prediction", self.sparse_prediction)
         check_flag("track_error", self.track_error)
-        self._check_numbers()
-        self._check_attention()
+        dropout = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+        check_numbers(
+            positive={name: getattr(self, name) for name in ("initializer_range", "layer_norm_eps")},
+            shares={name: getattr(self, name) for name in dropout},
+        )
+        if self.attention_probs_dropout_prob != 0:
+            raise ValueError(
+                f"attention_probs_dropout_prob is {self.attention_probs_dropout_prob!r}; expected 0: no method stores "
+                "weights that could be dropped. Use hidden_dropout_prob; of a published Nyströmformer drop the value, "
+                "which transformers does not use either."
+            )
+        check_attention(
+            self.attention, self.attention_options, layers=self.num_hidden_layers, shared=self.share_attention_weights
+        )
+        check_taps("conv_kernel_size", self.conv_kernel_size)
+        check_taps("short_conv_kernel_size", self.short_conv_kernel_size)
+        check_positions(
+            self.positions,
+            share=self.rotary_share,
+            across_heads=self.rotary_across_heads,
+            head_dim=self.hidden_size // self.num_attention_heads,
+            attends=self.attention != NO_ATTENTION,
+        )
         if self.segment_means_seq_len is not None:
             check_publishable({name: getattr(self, name) for name in EncoderConfig.__annotations__})
 
@@ -182,9 +223,9 @@ class EncoderConfig(PreTrainedConfig):
         """
         folder = Path(pretrained_model_name_or_path) / (kwargs.get("subfolder") or "")
         if folder.is_dir() and kwargs.get("gguf_file") is None:
-            _check_file(folder)
+            check_config_file(folder)
         content, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        return _as_own(content, kwargs, f"model {pretrained_model_name_or_path}"), kwargs
+        return as_own(content, kwargs, f"model {pretrained_model_name_or_path}"), kwargs
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
@@ -201,7 +242,7 @@ class EncoderConfig(PreTrainedConfig):
             ValueError: As for the class.
         """
         check_no_option(kwargs)
-        content = _as_own(dict(config_dict), kwargs, "the configuration")
+        content = as_own(dict(config_dict), kwargs, "the configuration")
         replaced = {name: kwargs.pop(name) for name in EncoderConfig.__annotations__ if name in kwargs}
         options, before = replaced.get("attention_options"), content.get("attention", cls.attention)
         if isinstance(options, dict) and replaced.get("attention", before) == before:
@@ -235,6 +276,11 @@ class EncoderConfig(PreTrainedConfig):
         else:
             Path(json_file_path).write_text(write_published(self.to_dict()).to_json_string(), encoding="utf-8")
 
+    @property
+    def longest_input(self) -> int | None:
+        """The longest input, padding included; None where positions set none."""
+        return self.max_position_embeddings if self.positions == "learned" else None
+
     def layer_attention(self, layer: int) -> LayerChoice:
         """The method of a layer, and its options."""
         if self.attention == PLAN:
@@ -243,8 +289,7 @@ class EncoderConfig(PreTrainedConfig):
 
     def _check_extra(self, names: list[str]) -> None:
         """Check what a file holds beside the fields, before it becomes attributes."""
-        method = METHODS.get(self.attention)
-        options = set() if method is None else {option.name for option in fields(method.options)}
+        options = options_of([self.attention])
         for name in names:
             # transformers would read its weights from the file of that name; the others would replace a method.
             if name == "transformers_weights" or hasattr(type(self), name):
@@ -259,84 +304,3 @@ class EncoderConfig(PreTrainedConfig):
                     UserWarning,
                     stacklevel=2,
                 )
-
-    def _check_numbers(self) -> None:
-        for name in ("initializer_range", "layer_norm_eps"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 < value < math.inf:
-                raise ValueError(f"{name} is {value!r}; expected a positive number.")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 <= value < 1:
-                raise ValueError(f"{name} is {value!r}; expected a number in [0, 1).")
-        if self.attention_probs_dropout_prob != 0:
-            raise ValueError(
-                f"attention_probs_dropout_prob is {self.attention_probs_dropout_prob!r}; expected 0: no method stores "
-                "weights that could be dropped. Use hidden_dropout_prob; of a published Nyströmformer drop the value, "
-                "which transformers does not use either."
-            )
-
-    def _check_attention(self) -> None:
-        check_names("attention", [self.attention], (*METHODS, PLAN))
-        if not isinstance(self.attention_options, dict):
-            raise ValueError(
-                f"attention_options is {self.attention_options!r}; expected a dictionary of options by name."
-            )
-        if self.attention == PLAN:
-            plan = plan_of_options(self.attention_options)
-            plan.check_layers(self.num_hidden_layers, "the configuration")
-        else:
-            options = METHODS[self.attention].options
-            check_names(
-                f"option of {self.attention}", self.attention_options, {entry.name for entry in fields(options)}
-            )
-            options(**self.attention_options)
-        if self.conv_kernel_size is not None:
-            check_at_least("conv_kernel_size", self.conv_kernel_size, 1)
-            if self.conv_kernel_size % 2 == 0:
-                raise ValueError(
-                    f"conv_kernel_size is {self.conv_kernel_size}; expected an odd number, so that it has a middle, "
-                    "or None for no convolution."
-                )
-
-
-def check_no_option(given: Mapping[str, Any]) -> None:
-    """Check that no option of an attention method is among the fields of a configuration.
-
-    Raises:
-        ValueError: One is; the message says where it belongs.
-    """
-    for name in given:
-        if any(name in {option.name for option in fields(method.options)} for method in METHODS.values()):
-            raise ValueError(
-                f"{name} is an option of an attention method, not of EncoderConfig: "
-                f"pass attention_options={{{name!r}: {given[name]!r}}}."
-            )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _as_own(content: dict[str, Any], changes: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The fields of a configuration in either format; `changes` are those that will replace some."""
-    came = content.get("model_type", EncoderConfig.model_type)
-    if came == PUBLISHED_TYPE:
-        options = changes.get("attention_options")
-        landmarks = options.get("num_landmarks") if isinstance(options, dict) else None
-        content = read_published(content, num_landmarks=landmarks) | {"model_type": EncoderConfig.model_type}
-    elif came != EncoderConfig.model_type:
-        raise ValueError(
-            f"{what} is of type {came!r}; expected {EncoderConfig.model_type!r}, or {PUBLISHED_TYPE!r} for a published "
-            "Nyströmformer: name a model of this library."
-        )
-    return content
-
-
-def _check_file(folder: Path) -> None:
-    file = folder / CONFIG_NAME
-    if not file.is_file():
-        raise ValueError(f"model is {folder}, which holds no {CONFIG_NAME}: name a saved model, such as RUN/best.")
-    content = read_json(file)
-    if not isinstance(content.get("model_type"), str):
-        raise ValueError(f"{file} names no model_type; expected {EncoderConfig.model_type!r} or {PUBLISHED_TYPE!r}.")

@@ -2,15 +2,22 @@
 
 A token's vector is the sum of its word, position and segment embeddings, then the norm with "post", then dropout.
 Positions count from the first real token, holes inside included, and the first has row 2 of the table as in the
-published checkpoints; so padding at either end changes nothing. Masked tokens enter as zeros, whatever they hold, NaN
-included. A mask is never guessed from the ids: the id that pads in one task is a black pixel in another.
+published checkpoints; so padding at either end changes nothing. With rotary positions, or none, there is no table, and
+an input may have any length; the rotation of every layer's queries and keys is made here.
+
+Masked tokens enter as zeros, whatever they hold, NaN included. A mask is never guessed from the ids: the id that pads
+in one task is a black pixel in another.
 """
+
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
+from nystrom.models.rotary import Rotation, rotation
+from nystrom.precision import accumulator
 
 
 class EncoderEmbeddings(nn.Module):
@@ -18,9 +25,17 @@ class EncoderEmbeddings(nn.Module):
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        width, self.positions = config.hidden_size, config.max_position_embeddings
+        width, self.longest, self.kind = config.hidden_size, config.longest_input, config.positions
+        self._turn = partial(
+            rotation,
+            num_heads=config.num_attention_heads,
+            head_dim=width // config.num_attention_heads,
+            share=config.rotary_share,
+            across_heads=config.rotary_across_heads,
+        )
         self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
-        self.position_embeddings = nn.Embedding(self.positions + POSITION_OFFSET, width)
+        rows = config.max_position_embeddings + POSITION_OFFSET
+        self.position_embeddings = nn.Embedding(rows, width) if self.kind == "learned" else None
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
         self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.norm == "post" else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -31,21 +46,31 @@ class EncoderEmbeddings(nn.Module):
         keep: Bool[Tensor, "b n"] | None,
         token_type_ids: Int[Tensor, "b n"] | None,
         position_ids: Int[Tensor, "b n"] | None,
-    ) -> Float[Tensor, "b n w"]:
-        """Add positions and segments to the words; see `EncoderModel.forward`."""
+    ) -> tuple[Float[Tensor, "b n w"], Rotation | None]:
+        """Add positions and segments to the words; and the rotation, where positions are rotary.
+
+        See `EncoderModel.forward`.
+        """
         for name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
             if ids is not None and (ids.ndim != 2 or ids.shape[1] != words.shape[1]):
                 raise ValueError(
                     f"{name} has shape {tuple(ids.shape)}; expected (batch, tokens) = {tuple(words.shape[:2])}."
                 )
+        if position_ids is not None and self.kind == "none":
+            raise ValueError("position_ids is a tensor, but positions is 'none': leave it out.")
         if token_type_ids is None:
             segments = self.token_type_embeddings.weight[0]
         else:
             segments = self.token_type_embeddings(token_type_ids)
-        position_ids = count_positions(words, keep) if position_ids is None else position_ids
-        x = words + segments + self.position_embeddings(position_ids)
+        x, turn = words + segments, None
+        if self.kind != "none":
+            position_ids = count_positions(words, keep) if position_ids is None else position_ids
+            if self.position_embeddings is None:
+                turn = self._turn(position_ids - POSITION_OFFSET, dtype=accumulator(words.dtype))
+            else:
+                x = x + self.position_embeddings(position_ids)
         x = x if keep is None else torch.where(keep[..., None], x, 0.0)
-        return self.dropout(x if self.LayerNorm is None else self.LayerNorm(x))
+        return self.dropout(x if self.LayerNorm is None else self.LayerNorm(x)), turn
 
     def words(
         self, input_ids: Int[Tensor, "b n"] | None, inputs_embeds: Float[Tensor, "b n w"] | None
@@ -71,9 +96,9 @@ class EncoderEmbeddings(nn.Module):
             width = self.word_embeddings.embedding_dim
             if words.ndim != 3 or words.shape[2] != width:
                 raise ValueError(f"{name} has shape {tuple(words.shape)}; expected (batch, tokens, {width}).")
-        if words.shape[1] > self.positions:
+        if self.longest is not None and words.shape[1] > self.longest:
             raise ValueError(
-                f"{name} holds {words.shape[1]} tokens, padding included, and the model has {self.positions} "
+                f"{name} holds {words.shape[1]} tokens, padding included, and the model has {self.longest} "
                 f"positions: truncate it, or make a model with max_position_embeddings={words.shape[1]} or more."
             )
         return words

@@ -2,8 +2,8 @@ r"""One transformer encoder in Hugging Face format, its attention chosen by the 
 
 Token x of a layer, with the norm after each block ("post", as published) or before it ("pre"):
 $$\text{post: } y = N(x + A(x)),\; z = N(y + F(y)) \qquad \text{pre: } y = x + A(N(x)),\; z = y + F(N(y)),$$
-A the attention with its optional convolution of the values, F the feed-forward block. "pre" adds a norm after the last
-layer and has none on the embeddings.
+A the attention with its optional convolutions, F the feed-forward block (`nystrom.models.blocks`). "pre" adds a norm
+after the last layer and has none on the embeddings.
 
 State-dict names are those of transformers' Nyströmformer; with "pre" each norm keeps the name that it has with "post",
 and the last one is `encoder.LayerNorm`.
@@ -20,146 +20,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.output_capturing import capture_outputs
 
-from nystrom.attention.heads import AttentionHeads, attend_in_heads, build_attention
+from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
-from nystrom.attention.skip import DepthwiseSkip
-from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import check_names
-from nystrom.models.activations import activation
+from nystrom.models.blocks import EncoderLayer, EncoderSelfAttention, EncoderStack, build_method
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import EncoderEmbeddings, check_mask
 from nystrom.models.files.loading import SizeMismatchError, check_fit, check_tied, check_weights, find_folder
 
 # Attention that transformers may choose for a model by itself; nothing here reads it.
 _UNSAID = (None, "sdpa", "eager")
-
-
-def _build_method(config: EncoderConfig, layer: int) -> AttentionHeads:
-    method, options = config.layer_attention(layer)
-    return build_attention(
-        method,
-        num_heads=config.num_attention_heads,
-        head_dim=config.hidden_size // config.num_attention_heads,
-        **options,
-    )
-
-
-class EncoderSelfAttention(nn.Module):
-    """Projections, the method, and the convolution of the values where there is one."""
-
-    def __init__(self, config: EncoderConfig, layer: int):
-        super().__init__()
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key = nn.Linear(config.hidden_size, config.hidden_size)
-        self.value = nn.Linear(config.hidden_size, config.hidden_size)
-        self.method = _build_method(config, layer)
-        size = config.conv_kernel_size
-        self.conv = None if size is None else DepthwiseSkip(config.num_attention_heads, size)
-        self.tracked = TrackedError(config.num_attention_heads) if config.track_error else None
-
-    def borrow_method(self, lender: "EncoderSelfAttention") -> None:
-        """Use the method of another layer, which keeps it: its weights have one name, and are saved once."""
-        del self.method
-        object.__setattr__(self, "method", lender.method)
-
-    def forward(self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
-        """Attend within each sequence."""
-        q, k, v = self.query(x), self.key(x), self.value(x)
-        return attend_in_heads(self.method, q, k, v, keep=keep, conv=self.conv, tracked=self.tracked)
-
-
-class EncoderOutput(nn.Module):
-    """The end of a block, and its norm on the side of the configuration: `after(block(before(x)), x)`."""
-
-    def __init__(self, config: EncoderConfig, width: int):
-        super().__init__()
-        self.pre = config.norm == "pre"
-        self.dense = nn.Linear(width, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def before(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n w"]:
-        """What the block reads."""
-        return self.LayerNorm(x) if self.pre else x
-
-    def after(self, y: Float[Tensor, "b n y"], x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n w"]:
-        """Project what the block gave, and add it."""
-        x = x + self.dropout(self.dense(y))
-        return x if self.pre else self.LayerNorm(x)
-
-
-class EncoderAttention(nn.Module):
-    """The attention block."""
-
-    def __init__(self, config: EncoderConfig, layer: int):
-        super().__init__()
-        self.self = EncoderSelfAttention(config, layer)
-        self.output = EncoderOutput(config, config.hidden_size)
-
-    def forward(self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
-        """Attend, and add."""
-        return self.output.after(self.self(self.output.before(x), keep), x)
-
-
-class EncoderIntermediate(nn.Module):
-    """The widening half of the feed-forward block."""
-
-    def __init__(self, config: EncoderConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.activation = activation(config.hidden_act)
-
-    def forward(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n f"]:
-        """Widen."""
-        return self.activation(self.dense(x))
-
-
-class EncoderLayer(GradientCheckpointingLayer):
-    """Attention, then feed-forward."""
-
-    def __init__(self, config: EncoderConfig, layer: int):
-        super().__init__()
-        self.attention = EncoderAttention(config, layer)
-        self.intermediate = EncoderIntermediate(config)
-        self.output = EncoderOutput(config, config.intermediate_size)
-
-    def forward(self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
-        """Run both blocks."""
-        x = self.attention(x, keep)
-        return self.output.after(self.intermediate(self.output.before(x)), x)
-
-
-class EncoderStack(nn.Module):
-    """The layers, and the last norm with "pre"."""
-
-    def __init__(self, config: EncoderConfig):
-        super().__init__()
-        self.layer = nn.ModuleList([EncoderLayer(config, number) for number in range(config.num_hidden_layers)])
-        if config.share_attention_weights:
-            self._share_methods(config.attention)
-        if config.norm == "pre":
-            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        else:
-            self.LayerNorm = None
-
-    def _share_methods(self, attention: str) -> None:
-        attentions = [module for module in self.layer.modules() if isinstance(module, EncoderSelfAttention)]
-        if not list(attentions[0].method.parameters()):
-            raise ValueError(
-                f"share_attention_weights is True, but {attention} has no learned weights to share: leave it out."
-            )
-        for other in attentions[1:]:
-            other.borrow_method(attentions[0])
-
-    def forward(self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
-        """Run all layers."""
-        for layer in self.layer:
-            x = layer(x, keep)
-        return x if self.LayerNorm is None else self.LayerNorm(x)
 
 
 class Asked(TypedDict, total=False):
@@ -269,10 +142,16 @@ class EncoderPreTrainedModel(PreTrainedModel):
             ValueError: A method or option that does not fit, or methods with weights, which would have to be learned.
         """
         changed = {"attention": attention, "attention_options": options}
+        if NO_ATTENTION in (attention, self.config.attention):
+            raise ValueError(
+                f"attention {attention!r} cannot replace {self.config.attention!r}: a model without attention has "
+                "neither queries nor keys. Make a model with this attention and train it."
+            )
         config = EncoderConfig.from_dict(self.config.to_dict() | changed)
         layers = [module for module in self.modules() if isinstance(module, EncoderSelfAttention)]
-        built = [_build_method(config, number).to(self.device) for number in range(len(layers))]
-        if any(list(method.state_dict()) for method in (*built, *(layer.method for layer in layers))):
+        built = [method.to(self.device) for i in range(len(layers)) if (method := build_method(config, i)) is not None]
+        before = [layer.method for layer in layers if layer.method is not None]
+        if any(list(method.state_dict()) for method in (*built, *before)):
             raise ValueError(
                 f"attention {attention!r} or the present {self.config.attention!r} has weights of its own, which "
                 "belong to the model: make a model with this attention and train it."
@@ -327,7 +206,8 @@ class EncoderModel(EncoderPreTrainedModel):
             input_ids: Tokens.
             attention_mask: Real tokens, as 1 or True; None where all are. Never derived from the ids.
             token_type_ids: Segment of each token; None where all belong to the first.
-            position_ids: Rows of the position table (the first token has row 2); None counts from the first real token.
+            position_ids: Rows of the position table (the first token has row 2), or two more than the rotary position;
+                None counts from the first real token.
             inputs_embeds: Word embeddings in place of `input_ids`.
             **asked: See `Asked`.
 
@@ -337,8 +217,8 @@ class EncoderModel(EncoderPreTrainedModel):
         self._check_asked(asked)
         words = self.embeddings.words(input_ids, inputs_embeds)
         keep = check_mask(attention_mask, words)
-        x = self.encoder(self.embeddings(words, keep, token_type_ids, position_ids), keep)
-        return BaseModelOutput(last_hidden_state=x)
+        x, turn = self.embeddings(words, keep, token_type_ids, position_ids)
+        return BaseModelOutput(last_hidden_state=self.encoder(x, keep, turn))
 
     def _check_asked(self, asked: Asked) -> None:
         check_names("keyword", asked, Asked.__annotations__)

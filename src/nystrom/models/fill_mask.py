@@ -160,8 +160,8 @@ class MaskFiller:
 
     def _encode(self, number: int, line: str) -> _Encoded:
         ids = torch.tensor(self.tokenizer(line, verbose=False)["input_ids"])
-        most = self.model.config.max_position_embeddings
-        if len(ids) > most:
+        most = self.model.config.longest_input
+        if most is not None and len(ids) > most:
             raise ValueError(f"line {number} holds {len(ids)} tokens and the model has {most} positions: shorten it.")
         return _Encoded(number, line, ids)
 

@@ -34,8 +34,10 @@ def train_words(
     words = ["train", settings.task]
     for name, value in named.items():
         flag = f"--{name.replace('_', '-')}"
-        if name.startswith("options."):
+        if name == "compile" and value:
+            words.append(flag)
+        elif isinstance(value, tuple):
+            words += [flag, *map(str, value)]
+        elif value is not None or name.startswith("options."):
             words += [flag, str(value)]
-        elif value is not None:
-            words += [flag] if value is True else [flag, str(value)]
     return words

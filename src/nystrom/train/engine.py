@@ -9,12 +9,13 @@ not.
 from collections.abc import Mapping
 from pathlib import Path
 
-from nystrom.checks import check_at_least
+from nystrom.checks import FeedForward, Pooling, Positions, check_at_least
 from nystrom.measure.rows import Row
 from nystrom.train.data.columns import Columns
 from nystrom.train.hardware import Device, Precision, is_main, usable_device, usable_precision
 from nystrom.train.lengths import data_positions
 from nystrom.train.presets.published import find_preset
+from nystrom.train.presets.recipe import LearningRateSchedule
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.settings import settle
 
@@ -39,6 +40,17 @@ def train(
     warmup_steps: int | None = None,
     dropout: float | None = None,
     conv_kernel_size: int | None = None,
+    positions: Positions | None = None,
+    rotary_share: float | None = None,
+    rotary_across_heads: bool | None = None,
+    short_conv_kernel_size: int | None = None,
+    pooling: Pooling | None = None,
+    feed_forward: FeedForward | None = None,
+    schedule: LearningRateSchedule | None = None,
+    clip_norm: float | None = None,
+    adam_betas: tuple[float, float] | None = None,
+    weight_decay: float | None = None,
+    label_smoothing: float | None = None,
     evaluate_every: int | None = None,
     log_every: int | None = None,
     precision: Precision = "auto",
@@ -54,7 +66,7 @@ def train(
 
     Args:
         task: Task, such as "listops".
-        attention: Method, a name of `nystrom methods`.
+        attention: Method, a name of `nystrom methods`; or "none", values that pass through, to see what attention adds.
         options: Options of the method.
         preset: "nystromformer" or "skyformer", as published, or "demo" for a few minutes on two cores.
         data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made if it is missing and can be. A
@@ -74,6 +86,18 @@ def train(
         warmup_steps: Steps of linear warm-up.
         dropout: Dropout on the hidden states.
         conv_kernel_size: Size of the convolution of the values that is added to the attention; 0 for none.
+        positions: "learned", a table; "rotary", queries and keys turned by their position; or "none".
+        rotary_share: Share of the width that turns, of rotary positions.
+        rotary_across_heads: The angles of rotary positions are spread over the heads, from local to global ones.
+        short_conv_kernel_size: Size of the convolutions of queries, keys and values before the method; 0 for none.
+        pooling: What the classification head reads of the tokens: "mean", "first" or "max".
+        feed_forward: "plain", "gated" by the activation (GEGLU, SwiGLU), or "glu", gated by the sigmoid.
+        schedule: The learning rate after the warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the inverse
+            root of the step.
+        clip_norm: Largest norm of the gradient of a step; 0 for any.
+        adam_betas: Decay of AdamW's running means.
+        weight_decay: Weight decay of AdamW, on all weights but biases and norms.
+        label_smoothing: Share of a label that is spread evenly over the classes, in training.
         evaluate_every: Steps between evaluations, each followed by a checkpoint.
         log_every: Steps between points of the training curve; divides evaluate_every.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
@@ -117,6 +141,17 @@ def train(
             "dropout": dropout,
             "evaluate_every": evaluate_every,
             "log_every": log_every,
+            "positions": positions,
+            "rotary_share": rotary_share,
+            "rotary_across_heads": rotary_across_heads,
+            "short_conv_kernel_size": short_conv_kernel_size,
+            "pooling": pooling,
+            "feed_forward": feed_forward,
+            "schedule": schedule,
+            "clip_norm": clip_norm,
+            "adam_betas": adam_betas,
+            "weight_decay": weight_decay,
+            "label_smoothing": label_smoothing,
         },
         positions=data_positions(chosen, data),
         compile=compile,

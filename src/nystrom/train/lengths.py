@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
 from nystrom.tasks.lra.facts import LRA
@@ -52,7 +53,9 @@ def fit_options(
     Raises:
         ValueError: An unknown method, or a chosen longest sequence that is shorter than those of the data.
     """
-    check_names("attention", [attention], METHODS)
+    check_names("attention", [attention], (*METHODS, NO_ATTENTION))
+    if attention == NO_ATTENTION:
+        return {**options, **given}
     needs_length = _LONGEST in {option.name for option in fields(METHODS[attention].options)}
     if positions is None or not needs_length:
         return {**options, **given}

@@ -1,5 +1,9 @@
 """What the settings of every training share: how its steps, batches and points of the curve fit together."""
 
+from collections.abc import Mapping
+from dataclasses import Field
+from typing import Any, ClassVar, Protocol
+
 from nystrom.checks import check_at_least, check_positive
 
 
@@ -54,3 +58,84 @@ class Schedule:
     def part_size(self) -> int:
         """Samples that one process takes at a time."""
         return self.batch_size // (self.processes * self.accumulation)
+
+
+class RunSettings(Protocol):
+    """Settings of a run of any kind: a frozen dataclass, whose fields decide the result."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def attention(self) -> str:
+        """Method."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """Options of the method that differ from its defaults."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of everything that is drawn."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Steps."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per step, over all processes and accumulated parts."""
+        ...
+
+    @property
+    def part_size(self) -> int:
+        """Samples that one process takes at a time."""
+        ...
+
+    @property
+    def accumulation(self) -> int:
+        """Parts that a process computes its share of a batch in."""
+        ...
+
+    @property
+    def processes(self) -> int:
+        """Processes."""
+        ...
+
+    @property
+    def learning_rate(self) -> float:
+        """At the end of the warm-up."""
+        ...
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of linear warm-up."""
+        ...
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between evaluations and checkpoints."""
+        ...
+
+    @property
+    def log_every(self) -> int:
+        """Steps between points of the training curve."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Where it runs: "cpu" or "cuda"."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """What is computed in: "float32", "bfloat16" or "float16"."""
+        ...
+
+    @property
+    def track_error(self) -> bool:
+        """Whether the curves have the error of attention."""
+        ...

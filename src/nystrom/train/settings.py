@@ -1,104 +1,25 @@
 """The settings of one run: a preset, its changes, and where it runs; checked before anything is made."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from nystrom.checks import check_at_least, check_names
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.hardware import processes, usable_device, usable_precision
 from nystrom.train.lengths import fit_options
 from nystrom.train.presets.published import PRESETS, MethodSetting, Preset, find_preset
-from nystrom.train.schedule import Schedule
+from nystrom.train.presets.recipe import ARGUMENTS, RECIPE, Recipe
+from nystrom.train.schedule import RunSettings, Schedule
 
 if TYPE_CHECKING:
     from nystrom.models import EncoderConfig
 
 
-class RunSettings(Protocol):
-    """Settings of a run of any kind: a frozen dataclass, whose fields decide the result; see `Settings`."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def attention(self) -> str:
-        """Method."""
-        ...
-
-    @property
-    def options(self) -> Mapping[str, object]:
-        """Options of the method that differ from its defaults."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Of everything that is drawn."""
-        ...
-
-    @property
-    def steps(self) -> int:
-        """Steps."""
-        ...
-
-    @property
-    def batch_size(self) -> int:
-        """Samples per step, over all processes and accumulated parts."""
-        ...
-
-    @property
-    def part_size(self) -> int:
-        """Samples that one process takes at a time."""
-        ...
-
-    @property
-    def accumulation(self) -> int:
-        """Parts that a process computes its share of a batch in."""
-        ...
-
-    @property
-    def processes(self) -> int:
-        """Processes."""
-        ...
-
-    @property
-    def learning_rate(self) -> float:
-        """At the end of the warm-up."""
-        ...
-
-    @property
-    def warmup_steps(self) -> int:
-        """Steps of linear warm-up."""
-        ...
-
-    @property
-    def evaluate_every(self) -> int:
-        """Steps between evaluations and checkpoints."""
-        ...
-
-    @property
-    def log_every(self) -> int:
-        """Steps between points of the training curve."""
-        ...
-
-    @property
-    def device(self) -> str:
-        """Where it runs: "cpu" or "cuda"."""
-        ...
-
-    @property
-    def precision(self) -> str:
-        """What is computed in: "float32", "bfloat16" or "float16"."""
-        ...
-
-    @property
-    def track_error(self) -> bool:
-        """Whether the curves have the error of attention."""
-        ...
-
-
 @dataclass(frozen=True)
-class Settings(Schedule):
-    """Everything that determines the result of a run, except the data.
+class Settings(Recipe, Schedule):
+    """Everything that determines the result of a run, except the data; see `Recipe` for more of it.
 
     Attributes:
         task: Task.
@@ -118,7 +39,7 @@ class Settings(Schedule):
         log_every: Steps between points of the training curve.
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
-        positions: Positions of the model; None for the preset's.
+        positions: Number of positions of the model; None for the preset's.
         compile: Whether the model is compiled.
         share_projections: Whether all layers share the weights of the method.
         track_error: Whether the curves have the error of attention.
@@ -146,6 +67,10 @@ class Settings(Schedule):
     share_projections: bool = False
     track_error: bool = False
 
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_recipe()
+
     @property
     def max_length(self) -> int:
         """The longest sequence of the model: its positions."""
@@ -159,10 +84,12 @@ class Settings(Schedule):
         changed = {f"options.{name}": value for name, value in self.options.items() if value != before.get(name)}
         if self.conv_kernel_size != method.conv_kernel_size:
             changed["conv_kernel_size"] = self.conv_kernel_size or 0
-        plain = _preset_values(base, self.steps, self.evaluate_every)
+        plain = _preset_values(base, method, self.position_kind, self.steps, self.evaluate_every)
+        plain["position_kind"] = method.position_kind or base.position_kind
         plain["evaluate_every"] = min(base.evaluate_every, self.steps)
         plain["steps"] = base.steps
-        return changed | {name: getattr(self, name) for name, value in plain.items() if getattr(self, name) != value}
+        differ = {name: getattr(self, name) for name, value in plain.items() if getattr(self, name) != value}
+        return changed | {ARGUMENTS.get(name, name): value for name, value in differ.items()}
 
     def encoder_config(self, classes: Sequence[str] | None = None) -> "EncoderConfig":
         """The model.
@@ -192,7 +119,12 @@ class Settings(Schedule):
             hidden_dropout_prob=self.dropout,
             initializer_range=preset.initializer_range,
             norm=preset.norm,
-            pooling=preset.pooling,
+            pooling=self.pooling,
+            positions=self.position_kind,
+            rotary_share=self.rotary_share,
+            rotary_across_heads=self.rotary_across_heads,
+            short_conv_kernel_size=self.short_conv_kernel_size or None,
+            feed_forward=self.feed_forward,
             attention=self.attention,
             attention_options=dict(self.options),
             share_attention_weights=self.share_projections,
@@ -213,7 +145,7 @@ def settle(
     precision: str,
     accumulation: int,
     seed: int,
-    changes: Mapping[str, float | None],
+    changes: Mapping[str, object],
     positions: int | None = None,
     compile: bool = False,
     track_error: bool = False,
@@ -233,8 +165,8 @@ def settle(
         precision: "auto" or one of the three.
         accumulation: Parts in which a process computes its share of a batch.
         seed: Seed.
-        changes: Other fields of `Settings`; None means the preset's.
-        positions: Positions of the model, see `nystrom.train.lengths`; None for the preset's.
+        changes: Other arguments of `nystrom train`; None means the preset's.
+        positions: Number of positions of the model, see `nystrom.train.lengths`; None for the preset's.
         compile: Whether the model is compiled.
         track_error: Whether the curves have the error of attention.
 
@@ -248,10 +180,13 @@ def settle(
     check_names("task", [task], LRA)
     base = find_preset(task, preset)
     method = base.methods(base.data.max_length if positions is None else positions).get(attention, MethodSetting())
-    chosen = {name: value for name, value in changes.items() if value is not None}
+    fields_of = {argument: name for name, argument in ARGUMENTS.items()}
+    chosen: dict[str, Any] = {fields_of.get(name, name): value for name, value in changes.items() if value is not None}
+    if "adam_betas" in chosen:
+        chosen["adam_betas"] = tuple(chosen["adam_betas"])
     steps = chosen.get("steps", base.steps)
-    check_at_least("steps", steps, 1)  # pyright: ignore[reportArgumentType]
-    given = _preset_values(base, steps, chosen.get("evaluate_every"))
+    check_at_least("steps", steps, 1)
+    given = _preset_values(base, method, chosen.get("position_kind"), steps, chosen.get("evaluate_every"))
     assert chosen.keys() <= given.keys()
     device = usable_device(device)
     settings = Settings(
@@ -269,17 +204,24 @@ def settle(
         compile=compile,
         share_projections=method.share_projections,
         track_error=track_error,
-        **(given | chosen),  # pyright: ignore[reportArgumentType]
+        **(given | chosen),
     )
     settings.encoder_config()
     check_backend_device(settings.options.get("backend", "auto"), torch.device(device))
     return settings
 
 
-def _preset_values(base: Preset, steps: float, evaluate_every: float | None) -> dict[str, float]:
-    """The defaults of a run of so many steps."""
+def _preset_values(
+    base: Preset, method: MethodSetting, kind: str | None, steps: int, evaluate_every: int | None
+) -> dict[str, Any]:
+    """The defaults of a run of a method with this kind of positions, None for the preset's, over so many steps."""
+    recipe = {name: getattr(base, name) for name in RECIPE} | {
+        "position_kind": method.position_kind or base.position_kind
+    }
+    if (recipe["position_kind"] if kind is None else kind) != "rotary":
+        recipe |= {"rotary_share": 1.0, "rotary_across_heads": False}
     every = min(base.evaluate_every, steps) if evaluate_every is None else evaluate_every
-    return {
+    return recipe | {
         "steps": steps,
         "batch_size": base.batch_size,
         "learning_rate": base.learning_rate,
@@ -292,9 +234,11 @@ def _preset_values(base: Preset, steps: float, evaluate_every: float | None) -> 
 
 def differences(settings: RunSettings, before: Mapping[str, Any]) -> list[str]:
     """What differs from the settings of an earlier run, as "name is this here but was that"."""
-    now = asdict(settings)
+    # As JSON has them: lists for tuples.
+    now = json.loads(json.dumps(asdict(settings)))
     # A run that began before a setting existed had its default.
-    before = {field.name: field.default for field in fields(settings) if field.default is not MISSING} | {**before}
+    defaults = {field.name: field.default for field in fields(settings) if field.default is not MISSING}
+    before = {**json.loads(json.dumps(defaults)), **before}
     return [
         f"{name} is {_shown(name, now)} but was {_shown(name, before)}"
         for name in sorted({*now, *before})

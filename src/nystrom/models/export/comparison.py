@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.models.encoder import EncoderPreTrainedModel
 from nystrom.models.heads.pairs import EncoderForPairClassification
@@ -90,6 +91,8 @@ def longest(model: EncoderPreTrainedModel) -> int:
     most = model.config.max_position_embeddings
     for layer in range(model.config.num_hidden_layers):
         method, options = model.config.layer_attention(layer)
+        if method == NO_ATTENTION:
+            continue
         most = min(most, getattr(METHODS[method].options(**options), "max_length", most))
     return most
 

@@ -224,7 +224,7 @@ class EncoderForPreTraining(_WithLanguageHead):
         )
         x = encoded.last_hidden_state
         words, of_words = self._score(x, labels)
-        order = self.sop(pool(x, check_mask(attention_mask, x), first=self.config.pooling == "first"))
+        order = self.sop(pool(x, check_mask(attention_mask, x), how=self.config.pooling))
         loss, of_order = of_words, None
         if sentence_order_label is not None:
             of_order = mean_loss(order, sentence_order_label, name="sentence_order_label")

@@ -80,7 +80,7 @@ class EncoderForPairClassification(EncoderPreTrainedModel):
         segments = None if token_type_ids is None else token_type_ids.flatten(0, 1)
         encoded = self.nystromformer(input_ids.flatten(0, 1), mask, segments, return_dict=True, **asked)
         x = encoded.last_hidden_state
-        pooled = pool(x, check_mask(mask, x), first=self.config.pooling == "first")
+        pooled = pool(x, check_mask(mask, x), how=self.config.pooling)
         logits = self.classifier(pooled.unflatten(0, (-1, 2)))
         loss = None if labels is None else F.cross_entropy(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)

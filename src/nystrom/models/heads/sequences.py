@@ -1,11 +1,11 @@
 r"""Classification of sequences.
 
-The tokens are pooled, to their mean $p = \frac{1}{c} \sum_{i \text{ real}} x_i$ over the c real ones or to the first
-real one, and two layers classify p. State-dict names are those of transformers' Nyströmformer. A sequence
-without a real token has p = 0.
+The tokens are pooled, to their mean $p = \frac{1}{c} \sum_{i \text{ real}} x_i$ over the c real ones, to the first real
+one or to the largest value of each channel, $p = \max_{i \text{ real}} x_i$, and two layers classify p. A sequence
+without a real token has p = 0. State-dict names are those of transformers' Nyströmformer.
 
-Departs from transformers' model: pooling is the mean unless the configuration says "first", and "first" is the first
-real token, wherever the padding is.
+Departs from transformers' model: pooling is the mean unless the configuration says "first" or "max", and "first" is the
+first real token, wherever the padding is.
 """
 
 from typing import Unpack
@@ -18,7 +18,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.activations import activation
-from nystrom.models.configuration import EncoderConfig
+from nystrom.models.configuration import EncoderConfig, Pooling
 from nystrom.models.embeddings import check_mask
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
 from nystrom.precision import at_least_float32
@@ -72,23 +72,28 @@ class EncoderForSequenceClassification(EncoderPreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
         )
         x = encoded.last_hidden_state
-        logits = self.classifier(pool(x, check_mask(attention_mask, x), first=self.config.pooling == "first"))
+        logits = self.classifier(pool(x, check_mask(attention_mask, x), how=self.config.pooling))
         loss = None if labels is None else ForSequenceClassificationLoss(labels, logits, self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
-def pool(x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, *, first: bool = False) -> Float[Tensor, "b w"]:
-    """One vector per sequence, from its real tokens; the mean is taken in float32 at least.
+def pool(x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, *, how: Pooling = "mean") -> Float[Tensor, "b w"]:
+    """One vector per sequence, from its real tokens; zeros where there is none. The mean is taken in float32 at least.
 
     Args:
         x: Tokens.
         keep: Real tokens; None where all are.
-        first: Take the first real token rather than the mean.
+        how: The "mean", the "first", or the largest value of each channel, "max".
     """
     if keep is None:
-        return x[:, 0] if first else at_least_float32(x).mean(dim=1).to(x.dtype)
+        if how == "first":
+            return x[:, 0]
+        return x.amax(dim=1) if how == "max" else at_least_float32(x).mean(dim=1).to(x.dtype)
+    if how == "max":
+        largest = torch.where(keep[..., None], x, -torch.inf).amax(dim=1)
+        return torch.where(keep.any(dim=1, keepdim=True), largest, 0.0)
     x = torch.where(keep[..., None], x, 0.0)
-    if first:
+    if how == "first":
         place = keep.int().argmax(dim=-1)
         return x.gather(1, place[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]
     count = keep.sum(dim=-1, keepdim=True).clamp(min=1)

@@ -173,7 +173,7 @@ class EncoderForMultipleChoice(EncoderPreTrainedModel):
             flat[name] = None if tensor is None else tensor.flatten(0, 1)
         encoded = self.nystromformer(**flat, return_dict=True, **asked)
         x = encoded.last_hidden_state
-        pooled = pool(x, check_mask(flat["attention_mask"], x), first=self.config.pooling == "first")
+        pooled = pool(x, check_mask(flat["attention_mask"], x), how=self.config.pooling)
         scores = self.classifier(torch.relu(self.pre_classifier(pooled)))
         shaped = input_ids if input_ids is not None else inputs_embeds
         assert shaped is not None, "the encoder raises where neither was given"

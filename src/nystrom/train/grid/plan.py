@@ -17,14 +17,15 @@ from typing import Literal, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from nystrom.attention.method_names import read_method
-from nystrom.checks import check_at_least
+from nystrom.attention.method_names import NO_ATTENTION, read_method
+from nystrom.checks import FeedForward, Pooling, Positions, check_at_least
 from nystrom.measure.rows import check_folder
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.grid.processes import Failure, Grid, Run
 from nystrom.train.hardware import Device, Precision, cores, processes, usable_device, visible_gpus
 from nystrom.train.lengths import data_positions
 from nystrom.train.presets.published import Preset, find_preset
+from nystrom.train.presets.recipe import ARGUMENTS, RECIPE, LearningRateSchedule
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.settings import Settings, settle
 
@@ -58,6 +59,17 @@ def run_grid(
     warmup_steps: int | None = None,
     dropout: float | None = None,
     conv_kernel_size: int | None = None,
+    positions: Positions | None = None,
+    rotary_share: float | None = None,
+    rotary_across_heads: bool | None = None,
+    short_conv_kernel_size: int | None = None,
+    pooling: Pooling | None = None,
+    feed_forward: FeedForward | None = None,
+    schedule: LearningRateSchedule | None = None,
+    clip_norm: float | None = None,
+    adam_betas: tuple[float, float] | None = None,
+    weight_decay: float | None = None,
+    label_smoothing: float | None = None,
     evaluate_every: int | None = None,
     log_every: int | None = None,
     jobs: int = 1,
@@ -75,7 +87,7 @@ def run_grid(
         to: Folder of the runs.
         tasks: Tasks.
         methods: Names of `nystrom methods`; a number after a name sets its landmarks, features or window, as in
-            nystrom-64 and linformer-128.
+            nystrom-64 and linformer-128; "none" is a model without attention.
         seeds: Seeds.
         preset: The preset; those that end in -1000 are for Text alone, cut at 1,000 bytes.
         data: Folder of the prepared data sets, each in a folder of its task's name; "TASK-demo" for the demo and
@@ -89,6 +101,18 @@ def run_grid(
         dropout: Dropout on the hidden states.
         conv_kernel_size: Taps of the convolution of the values that is added to the attention of every method; 0 for
             none.
+        positions: "learned", a table; "rotary", queries and keys turned by their position; or "none".
+        rotary_share: Share of the width that turns, of rotary positions.
+        rotary_across_heads: The angles of rotary positions are spread over the heads, from local to global ones.
+        short_conv_kernel_size: Size of the convolutions of queries, keys and values before the method; 0 for none.
+        pooling: What the classification head reads of the tokens: "mean", "first" or "max".
+        feed_forward: "plain", "gated" by the activation (GEGLU, SwiGLU), or "glu", gated by the sigmoid.
+        schedule: The learning rate after the warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the inverse
+            root of the step.
+        clip_norm: Largest norm of the gradient of a step; 0 for any.
+        adam_betas: Decay of AdamW's running means.
+        weight_decay: Weight decay of AdamW, on all weights but biases and norms.
+        label_smoothing: Share of a label that is spread evenly over the classes, in training.
         evaluate_every: Steps between evaluations and checkpoints; at most `steps` if not given.
         log_every: Steps between points of the training curve; divides evaluate_every.
         jobs: Runs at a time. Each has one GPU where there are several. On the CPU a run waits while the others leave
@@ -126,15 +150,26 @@ def run_grid(
         "dropout": dropout,
         "evaluate_every": evaluate_every,
         "log_every": log_every,
+        "positions": positions,
+        "rotary_share": rotary_share,
+        "rotary_across_heads": rotary_across_heads,
+        "short_conv_kernel_size": short_conv_kernel_size,
+        "pooling": pooling,
+        "feed_forward": feed_forward,
+        "schedule": schedule,
+        "clip_norm": clip_norm,
+        "adam_betas": adam_betas,
+        "weight_decay": weight_decay,
+        "label_smoothing": label_smoothing,
     }
     plans: list[tuple[Preset, Path, list[Planned]]] = []
     for task in tasks:
         base = find_preset(task, preset)
         folder = Path(data) / base.data.folder
-        positions = data_positions(base, folder)
+        longest = data_positions(base, folder)
         planned = []
         for method in methods:
-            attention, options = read_method(method)
+            attention, options = (method, {}) if method == NO_ATTENTION else read_method(method)
             for seed in seeds:
                 settings = settle(
                     task,
@@ -147,7 +182,7 @@ def run_grid(
                     accumulation=accumulation,
                     seed=seed,
                     changes=changes,
-                    positions=positions,
+                    positions=longest,
                     compile=compile,
                 )
                 planned.append(Planned(f"{task}-{method}-{preset}-seed{seed}", settings))
@@ -191,6 +226,7 @@ def run_of(to: Path, planned: Planned, data: Path, *, threads: int) -> Run:
         "dropout": settings.dropout,
         "evaluate_every": settings.evaluate_every,
         "log_every": settings.log_every,
+        **{ARGUMENTS.get(name, name): getattr(settings, name) for name in RECIPE},
         "device": settings.device,
         "precision": settings.precision,
         "compile": settings.compile,

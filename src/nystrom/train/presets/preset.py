@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
 
+from nystrom.checks import Norm, Positions
+from nystrom.train.presets.recipe import Recipe
 from nystrom.train.presets.sizes import DataSizes
 
 
@@ -16,19 +17,21 @@ class MethodSetting:
         options: Options of the method; the others have the method's defaults.
         conv_kernel_size: Taps of the convolution of the values; None for none.
         share_projections: Whether all layers share the weights of the method.
+        position_kind: Kind of positions that the method wants in place of the preset's; None for that.
     """
 
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     conv_kernel_size: int | None = None
     share_projections: bool = False
+    position_kind: Positions | None = None
 
 
 Methods = Callable[[int], Mapping[str, MethodSetting]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset:
-    """Settings of one task.
+class Preset(Recipe):
+    """Settings of one task; see `Recipe` for what lifts attention.
 
     Attributes:
         task: Task.
@@ -51,11 +54,8 @@ class Preset:
         hidden_act: Activation.
         hidden_dropout_prob: Dropout.
         norm: Place of the norms.
-        pooling: What the classification head reads.
         initializer_range: Standard deviation of the initial weights.
-        adam_betas: Of AdamW.
         adam_epsilon: Of AdamW.
-        weight_decay: Of AdamW.
     """
 
     task: str
@@ -77,9 +77,6 @@ class Preset:
     intermediate_size: int = 128
     hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.1
-    norm: Literal["post", "pre"] = "pre"
-    pooling: Literal["mean", "first"] = "mean"
+    norm: Norm = "pre"
     initializer_range: float = 0.07
-    adam_betas: tuple[float, float] = (0.9, 0.999)
     adam_epsilon: float = 1e-6
-    weight_decay: float = 0.0

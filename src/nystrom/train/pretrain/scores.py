@@ -73,7 +73,7 @@ def score_batch(model: EncoderForPreTraining, batch: Mapping[str, Tensor]) -> Te
         dim=1,
     )
     scores[:, :3].index_add_(0, asked.nonzero()[:, 0], of_words)
-    pooled = pool(x, check_mask(batch["attention_mask"], x), first=model.config.pooling == "first")
+    pooled = pool(x, check_mask(batch["attention_mask"], x), how=model.config.pooling)
     orders = at_least_float32(model.sop(pooled))
     scores[:, 3] = (orders.argmax(dim=-1) == order).double()
     scores[:, 4] = F.cross_entropy(orders, order, reduction="none").double()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.integrations.bert_names import FAMILIES, read_config
 from nystrom.integrations.convert import convert
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
@@ -144,10 +145,16 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[Enco
                 folder, segment_means_seq_len=None, output_loading_info=True
             )
     config = EncoderConfig.from_dict(before.config.to_dict() | _of_run(settings))
+    if config.attention != before.config.attention == NO_ATTENTION:
+        raise ValueError(
+            f"model {source.folder} has no attention, and so no queries and keys for {config.attention}: name another "
+            "model, or leave --attention out."
+        )
     tensors = before.state_dict()
-    table = tensors[_POSITIONS]
-    resized = resize_positions(table[POSITION_OFFSET:], settings.positions)
-    tensors[_POSITIONS] = torch.cat([table[:POSITION_OFFSET], resized])
+    if config.positions == "learned":
+        table = tensors[_POSITIONS]
+        resized = resize_positions(table[POSITION_OFFSET:], settings.positions)
+        tensors[_POSITIONS] = torch.cat([table[:POSITION_OFFSET], resized])
     model = EncoderForPreTraining(config)
     if (before.config.attention, before.config.attention_options) != (config.attention, config.attention_options):
         tensors = {name: tensor for name, tensor in tensors.items() if _REPLACED[0] not in name}

@@ -31,7 +31,8 @@ from filelock import FileLock, Timeout
 
 from nystrom.attention.method_names import sized_name
 from nystrom.measure.rows import Row, append_rows, check_folder
-from nystrom.train.settings import RunSettings, differences
+from nystrom.train.schedule import RunSettings
+from nystrom.train.settings import differences
 
 _SETTINGS, _COMPLETE, _LOCK, _STATE = "run.json", "complete.json", ".lock", "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")

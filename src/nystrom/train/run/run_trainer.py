@@ -20,7 +20,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from numpy.typing import NDArray
@@ -38,11 +38,20 @@ from transformers import (
 
 from nystrom.measure.memory import peak_megabytes
 from nystrom.train.data.batches import TrainingOrder, shortest_first
+from nystrom.train.presets.recipe import LearningRateSchedule
 from nystrom.train.run.attention_error import MEAN, error_quantities, restart_errors, take_errors
 from nystrom.train.run.folder import Point, RunFolder
 from nystrom.train.run.progress import QUANTITIES, progress
 from nystrom.train.run.writing import NotWritten, written
-from nystrom.train.settings import RunSettings
+from nystrom.train.schedule import RunSettings
+
+# By their names in transformers.
+_SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant_with_warmup",
+    "rsqrt": "inverse_sqrt",
+}
 
 
 class SampleSplit(Protocol):
@@ -73,6 +82,14 @@ class Optimization(Protocol):
     def weight_decay(self) -> float:
         """Weight decay."""
         ...
+
+
+class AdamValues(NamedTuple):
+    """What AdamW needs besides its learning rate; see `Optimization`."""
+
+    adam_betas: tuple[float, float]
+    adam_epsilon: float
+    weight_decay: float
 
 
 class NotFinite(FloatingPointError):
@@ -291,6 +308,7 @@ def training_arguments(
     run: RunFolder,
     *,
     reports: list[str],
+    schedule: LearningRateSchedule = "linear",
     clip_norm: float = 0.0,
     workers: int = 0,
 ) -> TrainingArguments:
@@ -298,9 +316,10 @@ def training_arguments(
 
     Args:
         settings: Settings of the run.
-        preset: The preset that they come from.
+        preset: What AdamW needs besides them.
         run: The folder.
         reports: Other places that the Trainer reports to.
+        schedule: Of the learning rate, after its linear warm-up.
         clip_norm: Largest norm of the gradient of a step; 0 for any.
         workers: Processes that make batches ahead; 0 for none but this one.
     """
@@ -311,7 +330,7 @@ def training_arguments(
         per_device_eval_batch_size=settings.part_size,
         gradient_accumulation_steps=settings.accumulation,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type="linear",
+        lr_scheduler_type=_SCHEDULES[schedule],
         warmup_steps=settings.warmup_steps,
         optim="adamw_torch_fused",
         adam_beta1=preset.adam_betas[0],

@@ -26,7 +26,7 @@ from nystrom.train.run.compiling import check_compiler
 from nystrom.train.run.finish import finish
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.progress import no_file_bars
-from nystrom.train.run.run_trainer import training_arguments
+from nystrom.train.run.run_trainer import AdamValues, training_arguments
 from nystrom.train.run.to_the_end import train_to_the_end
 from nystrom.train.run.trainer import EncoderTrainer
 from nystrom.train.settings import Settings
@@ -61,7 +61,10 @@ def train_model(
     if threads is not None:
         torch.set_num_threads(threads)
     reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
-    arguments = training_arguments(settings, preset, run, reports=reports)
+    values = AdamValues(settings.adam_betas, preset.adam_epsilon, settings.weight_decay)
+    arguments = training_arguments(
+        settings, values, run, reports=reports, schedule=settings.schedule, clip_norm=settings.clip_norm
+    )
     if settings.compile:
         check_compiler(settings.device)
     with arguments.main_process_first(local=False):

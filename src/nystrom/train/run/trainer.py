@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers import EvalPrediction, TrainingArguments
 
 from nystrom.train.data.tasks import Model, Splits, find_task
@@ -43,7 +44,7 @@ class EncoderTrainer(RunTrainer):
         splits: Splits,
         run: RunFolder,
     ):
-        self.preset, self.splits = preset, splits
+        self.preset, self.chosen, self.splits = preset, settings, splits
         collate = find_task(settings.task).collate
         if settings.compile:
             collate = partial(collate, length=settings.max_length)
@@ -60,6 +61,21 @@ class EncoderTrainer(RunTrainer):
             compute_metrics=_means,
             preprocess_logits_for_metrics=_judge,
         )
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """The mean cross entropy, in training with smoothed labels if the run has them."""
+        smoothing = self.chosen.label_smoothing
+        if not model.training or not smoothing:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        outputs = model(**inputs)
+        loss = F.cross_entropy(outputs.logits.float(), inputs["labels"], label_smoothing=smoothing)
+        return (loss, outputs) if return_outputs else loss
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"

@@ -1,0 +1,110 @@
+"""Checks of the values of `nystrom.models.configuration.EncoderConfig`, each of which names the field."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, get_args
+
+from nystrom.attention.method_names import NO_ATTENTION
+from nystrom.attention.plan import PLAN, plan_of_options
+from nystrom.attention.registry import METHODS
+from nystrom.checks import Positions, check_at_least, check_choice, check_flag, check_names
+
+
+def check_numbers(*, positive: Mapping[str, object], shares: Mapping[str, object]) -> None:
+    """Check numbers that must be positive and finite, and numbers that must be in [0, 1).
+
+    Raises:
+        ValueError: The first that is not.
+    """
+    for name, value in positive.items():
+        if not _is_number(value) or not 0 < value < math.inf:  # pyright: ignore[reportOperatorIssue]
+            raise ValueError(f"{name} is {value!r}; expected a positive number.")
+    for name, value in shares.items():
+        if not _is_number(value) or not 0 <= value < 1:  # pyright: ignore[reportOperatorIssue]
+            raise ValueError(f"{name} is {value!r}; expected a number in [0, 1).")
+
+
+def check_attention(attention: object, options: object, *, layers: int, shared: bool) -> None:
+    """Check the name of the attention and its options.
+
+    Raises:
+        ValueError: An unknown name or option, a value that does not fit, or options and shared weights of no attention.
+    """
+    check_names("attention", [attention], (*METHODS, PLAN, NO_ATTENTION))  # pyright: ignore[reportArgumentType]
+    if not isinstance(options, dict):
+        raise ValueError(f"attention_options is {options!r}; expected a dictionary of options by name.")
+    if attention == PLAN:
+        plan_of_options(options).check_layers(layers, "the configuration")
+    elif attention == NO_ATTENTION:
+        if options or shared:
+            named = f"attention_options is {options!r}" if options else "share_attention_weights is True"
+            raise ValueError(f"{named}, but attention is {NO_ATTENTION!r}, which has none: leave it out.")
+    else:
+        kind = METHODS[attention].options  # pyright: ignore[reportArgumentType]
+        check_names(f"option of {attention}", options, {entry.name for entry in fields(kind)})
+        kind(**options)
+
+
+def check_taps(name: str, value: object) -> None:
+    """Check the size of a convolution.
+
+    Raises:
+        ValueError: It is neither None nor an odd number.
+    """
+    if value is not None:
+        check_at_least(name, value, 1)
+        if value % 2 == 0:  # pyright: ignore[reportOperatorIssue]
+            raise ValueError(
+                f"{name} is {value}; expected an odd number, so that it has a middle, or None for no convolution."
+            )
+
+
+def check_positions(positions: object, *, share: object, across_heads: object, head_dim: int, attends: bool) -> None:
+    """Check the kind of positions, and what only rotary ones have.
+
+    Raises:
+        ValueError: An unknown kind, a share outside (0, 1], heads of odd width, rotary positions without attention, or
+            what belongs to rotary positions beside others.
+    """
+    check_choice("positions", positions, get_args(Positions))
+    check_flag("rotary_across_heads", across_heads)
+    if not _is_number(share) or not 0 < share <= 1:  # pyright: ignore[reportOperatorIssue]
+        raise ValueError(f"rotary_share is {share!r}; expected a number in (0, 1], the share of the width that turns.")
+    if positions == "rotary":
+        if not attends:
+            raise ValueError(
+                f"positions is 'rotary' but attention is {NO_ATTENTION!r}, which has no queries and keys to turn: take "
+                "positions 'none' or 'learned'."
+            )
+        if head_dim % 2:
+            raise ValueError(
+                f"positions is 'rotary' but a head has {head_dim} channels; expected an even number, since pairs turn: "
+                "change num_attention_heads or hidden_size."
+            )
+    elif share != 1 or across_heads:
+        named = "rotary_across_heads is True" if share == 1 else f"rotary_share is {share}"
+        raise ValueError(f"{named} but positions is {positions!r}: leave it out, or take positions 'rotary'.")
+
+
+def check_no_option(given: Mapping[str, Any]) -> None:
+    """Check that no option of an attention method is among the fields of a configuration.
+
+    Raises:
+        ValueError: One is; the message says where it belongs.
+    """
+    for name in given:
+        if name in options_of(METHODS):
+            raise ValueError(
+                f"{name} is an option of an attention method, not of EncoderConfig: "
+                f"pass attention_options={{{name!r}: {given[name]!r}}}."
+            )
+
+
+def options_of(methods: Iterable[str]) -> set[str]:
+    """Names of the options of some methods; what is no method has none."""
+    return {option.name for name in methods if name in METHODS for option in fields(METHODS[name].options)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,45 @@
+"""What config.json of a folder is: of this library's own format, or of the published one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import CONFIG_NAME
+
+from nystrom.models.files.json_object import read_json
+from nystrom.models.files.published import PUBLISHED_TYPE, read_published
+
+OWN_TYPE = "nystrom"
+
+
+def as_own(content: dict[str, Any], changes: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The fields of a configuration in either format; `changes` are those that will replace some.
+
+    Raises:
+        ValueError: It belongs to another model.
+    """
+    came = content.get("model_type", OWN_TYPE)
+    if came == PUBLISHED_TYPE:
+        options = changes.get("attention_options")
+        landmarks = options.get("num_landmarks") if isinstance(options, dict) else None
+        content = read_published(content, num_landmarks=landmarks) | {"model_type": OWN_TYPE}
+    elif came != OWN_TYPE:
+        raise ValueError(
+            f"{what} is of type {came!r}; expected {OWN_TYPE!r}, or {PUBLISHED_TYPE!r} for a published "
+            "Nyströmformer: name a model of this library."
+        )
+    return content
+
+
+def check_config_file(folder: Path) -> None:
+    """Check that a folder holds a config.json that names its model.
+
+    Raises:
+        ValueError: It does not.
+    """
+    file = folder / CONFIG_NAME
+    if not file.is_file():
+        raise ValueError(f"model is {folder}, which holds no {CONFIG_NAME}: name a saved model, such as RUN/best.")
+    content = read_json(file)
+    if not isinstance(content.get("model_type"), str):
+        raise ValueError(f"{file} names no model_type; expected {OWN_TYPE!r} or {PUBLISHED_TYPE!r}.")

@@ -1,0 +1,52 @@
+"""The short convolution is torch's depthwise one over the real tokens."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from nystrom.models.short_convolution import ShortConvolution
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize("n", [1, 2, 20])
+def test_it_is_the_convolution_of_torch_and_so_are_its_gradients(size, n):
+    ours = ShortConvolution(6, size).double()
+    theirs = nn.Conv1d(6, 6, size, padding=size // 2, groups=6, bias=False).double()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, n, 6, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn_like(x)
+    results = []
+    for conv, out in ((ours, ours(x, None)), (theirs, theirs(x.mT).mT)):
+        results.append((out, *torch.autograd.grad(out, (x, conv.weight), grad)))
+    # float64 rounding over a few products.
+    assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_not_real_counts_as_zeros():
+    conv = ShortConvolution(4, 5).double()
+    x, keep = torch.randn(1, 9, 4, dtype=torch.float64), torch.tensor([[0, 0, 1, 1, 0, 1, 1, 0, 0]]).bool()
+    x[0, 4] = torch.nan
+    among = conv(x, keep)[:, 2:7]
+    alone = conv(x[:, 2:7].nan_to_num(0.0) * keep[:, 2:7, None], None)
+    assert_close(among, alone, rtol=1e-12, atol=1e-12)
+
+
+def test_it_starts_near_the_identity():
+    torch.manual_seed(0)
+    conv = ShortConvolution(200, 5)
+    away = conv.weight.detach() - torch.tensor([0, 0, 1.0, 0, 0])
+    assert 0.9 < away.abs().max() / (0.5 * 5**-0.5) <= 1
+    assert abs(away.mean()) < 0.02
+
+
+@pytest.mark.parametrize(("n", "size"), [(76, 33), (100, 31), (33, 15)])
+def test_the_gradients_of_float32_are_right_at_lengths_where_a_library_was_wrong(n, size):
+    conv, x = ShortConvolution(12, size), torch.randn(2, n, 12, requires_grad=True)
+    grad = torch.randn(2, n, 12)
+    single = torch.autograd.grad(conv(x, None), (x, conv.weight), grad)
+    conv = conv.double()
+    double = torch.autograd.grad(conv(x.double(), None), (x, conv.weight), grad.double())
+    # float32 sums over some 200 products of numbers about 1.
+    assert_close(single[0], double[0], rtol=1e-4, atol=1e-4)
+    assert_close(single[1].double(), double[1], rtol=1e-4, atol=1e-3)
