@@ -10,6 +10,7 @@ from nystrom.cli.main import main
 from nystrom.measure.rows import read_rows
 from nystrom.train.command import train_words
 from nystrom.train.engine import train
+from nystrom.train.presets.recipe import ARGUMENTS, RECIPE
 from nystrom.train.results import command_line
 from nystrom.train.settings import settle
 
@@ -43,6 +44,9 @@ def settings_of(task="listops", attention="nystrom", options=None, conv_kernel_s
         {"steps": 50, "batch_size": 8, "learning_rate": 3e-4, "warmup_steps": 2, "dropout": 0.0, "accumulation": 2},
         {"steps": 60, "evaluate_every": 30, "log_every": 10},
         {"attention": "reformer", "options": {"across_buckets": True, "shared_qk": False}},
+        {"positions": "rotary", "rotary_share": 0.5, "rotary_across_heads": True, "short_conv_kernel_size": 3},
+        {"attention": "none", "pooling": "max", "feed_forward": "glu", "adam_betas": (0.9, 0.98), "clip_norm": 1.0},
+        {"schedule": "cosine", "label_smoothing": 0.1, "ema": 0.99, "augment": True, "denoise": 1.0},
     ],
 )
 def test_the_words_make_the_settings(given, trained):
@@ -51,6 +55,7 @@ def test_the_words_make_the_settings(given, trained):
     assert (str(trained["data"]), str(trained["to"]), trained["threads"]) == ("data/x", "runs/x", 2)
     changed = {name: trained[name] for name in trained.keys() & {
         "steps", "batch_size", "learning_rate", "warmup_steps", "dropout", "evaluate_every", "log_every",
+        *(ARGUMENTS.get(name, name) for name in RECIPE),
     }}  # fmt: skip
     again = settle(
         trained["task"], attention=trained["attention"], options=trained["options"],

@@ -65,7 +65,11 @@ class EncoderPreTrainedModel(PreTrainedModel):
     # The loss is a mean over the batch. Otherwise the Trainer would multiply it by steps and processes.
     accepts_loss_kwargs = False
     # Buffers that older versions of transformers saved; they hold nothing that was learned.
-    _keys_to_ignore_on_load_unexpected = [r"embeddings\.(position_ids|token_type_ids)$"]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
+        r"embeddings\.(position_ids|token_type_ids)$",
+        # The head of a training that denoises (`nystrom.train.run.denoising`), which is no part of the model.
+        r"^denoiser\.",
+    ]
 
     def __init__(self, config: EncoderConfig):
         # Values may have been set on the configuration after it was made.

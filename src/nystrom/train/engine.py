@@ -51,6 +51,9 @@ def train(
     adam_betas: tuple[float, float] | None = None,
     weight_decay: float | None = None,
     label_smoothing: float | None = None,
+    ema: float | None = None,
+    augment: bool | None = None,
+    denoise: float | None = None,
     evaluate_every: int | None = None,
     log_every: int | None = None,
     precision: Precision = "auto",
@@ -68,7 +71,8 @@ def train(
         task: Task, such as "listops".
         attention: Method, a name of `nystrom methods`; or "none", values that pass through, to see what attention adds.
         options: Options of the method.
-        preset: "nystromformer" or "skyformer", as published, or "demo" for a few minutes on two cores.
+        preset: "nystromformer" or "skyformer", as published; "modern", with what lifts attention since, or
+            "modern-small", for one core; or "demo" for a few minutes on two cores.
         data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made if it is missing and can be. A
             resumed run uses its own. For text also your own labelled texts (.csv, .tsv, .jsonl, or a folder of them),
             for retrieval your own pairs of texts; they are prepared under data/. For pathfinder pictures of any size:
@@ -98,6 +102,11 @@ def train(
         adam_betas: Decay of AdamW's running means.
         weight_decay: Weight decay of AdamW, on all weights but biases and norms.
         label_smoothing: Share of a label that is spread evenly over the classes, in training.
+        ema: Decay of a running mean of the weights, which is evaluated and kept in their place; 0 for none.
+        augment: Vary training samples anew in each pass: the arguments of ListOps in another order, texts cropped,
+            pictures mirrored, shifted and scaled (Pathfinder: mirrored).
+        denoise: Weight of the loss of predicting every token of an input of which 30 % is corrupted; 0 for clean
+            inputs.
         evaluate_every: Steps between evaluations, each followed by a checkpoint.
         log_every: Steps between points of the training curve; divides evaluate_every.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
@@ -152,6 +161,9 @@ def train(
             "adam_betas": adam_betas,
             "weight_decay": weight_decay,
             "label_smoothing": label_smoothing,
+            "ema": ema,
+            "augment": augment,
+            "denoise": denoise,
         },
         positions=data_positions(chosen, data),
         compile=compile,

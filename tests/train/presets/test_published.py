@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.gpu import launch
 from nystrom.train.engine import train
@@ -147,10 +148,37 @@ def test_listops_has_the_sizes_of_the_long_range_arena(name):
     assert settled(name).encoder_config().max_position_embeddings == 2_000
 
 
+@pytest.mark.parametrize(
+    ("task", "sizes", "training"),
+    [
+        ("listops", (6, 80, 160), (64, 1e-3, 3_000, 90_000, 0.1, 0.01)),
+        ("text", (4, 128, 256), (50, 4e-3, 10_000, 25_000, 0.1, 0.01)),
+        ("retrieval", (6, 128, 256), (64, 1e-3, 10_000, 92_000, 0.1, 0.04)),
+        ("image", (8, 160, 320), (50, 5e-4, 9_000, 180_000, 0.0, 0.02)),
+        ("pathfinder", (6, 128, 256), (128, 1e-3, 50_000, 250_000, 0.0, 0.01)),
+    ],
+)
+def test_modern_has_the_sizes_of_mega_and_the_rates_of_attention(task, sizes, training):
+    preset = find_preset(task, "modern")
+    assert (preset.num_hidden_layers, preset.hidden_size, preset.intermediate_size) == sizes
+    assert (preset.batch_size, preset.learning_rate, preset.warmup_steps, preset.steps) == training[:4]
+    assert (preset.hidden_dropout_prob, preset.weight_decay) == training[4:]
+    assert (preset.clip_norm, preset.adam_betas, preset.schedule) == (1.0, (0.9, 0.98), "linear")
+    config = settled("modern", task=task).encoder_config()
+    assert (config.positions, config.rotary_share, config.rotary_across_heads) == ("rotary", 0.5, True)
+    assert (config.short_conv_kernel_size, config.feed_forward, config.conv_kernel_size) == (3, "gated", None)
+    assert settled("modern", "none", task=task).encoder_config().positions == "none"
+    # Nothing is changed of a preset by taking it, and a change of the positions alone is one change.
+    assert settled("modern", task=task).changes() == settled("modern", "none", task=task).changes() == {}
+    learned = settled("modern", task=task, changes={"positions": "learned"})
+    assert learned.changes() == {"positions": "learned"}
+    assert learned.encoder_config().rotary_share == 1
+
+
 def test_a_preset_names_methods_that_exist():
     for (task, name), preset in PRESETS.items():
         assert (preset.task, preset.name) == (task, name)
-        assert preset.methods(preset.data.max_length).keys() <= METHODS.keys()
+        assert preset.methods(preset.data.max_length).keys() <= METHODS.keys() | {NO_ATTENTION}
 
 
 def test_every_preset_makes_a_model_with_every_method():

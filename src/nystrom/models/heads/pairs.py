@@ -50,10 +50,11 @@ class EncoderForPairClassification(EncoderPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Int[Tensor, "b 2 n"],
+        input_ids: Int[Tensor, "b 2 n"] | None = None,
         attention_mask: Bool[Tensor, "b 2 n"] | Int[Tensor, "b 2 n"] | None = None,
         labels: Int[Tensor, " b"] | None = None,
         token_type_ids: Int[Tensor, "b 2 n"] | None = None,
+        inputs_embeds: Float[Tensor, "b 2 n w"] | None = None,
         **asked: Unpack[Asked],
     ) -> SequenceClassifierOutput:
         """Classify pairs of documents; see `EncoderModel.forward` for the other arguments.
@@ -64,21 +65,28 @@ class EncoderForPairClassification(EncoderPreTrainedModel):
             attention_mask: Real tokens, as 1 or True; None where all are.
             labels: Classes; with them comes the mean cross entropy.
             token_type_ids: Segment of each token.
+            inputs_embeds: Word embeddings in place of `input_ids`.
 
         Raises:
             ValueError: Inputs that do not fit, by name.
         """
-        if input_ids.ndim != 3 or input_ids.shape[1] != 2:
-            raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; expected (batch, 2 documents, tokens).")
+        named = "inputs_embeds" if input_ids is None else "input_ids"
+        came = inputs_embeds if input_ids is None else input_ids
+        if came is None or (input_ids is not None and inputs_embeds is not None):
+            raise ValueError("expected one of input_ids and inputs_embeds.")
+        if came.ndim != (4 if input_ids is None else 3) or came.shape[1] != 2:
+            raise ValueError(f"{named} has shape {tuple(came.shape)}; expected (batch, 2 documents, tokens).")
         for name, given in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
-            if given is not None and given.shape != input_ids.shape:
+            if given is not None and given.shape != came.shape[:3]:
                 raise ValueError(
-                    f"{name} has shape {tuple(given.shape)} but input_ids has {tuple(input_ids.shape)}: "
+                    f"{name} has shape {tuple(given.shape)} but {named} has {tuple(came.shape[:3])}: "
                     "pass one number per token of both documents."
                 )
         mask = None if attention_mask is None else attention_mask.flatten(0, 1)
         segments = None if token_type_ids is None else token_type_ids.flatten(0, 1)
-        encoded = self.nystromformer(input_ids.flatten(0, 1), mask, segments, return_dict=True, **asked)
+        ids = None if input_ids is None else input_ids.flatten(0, 1)
+        words = None if inputs_embeds is None else inputs_embeds.flatten(0, 1)
+        encoded = self.nystromformer(ids, mask, segments, inputs_embeds=words, return_dict=True, **asked)
         x = encoded.last_hidden_state
         pooled = pool(x, check_mask(mask, x), how=self.config.pooling)
         logits = self.classifier(pooled.unflatten(0, (-1, 2)))

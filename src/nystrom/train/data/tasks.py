@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from nystrom.checks import check_names
 from nystrom.models import EncoderForSequenceClassification
 from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom.tasks.lra.augmentation import crop_text, crop_texts, mirror_picture, vary_picture
 from nystrom.tasks.lra.facts import LRA
 from nystrom.tasks.lra.image import Image
+from nystrom.tasks.lra.listops.shuffle import shuffle_arguments
 from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
 from nystrom.tasks.lra.pathfinder.task import Pathfinder, prepare_pathfinder
 from nystrom.tasks.lra.texts.own_texts import prepare_own
@@ -84,6 +86,7 @@ class Task:
         prepare: Draws a data set of given sizes; None where it is read from the user's files.
         model: What is trained.
         collate: Makes a batch of samples.
+        vary: Makes another training input of one, by random numbers; the class stays.
         takes_own_texts: Whether a user's own labelled texts, or pairs of them, can be trained on as they are.
     """
 
@@ -91,6 +94,7 @@ class Task:
     prepare: Callable[[Path, DataSizes], None] | None = None
     model: type[Model] = EncoderForSequenceClassification
     collate: Collate = collate
+    vary: Callable[[Any, np.random.Generator], Any]
     takes_own_texts: bool = False
 
 
@@ -112,11 +116,17 @@ def _prepare_pathfinder(folder: Path, sizes: DataSizes) -> None:
 
 
 TASKS: dict[str, Task] = {
-    "listops": Task(open=ListOps, prepare=_prepare_listops),
-    "text": Task(open=Text, takes_own_texts=True),
-    "retrieval": Task(open=Retrieval, model=EncoderForPairClassification, collate=collate_pairs, takes_own_texts=True),
-    "image": Task(open=Image, collate=collate_whole),
-    "pathfinder": Task(open=Pathfinder, prepare=_prepare_pathfinder, collate=collate_whole),
+    "listops": Task(open=ListOps, prepare=_prepare_listops, vary=shuffle_arguments),
+    "text": Task(open=Text, vary=crop_text, takes_own_texts=True),
+    "retrieval": Task(
+        open=Retrieval,
+        model=EncoderForPairClassification,
+        collate=collate_pairs,
+        vary=crop_texts,
+        takes_own_texts=True,
+    ),
+    "image": Task(open=Image, vary=vary_picture, collate=collate_whole),
+    "pathfinder": Task(open=Pathfinder, prepare=_prepare_pathfinder, collate=collate_whole, vary=mirror_picture),
 }
 
 

@@ -29,7 +29,9 @@ from nystrom.train.presets.recipe import ARGUMENTS, RECIPE, LearningRateSchedule
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.settings import Settings, settle
 
-PresetName = Literal["nystromformer", "nystromformer-1000", "skyformer", "skyformer-1000", "demo"]
+PresetName = Literal[
+    "nystromformer", "nystromformer-1000", "skyformer", "skyformer-1000", "modern", "modern-small", "demo"
+]
 
 
 class Planned(NamedTuple):
@@ -70,6 +72,9 @@ def run_grid(
     adam_betas: tuple[float, float] | None = None,
     weight_decay: float | None = None,
     label_smoothing: float | None = None,
+    ema: float | None = None,
+    augment: bool | None = None,
+    denoise: float | None = None,
     evaluate_every: int | None = None,
     log_every: int | None = None,
     jobs: int = 1,
@@ -113,6 +118,11 @@ def run_grid(
         adam_betas: Decay of AdamW's running means.
         weight_decay: Weight decay of AdamW, on all weights but biases and norms.
         label_smoothing: Share of a label that is spread evenly over the classes, in training.
+        ema: Decay of a running mean of the weights, which is evaluated and kept in their place; 0 for none.
+        augment: Vary training samples anew in each pass: the arguments of ListOps in another order, texts cropped,
+            pictures mirrored, shifted and scaled (Pathfinder: mirrored).
+        denoise: Weight of the loss of predicting every token of an input of which 30 % is corrupted; 0 for clean
+            inputs.
         evaluate_every: Steps between evaluations and checkpoints; at most `steps` if not given.
         log_every: Steps between points of the training curve; divides evaluate_every.
         jobs: Runs at a time. Each has one GPU where there are several. On the CPU a run waits while the others leave
@@ -161,6 +171,9 @@ def run_grid(
         "adam_betas": adam_betas,
         "weight_decay": weight_decay,
         "label_smoothing": label_smoothing,
+        "ema": ema,
+        "augment": augment,
+        "denoise": denoise,
     }
     plans: list[tuple[Preset, Path, list[Planned]]] = []
     for task in tasks:

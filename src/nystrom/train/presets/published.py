@@ -3,7 +3,8 @@
 `PRESETS` is keyed by task and name. "nystromformer" and "skyformer" are the settings of the two papers' code for the
 Long Range Arena: batch, learning rate, warm-up, steps, how often to evaluate, and the options of each method
 (`nystrom.train.presets.nystromformer`, `nystrom.train.presets.skyformer`). "nystromformer-1000" and "skyformer-1000"
-are Text again, cut at 1,000 bytes. "demo" is ours, for a few minutes on two cores (`nystrom.train.presets.demo`).
+are Text again, cut at 1,000 bytes. "modern" has what lifts attention, and "modern-small" has it for one core
+(`nystrom.train.presets.modern`). "demo" is ours, for a few minutes on two cores (`nystrom.train.presets.demo`).
 
 The papers share one model: 2 layers of width 64, 128 inside the feed-forward block, 2 heads of 32, pre-norm, mean
 pooling, dropout 0.1; AdamW(0.9, 0.999, 1e-6) without weight decay, linear warm-up, then linear decay.
@@ -31,6 +32,7 @@ Departs from their code:
 
 from nystrom.checks import check_names
 from nystrom.train.presets.demo import DEMO
+from nystrom.train.presets.modern import MODERN
 from nystrom.train.presets.nystromformer import NYSTROMFORMER
 from nystrom.train.presets.preset import MethodSetting, Preset
 from nystrom.train.presets.sizes import DataSizes
@@ -39,7 +41,7 @@ from nystrom.train.presets.skyformer import SKYFORMER
 __all__ = ["PRESETS", "DataSizes", "MethodSetting", "Preset", "find_preset"]
 
 PRESETS: dict[tuple[str, str], Preset] = {
-    (preset.task, preset.name): preset for preset in (*NYSTROMFORMER, *SKYFORMER, *DEMO)
+    (preset.task, preset.name): preset for preset in (*NYSTROMFORMER, *SKYFORMER, *MODERN, *DEMO)
 }
 
 

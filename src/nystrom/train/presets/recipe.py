@@ -1,13 +1,14 @@
 r"""What lifts attention on the Long Range Arena: parts of the model and of its training that a preset has or has not.
 
 A field stands under its own name in presets, in the settings of a run and in `nystrom train`, and its default is the
-plain model and training of Nyströmformer and Skyformer. Locality comes from positions and short convolutions.
+plain model and training of Nyströmformer and Skyformer. Locality: positions and short convolutions. Regularity:
+augmentation and denoising.
 """
 
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from nystrom.checks import FeedForward, Pooling, Positions, check_at_least, check_choice
+from nystrom.checks import FeedForward, Pooling, Positions, check_at_least, check_choice, check_flag
 
 LearningRateSchedule = Literal["linear", "cosine", "constant", "rsqrt"]
 
@@ -29,6 +30,9 @@ class Recipe:
         adam_betas: Decay of AdamW's running means.
         weight_decay: Of AdamW, on all weights but biases and norms.
         label_smoothing: Share of a label that is spread evenly over all classes, in training.
+        ema: Decay of the running mean of the weights that is evaluated and kept; 0 for the weights themselves.
+        augment: Whether training samples are varied.
+        denoise: Weight of the loss of predicting every token of an input that was corrupted; 0 for clean inputs.
     """
 
     position_kind: Positions = "learned"
@@ -42,6 +46,9 @@ class Recipe:
     adam_betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
+    ema: float = 0.0
+    augment: bool = False
+    denoise: float = 0.0
 
     def check_recipe(self) -> None:
         """Check what no model checks.
@@ -51,11 +58,13 @@ class Recipe:
         """
         check_at_least("short_conv_kernel_size", self.short_conv_kernel_size, 0)
         check_choice("schedule", self.schedule, get_args(LearningRateSchedule))
-        for name in ("clip_norm", "weight_decay"):
+        check_flag("augment", self.augment)
+        for name in ("clip_norm", "weight_decay", "denoise"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected a number of at least 0, 0 for none.")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing is {self.label_smoothing!r}; expected a number in [0, 1), 0 for none.")
+        for name in ("label_smoothing", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected a number in [0, 1), 0 for none.")
         if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ValueError(f"adam_betas is {self.adam_betas!r}; expected two numbers in [0, 1).")
 

@@ -8,6 +8,7 @@ from nystrom.train.data.tasks import Model, class_names, find_task
 from nystrom.train.results import Place, accuracy_row, result_row, setting_words
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.trainer import EncoderTrainer
+from nystrom.train.run.weight_mean import load_mean
 from nystrom.train.run.writing import written
 from nystrom.train.scoring import accuracy, load_model
 from nystrom.train.settings import Settings
@@ -34,6 +35,8 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, comma
     task = find_task(settings.task)
     test, val = trainer.splits.test, trainer.splits.val
     best = load_model(run.checkpoint(state.best_global_step), settings.task, classes=class_names(test))
+    if settings.ema:
+        load_mean(best, run.checkpoint(state.best_global_step))
     with written(run.best, "go on with --resume"):
         _save(best, run.best)
     share = accuracy(

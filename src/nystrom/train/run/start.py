@@ -65,6 +65,10 @@ def train_model(
     arguments = training_arguments(
         settings, values, run, reports=reports, schedule=settings.schedule, clip_norm=settings.clip_norm
     )
+    if settings.compile and settings.denoise:
+        raise ValueError(
+            "compile is on, but denoise gathers the states of all layers, which no graph does: leave one out."
+        )
     if settings.compile:
         check_compiler(settings.device)
     with arguments.main_process_first(local=False):

@@ -1,23 +1,32 @@
 """Training of a task by a preset: `nystrom.train.run.run_trainer` on the splits of a task.
 
 - The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset says.
+- Samples are varied, inputs denoised and weights averaged where the settings say so (`nystrom.train.data.augmented`,
+  `nystrom.train.run.denoising`, `nystrom.train.run.weight_mean`).
 - A model that is compiled gets batches of one shape, see `nystrom.train.run.compiling`.
 """
 
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import EvalPrediction, TrainingArguments
+from torch.utils.data import DataLoader
+from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from nystrom.train.data.augmented import AugmentedSplit, PassOrder
 from nystrom.train.data.tasks import Model, Splits, find_task
 from nystrom.train.presets.published import Preset
 from nystrom.train.run.compiling import compile_model
+from nystrom.train.run.denoising import Denoiser
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.run_trainer import RunTrainer
+from nystrom.train.run.weight_mean import WeightMean
+from nystrom.train.run.writing import written
 from nystrom.train.scoring import is_right
 from nystrom.train.settings import Settings
 
@@ -45,6 +54,9 @@ class EncoderTrainer(RunTrainer):
         run: RunFolder,
     ):
         self.preset, self.chosen, self.splits = preset, settings, splits
+        if settings.denoise:
+            model.denoiser = Denoiser(model.config)
+            model.denoiser.apply(model._init_weights)
         collate = find_task(settings.task).collate
         if settings.compile:
             collate = partial(collate, length=settings.max_length)
@@ -61,6 +73,9 @@ class EncoderTrainer(RunTrainer):
             compute_metrics=_means,
             preprocess_logits_for_metrics=_judge,
         )
+        self.mean = WeightMean(model, settings.ema) if settings.ema else None
+        if self.mean is not None:
+            self.add_callback(_AfterStep(self.mean))
 
     def compute_loss(
         self,
@@ -69,21 +84,72 @@ class EncoderTrainer(RunTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The mean cross entropy, in training with smoothed labels if the run has them."""
-        smoothing = self.chosen.label_smoothing
-        if not model.training or not smoothing:
+        """The mean cross entropy, in training with smoothed labels and the loss of the tokens if the run has them."""
+        smoothing, weight = self.chosen.label_smoothing, self.chosen.denoise
+        if not model.training or not (smoothing or weight):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        outputs = model(**inputs)
+        if weight:
+            outputs, of_tokens = self._denoise(model, inputs)
+        else:
+            outputs, of_tokens = model(**inputs), 0.0
         loss = F.cross_entropy(outputs.logits.float(), inputs["labels"], label_smoothing=smoothing)
+        loss = loss + weight * of_tokens
         return (loss, outputs) if return_outputs else loss
+
+    def _denoise(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, torch.Tensor]:
+        """The output for a corrupted input, and the loss of its tokens."""
+        denoiser, words = self.network.denoiser, self.network.get_input_embeddings()
+        assert isinstance(denoiser, Denoiser)
+        assert isinstance(words, nn.Embedding)
+        ids, keep = inputs["input_ids"], inputs.get("attention_mask")
+        corrupted = denoiser.corrupt(ids, keep, words)
+        outputs = model(inputs_embeds=corrupted, attention_mask=keep, output_hidden_states=True)
+        # The documents of a pair follow each other.
+        ids = ids.flatten(0, -2)
+        keep = None if keep is None else keep.flatten(0, -2)
+        return outputs, denoiser.loss(outputs.hidden_states[-1], ids, keep)
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The batches of the whole run, of samples that are varied if the run does."""
+        if not self.chosen.augment:
+            return super().get_train_dataloader()
+        settings, vary = self.chosen, find_task(self.chosen.task).vary
+        order = PassOrder(
+            self.splits.train.lengths, batch_size=settings.batch_size, steps=settings.steps, seed=settings.seed
+        )
+        varied = AugmentedSplit(self.splits.train, vary, seed=settings.seed)
+        return self._loader(varied, order, settings.part_size)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write a checkpoint, with the mean of the weights where there is one."""
+        super()._save_checkpoint(model, trial)
+        if self.mean is not None and self.is_world_process_zero():
+            folder = self.run.checkpoint(self.state.global_step)
+            with written(folder, self.way_on()):
+                self.mean.save(folder)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Read a checkpoint, with the mean of the weights where there is one."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.mean is not None:
+            self.mean.load(Path(resume_from_checkpoint))
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Evaluate on the validation split, and name what the best checkpoint is chosen by."""
-        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        with nullcontext() if self.mean is None else self.mean.in_place():
+            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         counts = self.state.global_step > self.preset.best_after * self.settings.steps
         return {**metrics, "eval_selection": metrics["eval_accuracy"] if counts else -1.0}
+
+
+class _AfterStep(TrainerCallback):
+    def __init__(self, mean: WeightMean):
+        self.mean = mean
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.mean.update(state.global_step)
 
 
 def _judge(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,79 @@
+r"""A loss for every token of a corrupted input, beside that of its class.
+
+A share of 0.3 of the real tokens is corrupted, each by itself: one in three becomes a random token, the others a
+learned vector in place of their embedding. The class is predicted from the corrupted input, and so is every token,
+corrupted or not, by a head of its own on the last hidden states:
+$$\ell = \ell_{\text{class}} + \lambda \frac{1}{b} \sum_{s} \frac{1}{n_s} \sum_{i \text{ real}} -\log p_s(x_i),$$
+$n_s$ being the real tokens of sequence s. Each sequence counts alike, so that parts of a batch give the gradient of the
+whole. Evaluation sees clean inputs and no head; the saved model has neither the head nor the vector.
+
+Draws come from torch's global generator, whose state is part of a checkpoint.
+
+Source: arXiv:2501.14850.
+Departs from it: the mask is a vector rather than a symbol of the vocabulary, since pictures use all of theirs.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from nystrom.models import EncoderConfig
+from nystrom.models.heads.language import LanguageHead
+from nystrom.precision import at_least_float32
+
+CORRUPTED, RANDOM = 0.3, 1 / 3
+
+
+class Denoiser(nn.Module):
+    """The vector that masks a token, and the head that predicts tokens.
+
+    Args:
+        config: Of the model.
+    """
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.first = 0 if config.pad_token_id is None else 1
+        assert config.pad_token_id in (None, 0), "the tasks pad with token 0, or not at all"
+        self.vocab_size, self.std = config.vocab_size, config.initializer_range
+        self.mask = nn.Parameter(torch.empty(config.hidden_size))
+        self.head = LanguageHead(config)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the vector as embeddings are drawn."""
+        nn.init.normal_(self.mask, std=self.std)
+
+    def corrupt(
+        self, ids: Int[Tensor, "*b n"], keep: Bool[Tensor, "*b n"] | None, words: nn.Embedding
+    ) -> Float[Tensor, "*b n w"]:
+        """Embeddings of a corrupted input.
+
+        Args:
+            ids: Tokens.
+            keep: Real tokens; None where all are.
+            words: The embeddings.
+        """
+        draw = torch.rand(ids.shape, device=ids.device)
+        chosen = draw < CORRUPTED if keep is None else (draw < CORRUPTED) & keep
+        becomes_random = draw < CORRUPTED * RANDOM
+        other = torch.randint_like(ids, self.first, self.vocab_size)
+        embedded = words(torch.where(chosen & becomes_random, other, ids))
+        return torch.where((chosen & ~becomes_random)[..., None], self.mask.to(embedded.dtype), embedded)
+
+    def loss(
+        self, x: Float[Tensor, "s n w"], ids: Int[Tensor, "s n"], keep: Bool[Tensor, "s n"] | None
+    ) -> Float[Tensor, ""]:
+        """Mean over the sequences of the mean loss of their real tokens.
+
+        Args:
+            x: Last hidden states.
+            ids: The clean tokens.
+            keep: Real tokens; None where all are.
+        """
+        logits = at_least_float32(self.head(x))
+        losses = F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none").view(ids.shape)
+        if keep is None:
+            return losses.mean()
+        return (torch.where(keep, losses, 0.0).sum(dim=1) / keep.sum(dim=1).clamp(min=1)).mean()

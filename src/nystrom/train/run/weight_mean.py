@@ -1,0 +1,68 @@
+r"""A running mean of the weights of a training, which is evaluated and kept in their place.
+
+After step t
+$$m_t = d_t\, m_{t-1} + (1 - d_t)\, w_t, \qquad d_t = \min\left(d, \frac{1 + t}{10 + t}\right), \qquad m_0 = w_0,$$
+in float32. The slow start forgets the initial weights. The mean is part of every checkpoint, so a resumed run has the
+mean of an uninterrupted one.
+
+Source: Polyak and Juditsky (1992), as exponential moving average with the start of TensorFlow's.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+FILE = "mean.safetensors"
+
+
+class WeightMean:
+    """The mean of a model's weights.
+
+    Args:
+        model: The model, with its initial weights.
+        decay: Decay d.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.model, self.decay = model, decay
+        self.mean: dict[str, Tensor] = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after a step, counted from 1."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for name, weight in self.model.named_parameters():
+            self.mean[name] = self.mean[name].to(weight.device).lerp_(weight.float(), 1 - decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Run a block in which the model has the mean as its weights."""
+        own = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+        _put(self.model, self.mean)
+        try:
+            yield
+        finally:
+            _put(self.model, own)
+
+    def save(self, folder: Path) -> None:
+        """Write the mean into the folder of a checkpoint."""
+        save_file({name: tensor.cpu().contiguous() for name, tensor in self.mean.items()}, folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        """Read the mean of a checkpoint."""
+        self.mean = load_file(folder / FILE)
+
+
+def load_mean(model: nn.Module, folder: Path) -> None:
+    """Give a model the mean of a checkpoint as its weights."""
+    _put(model, load_file(folder / FILE))
+
+
+@torch.no_grad()
+def _put(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    for name, weight in model.named_parameters():
+        weight.copy_(weights[name])
