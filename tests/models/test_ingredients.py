@@ -250,7 +250,7 @@ def test_a_wrong_value_is_refused_by_name(wrong, says):
     ],
 )
 def test_the_published_format_refuses_what_it_cannot_say(changes, says):
-    published = {"attention_options": {}, "pooling": "first", "segment_means_seq_len": 40}
-    make_config("softmax", **published)
+    published = {"attention": "softmax", "attention_options": {}, "pooling": "first", "segment_means_seq_len": 40}
+    make_config(**published)
     with pytest.raises(ValueError, match=f"segment_means_seq_len is 40.*{says}"):
-        make_config("softmax", **(published | changes))
+        make_config(**(published | changes))
