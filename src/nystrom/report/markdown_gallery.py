@@ -65,10 +65,12 @@ def _section(summary: Summary, pictures: str, command: str) -> str:
     setting = "; ".join(f"{name}: {value}" for name, value in summary.setting.items())
     differs = f"Differs from the paper: {summary.differs}. " if summary.differs else ""
     own = summary.command.startswith("nystrom reproduce") and summary.command != command
+    # Rows that were gathered elsewhere say nothing of it.
+    time = f" in {summary.minutes:.1f} minutes" if summary.minutes else ""
     measured = f" `{summary.command}`, on {summary.provenance}." if own else ""
     return (
         f"## {summary.name}\n\n{summary.shows[0].upper()}{summary.shows[1:]} ({summary.source}).\n\n"
         f"{verdicts_markdown(summary.verdicts)}\n{images}{tables_markdown(summary.tables)}\n"
-        f"{differs}Setting: {setting}. {summary.rows} rows in {summary.minutes:.1f} minutes."
+        f"{differs}Setting: {setting}. {summary.rows} rows{time}."
         f"{measured}\n"
     )
