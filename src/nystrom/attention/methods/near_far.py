@@ -14,6 +14,10 @@ those of its tokens that are not near, and the logarithm of their number added t
   have theirs.
 - `num_samples` adds what the approximation misses, see `nystrom.attention.parts.residual`; rows are then not positive.
 - Cross-attention, queries of other tokens than the keys', has no near tokens: all of its queries see the same keys.
+  With `query_positions` and `key_positions`, places in one common text, it has: positions take the place of those in
+  the sequence, blocks are counted from the position of the first real key, and near are the keys of the query's block
+  and those up to `reach` from it. A constant added to all positions changes nothing, and with 0 ... n - 1 for both it
+  is self-attention. See `nystrom.attention.parts.at_positions`; gaps between positions cost nothing.
 
 **Exact limit.** Exact attention, where all keys are near or heavy, and where each cluster holds one key.
 
@@ -35,6 +39,7 @@ from nystrom.attention.backend import uses_triton
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax, open_empty
 from nystrom.attention.options import NearFarOptions, documented
+from nystrom.attention.parts.at_positions import Positions, attend_at_positions, check_places, near_keys
 from nystrom.attention.parts.band import from_first_real, pad_to_blocks, without_padding
 from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.clusters import Chosen, choose, cluster_sizes, cluster_sums, take_rows
@@ -63,6 +68,8 @@ def near_far_attention(
     backend: Backend = "auto",
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    query_positions: Int[Tensor, "b n"] | None = None,
+    key_positions: Int[Tensor, "b s"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend to near tokens, heavy keys and clusters of the rest, in time and memory linear in n and s.
@@ -75,10 +82,13 @@ def near_far_attention(
         keep: Real keys; None where all are.
         query_keep: Real queries; None means `keep` where n == s (self-attention), else all. Other queries give zeros.
             Cross-attention of equal lengths passes a mask that is not `keep`: near tokens are those of the same places.
+        query_positions: Places of the queries in a text that they share with the keys, in any order; with them
+            cross-attention has near tokens, too. None for both or neither.
+        key_positions: Places of the keys; strictly increasing over the real ones, with any gaps.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit.
+        ValueError: Shapes, dtypes, masks, positions or options that do not fit.
     """
     options = NearFarOptions(
         block_size=block_size,
@@ -90,7 +100,16 @@ def near_far_attention(
         scale=scale,
         backend=backend,
     )
-    return attend(_near_far, q, k, v, keep, query_keep, options, group=group)
+    if query_positions is None and key_positions is None:
+        return attend(_near_far, q, k, v, keep, query_keep, options, group=group)
+    if group is not None or uses_triton(options.backend):
+        what = "group is given" if group is not None else "backend is 'triton'"
+        raise ValueError(
+            f"{what}, and so are positions, which are served by one process in torch: leave one of them out."
+        )
+    keep, query_keep = check_inputs(q, k, v, keep, query_keep)
+    positions = check_places(query_positions, key_positions, q, k, keep)
+    return attend(_near_far, q, k, v, keep, query_keep, options, positions)
 
 
 @documented(NearFarOptions)
@@ -108,6 +127,8 @@ def near_far_rows(
     scale: float | None = None,
     keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    query_positions: Int[Tensor, "b n"] | None = None,
+    key_positions: Int[Tensor, "b s"] | None = None,
 ) -> Float[Tensor, "b h r s"]:
     r"""Rows of the attention matrix A, for the queries at r positions: r x s numbers.
 
@@ -121,6 +142,8 @@ def near_far_rows(
         **options: Those of `NearFarOptions`.
         keep: Real keys; None where all are.
         query_keep: Real queries; None means `keep` where n == s, else all. Other queries have rows of zeros.
+        query_positions: As for `near_far_attention`.
+        key_positions: As for `near_far_attention`.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, a position outside 0 ... n - 1, or `num_samples`
@@ -142,6 +165,7 @@ def near_far_rows(
         )
     keep, query_keep = check_inputs(q, k, k, keep, query_keep)
     check_positions("queries", queries, q)
+    positions = check_places(query_positions, key_positions, q, k, keep)
     q, k = (at_least_float32(x) for x in cast_for_autocast(q, k))
     with without_autocast(q):
         q, k = zero_masked(q, query_keep), zero_masked(k, keep)
@@ -149,7 +173,9 @@ def near_far_rows(
         factor, real = score_scale(q, scale), all_real(k) if keep is None else keep
         asked = factor * q[:, :, queries]
         exact = (chosen.cluster == num_clusters)[:, :, None]
-        if _is_self_attention(q, k, keep, query_keep):
+        if positions is not None:
+            exact = exact | near_keys(positions, real, queries, options)[:, None]
+        elif _is_self_attention(q, k, keep, query_keep):
             exact = exact | _near(real, queries, options)[:, None]
         # A key of no cluster takes the zeros behind the last one.
         sizes = cluster_sizes(k, chosen.cluster, num_clusters).clamp(min=1)[..., None]
@@ -168,8 +194,9 @@ def _near_far(
     keep: Bool[Tensor, "b s"] | None,
     query_keep: Bool[Tensor, "b n"] | None,
     options: NearFarOptions,
+    positions: Positions | None = None,
 ) -> Float[Tensor, "b h n e"]:
-    is_self, s = _is_self_attention(q, k, keep, query_keep), k.shape[2]
+    is_self, s = positions is None and _is_self_attention(q, k, keep, query_keep), k.shape[2]
     most = max(options.num_heavy, options.num_clusters, options.block_size if is_self else 0)
     if isinstance(s, int) and s <= most:
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
@@ -184,7 +211,12 @@ def _near_far(
         # Keys and values are read row by row many times.
         q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
         chosen = choose(q, k, keep, query_keep, options)
-        out = _blocks(q, k, v, keep, chosen, options) if is_self else attend_everywhere(q, k, v, chosen, options)
+        if positions is not None:
+            out = attend_at_positions(q, k, v, keep, positions, chosen, options)
+        elif is_self:
+            out = _blocks(q, k, v, keep, chosen, options)
+        else:
+            out = attend_everywhere(q, k, v, chosen, options)
     if not options.num_samples:
         return out
     # What is added may pass the largest float16.
