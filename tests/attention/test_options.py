@@ -11,7 +11,7 @@ from nystrom import build_attention, nystrom_attention, nystrom_factors, nystrom
 from nystrom.attention.options import option_docs
 from nystrom.attention.registry import METHODS, find_function
 
-CALL = {"keep", "query_keep", "generator", "skip", "group"}
+CALL = {"keep", "query_keep", "generator", "skip", "group", "query_positions", "key_positions"}
 
 
 def keywords(function):
