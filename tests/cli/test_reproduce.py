@@ -1,6 +1,7 @@
 import pytest
 
 from nystrom.cli.main import main
+from nystrom.measure.rows import append_rows, new_row
 from nystrom.studies.reproduce.catalogue import CATALOGUE
 
 
@@ -34,3 +35,38 @@ def test_what_cannot_run_ends_in_one_line(words, says, tmp_path, capsys):
     assert says in errors
     assert errors.count("\n") == 1
     assert not (tmp_path / "to").exists()
+
+
+@pytest.fixture
+def gathered(tmp_path):
+    file = tmp_path / "rows.csv"
+    shared = {"study": "inspect-calibration", "method": "near_far", "unit": "", "n": 512, "m": 128, "device": "a CPU"}
+    rows = [
+        new_row(quantity=quantity, value=0.96, sizes="texts=4 part=near_far", command="nystrom", **shared)
+        for quantity in ("within 20 %", "held by the interval")
+    ]
+    append_rows(file, rows)
+    return file
+
+
+def test_gathered_rows_are_printed_as_tables(gathered, capsys):
+    words = ["report", "study", str(gathered), "--study", "inspect-calibration"]
+    assert main([*words, "--table", "2", "--verdicts"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("share held by the interval:\n\n| method | r=128 |\n")
+    assert out.count("| near_far | 0.960 |") == 1
+    assert out.count("Agrees: shares: 0.960 (near_far).") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--study", "inspect-calibration", "--table", "3"], "table is 3 but inspect-calibration has 2"),
+        (["--study", "blog"], "the rows hold no study 'blog'; expected one of inspect-calibration"),
+    ],
+)
+def test_what_the_rows_do_not_hold_ends_in_one_line(words, says, gathered, capsys):
+    assert main(["report", "study", str(gathered), *words]) == 2
+    errors = capsys.readouterr().err
+    assert says in errors
+    assert errors.count("\n") == 1

@@ -126,5 +126,6 @@ COMMANDS: dict[str, Command] = {
         "table and plot of rows that were measured before", studies.report_study("efficiency")
     ),
     "report model": Command("the same for rows of whole encoders", studies.report_study("model")),
+    "report study": Command("print the tables of a study of nystrom reproduce again", reproduce.report_gathered),
     "report training": Command("the same for rows of training steps", studies.report_study("training")),
 }

@@ -86,6 +86,37 @@ def reproduce_study(words: list[str]) -> None:
     print(f"Page: {to / 'index.html'}")
 
 
+def report_gathered(words: list[str]) -> None:
+    """Print the tables of one study from gathered rows."""
+    from nystrom.measure.rows import read_rows
+    from nystrom.report.markdown_gallery import tables_markdown, verdicts_markdown
+    from nystrom.studies.reproduce.catalogue import find_study
+    from nystrom.studies.reproduce.run import rows_of
+
+    def report(file: Path, *, study: str, table: int | None = None, verdicts: bool = False) -> None:
+        """Print what a study of `nystrom reproduce` says of rows, as Markdown.
+
+        Args:
+            file: Rows, of this study or of several.
+            study: Its name.
+            table: Number of the only table to print, from 1; all if not given.
+            verdicts: Also print the claims, and what the rows say of them.
+        """
+        found = find_study(study)
+        rows = rows_of(read_rows(file), study)
+        tables = list(found.tables(rows))
+        if table is not None:
+            check_at_least("table", table, 1)
+            if table > len(tables):
+                raise ValueError(f"table is {table} but {study} has {len(tables)}: take one of these.")
+            tables = tables[table - 1 : table]
+        print(tables_markdown(tables), end="")
+        if verdicts:
+            print(f"\n{verdicts_markdown(found.verdicts(rows))}", end="")
+
+    report(**arguments_of(report, words, "report study", file=positional(report, "file")))
+
+
 def _list(to: Path) -> str:
     """The studies as lines of text."""
     from nystrom.report.catalogue import StudyLine, catalogue_text

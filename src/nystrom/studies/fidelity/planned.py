@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from nystrom.attention.method_names import read_method
-from nystrom.attention.plan import AttentionPlan, LayerChoice
+from nystrom.attention.plan import AttentionPlan, LayerChoice, read_plan
 from nystrom.inspection.budget import choose_plan
 from nystrom.inspection.texts import load_encoder
 from nystrom.integrations.bert_names import FAMILIES
@@ -76,7 +76,10 @@ def _plan(setting: Setting) -> Plan:
     whole = size * (2048 if setting.size == "paper" else 512)
     pairs = {n: min(_MOST, whole // (2 * n)) for n in lengths}
     encoder.check_length(whole + _CHOSEN_ON * max(lengths))
-    parts = [Part(f"n={n}", partial(_measure, encoder, n, count)) for n, count in pairs.items()]
+    parts = [
+        *(Part(f"n={n}", partial(_measure, encoder, n, count)) for n, count in pairs.items()),
+        *(Part(f"times-n={n}", partial(_measure_times, encoder, n, count)) for n, count in pairs.items()),
+    ]
     said = {
         "model": encoder.name,
         "texts": encoder.prose.name,
@@ -93,34 +96,72 @@ def _plan(setting: Setting) -> Plan:
 
 
 def _measure(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterable[Row]:
-    model = _encoder_of_length(encoder, n, folder)
-    tokenizer = load_tokenizer(encoder.folder)
-    tokens = tokens_of(encoder.prose, tokenizer)
-    around: Any = tokenizer("")["input_ids"]
-    texts = halves(tokens, n - len(around), pairs)
-    others = tokens[-_CHOSEN_ON * (n - len(around)) :].view(_CHOSEN_ON, -1)
-    texts, others = (_with_ends(x, around) for x in (texts, others))
+    """Choose the plans, and compare all on the texts."""
+    model, texts, others = _prepare(encoder, n, pairs, folder)
     models = {name: _attending(model, _uniform(model, name)) for name in METHODS}
     plans: dict[str, AttentionPlan] = {}
     for budget in BUDGETS:
         name = f"plan {budget:g}"
         batches = [{"input_ids": ids[None]} for ids in others]
         plans[name] = choose_plan(model, batches, budget=budget, methods=CANDIDATES)
-        plans[name].write(folder / f"plan-{n}-{budget:g}.json")
+        plans[name].write(_plan_file(folder, n, budget))
         models[name] = _attending(model, plans[name])
-    positions = f"{encoder.positions} positions" + ("" if n <= encoder.positions else " repeated")
-    shared: dict[str, Any] = {"study": "", "n": n, "device": cpu_name()}
-    sizes = f"texts={2 * pairs} {positions}"
     for name, (error, right, changed) in _compare(models, texts).items():
+        sizes = f"texts={2 * pairs} {_positions(encoder, n)}"
         said = f"{sizes} plan={plans[name]}" if name in plans else sizes
         rows = ((ERROR, error, None), (FOUND, right, wilson(right, 2 * pairs)), (CHANGED, changed, None))
         for quantity, value, interval in rows:
             low, high = interval or (None, None)
             yield new_row(
-                quantity=quantity, method=name, value=value, low=low, high=high, unit="", repeats=2 * pairs,
-                sizes=said, **shared,
+                study="", quantity=quantity, method=name, value=value, low=low, high=high, unit="", n=n,
+                repeats=2 * pairs, sizes=said, device=cpu_name(),
             )  # fmt: skip
-    yield from _costs(models, texts[:1], f"b=1 threads={torch.get_num_threads()} {positions}", shared)
+
+
+def _measure_times(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterable[Row]:
+    """Time and memory of the encoder on the first text, with the plans that were chosen."""
+    model, texts, _ = _prepare(encoder, n, pairs, folder)
+    models = {name: _attending(model, _uniform(model, name)) for name in METHODS}
+    for budget in BUDGETS:
+        models[f"plan {budget:g}"] = _attending(model, read_plan(_plan_file(folder, n, budget)))
+    sizes = f"b=1 threads={torch.get_num_threads()} {_positions(encoder, n)}"
+    calls = {name: partial(_hidden, each, texts[:1]) for name, each in models.items()}
+    for call in calls.values():
+        call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_ROUNDS):
+        for name, call in calls.items():
+            times[name].append(seconds(call, _CPU))
+    shared: dict[str, Any] = {"study": "", "n": n, "sizes": sizes, "device": cpu_name()}
+    for name, taken in times.items():
+        ratios = [ours / theirs for ours, theirs in zip(taken, times[EXACT], strict=True)]
+        for quantity, values, unit in ((TIME, [1e3 * each for each in taken], "ms"), (RATIO, ratios, "")):
+            low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+            yield new_row(
+                quantity=quantity, method=name, value=middle, low=low, high=high, unit=unit, repeats=_ROUNDS, **shared
+            )
+        memory = peak_bytes(calls[name], _CPU) / 1e6
+        yield new_row(quantity=MEMORY, method=name, value=memory, unit="MB", **shared)
+
+
+def _prepare(
+    encoder: Encoder, n: int, pairs: int, folder: Path
+) -> tuple[PreTrainedModel, Int[Tensor, "t n"], Int[Tensor, "w n"]]:
+    """The encoder, the texts, and the windows that plans are chosen on."""
+    model, tokenizer = _encoder_of_length(encoder, n, folder), load_tokenizer(encoder.folder)
+    tokens, around = tokens_of(encoder.prose, tokenizer), tokenizer("")["input_ids"]
+    assert isinstance(around, list), "of one text"
+    length = n - len(around)
+    texts, others = halves(tokens, length, pairs), tokens[-_CHOSEN_ON * length :].view(_CHOSEN_ON, -1)
+    return model, _with_ends(texts, around), _with_ends(others, around)
+
+
+def _plan_file(folder: Path, n: int, budget: float) -> Path:
+    return folder / f"plan-{n}-{budget:g}.json"
+
+
+def _positions(encoder: Encoder, n: int) -> str:
+    return f"positions={encoder.positions}{'' if n <= encoder.positions else ',repeated'}"
 
 
 def _compare(models: Mapping[str, PreTrainedModel], texts: Int[Tensor, "t n"]) -> dict[str, tuple[float, float, float]]:
@@ -144,28 +185,6 @@ def _compare(models: Mapping[str, PreTrainedModel], texts: Int[Tensor, "t n"]) -
         )
         for name, answer in answers.items()
     }
-
-
-def _costs(
-    models: Mapping[str, PreTrainedModel], ids: Int[Tensor, "1 n"], sizes: str, shared: Mapping[str, Any]
-) -> Iterable[Row]:
-    calls = {name: partial(_hidden, model, ids) for name, model in models.items()}
-    for call in calls.values():
-        call()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(_ROUNDS):
-        for name, call in calls.items():
-            times[name].append(seconds(call, _CPU))
-    for name, taken in times.items():
-        ratios = [ours / theirs for ours, theirs in zip(taken, times[EXACT], strict=True)]
-        for quantity, values, unit in ((TIME, [1e3 * each for each in taken], "ms"), (RATIO, ratios, "")):
-            low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-            yield new_row(
-                quantity=quantity, method=name, value=middle, low=low, high=high, unit=unit, repeats=_ROUNDS,
-                sizes=sizes, **shared,
-            )  # fmt: skip
-        memory = peak_bytes(calls[name], _CPU) / 1e6
-        yield new_row(quantity=MEMORY, method=name, value=memory, unit="MB", sizes=sizes, **shared)
 
 
 def halves(tokens: Int[Tensor, " tokens"], length: int, pairs: int) -> Int[Tensor, "2*pairs length"]:

@@ -155,6 +155,19 @@ def _part_of(row: Row) -> str:
     return row.sizes.rpartition("part=")[2]
 
 
+def rows_of(rows: Sequence[Row], name: str) -> list[Row]:
+    """The rows of a study among rows of several, as its tables and verdicts take them.
+
+    Raises:
+        ValueError: There are none.
+    """
+    found = [replace(row, sizes=_without_part(row.sizes)) for row in rows if row.study == name]
+    if not found:
+        studies = ", ".join(dict.fromkeys(row.study for row in rows))
+        raise ValueError(f"the rows hold no study {name!r}; expected one of {studies or 'none, the file is empty'}.")
+    return found
+
+
 def _without_part(sizes: str) -> str:
     return sizes.rpartition("part=")[0].strip()
 
