@@ -113,12 +113,12 @@ MODERN: tuple[Preset, ...] = (
         evaluate_every=5_000, dropout=0.0,
     ),
     _preset(
-        "listops", layers=2, width=128, batch_size=32, steps=3_000, learning_rate=1e-3, warmup_steps=300,
-        evaluate_every=300,
+        "listops", layers=2, width=128, batch_size=32, steps=5_000, learning_rate=1e-3, warmup_steps=500,
+        evaluate_every=500,
         data=DataSizes(folder="listops-small", train=48_000, val=1_000, test=2_000, min_length=16, max_length=512),
     ),
     _preset(
-        "text", layers=2, width=128, batch_size=16, steps=1_000, learning_rate=1e-3, warmup_steps=200,
+        "text", layers=2, width=128, batch_size=16, steps=2_500, learning_rate=1e-3, warmup_steps=250,
         evaluate_every=500,
         data=DataSizes(folder="text-small", train=22_500, val=2_500, test=25_000, max_length=1_000),
     ),
