@@ -172,7 +172,8 @@ def results_have_the_dtype_of_the_values():
             assert out.dtype == same.dtype == dtype
             torch.testing.assert_close(out, same, rtol=0, atol=0)
             # Eight or eleven bits through an inverse: a wrong formula is off by the size of the numbers themselves.
-            assert (out - expected).norm() < 0.1 * expected.norm(), (name, dtype, rank)
+            # A rank may have no token.
+            assert (out - expected).norm() <= 0.1 * expected.norm(), (name, dtype, rank)
 
 
 def nothing_gives_nothing():

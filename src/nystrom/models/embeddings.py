@@ -17,11 +17,19 @@ from torch import Tensor, nn
 
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
 from nystrom.models.rotary import Rotation, rotation
+from nystrom.parallel.models import count_positions_over_ranks
 from nystrom.precision import accumulator
+from nystrom.shapes import Group
 
 
 class EncoderEmbeddings(nn.Module):
-    """Word, position and segment embeddings, and the checks of inputs."""
+    """Word, position and segment embeddings, and the checks of inputs.
+
+    Attributes:
+        group: Process group whose ranks hold pieces of the tokens; None for one process.
+    """
+
+    group: Group = None
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -64,6 +72,8 @@ class EncoderEmbeddings(nn.Module):
             segments = self.token_type_embeddings(token_type_ids)
         x, turn = words + segments, None
         if self.kind != "none":
+            if position_ids is None and self.group is not None:
+                position_ids = count_positions_over_ranks(self.group, words, keep, self.longest) + POSITION_OFFSET
             position_ids = count_positions(words, keep) if position_ids is None else position_ids
             if self.position_embeddings is None:
                 turn = self._turn(position_ids - POSITION_OFFSET, dtype=accumulator(words.dtype))

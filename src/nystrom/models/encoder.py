@@ -30,6 +30,7 @@ from nystrom.models.blocks import EncoderLayer, EncoderSelfAttention, EncoderSta
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import EncoderEmbeddings, check_mask
 from nystrom.models.files.loading import SizeMismatchError, check_fit, check_tied, check_weights, find_folder
+from nystrom.shapes import Group
 
 # Attention that transformers may choose for a model by itself; nothing here reads it.
 _UNSAID = (None, "sdpa", "eager")
@@ -64,6 +65,9 @@ class EncoderPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": EncoderLayer}  # noqa: RUF012
     # The loss is a mean over the batch. Otherwise the Trainer would multiply it by steps and processes.
     accepts_loss_kwargs = False
+    # Process group whose ranks hold pieces of the tokens, and whether a model works so: see `nystrom.parallel`.
+    group: Group = None
+    over_ranks = False
     # Buffers that older versions of transformers saved; they hold nothing that was learned.
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
         r"embeddings\.(position_ids|token_type_ids)$",
@@ -178,6 +182,8 @@ class EncoderPreTrainedModel(PreTrainedModel):
 
 class EncoderModel(EncoderPreTrainedModel):
     """The encoder without a head."""
+
+    over_ranks = True
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)

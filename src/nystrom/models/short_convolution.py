@@ -24,6 +24,9 @@ class ShortConvolution(nn.Module):
         kernel_size: Taps K, an odd number.
     """
 
+    # It reads neighbours, which other ranks may hold: see `nystrom.parallel.models`.
+    over_ranks = False
+
     def __init__(self, width: int, kernel_size: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, 1, kernel_size))

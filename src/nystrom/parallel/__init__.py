@@ -7,5 +7,6 @@ All ranks call, forward and backward, in the same order.
 """
 
 from nystrom.parallel.communication import Traffic, count_bytes
+from nystrom.parallel.models import parallelize
 
-__all__ = ["Traffic", "count_bytes"]
+__all__ = ["Traffic", "count_bytes", "parallelize"]

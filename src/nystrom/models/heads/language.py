@@ -96,6 +96,7 @@ class SentenceOrderHead(nn.Module):
 
 class _WithLanguageHead(EncoderPreTrainedModel):
     _tied_weights_keys = _TIED
+    over_ranks = True
     cls: LanguageHead
 
     def get_output_embeddings(self) -> nn.Module:
@@ -121,7 +122,7 @@ class _WithLanguageHead(EncoderPreTrainedModel):
             asked = labels != IGNORED
             x, labels = x[asked], labels[asked]
         logits = self.cls(x)
-        return logits, mean_loss(logits, labels)
+        return logits, mean_loss(logits, labels, group=self.group)
 
 
 class EncoderForMaskedLM(_WithLanguageHead):
@@ -224,7 +225,7 @@ class EncoderForPreTraining(_WithLanguageHead):
         )
         x = encoded.last_hidden_state
         words, of_words = self._score(x, labels)
-        order = self.sop(pool(x, check_mask(attention_mask, x), how=self.config.pooling))
+        order = self.sop(pool(x, check_mask(attention_mask, x), how=self.config.pooling, group=self.group))
         loss, of_order = of_words, None
         if sentence_order_label is not None:
             of_order = mean_loss(order, sentence_order_label, name="sentence_order_label")

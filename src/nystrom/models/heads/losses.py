@@ -10,18 +10,23 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nystrom.parallel.models import mean_over_ranks
 from nystrom.precision import at_least_float32
+from nystrom.shapes import Group
 
 IGNORED = -100
 
 
-def mean_loss(logits: Float[Tensor, "*b c"], labels: Int[Tensor, "*b"], *, name: str = "labels") -> Float[Tensor, ""]:
+def mean_loss(
+    logits: Float[Tensor, "*b c"], labels: Int[Tensor, "*b"], *, name: str = "labels", group: Group = None
+) -> Float[Tensor, ""]:
     """Compare logits with classes.
 
     Args:
         logits: One per class.
         labels: Classes, -100 for none.
         name: The caller's name for the labels.
+        group: Process group over whose ranks the mean is taken; None for one process.
 
     Raises:
         ValueError: Another shape than that of the logits without their last axis, or floating point numbers.
@@ -31,7 +36,8 @@ def mean_loss(logits: Float[Tensor, "*b c"], labels: Int[Tensor, "*b"], *, name:
     total = F.cross_entropy(
         at_least_float32(logits).reshape(-1, logits.shape[-1]), labels, ignore_index=IGNORED, reduction="sum"
     )
-    return total / (labels != IGNORED).sum().clamp(min=1)
+    count = (labels != IGNORED).sum()
+    return total / count.clamp(min=1) if group is None else mean_over_ranks(group, total, count)
 
 
 def check_labels(labels: Tensor, shape: Sequence[int], *, name: str = "labels") -> None:

@@ -21,7 +21,9 @@ from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig, Pooling
 from nystrom.models.embeddings import check_mask
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
+from nystrom.parallel.models import pool_over_ranks
 from nystrom.precision import at_least_float32
+from nystrom.shapes import Group
 
 
 class ClassificationHead(nn.Module):
@@ -42,6 +44,8 @@ class ClassificationHead(nn.Module):
 
 class EncoderForSequenceClassification(EncoderPreTrainedModel):
     """The encoder with a classification head on the pooled tokens."""
+
+    over_ranks = True
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
@@ -72,19 +76,24 @@ class EncoderForSequenceClassification(EncoderPreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
         )
         x = encoded.last_hidden_state
-        logits = self.classifier(pool(x, check_mask(attention_mask, x), how=self.config.pooling))
+        logits = self.classifier(pool(x, check_mask(attention_mask, x), how=self.config.pooling, group=self.group))
         loss = None if labels is None else ForSequenceClassificationLoss(labels, logits, self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
-def pool(x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, *, how: Pooling = "mean") -> Float[Tensor, "b w"]:
+def pool(
+    x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, *, how: Pooling = "mean", group: Group = None
+) -> Float[Tensor, "b w"]:
     """One vector per sequence, from its real tokens; zeros where there is none. The mean is taken in float32 at least.
 
     Args:
         x: Tokens.
         keep: Real tokens; None where all are.
         how: The "mean", the "first", or the largest value of each channel, "max".
+        group: Process group whose ranks hold the tokens; None for one process.
     """
+    if group is not None:
+        return pool_over_ranks(group, x, keep, how=how)
     if keep is None:
         if how == "first":
             return x[:, 0]

@@ -31,6 +31,8 @@ from nystrom.models.heads.sequences import pool
 class EncoderForTokenClassification(EncoderPreTrainedModel):
     """The encoder with one layer on each token."""
 
+    over_ranks = True
+
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         assert config.num_labels, "transformers gives every configuration its labels"
@@ -62,7 +64,7 @@ class EncoderForTokenClassification(EncoderPreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
         )
         logits = self.classifier(self.dropout(encoded.last_hidden_state))
-        loss = None if labels is None else mean_loss(logits, labels)
+        loss = None if labels is None else mean_loss(logits, labels, group=self.group)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 

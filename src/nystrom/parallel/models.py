@@ -1,0 +1,119 @@
+"""What an encoder over ranks needs beside its attention: positions, pooled tokens and mean losses of all pieces.
+
+`parallelize` tells the modules of a model which group holds their tokens. The model is then called with this rank's
+piece of the tokens, mask and labels of tokens; labels of sequences are the same on all ranks. Every rank gets the
+hidden states and scores of its own tokens, and the pooled tokens and the loss of all, as one process would give them.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from nystrom.attention.heads import AttentionHeads
+from nystrom.attention.registry import METHODS
+from nystrom.parallel.agreement import agree, check_group
+from nystrom.parallel.communication import Ranks
+from nystrom.parallel.tokens import Tokens, find_tokens, take_first
+from nystrom.precision import at_least_float32
+from nystrom.shapes import Group
+
+
+def parallelize(model: nn.Module, group: Group) -> None:
+    """Let a model of `nystrom.models` take a piece of each sequence on each rank.
+
+    Every rank returns the whole loss, so that the *mean* over ranks of a weight's gradients, as DistributedDataParallel
+    takes it, is the gradient of one process. In training each rank drops other activations where its generator differs.
+
+    Args:
+        model: `EncoderModel`, or one with a head for masked words, pretraining, sequences or tokens; changed in place.
+        group: Process group, or a mesh of one dimension; None for one process again.
+
+    Raises:
+        ValueError: The group, or a model, method or estimate of errors that does not work over ranks.
+    """
+    if not getattr(model, "over_ranks", False):
+        raise ValueError(
+            f"model is a {type(model).__name__}, which does not work over ranks; expected an encoder of "
+            "nystrom.models without a head, or with one for masked words, pretraining, sequences or tokens. For layers "
+            "of your own, set the attribute group of their AttentionHeads."
+        )
+    if group is not None:
+        check_group(group)
+    for name, module in model.named_modules():
+        if not getattr(module, "over_ranks", True):
+            raise ValueError(
+                f"model has {name}, a {type(module).__name__}, which does not work over ranks: make it without."
+            )
+    methods = {module.method for module in model.modules() if isinstance(module, AttentionHeads)}
+    if not methods:
+        raise ValueError("model has no attention, whose convolution of the values sees a rank's own tokens alone.")
+    for method in sorted(methods):
+        if not METHODS[method].over_ranks:
+            able = ", ".join(name for name, entry in METHODS.items() if entry.over_ranks)
+            raise ValueError(f"model attends by {method}, which does not work over ranks: use one of {able}.")
+    for module in model.modules():
+        if hasattr(module, "group"):
+            module.group = group  # pyright: ignore[reportArgumentType] (torch declares tensors and modules alone)
+
+
+def count_positions_over_ranks(
+    group: Group, words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, most: int | None
+) -> Int[Tensor, "b n"]:
+    """The place of each token, from the first real one of its sequence on all ranks; 0 for those before it.
+
+    Raises:
+        ValueError: There are more tokens than `most`, or ranks disagree on batch, mask or dtype.
+    """
+    _, tokens = _pieces("the embeddings", group, words, keep)
+    if most is not None and tokens.total > most:
+        raise ValueError(
+            f"the ranks hold {tokens.total} tokens, padding included, and the model has {most} positions: cut the "
+            f"sequences, or make a model with max_position_embeddings={tokens.total} or more."
+        )
+    here = tokens.start + torch.arange(words.shape[1], device=words.device)
+    return (here - tokens.first[:, None]).clamp(min=0)
+
+
+def pool_over_ranks(
+    group: Group, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, *, how: str
+) -> Float[Tensor, "b w"]:
+    """One vector per sequence, from the real tokens of all ranks, as `nystrom.models.heads.sequences.pool` has it."""
+    ranks, tokens = _pieces("pooling", group, x, keep)
+    # A rank without tokens has one that is not real.
+    wide = F.pad(at_least_float32(x), (0, 0, 0, 0 if x.shape[1] else 1))
+    if how == "max":
+        return ranks.end_with(_largest(ranks, tokens, wide).to(x.dtype))
+    wide = torch.where(tokens.keep[..., None], wide, 0.0)
+    if how == "first":
+        pooled = take_first(ranks, tokens, wide[:, None], 1)[:, 0, 0]
+    else:
+        pooled = ranks.sum(wide.sum(dim=1)) / tokens.count.clamp(min=1)[:, None]
+    return ranks.end_with(pooled.to(x.dtype))
+
+
+def _largest(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b w"]:
+    """The largest real value of each channel, whose gradient goes to the ranks that have it; 0 where there is none."""
+    mine = torch.where(tokens.keep[..., None], x, -torch.inf).amax(dim=1)
+    here = mine == ranks.largest(mine)
+    found = here & tokens.keep.any(dim=1, keepdim=True)
+    shares = ranks.gather(found.to(x.dtype)).sum(dim=0).clamp(min=1)
+    return ranks.sum(torch.where(found, mine, 0.0) / shares)
+
+
+def mean_over_ranks(group: Group, total: Float[Tensor, ""], count: Int[Tensor, ""]) -> Float[Tensor, ""]:
+    """The sum of all ranks' totals over the sum of their counts, or 0 where nothing was counted."""
+    ranks = check_group(group)
+    # Compared first: a rank without labels would leave the others waiting.
+    agree(ranks, {"the call": "the mean loss", "dtype": total.dtype}, (0, 0), None, total.device)
+    counted = ranks.gather(count).sum()
+    return ranks.end_with(ranks.sum(total)) / counted.clamp(min=1)
+
+
+def _pieces(
+    call: str, group: Group, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None
+) -> tuple[Ranks, Tokens]:
+    ranks = check_group(group)
+    facts = {"the call": call, "batch": len(x), "dtype": x.dtype, "mask": "None" if keep is None else "given"}
+    lengths = [n for n, _ in agree(ranks, facts, (x.shape[1], 0), None, x.device)]
+    return ranks, find_tokens(ranks, lengths, keep, len(x), x.device)
