@@ -14,7 +14,7 @@ Kernel = Literal["gaussian", "laplace", "matern32", "matern52"]
 Landmarks = Literal["segment_means", "uniform", "kmeans"]
 Norm = Literal["post", "pre"]
 Pooling = Literal["mean", "first", "max"]
-Positions = Literal["learned", "rotary", "none"]
+PositionKind = Literal["learned", "rotary", "none"]
 StartValue = Literal["paper", "authors", "sequence"]
 
 

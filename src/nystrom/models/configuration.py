@@ -28,7 +28,16 @@ from transformers.activations import ACT2FN
 
 from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.plan import PLAN, LayerChoice, plan_of_options
-from nystrom.checks import FeedForward, Norm, Pooling, Positions, check_at_least, check_choice, check_flag, check_names
+from nystrom.checks import (
+    FeedForward,
+    Norm,
+    Pooling,
+    PositionKind,
+    check_at_least,
+    check_choice,
+    check_flag,
+    check_names,
+)
 from nystrom.models.field_checks import (
     check_attention,
     check_no_option,
@@ -129,7 +138,7 @@ class EncoderConfig(PreTrainedConfig):
     share_attention_weights: bool = False
     norm: Norm = "post"
     pooling: Pooling = "mean"
-    positions: Positions = "learned"
+    positions: PositionKind = "learned"
     rotary_share: float | int = 1.0
     rotary_across_heads: bool = False
     short_conv_kernel_size: int | None = None

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.plan import PLAN, plan_of_options
 from nystrom.attention.registry import METHODS
-from nystrom.checks import Positions, check_at_least, check_choice, check_flag, check_names
+from nystrom.checks import PositionKind, check_at_least, check_choice, check_flag, check_names
 
 
 def check_numbers(*, positive: Mapping[str, object], shares: Mapping[str, object]) -> None:
@@ -67,7 +67,7 @@ def check_positions(positions: object, *, share: object, across_heads: object, h
         ValueError: An unknown kind, a share outside (0, 1], heads of odd width, rotary positions without attention, or
             what belongs to rotary positions beside others.
     """
-    check_choice("positions", positions, get_args(Positions))
+    check_choice("positions", positions, get_args(PositionKind))
     check_flag("rotary_across_heads", across_heads)
     if not _is_number(share) or not 0 < share <= 1:  # pyright: ignore[reportOperatorIssue]
         raise ValueError(f"rotary_share is {share!r}; expected a number in (0, 1], the share of the width that turns.")

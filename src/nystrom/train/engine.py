@@ -9,7 +9,7 @@ not.
 from collections.abc import Mapping
 from pathlib import Path
 
-from nystrom.checks import FeedForward, Pooling, Positions, check_at_least
+from nystrom.checks import FeedForward, Pooling, PositionKind, check_at_least
 from nystrom.measure.rows import Row
 from nystrom.train.data.columns import Columns
 from nystrom.train.hardware import Device, Precision, is_main, usable_device, usable_precision
@@ -40,7 +40,7 @@ def train(
     warmup_steps: int | None = None,
     dropout: float | None = None,
     conv_kernel_size: int | None = None,
-    positions: Positions | None = None,
+    positions: PositionKind | None = None,
     rotary_share: float | None = None,
     rotary_across_heads: bool | None = None,
     short_conv_kernel_size: int | None = None,

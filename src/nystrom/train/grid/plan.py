@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from filelock import FileLock, Timeout
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
-from nystrom.checks import FeedForward, Pooling, Positions, check_at_least
+from nystrom.checks import FeedForward, Pooling, PositionKind, check_at_least
 from nystrom.measure.rows import check_folder
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.grid.processes import Failure, Grid, Run
@@ -61,7 +61,7 @@ def run_grid(
     warmup_steps: int | None = None,
     dropout: float | None = None,
     conv_kernel_size: int | None = None,
-    positions: Positions | None = None,
+    positions: PositionKind | None = None,
     rotary_share: float | None = None,
     rotary_across_heads: bool | None = None,
     short_conv_kernel_size: int | None = None,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from nystrom.checks import Norm, Positions
+from nystrom.checks import Norm, PositionKind
 from nystrom.train.presets.recipe import Recipe
 from nystrom.train.presets.sizes import DataSizes
 
@@ -23,7 +23,7 @@ class MethodSetting:
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     conv_kernel_size: int | None = None
     share_projections: bool = False
-    position_kind: Positions | None = None
+    position_kind: PositionKind | None = None
 
 
 Methods = Callable[[int], Mapping[str, MethodSetting]]

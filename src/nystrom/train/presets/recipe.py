@@ -8,7 +8,7 @@ augmentation and denoising.
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from nystrom.checks import FeedForward, Pooling, Positions, check_at_least, check_choice, check_flag
+from nystrom.checks import FeedForward, Pooling, PositionKind, check_at_least, check_choice, check_flag
 
 LearningRateSchedule = Literal["linear", "cosine", "constant", "rsqrt"]
 
@@ -35,7 +35,7 @@ class Recipe:
         denoise: Weight of the loss of predicting every token of an input that was corrupted; 0 for clean inputs.
     """
 
-    position_kind: Positions = "learned"
+    position_kind: PositionKind = "learned"
     rotary_share: float = 1.0
     rotary_across_heads: bool = False
     short_conv_kernel_size: int = 0
