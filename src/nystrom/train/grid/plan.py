@@ -82,6 +82,7 @@ def run_grid(
     precision: Precision = "auto",
     device: Device = "auto",
     compile: bool = False,
+    track_error: bool = False,
 ) -> list[Failure]:
     """Train every method on every task with every seed; the same command continues interrupted runs.
 
@@ -131,6 +132,7 @@ def run_grid(
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
         compile: Compile the models, see `nystrom train`.
+        track_error: Also record the error of attention against exact attention, estimated from a few queries.
 
     Returns:
         The runs that failed; an empty list if none did.
@@ -197,6 +199,7 @@ def run_grid(
                     changes=changes,
                     positions=longest,
                     compile=compile,
+                    track_error=track_error,
                 )
                 planned.append(Planned(f"{task}-{method}-{preset}-seed{seed}", settings))
         plans.append((base, folder, planned))
@@ -243,6 +246,7 @@ def run_of(to: Path, planned: Planned, data: Path, *, threads: int) -> Run:
         "device": settings.device,
         "precision": settings.precision,
         "compile": settings.compile,
+        "track_error": settings.track_error,
         "threads": threads,
         "data": str(data),
         "to": str(to / planned.name),
