@@ -60,3 +60,5 @@ def test_another_method_begins_anew():
 def test_what_is_no_flag_raises():
     with pytest.raises(ValueError, match="track_error is 'yes'; expected True or False"):
         EncoderConfig(track_error="yes")
+    with pytest.raises(ValueError, match="track_error is True, but attention is 'none'"):
+        EncoderConfig(track_error=True, attention="none")
