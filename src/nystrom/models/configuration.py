@@ -198,7 +198,7 @@ class EncoderConfig(PreTrainedConfig):
         check_flag("sparse_prediction", self.sparse_prediction)
         check_flag("track_error", self.track_error)
         if self.track_error and self.attention == NO_ATTENTION:
-            raise ValueError(f"track_error is True, but attention is {NO_ATTENTION!r}, which has no error: leave it out.")
+            raise ValueError(f"track_error is True, but attention is {NO_ATTENTION!r}, which has none: leave it out.")
         dropout = ("hidden_dropout_prob", "attention_probs_dropout_prob")
         check_numbers(
             positive={name: getattr(self, name) for name in ("initializer_range", "layer_norm_eps")},
