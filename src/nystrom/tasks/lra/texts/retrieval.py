@@ -144,7 +144,8 @@ def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = Non
     raise ValueError(
         f"{source} {came if source.exists() else 'is not there'}: name the folder of {', '.join(OFFICIAL.values())} (in"
         " tsv_data of https://storage.googleapis.com/long-range-arena/lra_release.gz), a file of pairs that ends in"
-        f" {endings()}, a folder with such files named train, val and test, or one saved by Hugging Face datasets."
+        f" {endings()}, a folder with such files named train, val and test or documents and links, or one saved by"
+        " Hugging Face datasets."
     )
 
 
