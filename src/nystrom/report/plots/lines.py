@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nystrom.measure.rows import Row
-from nystrom.report.plots.canvas import PAGE, figure_of, method_look, plain_numbers
+from nystrom.report.plots.canvas import PAGE, Look, figure_of, method_looks, plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,8 @@ def draw_lines(
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey="row" if share_y else False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
-    methods = {row.method for rows in panels.values() for row in rows if not math.isnan(row.value)}
+    methods = dict.fromkeys(row.method for rows in panels.values() for row in rows if not math.isnan(row.value))
+    looks = method_looks(methods)
     named = len(methods) > _LEGEND and columns <= 2
     handles: dict[str, Line2D] = {}
     for panel, (title, rows) in enumerate(panels.items()):
@@ -61,7 +62,7 @@ def draw_lines(
         for method in dict.fromkeys(row.method for row in rows):
             those = [row for row in rows if row.method == method and not math.isnan(row.value)]
             if those:
-                handles.setdefault(method, _line(axes, method, those, over, bool(band)))
+                handles.setdefault(method, _line(axes, method, looks[method], those, over, bool(band)))
         if log_x:
             axes.set_xscale("log", base=2)
             # Names beside the ends take as much room as a panel.
@@ -102,9 +103,8 @@ def _number_sizes(axes: "Axes", sizes: Sequence[float], room: float) -> None:
 
 
 def _line(
-    axes: "Axes", method: str, rows: Sequence[Row], over: Callable[[Row], float | None], banded: bool
+    axes: "Axes", method: str, look: Look, rows: Sequence[Row], over: Callable[[Row], float | None], banded: bool
 ) -> "Line2D":
-    look = method_look(method)
     style: dict[str, Any] = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
     style["label"] = method
     points = sorted(((x, row) for row in rows if (x := over(row)) is not None), key=lambda point: point[0])

@@ -117,13 +117,6 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     )
     for axes in figure.axes[:2]:
         axes.axhline(0.95, color=REFERENCE, linewidth=0.6, linestyle=":")
-    # The larger of two sizes of a method, in the panels and in the legend.
-    (legend,) = figure.legends
-    named = [(line.get_label(), line) for axes in figure.axes[:2] for line in axes.get_lines()]
-    named += [(text.get_text(), line) for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True)]
-    for name, line in named:
-        if name in ("nystrom-256", "near_far-128"):
-            line.set_linestyle("--")
     return {"": figure}
 
 
