@@ -113,10 +113,14 @@ def test_longer_positions_are_compared_with_512_both_ways():
 
 def test_tables_have_a_line_for_each_attention_and_name_what_is_equal_by_construction():
     rows = [share("sst2", 64, 0.001), share("sst2", 16, 0.6), share("sst2", 32, 0.1)]
-    rows += [result("sst2", name, value, texts=872) for name, value in (("softmax", 0.9), ("nystrom-16", 0.88))]
-    table, _ = TABLE_2.tables(rows)
+    values = (("softmax", 0.9), ("nystrom-16", 0.88), ("near_far", 0.9))
+    rows += [result("sst2", name, value, texts=872) for name, value in values]
+    # Without steps there is no table of them.
+    [table] = TABLE_2.tables(rows)
     assert "sst2 (0.1 %)" in table.title
     assert table.lines[1] == ["sst2", "nystrom-16", "test", "872", "60", "88.0", "-2.0", "91.4"]
+    # The paper has no number for it.
+    assert table.lines[2][-1] == ""
     [figure] = TABLE_2.figures(rows, Path()).values()
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["sst2"]
 

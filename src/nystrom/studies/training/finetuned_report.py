@@ -101,15 +101,18 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
     """The scores beside the printed ones, the search, and what a step costs."""
     found, shares = scores(rows), _shares(rows)
     lines, costs = [], []
-    for (task, method), score in found.items():
-        _, m = split_name(method)
+    # Runs may have ended in any order.
+    tasks = list(dict.fromkeys(task for task, _ in found))
+    for (task, method), score in sorted(found.items(), key=lambda item: tasks.index(item[0][0])):
+        base, m = split_name(method)
         share = shares.get((task, m))
         exact = found.get((task, EXACT))
-        printed = FINETUNED["BERT-base" if method == EXACT else "Nyströmformer"][task]
+        printed = {EXACT: "BERT-base", "nystrom": "Nyströmformer"}.get(base)
         gap = "" if exact is None or method == EXACT else f"{100 * (score.mean - exact.mean):+.1f}"
         split = f"{score.split}{', own' if score.own else ''}"
         seen = "" if share is None else f"{100 * share:.0f}"
-        lines.append([task, method, split, str(score.texts), seen, score.shown, gap, f"{printed:.1f}"])
+        lines.append([task, method, split, str(score.texts), seen, score.shown, gap])
+        lines[-1].append("" if printed is None else f"{FINETUNED[printed][task]:.1f}")
         ratio = _number(rows, task, method, "step time / exact", "steps")
         memory = _number(rows, task, method, "step memory", "steps")
         if ratio:
@@ -122,15 +125,11 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
     title = "scores: F1 for mrpc and qqp, accuracy elsewhere; > m: texts longer than the landmarks"
     if equal:
         title += f"; with 64 landmarks by construction exact: {equal}"
-    tables = [
-        Table(title, ["task", "attention", "split", "texts", "> m, %", "score", "gap", "paper"], lines, left=3),
-        Table(
-            "a step of 32 texts, forward and backward; all of a run",
-            ["task", "attention", "ms", "/ exact", "MB", "run MB"],
-            costs,
-            left=2,
-        ),
-    ]
+    heads = ["task", "attention", "split", "texts", "> m, %", "score", "gap", "paper"]
+    tables = [Table(title, heads, lines, left=3)]
+    if costs:
+        heads = ["task", "attention", "ms", "/ exact", "MB", "run MB"]
+        tables.append(Table("a step of 32 texts, forward and backward; all of a run", heads, costs, left=2))
     swapped = scores(rows, "swapped")
     if swapped:
         changes = {
