@@ -2,6 +2,7 @@
 
     python tools/compare_steps.py heads --to runs/compare-heads.csv
     python tools/compare_steps.py formats --to runs/compare-formats.csv
+    python tools/compare_steps.py tracking --to runs/compare-tracking.csv
 
 `heads`: a training step on masked words that scores all tokens, compared with one that scores only the masked tokens
 (`EncoderConfig.sparse_prediction`), of the model for masked words and of the one for pretraining. A step is forward,
@@ -10,6 +11,10 @@ backward and AdamW; both have the same initial weights and the same batch.
 `formats`: loading a batch of ListOps from a prepared folder of this library, compared with an Arrow folder that
 `datasets.Dataset.save_to_disk` wrote of the same samples and that is read in its numpy format; and a training step
 with each, the loading included. Sampler, collator and batches are the same. It needs `pip install datasets`.
+
+`tracking`: forward and backward of Nyström attention with its skip and projections that keeps a running estimate of its
+error (`track_error`), compared with the same layer without, as a mean of 16 steps: small layers are not looked at in
+each.
 
 Times are CPU seconds of the process with one thread, which a busy machine disturbs less than the clock. In each round
 every choice is timed once, in an order that changes from round to round. A row is a median over rounds with its
@@ -32,6 +37,7 @@ import tyro
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from nystrom import NystromAttention
 from nystrom.checks import check_at_least
 from nystrom.measure.rows import Row, append_rows, cpu_name, new_row
 from nystrom.models import EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining, EncoderForSequenceClassification
@@ -42,6 +48,8 @@ from nystrom.train.data.batches import TrainingOrder, collate
 COMMAND = ("python", "tools/compare_steps.py")
 LANDMARKS = 64
 MASKED = 0.15
+# As many as may lie between two looks.
+STEPS = 16
 
 Call = Callable[[], object]
 
@@ -169,6 +177,39 @@ def compare_formats(
     return _written(to, rows)
 
 
+def compare_tracking(
+    *, to: Path, tokens: int = 4096, width: int = 512, heads: int = 8, batch: int = 1, rounds: int = 15
+) -> list[Row]:
+    """Compare a layer that tracks its error with one that does not.
+
+    Args:
+        to: New file of the rows.
+        tokens: Tokens of a sequence.
+        width: Width of the layer.
+        heads: Its heads.
+        batch: Sequences of a batch.
+        rounds: Rounds.
+
+    Raises:
+        ValueError: A size is below 1, the width is no multiple of the heads, or the file exists.
+    """
+    asked = dict(locals())
+    _check(to, asked)
+    torch.manual_seed(0)
+    x = torch.randn(batch, tokens, width)
+    with _one_thread():
+        calls: dict[str, Call] = {}
+        for name, tracks in (("tracked", True), ("not tracked", False)):
+            torch.manual_seed(0)
+            layer = NystromAttention(width, heads, num_landmarks=LANDMARKS, track_error=tracks).train()
+            calls[name] = lambda layer=layer: [layer(x, x, x)[0].sum().backward() for _ in range(STEPS)]
+        found = {name: [each / STEPS for each in seconds] for name, seconds in in_turn(calls, rounds=rounds).items()}
+        command = command_line((*COMMAND, "tracking"), compare_tracking, asked | {"rounds": (rounds,)}, "rounds")
+        sizes = f"b={batch} h={heads} d={width // heads} steps={STEPS} threads=1"
+        rows = _rows("layer step time", found, n=tokens, sizes=sizes, command=command)
+    return _written(to, rows)
+
+
 def in_turn(
     calls: Mapping[str, Call], *, rounds: int, clock: Callable[[], float] = time.process_time
 ) -> dict[str, list[float]]:
@@ -286,7 +327,8 @@ def _one_thread() -> Iterator[None]:
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; a mistake ends in one line and code 2."""
     try:
-        tyro.extras.subcommand_cli_from_dict({"heads": compare_heads, "formats": compare_formats}, args=words)
+        commands = {"heads": compare_heads, "formats": compare_formats, "tracking": compare_tracking}
+        tyro.extras.subcommand_cli_from_dict(commands, args=words)
     except ValueError as error:
         print(f"compare_steps: {error}", file=sys.stderr)
         return 2

@@ -232,6 +232,7 @@ def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     figure = figure_of(PAGE, 0.9 + 0.45 * max(2, len(tasks)))
     axes = figure.subplots()
     axes.axvline(0.0, color="0.6", linewidth=0.8)
+    fills = ("full", "none", "left", "bottom")
     for place, (method, style) in enumerate(looks.items()):
         offset = (place - (len(looks) - 1) / 2) * 0.2
         points = [(tasks.index(task), score, other) for task, name, score, other in pairs if name == method]
@@ -242,7 +243,8 @@ def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
             linestyle="",
             marker=style.marker or "o",
             color=style.colour,
-            fillstyle="full" if place == 0 else "none",
+            # Sizes of one method differ in what is filled.
+            fillstyle=fills[place % len(fills)],
             linewidth=1.0,
             label=method,
         )

@@ -105,8 +105,10 @@ def _check(run: RunFolder, training: Training) -> None:
             continue
         if isinstance(wanted, Mapping) and isinstance(came, Mapping):
             came = {option: came.get(option) for option in wanted}
-        # 0 asks for what a run writes down as None: no convolution.
-        if came != wanted and (came or wanted):
+        if name == "conv_kernel_size" and wanted == 0:
+            # 0 asks for no convolution, which a run writes down as None.
+            wanted = None
+        if came != wanted:
             raise ValueError(
                 f"{run.path} holds a run with {name} = {came!r}, and the study needs {wanted!r}: choose another folder "
                 "with --to."

@@ -35,7 +35,7 @@ _FIELDS = {"id": ("id", "doc_id", "document"), "text": ("text", "content")}
 _ENDS = {"from": ("citing", "from", "id1", "source"), "to": ("cited", "to", "id2", "target")}
 _SHARE = 0.1
 # Exchanges that are tried for each pair that is a link or comes twice.
-_TRIES = 200
+_TRIES = 2000
 
 
 class LinkedFiles(NamedTuple):
@@ -171,7 +171,7 @@ def unlinked(links: Sequence[tuple[str, str]], known: Sequence[tuple[str, str]],
     for place in range(len(links)):
         tries = 0
         while is_bad(firsts[place], seconds[place], 1):
-            if (tries := tries + 1) > _TRIES * 10:
+            if (tries := tries + 1) > _TRIES:
                 raise ValueError(
                     f"{len(links)} links join so many of their documents that there are not as many other pairs: add "
                     "documents, or take other shares."
