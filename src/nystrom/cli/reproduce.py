@@ -24,6 +24,7 @@ def reproduce_study(words: list[str]) -> None:
         texts: tuple[Path, ...] = (),
         data: Path | None = None,
         runs: Path | None = None,
+        precision: Literal["float32", "bfloat16"] = "bfloat16",
         threads: int = 1,
         to: Path = Path("runs/reproduce"),
     ) -> None:
@@ -41,6 +42,8 @@ def reproduce_study(words: list[str]) -> None:
             texts: Files of prose, compressed or not; the reference of the Python language if not given.
             data: Folder with the data of tasks in folders of their names: data/text, data/mlm, data/mrpc ...
             runs: Folder of the trained runs of `nystrom lra run`.
+            precision: What the studies that pretrain and fine-tune train in at size "small": float32 is faster where
+                the processor multiplies bfloat16 no faster.
             threads: Threads on the CPU. Most matrices of the studies are small, and slower with more.
             to: Folder of the results; each study has its own inside.
         """
@@ -63,7 +66,12 @@ def reproduce_study(words: list[str]) -> None:
     from nystrom.studies.reproduce.study import Setting
 
     setting = Setting(
-        size=size, model=asked["model"], texts=tuple(asked["texts"]), data=asked["data"], runs=asked["runs"]
+        size=size,
+        model=asked["model"],
+        texts=tuple(asked["texts"]),
+        data=asked["data"],
+        runs=asked["runs"],
+        precision=asked["precision"],
     )
     if name is not None:
         job = check_study(name, setting, to)

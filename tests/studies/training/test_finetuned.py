@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from nystrom.measure.rows import new_row
 from nystrom.studies.reproduce.study import Setting
 from nystrom.studies.training.finetuned import SMALL, STUDIES
 from nystrom.studies.training.finetuned_report import SHARE, scores, word
+from nystrom.studies.training.runs import Training
 from nystrom.studies.training.step_times import ROUNDS, step_times
 from nystrom.studies.training.swapped import swapped_rows
 
@@ -136,6 +138,18 @@ def test_what_is_missing_is_said_before_any_work(tiny_bert, tmp_path):
     assert len(names) == 1 + 3 * len(SMALL["mrpc"].methods) + 3
     with pytest.raises(ValueError, match="holds no folder of sst2, qnli"):
         TABLE_2.plan(Setting(model=tiny_bert, data=tmp_path, size="paper"))
+
+
+def test_the_trainings_are_in_the_precision_that_is_asked_for(tiny_bert, tmp_path):
+    (tmp_path / "mrpc").mkdir()
+    for precision in ("float32", "bfloat16"):
+        plan = TABLE_2.plan(Setting(model=tiny_bert, data=tmp_path, precision=precision))
+        measures = [part.measure for part in plan.parts if part.name.endswith("seed1")]
+        assert len(measures) == len(SMALL["mrpc"].methods)
+        for measure in measures:
+            assert isinstance(measure, partial)
+            training = next(argument for argument in measure.args if isinstance(argument, Training))
+            assert training.arguments["precision"] == precision
 
 
 def test_step_times_are_ratios_to_exact_attention_on_the_same_batches(tiny_bert, tmp_path):

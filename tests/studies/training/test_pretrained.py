@@ -114,6 +114,8 @@ def test_what_is_missing_is_said_before_any_work(study, data, tmp_path):
     with pytest.raises(ValueError, match="mlm"):
         study.plan(Setting(data=tmp_path))
     plan = study.plan(Setting(data=data))
+    assert "precision=bfloat16" in plan.setting["training"]
+    assert "precision=float32" in study.plan(Setting(data=data, precision="float32")).setting["training"]
     assert len(plan.parts) >= 3
     assert plan.differs
     assert plan.setting["data"].endswith("documents, vocabulary of 23")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Size = Literal["small", "paper"]
+TrainedIn = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Setting:
         data: Folder with the data of tasks in folders of their names (listops, text, mlm, mrpc ...); None draws those
             that can be.
         runs: Folder of trained runs of `nystrom lra run`, for the studies that read them.
+        precision: What studies of size "small" train in.
     """
 
     size: Size = "small"
@@ -32,6 +34,7 @@ class Setting:
     texts: tuple[Path, ...] = ()
     data: Path | None = None
     runs: Path | None = None
+    precision: TrainedIn = "bfloat16"
 
 
 class Part(NamedTuple):

@@ -64,7 +64,6 @@ class Case(NamedTuple):
     swapped: Sequence[str] = ()
 
 
-_PRECISION = {"precision": "bfloat16"}
 _STEPS = {"steps": 200, "evaluate_every": 100}
 SMALL: dict[str, Case] = {
     "sst2": Case(
@@ -152,7 +151,8 @@ def _arguments(setting: Setting, task: str, method: str, model: str) -> dict[str
     assert setting.data is not None, "checked before"
     attention, options = read_method(method)
     words: dict[str, object] = {"task": task, "data": [str(setting.data / task)], "model": model}
-    return words | {"attention": attention, "options": options} | (_PRECISION if setting.size == "small" else {})
+    precision = {"precision": setting.precision} if setting.size == "small" else {}
+    return words | {"attention": attention, "options": options} | precision
 
 
 def _trainings(
@@ -226,15 +226,15 @@ def _measure_swapped(
     exact = next(training for of, method, training in trainings if (of, method) == (task, EXACT))
     run = train(exact, folder.parent / f"finetuning-{setting.size}")
     methods = (EXACT, *case.swapped)
-    precision = str(_PRECISION["precision"])
-    for row in swapped_rows(run.best, task, setting.data / task, methods, name=model.name, precision=precision):
+    data, precision = setting.data / task, setting.precision
+    for row in swapped_rows(run.best, task, data, methods, name=model.name, precision=precision):
         yield replace(row, sizes=f"{row.sizes} task={task} kind=swapped")
 
 
 def _measure_steps(setting: Setting, task: str, case: Case, model: Path, folder: Path) -> Iterable[Row]:
     """The time of a step with each attention, in turn on the same batches."""
     arguments = {method: _arguments(setting, task, method, str(model)) for method in case.methods}
-    for row in step_times(task, arguments, precision=str(_PRECISION["precision"])):
+    for row in step_times(task, arguments, precision=setting.precision):
         yield replace(row, sizes=f"{row.sizes} task={task} kind=steps")
 
 

@@ -113,6 +113,8 @@ def _plan(setting: Setting, wanted: Mapping[str, dict[str, Any]]) -> Plan:
             "this study trains on DATA/mlm: make it with nystrom data prepare mlm-sop --to DATA/mlm, and pass "
             "--data DATA."
         )
+    if setting.size == "small":
+        wanted = {name: arguments | {"precision": setting.precision} for name, arguments in wanted.items()}
     data = setting.data / "mlm"
     corpus = MlmSop(data, "train")
     said_of_data = f"{len(corpus)} documents, vocabulary of {corpus.vocabulary.size}"
