@@ -4,6 +4,7 @@ import importlib.util
 import math
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import astuple, replace
@@ -147,6 +148,62 @@ def copied_records(folder: Path):
     sys.modules["copied_records"] = module
     spec.loader.exec_module(module)
     return module
+
+
+# Appends groups of three rows that share a name, and says so after each.
+WRITER = """
+import runpy, sys
+from pathlib import Path
+print("ready", flush=True)
+sys.stdin.readline()
+rows = runpy.run_path(sys.argv[1])
+row = {"study": "s", "quantity": "q", "value": 1.0, "unit": "", "device": "cpu", "note": "x" * 3000, "command": "c"}
+for count in range(int(sys.argv[4])):
+    method = f"{sys.argv[3]}-{count}"
+    rows["append_rows"](Path(sys.argv[2]), [rows["new_row"](method=method, n=n, **row) for n in range(3)])
+    print(method, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="one process at a time appends there")
+def test_rows_of_many_processes_are_all_there_and_whole_where_some_are_killed(tmp_path):
+    path = tmp_path / "rows.csv"
+    command = [sys.executable, "-I", "-S", "-c", WRITER, records.__file__, str(path)]
+    names = {f"endless{i}": 10**6 for i in range(4)} | {f"other{i}": 20 for i in range(4)}
+    writers = {
+        name: subprocess.Popen([*command, name, str(count)], bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for name, count in names.items()
+    }
+    # All start to write at once.
+    assert [each.stdout.readline() for each in writers.values()] == [b"ready\n"] * 8
+    for each in writers.values():
+        each.stdin.write(b"\n")
+    said = []
+    for name, each in writers.items():
+        if name.startswith("endless"):
+            # Killed while it writes its next group, or waits to.
+            said.append(each.stdout.readline().decode().strip())
+            each.kill()
+        said += each.communicate()[0].decode().split()
+        assert each.returncode == (0 if name.startswith("other") else -signal.SIGKILL)
+    append_rows(path, [a_row(method="after")])
+    assert len(said) >= 4 + 4 * 20
+    found = [row.method for row in read_rows(path)]
+    assert {name: found.count(name) for name in said} == dict.fromkeys(said, 3)
+    # A process may have been killed before it could say that its last group was written.
+    assert {found.count(name) for name in set(found) - {"after"}} == {3}
+    assert len(set(found)) <= len(said) + 4 + 1
+
+
+def test_a_file_keeps_its_mode_and_its_link(tmp_path):
+    append_rows(tmp_path / "rows.csv", [a_row()])
+    (tmp_path / "rows.csv").chmod(0o640)
+    (tmp_path / "link.csv").symlink_to("rows.csv")
+    append_rows(tmp_path / "link.csv", [a_row()])
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "rows.csv").stat().st_mode & 0o777 == 0o640
+    assert len(read_rows(tmp_path / "rows.csv")) == 2
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.csv", "rows.csv"]
 
 
 def git(folder, *words):

@@ -5,8 +5,9 @@ with what (torch version, commit) and how (command, seed, date). What was not me
 says why. In a file None is an empty cell and NaN is `nan`; numbers are written in full, so that reading gives back what
 was written.
 
-A file has one header. Rows are appended a group at a time, in one write: an interruption leaves whole groups, or a last
-line without an end, for which reading and appending raise an error that names file and line.
+A file has one header. Rows are appended a group at a time, by any number of processes: each holds a lock on the file
+while it replaces it by a longer one, so that a process that is killed leaves whole groups. For a last line without an
+end, reading and appending raise an error that names file and line.
 
 Needs the standard library only, so that tables and plots of rows need no torch.
 """
@@ -20,12 +21,18 @@ import math
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import BinaryIO
+
+if sys.platform != "win32":
+    import fcntl
 
 
 @dataclass(frozen=True)
@@ -104,19 +111,8 @@ def new_row(
 
     Args:
         study: See `Row` for this and all that follow.
-        quantity: What was measured.
-        method: What it was measured of.
         value: The number; NaN where it was not measured, with a note.
-        unit: Its unit.
         device: Name of the processor or accelerator; `cpu_name()` for this machine's processor.
-        low: Lower end of the spread.
-        high: Upper end of the spread.
-        repeats: Number of measurements.
-        n: Tokens.
-        m: Landmarks or the like.
-        sizes: The other sizes.
-        dtype: Dtype of the inputs.
-        seed: Of the random inputs.
         command: What measured it; None means the command that started this process, without the machine's folders.
         note: Why it was not measured.
 
@@ -151,23 +147,40 @@ def new_row(
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Append rows to a CSV file in one write; the file and its folder are made where they are missing.
+    """Append rows to a CSV file, all or none of them; the file and its folder are made where they are missing.
+
+    Many processes may append to a file at once, on machines that share it too where locks work there; on Windows one.
 
     Raises:
         ValueError: The file has another header or ends in the middle of a line, or its folder cannot be written.
     """
-    path = Path(path)
+    path = Path(path).resolve()
     check_folder(path.parent)
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    if not path.exists() or path.stat().st_size == 0:
-        writer.writerow(HEADER)
-    else:
-        _check_ends(path)
-    writer.writerows([_cell(value) for value in astuple(row)] for row in rows)
-    with path.open("a", encoding="utf-8", newline="") as file:
-        file.write(text.getvalue())
-        file.flush()
+    csv.writer(text, lineterminator="\n").writerows([_cell(value) for value in astuple(row)] for row in rows)
+    with _held(path) as file:
+        before = file.read()
+        if before:
+            _check_ends(path, before)
+        # Only who holds the lock writes this one; what a killed process left of it is overwritten.
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_bytes((before or f"{','.join(HEADER)}\n".encode()) + text.getvalue().encode())
+        shutil.copymode(path, partial)
+        partial.replace(path)
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for as long as no other process holds it; an empty one is made where it is missing."""
+    while True:
+        with path.open("ab+") as file:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Another process may have replaced the file while this one waited.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                file.seek(0)
+                yield file
+                return
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -179,14 +192,11 @@ def read_rows(path: Path) -> list[Row]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path} is not a file; expected a CSV file of rows.")
-    _check_ends(path)
-    rows = []
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        reader = csv.reader(file)
-        next(reader)
-        for cells in reader:
-            rows.append(_row(cells, f"{path}, line {reader.line_num}"))
-    return rows
+    content = path.read_bytes()
+    _check_ends(path, content)
+    reader = csv.reader(io.StringIO(content.decode(errors="replace"), newline=""))
+    next(reader)
+    return [_row(cells, f"{path}, line {reader.line_num}") for cells in reader]
 
 
 def check_folder(folder: Path) -> None:
@@ -257,9 +267,8 @@ def _commit() -> str:
         return ""
 
 
-def _check_ends(path: Path) -> None:
-    """Raise an error for a file with another header, and for one whose last line has no end."""
-    content = path.read_bytes()
+def _check_ends(path: Path, content: bytes) -> None:
+    """Raise an error for the content of a file with another header, and for one whose last line has no end."""
     first = content.partition(b"\n")[0].decode("utf-8", errors="replace").rstrip("\r")
     if next(csv.reader([first]), []) != list(HEADER):
         raise ValueError(
