@@ -37,6 +37,7 @@ NOT_RUN += (
 NOT_RUN += (
     "nystrom pretrain --preset bert",
     "nystrom pretrain --preset longer",
+    "nystrom pretrain listops",
     "nystrom evaluate mlm-sop --model runs/base",
 )
 

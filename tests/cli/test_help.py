@@ -57,6 +57,9 @@ def said(*words):
         ("report training x.csv --figure", "nystrom: Missing value for argument '--figure'"),
         ("data prepare image --from x --to y --size two", "nystrom: Unrecognized options: --size, two"),
         ("bench training --repeats two", "nystrom: Error parsing --repeats: invalid literal for int()"),
+        ("pretrain", "nystrom: Missing from nystrom pretrain: --data PATH"),
+        ("pretrain listops --label 3", "nystrom: Unrecognized options: --label, 3"),
+        ("train listops --mask-share 0.1", "nystrom: Unrecognized options: --mask-share, 0.1"),
         ("methods --markdwon", "nystrom: Unrecognized options: --markdwon"),
     ],
 )
@@ -66,6 +69,32 @@ def test_a_wrong_command_line_ends_in_one_line(words, says):
     assert line.startswith(says)
     assert line.endswith("--help.")
     assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("pretrain lisops --preset demo", "task 'lisops' is unknown; expected one of image, listops, pathfinder"),
+        ("pretrain listops --mask-share 0", "mask_share is 0; expected a number in (0, 1)"),
+        ("pretrain --data nowhere --preset demo --steps 0", "steps is 0; expected a whole number of at least 1."),
+    ],
+)
+def test_pretrain_has_a_door_for_a_task_and_one_for_prepared_texts(words, says):
+    code, _, err = said(*words.split())
+    (line,) = err.splitlines()
+    assert line.startswith(f"nystrom: {says}")
+    assert code == 2
+
+
+def test_the_help_of_pretraining_on_a_task_has_the_share_of_the_task():
+    with redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
+        main(["pretrain", "image", "--help"])
+    shown = " ".join(printed.getvalue().split())
+    assert "--mask-share FLOAT" in shown
+    assert "(default: 0.5)" in shown
+    with redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "--mask-share" not in printed.getvalue()
 
 
 def test_methods_shows_every_column_in_eighty_characters_when_piped(monkeypatch):

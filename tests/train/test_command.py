@@ -3,6 +3,7 @@
 import functools
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -28,10 +29,12 @@ def trained(monkeypatch):
     return asked
 
 
-def settings_of(task="listops", attention="nystrom", options=None, conv_kernel_size=None, accumulation=1, **changes):
+def settings_of(
+    task="listops", attention="nystrom", options=None, conv_kernel_size=None, accumulation=1, mask_share=0.0, **changes
+):
     return settle(
         task, attention=attention, options=options, conv_kernel_size=conv_kernel_size, preset="demo", device="cpu",
-        precision="auto", accumulation=accumulation, seed=3, changes=changes,
+        precision="auto", accumulation=accumulation, seed=3, changes=changes, mask_share=mask_share,
     )  # fmt: skip
 
 
@@ -80,3 +83,15 @@ def test_several_processes_are_in_the_command():
     assert command_line(["train", "text", "--to", "/tmp/run"], 4) == (
         "torchrun --nproc-per-node 4 -m nystrom train text --to run"
     )
+
+
+def test_the_words_of_a_pretraining_and_of_what_starts_from_it_make_the_settings(trained):
+    settings = settings_of(mask_share=0.2)
+    words = train_words(settings, data="data/x", to="runs/x")
+    assert words[:2] == ["pretrain", "listops"]
+    assert main(words) == 0
+    assert trained["mask_share"] == 0.2
+    words = train_words(replace(settings, mask_share=0.0, model="runs/pre/best"), data="data/x", to="runs/x")
+    assert words[:2] == ["train", "listops"]
+    assert main(words) == 0
+    assert (trained["mask_share"], str(trained["model"])) == (0.0, "runs/pre/best")

@@ -71,6 +71,15 @@ def positional(function: Callable[..., Any], name: str) -> inspect.Parameter:
     return parameter.replace(annotation=tyro.conf.Positional[kind])
 
 
+def fixed(function: Callable[..., Any], name: str) -> inspect.Parameter:
+    """The parameter with its default, which no command line changes or shows."""
+    import tyro
+
+    parameter = inspect.signature(function).parameters[name]
+    kind = tyro.conf.Suppress[tyro.conf.Fixed[parameter.annotation]]
+    return parameter.replace(annotation=kind)
+
+
 def from_option(function: Callable[..., Any]) -> inspect.Parameter:
     """The parameter `source` as the option --from, a name that no parameter in Python can have."""
     import tyro

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import field, fields, make_dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any
 
 from nystrom.cli.arguments import arguments_of
@@ -71,3 +72,16 @@ def word_after(flag: str, words: list[str], default: str) -> str:
         if word.startswith(f"{flag}="):
             return word.removeprefix(f"{flag}=")
     return default
+
+
+def attention_of(model: str) -> str:
+    """The method of a model of this library that a run starts from; nystrom where there is none."""
+    import json
+
+    config = Path(model) / "config.json"
+    try:
+        named = json.loads(config.read_text(encoding="utf-8")).get("attention", "nystrom")
+    except (OSError, ValueError, AttributeError):
+        # What is wrong with the model is said when it is read.
+        return "nystrom"
+    return named if isinstance(named, str) else "nystrom"

@@ -3,18 +3,41 @@
 import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
-from nystrom.cli.arguments import arguments_of, positional
-from nystrom.cli.method_options import arguments_with_method
+from nystrom.cli.arguments import arguments_of, fixed, positional
+from nystrom.cli.method_options import arguments_with_method, attention_of, word_after
 
 
 def train_model(words: list[str]) -> None:
     """Train a model."""
+    from nystrom.train.engine import train
+
+    train(**_arguments(words, "train", fixed(train, "mask_share")))
+
+
+def pretrain_on_task(words: list[str]) -> None:
+    """Train an encoder on masked tokens of the inputs of a task, which the first word names."""
+    from nystrom.checks import check_names
+    from nystrom.tasks.lra.facts import LRA
+    from nystrom.train.engine import train
+
+    check_names("task", words[:1], LRA)
+    share = inspect.signature(train).parameters["mask_share"].replace(default=LRA[words[0]].mask_share)
+    arguments = _arguments(words, "pretrain", share)
+    if not arguments["mask_share"]:
+        raise ValueError("mask_share is 0; expected a number in (0, 1), the share of the tokens that are masked.")
+    train(**arguments)
+
+
+def _arguments(words: list[str], name: str, mask_share: inspect.Parameter) -> dict[str, Any]:
     from nystrom.attention.method_names import NO_ATTENTION
     from nystrom.train.engine import train
 
-    default, task = inspect.signature(train).parameters["attention"].default, positional(train, "task")
-    train(**arguments_with_method(train, words, "train", default=default, also=[NO_ATTENTION], task=task))
+    default, task = attention_of(word_after("--model", words, "")), positional(train, "task")
+    return arguments_with_method(
+        train, words, name, default=default, also=[NO_ATTENTION], task=task, mask_share=mask_share
+    )
 
 
 def evaluate_model(words: list[str]) -> None:

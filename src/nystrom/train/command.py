@@ -31,7 +31,8 @@ def train_words(
     named |= {"threads": threads, "compile": settings.compile or None}
     named |= {"track_error": settings.track_error or None, "data": data}
     named |= {**columns.named(), "to": to}
-    words = ["train", settings.task]
+    named |= {"model": settings.model, "mask_share": settings.mask_share or None}
+    words = ["pretrain" if settings.mask_share else "train", settings.task]
     for name, value in named.items():
         flag = f"--{name.replace('_', '-')}"
         if name == "compile" and value:

@@ -23,9 +23,11 @@ from nystrom.train.settings import settle
 def train(
     task: str,
     *,
-    attention: str = "nystrom",
+    attention: str | None = None,
     options: Mapping[str, object] | None = None,
-    preset: str = "nystromformer",
+    preset: str | None = None,
+    model: Path | None = None,
+    mask_share: float = 0.0,
     data: Path | None = None,
     text_field: str | None = None,
     label_field: str | None = None,
@@ -64,15 +66,23 @@ def train(
 ) -> Path:
     """Train a model on a task, choose its best checkpoint on the validation split, and score that on the test split.
 
+    With `mask_share` the model learns to predict masked tokens of the task's own inputs in place of their class, and
+    the test split is not read: `nystrom pretrain TASK`. Another run takes the encoder on with `model`.
+
     Arguments that are not given take the preset's values. Under torchrun the processes share each batch. A run can be
     interrupted at any time and continued with `resume`.
 
     Args:
         task: Task, such as "listops".
         attention: Method, a name of `nystrom methods`; or "none", values that pass through, to see what attention adds.
+            That of the model, or nystrom.
         options: Options of the method.
         preset: "nystromformer" or "skyformer", as published; "modern", with what lifts attention since, or
-            "modern-small", for one core; or "demo" for a few minutes on two cores.
+            "modern-small", for one core; or "demo" for a few minutes on two cores. That of the model's run, or
+            nystromformer.
+        model: Encoder to start from, such as RUN/best of `nystrom pretrain TASK`: its settings and weights; the head
+            is new.
+        mask_share: Share of the tokens that are masked and predicted in place of the class; 0 to learn the class.
         data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made if it is missing and can be. A
             resumed run uses its own. For text also your own labelled texts (.csv, .tsv, .jsonl, or a folder of them),
             for retrieval your own pairs of texts; they are prepared under data/. For pathfinder pictures of any size:
@@ -124,8 +134,18 @@ def train(
     """
     from nystrom.train.data.tasks import check_data
 
+    start = None
+    if model is not None:
+        from nystrom.train.encoder_start import find_start
+
+        start = find_start(Path(model))
+    preset = preset or (start and start.preset) or "nystromformer"
     chosen = find_preset(task, preset)
-    run = RunFolder(Path("runs") / f"{task}-{attention}-{preset}-seed{seed}" if to is None else Path(to))
+    if mask_share:
+        check_no_class(pooling=pooling, label_smoothing=label_smoothing, denoise=denoise)
+    shown = attention or ("nystrom" if start is None else start.config.attention)
+    name = f"{'pretrain-' * bool(mask_share)}{task}-{shown}-{preset}{'-pretrained' * bool(model)}-seed{seed}"
+    run = RunFolder(Path("runs") / name if to is None else Path(to))
     columns = Columns(text_field, label_field, pair_field)
     if data is None:
         columns.check_unused("no data are named with --data")
@@ -168,6 +188,8 @@ def train(
         positions=data_positions(chosen, data),
         compile=compile,
         track_error=track_error,
+        mask_share=mask_share,
+        start=start,
     )
     if threads is not None:
         check_at_least("threads", threads, 1)
@@ -176,6 +198,17 @@ def train(
 
         train_model(settings, chosen, data, run, columns=columns, resume=resume, threads=threads)
     return run.path
+
+
+def check_no_class(**given: object) -> None:
+    """Check that nothing about classes is asked of a run that learns masked tokens.
+
+    Raises:
+        ValueError: Something is.
+    """
+    for name, value in given.items():
+        if value:
+            raise ValueError(f"{name} is {value!r}, but masked tokens have no class: leave it out.")
 
 
 def evaluate(

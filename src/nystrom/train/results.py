@@ -49,6 +49,8 @@ def setting_words(settings: Settings) -> str:
     _, size = sized_name(settings.attention, settings.options)
     named = set() if size is None else {f"options.{name}" for name in SIZES[settings.attention][0]}
     changed = {name: value for name, value in settings.changes().items() if name not in {*named, *_SAID_ELSEWHERE}}
+    changed |= {"mask_share": settings.mask_share} if settings.mask_share else {}
+    changed |= {"model": settings.weights} if settings.weights else {}
     return " ".join(f"{name}={value}" for name, value in {"preset": settings.preset, **changed}.items())
 
 

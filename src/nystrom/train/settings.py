@@ -15,6 +15,7 @@ from nystrom.train.schedule import RunSettings, Schedule
 
 if TYPE_CHECKING:
     from nystrom.models import EncoderConfig
+    from nystrom.train.encoder_start import StartEncoder
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ class Settings(Recipe, Schedule):
         compile: Whether the model is compiled.
         share_projections: Whether all layers share the weights of the method.
         track_error: Whether the curves have the error of attention.
+        mask_share: Share of the tokens that are masked and predicted; 0 where the class is.
+        model: Folder of the encoder that the run starts from; None where it starts from nothing.
+        weights: Checksum of that encoder's weights.
     """
 
     task: str
@@ -66,10 +70,15 @@ class Settings(Recipe, Schedule):
     compile: bool = False
     share_projections: bool = False
     track_error: bool = False
+    mask_share: float = 0.0
+    model: str | None = None
+    weights: str | None = None
 
     def __post_init__(self):
         super().__post_init__()
         self.check_recipe()
+        if not 0 <= self.mask_share < 1:
+            raise ValueError(f"mask_share is {self.mask_share!r}; expected a number in [0, 1), 0 to learn the class.")
 
     @property
     def max_length(self) -> int:
@@ -137,7 +146,7 @@ class Settings(Recipe, Schedule):
 def settle(
     task: str,
     *,
-    attention: str,
+    attention: str | None,
     options: Mapping[str, object] | None,
     conv_kernel_size: int | None,
     preset: str,
@@ -149,15 +158,17 @@ def settle(
     positions: int | None = None,
     compile: bool = False,
     track_error: bool = False,
+    mask_share: float = 0.0,
+    start: "StartEncoder | None" = None,
 ) -> Settings:
-    """Combine a preset with its changes.
+    """Combine a preset with its changes, and with the encoder that the run starts from.
 
     If only the steps are changed, the warm-up keeps its proportion, and the run is evaluated at least at its end. A
     shorter interval of evaluation shortens the interval of the curve.
 
     Args:
         task: Task.
-        attention: Method.
+        attention: Method; None for that of the encoder, or "nystrom".
         options: Options of the method, over those of the preset.
         conv_kernel_size: Taps of the convolution of the values; 0 for none, None for the preset's.
         preset: Name of the preset.
@@ -169,6 +180,8 @@ def settle(
         positions: Number of positions of the model, see `nystrom.train.lengths`; None for the preset's.
         compile: Whether the model is compiled.
         track_error: Whether the curves have the error of attention.
+        mask_share: Share of the tokens that are masked and predicted; 0 where the class is.
+        start: The encoder that the run starts from, with its settings; None for none.
 
     Raises:
         ValueError: An unknown name, or a value that cannot be used.
@@ -179,7 +192,15 @@ def settle(
 
     check_names("task", [task], LRA)
     base = find_preset(task, preset)
-    method = base.methods(base.data.max_length if positions is None else positions).get(attention, MethodSetting())
+    if start is None:
+        attention = attention or "nystrom"
+        method = base.methods(base.data.max_length if positions is None else positions).get(attention, MethodSetting())
+    else:
+        asked = {"attention": attention, "conv_kernel_size": conv_kernel_size}
+        asked |= {f"options.{name}": value for name, value in (options or {}).items()}
+        start.check(base, asked | {name: changes.get(name) for name in start.settings()})
+        attention, method, positions = start.config.attention, start.method, start.positions(base, positions)
+        base = start.within(base)
     fields_of = {argument: name for name, argument in ARGUMENTS.items()}
     chosen: dict[str, Any] = {fields_of.get(name, name): value for name, value in changes.items() if value is not None}
     if "adam_betas" in chosen:
@@ -204,6 +225,9 @@ def settle(
         compile=compile,
         share_projections=method.share_projections,
         track_error=track_error,
+        mask_share=mask_share,
+        model=None if start is None else str(start.folder),
+        weights=None if start is None else start.weights,
         **(given | chosen),
     )
     settings.encoder_config()

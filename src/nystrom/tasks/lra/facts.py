@@ -1,7 +1,7 @@
 """The five tasks of the Long Range Arena and their published sizes; needs the standard library only.
 
 Source: Tay et al. (2021), arXiv:2011.04006, and the data sets it publishes. Text and Retrieval are cut at 4,000 bytes,
-as the two papers' tables say.
+as the two papers' tables say. The shares that are masked are those of Amos et al. (2023), arXiv:2310.02980.
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ class TaskFacts:
         documents: Sequences of a sample.
         is_cut: Whether samples that are too long for a model are cut when they are prepared.
         any_size: Whether data come in larger sizes, and the model then has as many positions.
+        mask_share: Share of the tokens that is masked where an encoder is pretrained on the inputs.
     """
 
     vocab_size: int
@@ -36,6 +37,7 @@ class TaskFacts:
     documents: int = 1
     is_cut: bool = False
     any_size: bool = False
+    mask_share: float
 
 
 LRA: dict[str, TaskFacts] = {
@@ -48,6 +50,7 @@ LRA: dict[str, TaskFacts] = {
         test=2_000,
         min_length=500,
         max_length=2_000,
+        mask_share=0.1,
     ),
     "text": TaskFacts(
         vocab_size=257,
@@ -58,6 +61,7 @@ LRA: dict[str, TaskFacts] = {
         test=25_000,
         max_length=4_000,
         is_cut=True,
+        mask_share=0.15,
     ),
     "retrieval": TaskFacts(
         vocab_size=257,
@@ -69,9 +73,17 @@ LRA: dict[str, TaskFacts] = {
         max_length=4_000,
         documents=2,
         is_cut=True,
+        mask_share=0.15,
     ),
     "image": TaskFacts(
-        vocab_size=256, num_labels=10, pad_token_id=None, train=45_000, val=5_000, test=10_000, max_length=1_024
+        vocab_size=256,
+        num_labels=10,
+        pad_token_id=None,
+        train=45_000,
+        val=5_000,
+        test=10_000,
+        max_length=1_024,
+        mask_share=0.5,
     ),
     "pathfinder": TaskFacts(
         vocab_size=256,
@@ -82,5 +94,6 @@ LRA: dict[str, TaskFacts] = {
         test=20_000,
         max_length=1_024,
         any_size=True,
+        mask_share=0.5,
     ),
 }

@@ -70,11 +70,11 @@ class LabelledSplit(Protocol):
 
 
 class Splits(NamedTuple):
-    """A data set."""
+    """A data set; a training that reads no test split has None for it."""
 
     train: LabelledSplit
     val: LabelledSplit
-    test: LabelledSplit
+    test: LabelledSplit | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ def prepare_if_missing(task: str, folder: Path, sizes: DataSizes) -> None:
     prepare(folder, sizes)
 
 
-def open_splits(task: str, folder: Path, *, positions: int, batch_size: int) -> Splits:
+def open_splits(task: str, folder: Path, *, positions: int, batch_size: int, test: bool = True) -> Splits:
     """Open a data set, and check that it can be trained on.
 
     Args:
@@ -219,21 +219,23 @@ def open_splits(task: str, folder: Path, *, positions: int, batch_size: int) -> 
         folder: Its prepared data.
         positions: The longest sample that the model takes.
         batch_size: Samples per step.
+        test: Whether the test split is opened.
 
     Raises:
         ValueError: The folder holds no data of the task, too long samples, or too few.
     """
-    splits = Splits(*(find_task(task).open(folder, split) for split in Splits._fields))
-    for name, split in zip(Splits._fields, splits, strict=True):
+    names = Splits._fields if test else ("train", "val")
+    opened = {name: find_task(task).open(folder, name) for name in names}
+    for name, split in opened.items():
         if len(split) == 0:
             raise ValueError(f"data {folder} holds no samples in {name}; expected at least one.")
         check_lengths(folder, name, split, positions)
-    if len(splits.train) < batch_size:
+    if len(opened["train"]) < batch_size:
         raise ValueError(
-            f"batch_size is {batch_size} but data {folder} holds {len(splits.train)} training samples: "
+            f"batch_size is {batch_size} but data {folder} holds {len(opened['train'])} training samples: "
             "take a smaller batch or more data."
         )
-    return splits
+    return Splits(opened["train"], opened["val"], opened.get("test"))
 
 
 def check_lengths(folder: Path, name: str, split: LabelledSplit, positions: int) -> None:
@@ -250,9 +252,9 @@ def check_lengths(folder: Path, name: str, split: LabelledSplit, positions: int)
 
 
 def fingerprint(splits: Splits) -> str:
-    """Eight hexadecimal digits, a checksum of the number, lengths and classes of all samples."""
+    """Eight hexadecimal digits, a checksum of the number, lengths and classes of all samples of the open splits."""
     digest = 0
-    for split in splits:
+    for split in filter(None, splits):
         for array in (split.lengths, split.labels):
             digest = zlib.crc32(np.ascontiguousarray(array, dtype=np.int64).tobytes(), digest)
     return f"{digest:08x}"

@@ -7,13 +7,11 @@ have starts at zero, more positions repeat its table, and heads that it does not
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import logging
 
 from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.integrations.bert_names import FAMILIES, read_config
@@ -27,6 +25,7 @@ from nystrom.models.positions import resize_positions
 from nystrom.tasks.language.mlm_sop.vocabulary import Vocabulary
 from nystrom.tasks.store.checksums import sha256
 from nystrom.train.pretrain.settings import SIZES, PretrainingSettings, StartModel
+from nystrom.train.run.progress import no_load_report
 
 _POSITIONS = "nystromformer.embeddings.position_embeddings.weight"
 _REPLACED = (".attention.self.method.", ".attention.self.conv.")
@@ -140,7 +139,7 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[Enco
         if source.attention is None:
             folder = Path(place) / "converted"
             convert(source.folder, folder, conv_kernel_size=None)
-        with _no_load_report():
+        with no_load_report():
             before, loaded = EncoderForPreTraining.from_pretrained(
                 folder, segment_means_seq_len=None, output_loading_info=True
             )
@@ -191,17 +190,6 @@ def describe(source: StartModel, settings: PretrainingSettings, new: Sequence[st
     if source.positions != settings.positions:
         changes.append(f"positions {source.positions} -> {settings.positions}, its table repeated")
     return f"starting from {source.folder}{': ' if changes else ''}{'; '.join(changes)}"
-
-
-@contextmanager
-def _no_load_report() -> Iterator[None]:
-    """Silence what transformers says of new heads; `EncoderPreTrainedModel` checks that all else is there."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def _of_run(settings: PretrainingSettings) -> dict[str, Any]:

@@ -13,12 +13,13 @@ evaluation.
 import torch
 from torch import nn
 
+from nystrom.models import EncoderModel
 from nystrom.train.data.tasks import Model
 
 BACKEND = "inductor"
 
 
-def compile_model(model: Model) -> None:
+def compile_model(model: Model | EncoderModel) -> None:
     """Compile a model in place; each graph is made when it is first needed."""
     # Its loss would set this in the first step, and the second would then need another graph.
     model.config.problem_type = "single_label_classification"

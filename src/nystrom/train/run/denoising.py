@@ -9,6 +9,8 @@ whole. Evaluation sees clean inputs and no head; the saved model has neither the
 
 Draws come from torch's global generator, whose state is part of a checkpoint.
 
+The vector and the head serve `nystrom pretrain TASK`, too (`nystrom.train.run.masked_trainer`).
+
 Source: arXiv:2501.14850.
 Departs from it: the mask is a vector rather than a symbol of the vocabulary, since pictures use all of theirs.
 """
@@ -59,21 +61,35 @@ class Denoiser(nn.Module):
         chosen = draw < CORRUPTED if keep is None else (draw < CORRUPTED) & keep
         becomes_random = draw < CORRUPTED * RANDOM
         other = torch.randint_like(ids, self.first, self.vocab_size)
-        embedded = words(torch.where(chosen & becomes_random, other, ids))
-        return torch.where((chosen & ~becomes_random)[..., None], self.mask.to(embedded.dtype), embedded)
+        return self.masked(torch.where(chosen & becomes_random, other, ids), chosen & ~becomes_random, words)
+
+    def masked(
+        self, ids: Int[Tensor, "*b n"], chosen: Bool[Tensor, "*b n"], words: nn.Embedding
+    ) -> Float[Tensor, "*b n w"]:
+        """Embeddings of an input, with the vector in place of the chosen tokens."""
+        embedded = words(ids)
+        return torch.where(chosen[..., None], self.mask.to(embedded.dtype), embedded)
 
     def loss(
-        self, x: Float[Tensor, "s n w"], ids: Int[Tensor, "s n"], keep: Bool[Tensor, "s n"] | None
+        self, x: Float[Tensor, "s n w"], ids: Int[Tensor, "s n"], chosen: Bool[Tensor, "s n"] | None
     ) -> Float[Tensor, ""]:
-        """Mean over the sequences of the mean loss of their real tokens.
+        """Mean over the sequences of the mean loss of their chosen tokens.
 
         Args:
             x: Last hidden states.
             ids: The clean tokens.
-            keep: Real tokens; None where all are.
+            chosen: Tokens that count, the real ones for example; None where all do.
         """
-        logits = at_least_float32(self.head(x))
-        losses = F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none").view(ids.shape)
-        if keep is None:
-            return losses.mean()
-        return (torch.where(keep, losses, 0.0).sum(dim=1) / keep.sum(dim=1).clamp(min=1)).mean()
+        chosen = torch.ones_like(ids, dtype=torch.bool) if chosen is None else chosen
+        return self.scores(x, ids, chosen)[0].mean()
+
+    def scores(
+        self, x: Float[Tensor, "s n w"], ids: Int[Tensor, "s n"], chosen: Bool[Tensor, "s n"]
+    ) -> tuple[Float[Tensor, " s"], Int[Tensor, " s"]]:
+        """For each sequence, the mean loss of its chosen tokens, and how many of them are predicted; see `loss`."""
+        logits = at_least_float32(self.head(x[chosen]))
+        losses = torch.zeros(ids.shape, device=x.device, dtype=logits.dtype)
+        losses[chosen] = F.cross_entropy(logits, ids[chosen], reduction="none")
+        right = torch.zeros_like(chosen)
+        right[chosen] = logits.argmax(dim=-1) == ids[chosen]
+        return losses.sum(dim=1) / chosen.sum(dim=1).clamp(min=1), right.sum(dim=1)

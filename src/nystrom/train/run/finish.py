@@ -1,12 +1,16 @@
 """What a finished run leaves: its curves, the best model, and rows of its results on validation and test."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+from nystrom.measure.rows import Row
+from nystrom.models import EncoderConfig, EncoderModel
 from nystrom.report.plots.curves import draw_curves
 from nystrom.train.data.tasks import Model, class_names, find_task
 from nystrom.train.results import Place, accuracy_row, result_row, setting_words
 from nystrom.train.run.folder import RunFolder
+from nystrom.train.run.masked_trainer import ACCURACY, LOSS, MaskedTrainer
 from nystrom.train.run.trainer import EncoderTrainer
 from nystrom.train.run.weight_mean import load_mean
 from nystrom.train.run.writing import written
@@ -27,13 +31,12 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, comma
         OSError: A file could not be written; the message names it and how to continue.
     """
     state, seconds = trainer.state, trainer.seconds
-    with written(run.path, "go on with --resume"):
-        run.write_curves(trainer.curves())
-        draw_curves(run.curves, run.plot)
+    _write_curves(trainer, run)
     assert state.best_global_step, "the last step is evaluated, and counts"
     assert state.best_metric is not None
     task = find_task(settings.task)
     test, val = trainer.splits.test, trainer.splits.val
+    assert test is not None, "a run that classifies opens the test split"
     best = load_model(run.checkpoint(state.best_global_step), settings.task, classes=class_names(test))
     if settings.ema:
         load_mean(best, run.checkpoint(state.best_global_step))
@@ -42,23 +45,13 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, comma
     share = accuracy(
         best, test, task, batch_size=settings.part_size, device=settings.device, precision=settings.precision
     )
-    place = Place(
-        device=settings.device,
-        precision=settings.precision,
-        seed=settings.seed,
-        settings=setting_words(settings),
-        command=command,
-    )
+    place = _place(settings, command)
     rows = [
         accuracy_row(best.config, "test accuracy", share, len(test), place),
         accuracy_row(best.config, "validation accuracy", state.best_metric, len(val), place),
         result_row(best.config, "largest class of test", test.majority_share, "", place),
-        result_row(best.config, "training time", seconds, "s", place),
-        result_row(best.config, "best step", state.best_global_step, "", place),
-        result_row(best.config, "steps", settings.steps, "", place),
+        *_costs(trainer, best.config, place),
     ]
-    if trainer.megabytes:
-        rows.append(result_row(best.config, "peak memory", trainer.megabytes, "MB", place))
     with written(run.rows, "go on with --resume"):
         run.write_rows(rows)
     print(
@@ -69,7 +62,58 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, comma
     )
 
 
-def _save(model: Model, folder: Path) -> None:
+def finish_masked(trainer: MaskedTrainer, settings: Settings, run: RunFolder, *, command: str) -> None:
+    """Write curves, the best encoder and, last, the results of a run on masked tokens, and print them; see `finish`."""
+    state = trainer.state
+    _write_curves(trainer, run)
+    step = state.best_global_step
+    assert step, "the last step is evaluated"
+    best = EncoderModel.from_pretrained(run.checkpoint(step))
+    if settings.ema:
+        load_mean(best, run.checkpoint(step))
+    with written(run.best, "go on with --resume"):
+        _save(best, run.best)
+    [logged] = [entry for entry in state.log_history if entry["step"] == step and "eval_loss" in entry][-1:]
+    place, val = _place(settings, command), trainer.splits.val
+    accuracy, loss = logged["eval_accuracy"], logged["eval_loss"]
+    rows = [
+        result_row(best.config, ACCURACY, accuracy, "", place, repeats=len(val)),
+        result_row(best.config, LOSS, loss, "", place, repeats=len(val)),
+        *_costs(trainer, best.config, place),
+    ]
+    rows = [replace(row, study=f"pretrain {settings.task}") for row in rows]
+    with written(run.rows, "go on with --resume"):
+        run.write_rows(rows)
+    print(
+        f"of the masked tokens of {len(val)} validation samples {accuracy:.1%} are predicted, loss {loss:.4g}; best "
+        f"after step {step}; {trainer.seconds:.0f} s of training\n"
+        f"model  {run.best}\ncurves {run.curves}, {run.plot}\nrows   {run.rows}"
+    )
+
+
+def _write_curves(trainer: EncoderTrainer, run: RunFolder) -> None:
+    with written(run.path, "go on with --resume"):
+        run.write_curves(trainer.curves())
+        draw_curves(run.curves, run.plot)
+
+
+def _place(settings: Settings, command: str) -> Place:
+    words = setting_words(settings)
+    return Place(settings.device, settings.precision, settings.seed, settings=words, command=command)
+
+
+def _costs(trainer: EncoderTrainer, config: EncoderConfig, place: Place) -> list[Row]:
+    """What the run took, and which of its steps is kept."""
+    measured = [
+        ("training time", trainer.seconds, "s"),
+        ("best step", trainer.state.best_global_step, ""),
+        ("steps", trainer.settings.steps, ""),
+        ("peak memory", trainer.megabytes, "MB"),
+    ]
+    return [result_row(config, quantity, value, unit, place) for quantity, value, unit in measured if value]
+
+
+def _save(model: Model | EncoderModel, folder: Path) -> None:
     """Save a model under a temporary name, and move it into place."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

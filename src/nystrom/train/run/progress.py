@@ -85,6 +85,17 @@ def no_file_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+@contextmanager
+def no_load_report() -> Iterator[None]:
+    """Silence what transformers says of new heads; `EncoderPreTrainedModel` checks that all else is there."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def line_of(logs: Mapping[str, float], state: TrainerState, quantities: Mapping[str, str] = QUANTITIES) -> str:
     """A line such as "step 20 of 700: train loss 2.301, learning rate 0.0004, 12 s, peak memory 812 MB"."""
     parts = [_part(name, logs[key]) for key, name in quantities.items() if key in logs]

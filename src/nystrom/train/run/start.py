@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
+from nystrom.models import EncoderConfig, EncoderModel
 from nystrom.train.command import train_words
 from nystrom.train.data.columns import Columns
 from nystrom.train.data.tasks import (
+    Model,
     class_names,
     default_folder,
     find_task,
@@ -23,9 +25,10 @@ from nystrom.train.hardware import is_main
 from nystrom.train.presets.published import Preset
 from nystrom.train.results import command_line
 from nystrom.train.run.compiling import check_compiler
-from nystrom.train.run.finish import finish
+from nystrom.train.run.finish import finish, finish_masked
 from nystrom.train.run.folder import RunFolder
-from nystrom.train.run.progress import no_file_bars
+from nystrom.train.run.masked_trainer import MaskedTrainer
+from nystrom.train.run.progress import no_file_bars, no_load_report
 from nystrom.train.run.run_trainer import AdamValues, training_arguments
 from nystrom.train.run.to_the_end import train_to_the_end
 from nystrom.train.run.trainer import EncoderTrainer
@@ -77,7 +80,13 @@ def train_model(
             prepare_if_missing(settings.task, folder, preset.data)
         else:
             folder = prepared_folder(settings.task, data, max_length=settings.max_length, columns=columns)
-    splits = open_splits(settings.task, folder, positions=settings.max_length, batch_size=settings.batch_size)
+    splits = open_splits(
+        settings.task,
+        folder,
+        positions=settings.max_length,
+        batch_size=settings.batch_size,
+        test=not settings.mask_share,
+    )
     digest = fingerprint(splits)
     run.check_data(digest)
     if is_main():
@@ -91,13 +100,42 @@ def train_model(
         )
     set_seed(settings.seed)
     with no_file_bars():
-        model = find_task(settings.task).model(settings.encoder_config(class_names(splits.train)))
-        trainer = EncoderTrainer(model, arguments, settings=settings, preset=preset, splits=splits, run=run)
+        model = start_model(settings, settings.encoder_config(class_names(splits.train)))
+        parts = {"settings": settings, "preset": preset, "splits": splits, "run": run}
+        if isinstance(model, EncoderModel):
+            trainer = MaskedTrainer(model, arguments, **parts)
+        else:
+            trainer = EncoderTrainer(model, arguments, **parts)
         train_to_the_end(trainer, resume=resume)
         if is_main():
             words = train_words(
                 settings, data=folder if data is None else data, columns=columns, to=run.path, threads=threads
             )
-            finish(trainer, settings, run, command=command_line(words, settings.processes))
+            command = command_line(words, settings.processes)
+            if isinstance(trainer, MaskedTrainer):
+                finish_masked(trainer, settings, run, command=command)
+            else:
+                finish(trainer, settings, run, command=command)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def start_model(settings: Settings, config: EncoderConfig) -> Model | EncoderModel:
+    """The model of a run: an encoder alone where masked tokens are learned, and with a new head where classes are.
+
+    Args:
+        settings: Settings of the run; the weights of the encoder that it names are taken.
+        config: Of the model.
+
+    Raises:
+        ValueError: Weights that do not fit, by name.
+    """
+    if settings.model is None:
+        return EncoderModel(config) if settings.mask_share else find_task(settings.task).model(config)
+    with no_load_report():
+        encoder = EncoderModel.from_pretrained(settings.model, config=config)
+    if settings.mask_share:
+        return encoder
+    model = find_task(settings.task).model(config)
+    model.nystromformer.load_state_dict(encoder.state_dict())
+    return model

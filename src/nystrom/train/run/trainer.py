@@ -6,6 +6,7 @@
 - A model that is compiled gets batches of one shape, see `nystrom.train.run.compiling`.
 """
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from nystrom.train.data.augmented import AugmentedSplit, PassOrder
+from nystrom.models import EncoderModel
+from nystrom.train.data.augmented import AugmentedSplit, PassOrder, Vary
 from nystrom.train.data.tasks import Model, Splits, find_task
 from nystrom.train.presets.published import Preset
 from nystrom.train.run.compiling import compile_model
 from nystrom.train.run.denoising import Denoiser
 from nystrom.train.run.folder import RunFolder
+from nystrom.train.run.progress import QUANTITIES
 from nystrom.train.run.run_trainer import RunTrainer
 from nystrom.train.run.weight_mean import WeightMean
 from nystrom.train.run.writing import written
@@ -43,9 +46,12 @@ class EncoderTrainer(RunTrainer):
         run: The folder.
     """
 
+    # What is logged, and its name in the curves and lines.
+    logged = QUANTITIES
+
     def __init__(
         self,
-        model: Model,
+        model: Model | EncoderModel,
         arguments: TrainingArguments,
         *,
         settings: Settings,
@@ -70,8 +76,9 @@ class EncoderTrainer(RunTrainer):
             collate=collate,
             run=run,
             clip_value=preset.clip_value,
-            compute_metrics=_means,
-            preprocess_logits_for_metrics=_judge,
+            quantities=self.logged,
+            compute_metrics=self.sum_up,
+            preprocess_logits_for_metrics=self.judge,
         )
         self.mean = WeightMean(model, settings.ema) if settings.ema else None
         if self.mean is not None:
@@ -113,12 +120,13 @@ class EncoderTrainer(RunTrainer):
         """The batches of the whole run, of samples that are varied if the run does."""
         if not self.chosen.augment:
             return super().get_train_dataloader()
-        settings, vary = self.chosen, find_task(self.chosen.task).vary
-        order = PassOrder(
-            self.splits.train.lengths, batch_size=settings.batch_size, steps=settings.steps, seed=settings.seed
-        )
-        varied = AugmentedSplit(self.splits.train, vary, seed=settings.seed)
-        return self._loader(varied, order, settings.part_size)
+        return self.varied_loader(find_task(self.chosen.task).vary)
+
+    def varied_loader(self, vary: Vary) -> DataLoader:
+        """The batches of the whole run, of samples that are varied anew in each pass."""
+        settings, samples = self.chosen, self.splits.train
+        order = PassOrder(samples.lengths, batch_size=settings.batch_size, steps=settings.steps, seed=settings.seed)
+        return self._loader(AugmentedSplit(samples, vary, seed=settings.seed), order, settings.part_size)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint, with the mean of the weights where there is one."""
@@ -140,8 +148,21 @@ class EncoderTrainer(RunTrainer):
         """Evaluate on the validation split, and name what the best checkpoint is chosen by."""
         with nullcontext() if self.mean is None else self.mean.in_place():
             metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        return {**metrics, "eval_selection": self.selection(metrics)}
+
+    def selection(self, metrics: Mapping[str, float]) -> float:
+        """What the best checkpoint is chosen by."""
         counts = self.state.global_step > self.preset.best_after * self.settings.steps
-        return {**metrics, "eval_selection": metrics["eval_accuracy"] if counts else -1.0}
+        return metrics["eval_accuracy"] if counts else -1.0
+
+    def judge(self, logits: torch.Tensor, labels: torch.Tensor) -> Any:
+        """For each sample, whether it is classified correctly, and its loss."""
+        return is_right(logits, labels), F.cross_entropy(logits.float(), labels, reduction="none")
+
+    def sum_up(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Means over the samples; the Trainer's own loss also counts what fills the last batch of several processes."""
+        right, losses = tuple(prediction.predictions)
+        return {"accuracy": float(np.mean(right)), "loss": float(np.mean(losses))}
 
 
 class _AfterStep(TrainerCallback):
@@ -150,14 +171,3 @@ class _AfterStep(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.mean.update(state.global_step)
-
-
-def _judge(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each sample, whether it is classified correctly, and its loss."""
-    return is_right(logits, labels), F.cross_entropy(logits.float(), labels, reduction="none")
-
-
-def _means(prediction: EvalPrediction) -> dict[str, float]:
-    """Means over the samples; the Trainer's own loss also counts what fills the last batch of several processes."""
-    right, losses = tuple(prediction.predictions)
-    return {"accuracy": float(np.mean(right)), "loss": float(np.mean(losses))}
