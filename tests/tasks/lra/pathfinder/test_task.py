@@ -113,6 +113,19 @@ def test_an_easier_data_set_has_shorter_snakes(made, tmp_path):
     assert ink[0] < 0.9 * ink[1]
 
 
+def test_a_contour_of_ones_own_has_so_many_dashes(made, tmp_path):
+    as_hard = files(prepare(tmp_path / "hard", contour=14))
+    assert {name: as_hard[name] for name in as_hard if name.endswith(".npy")} == {
+        name: content for name, content in files(made).items() if name.endswith(".npy")
+    }
+    short = Pathfinder(prepare(tmp_path / "short", contour=3), "train")
+    ink = [np.mean([(item["input_ids"] > 60).sum() for item in data]) for data in (short, Pathfinder(made, "train"))]
+    # Two snakes of 3 dashes and twenty of 1 at most, against two of 14 and five of 4.
+    assert ink[0] < 0.7 * ink[1]
+    with pytest.raises(ValueError, match="contour=3 there and 4 asked for"):
+        prepare(tmp_path / "short", contour=4)
+
+
 def test_a_folder_is_used_again_and_other_settings_are_named(made, capsys):
     before = files(made)
     assert prepare(made, workers=2) == made
@@ -130,6 +143,8 @@ def test_a_folder_is_used_again_and_other_settings_are_named(made, capsys):
     [
         ({"size": 48}, "size must be one of 32, 64, 128, 256, got 48"),
         ({"difficulty": "harder"}, "difficulty must be one of easy, intermediate, hard, got 'harder'"),
+        ({"contour": 2}, "contour must be 3 to 14 dashes, got 2: leave it out for 'hard'"),
+        ({"contour": 4, "source": Path("x")}, "contour is 4, but published pictures are easy, intermediate or hard"),
         ({"val": -1}, "val must be at least 0 pictures, got -1"),
         ({"train": 0, "val": 0, "test": 0}, "all 0: ask for at least one"),
         ({"seed": -3}, "seed must be at least 0, got -3"),

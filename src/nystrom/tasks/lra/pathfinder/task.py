@@ -46,6 +46,7 @@ def prepare_pathfinder(
     source: Path | None = None,
     size: int = 32,
     difficulty: Literal["easy", "intermediate", "hard"] = "hard",
+    contour: int | None = None,
     train: int | None = None,
     val: int | None = None,
     test: int | None = None,
@@ -63,6 +64,8 @@ def prepare_pathfinder(
             split 80 / 10 / 10.
         size: Rows and columns of a picture: 32, 64, 128 or 256.
         difficulty: Length of the long snakes.
+        contour: Dashes of a long snake, in place of the difficulty's; the fewer, the easier. 3 at least, of which a
+            short snake has one.
         train: Pictures for training; 160,000 if not given.
         val: Pictures for validation; 20,000 if not given.
         test: Pictures for the test; 20,000 if not given.
@@ -79,8 +82,13 @@ def prepare_pathfinder(
     """
     to = Path(to).expanduser().resolve()
     asked = {"test": test, "val": val, "train": train}
-    _check(size, difficulty, asked, seed, workers)
+    _check(size, difficulty, contour, asked, seed, workers)
     if source is not None:
+        if contour is not None:
+            raise ValueError(
+                f"contour is {contour}, but published pictures are easy, intermediate or hard: leave it out, or leave "
+                "--from out to have pictures drawn."
+            )
         if given := [name for name, count in asked.items() if count is not None]:
             raise ValueError(
                 f"{', '.join(given)} cannot be chosen for published pictures, which are split 80 / 10 / 10: leave it"
@@ -91,10 +99,12 @@ def prepare_pathfinder(
     if not any(sizes.values()):
         raise ValueError("train, val and test are all 0: ask for at least one picture.")
     settings = {"origin": "generated", "size": size, "difficulty": difficulty, **sizes, "seed": seed}
+    if contour is not None:
+        settings = {**settings, "difficulty": "as its contour", "contour": contour}
     if holds(to, task=TASK, settings=settings):
         print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
         return to
-    geometry = replace(GEOMETRIES[size], contour=CONTOURS[difficulty])
+    geometry = replace(GEOMETRIES[size], contour=CONTOURS[difficulty] if contour is None else contour)
     total = sum(sizes.values())
     with (
         new_folder(to, task=TASK, settings=settings) as partial,
@@ -115,11 +125,17 @@ class Pathfinder(PictureSplit):
     classes = ("apart", "joined")
 
 
-def _check(size: int, difficulty: str, sizes: dict[str, int | None], seed: int, workers: int | None) -> None:
+def _check(
+    size: int, difficulty: str, contour: int | None, sizes: dict[str, int | None], seed: int, workers: int | None
+) -> None:
     if size not in GEOMETRIES:
         raise ValueError(f"size must be one of {', '.join(map(str, GEOMETRIES))}, got {size}.")
     if difficulty not in CONTOURS:
         raise ValueError(f"difficulty must be one of {', '.join(CONTOURS)}, got {difficulty!r}.")
+    if contour is not None and not 3 <= contour <= CONTOURS["hard"]:
+        raise ValueError(
+            f"contour must be 3 to {CONTOURS['hard']} dashes, got {contour}: leave it out for {difficulty!r}."
+        )
     for name, count in sizes.items():
         if count is not None and count < 0:
             raise ValueError(f"{name} must be at least 0 pictures, got {count}.")
