@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: help demo test slow shapes bare lint types layers readme tables check gpu clean
+.PHONY: help demo test slow shapes bare lint types layers readme tables docs check gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ shapes: $(VENV)/.dev  ## the mathematics again, each shape and dtype in a signat
 tables: $(VENV)/.dev  ## write the tables of the pages from the rows in results/
 	$(BIN)/python tools/write_tables.py
 
+docs: $(VENV)/.dev  ## build the site into site/; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bare: | $(VENV)/.made  ## the core, in an environment with torch and jaxtyping alone
 	rm -rf $(VENV)-bare
 	$(PYTHON) -m venv $(VENV)-bare
@@ -70,7 +73,7 @@ readme: $(VENV)/.dev  ## the code blocks of README and docs
 gpu:  ## on a machine with a GPU: tests, tiles, tables, errors and runs, 40 minutes; goes on where it was
 	$(PYTHON) tools/measure_gpu.py --to runs/gpu
 
-check: lint types layers test readme shapes bare  ## all that a change must pass
+check: lint types layers docs test readme shapes bare  ## all that a change must pass
 
 clean:  ## remove environments and caches, not runs or data
-	rm -rf $(VENV) $(VENV)-bare .pytest_cache .ruff_cache .hypothesis .import_linter_cache build src/*.egg-info
+	rm -rf $(VENV) $(VENV)-bare .pytest_cache .ruff_cache .hypothesis .import_linter_cache build site src/*.egg-info

@@ -1,0 +1,40 @@
+import pytest
+from markdown import Markdown
+
+from tools.site_pages import ELSEWHERE, Formulas, page_of, site_links
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "expected"),
+    [
+        ("README.md", "[a](docs/gpu.md#use-it) [b](results/README.md)", "[a](gpu.md#use-it) [b](results.md)"),
+        ("results/README.md", "[a](../docs/gallery.md)", "[a](gallery.md)"),
+        ("docs/gpu.md", "[a](../CONTRIBUTING.md) ![p](near-far.png)", "[a](contributing.md) ![p](near-far.png)"),
+        ("docs/methods/nystrom.md", "[a](../gpu.md) [b](../../README.md)", "[a](../gpu.md) [b](../index.md)"),
+        # Not on the site.
+        ("README.md", "see [CITATION.cff](CITATION.cff).", "see CITATION.cff."),
+        ("README.md", "[paper](https://arxiv.org/abs/2102.03902) [below](#more)", None),
+        ("README.md", "```\n[a](docs/gpu.md) $x$\n```\n`$y$ [a](b.md)`", None),
+    ],
+)
+def test_links_of_the_repository_become_links_of_the_site(source, text, expected):
+    assert site_links(text, source) == (text if expected is None else expected)
+
+
+def test_a_link_to_nothing_is_named():
+    with pytest.raises(ValueError, match=r"links to docs/none\.md"):
+        site_links("[a](none.md)", "docs/gpu.md")
+
+
+def test_formulas_become_mathml():
+    page = Markdown(extensions=["fenced_code", Formulas()])
+    html = page.convert("with $m_1 * n$ and `$y$`:\n\n$$a_1\n= b_2$$\n\n```\n$z$\n```\n")
+    assert html.count("<math ") == 2
+    assert html.count('display="block"') == 1
+    assert "<em>" not in html
+    assert [part for part in ("$y$", "$z$") if part in html] == ["$y$", "$z$"]
+    assert html.count("$") == 4
+
+
+def test_the_pages_from_elsewhere_are_there():
+    assert [page_of(source) for source in ELSEWHERE] == list(ELSEWHERE.values())
