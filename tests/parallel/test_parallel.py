@@ -7,7 +7,7 @@ from nystrom import nystrom_attention
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("checks", ["check_methods", "check_faults", "check_models"])
+@pytest.mark.parametrize("checks", ["check_methods", "check_faults", "check_models", "check_transformers"])
 def test_two_ranks_do_what_one_process_does(run_on_ranks, checks):
     failed = run_on_ranks(checks, 2)
     assert not failed, "\n".join(f"{name}:\n{error}" for name, error in failed.items())

@@ -58,13 +58,16 @@ from nystrom.integrations.modules import DEFAULTS, WEIGHTLESS
 # Names under which the methods are registered, and with the plan of a method for each layer.
 REGISTERED = tuple(name for name in WEIGHTLESS if name != "softmax")
 SERVED = (*REGISTERED, PLAN)
+# Attribute of the layers of a model whose tokens are cut over ranks: their process group.
+GROUP = "_nystrom_group"
 
 # Found when this file is imported, since torch.compile cannot trace an import.
-_FUNCTIONS: dict[str, Callable[..., Tensor]] = {name: find_function(name) for name in REGISTERED}
-_FIELDS = {name: {field.name for field in fields(METHODS[name].options)} for name in REGISTERED}
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {name: find_function(name) for name in (*REGISTERED, "softmax")}
+_FIELDS = {name: {field.name for field in fields(METHODS[name].options)} for name in _FUNCTIONS}
 _KNOWN = {
     name: frozenset(names - {"scale", *METHODS[name].weight_options} | {"exact_layers"})
     for name, names in _FIELDS.items()
+    if name in REGISTERED
 }
 
 # Arguments that transformers' models pass to attention and that change nothing here if they are None or False.
@@ -131,7 +134,9 @@ def attend_layer(
     Raises:
         ValueError: What cannot be honoured, by name.
     """
-    route = choose_route(method, module, attention_mask, named)
+    route, group = choose_route(method, module, attention_mask, named), getattr(module, GROUP, None)
+    if group is not None and route.exact:
+        route = _exact_over_ranks(attention_mask, named.get("sliding_window"))
     method = route.method
     if route.exact:
         return sdpa_attention_forward(
@@ -151,7 +156,7 @@ def attend_layer(
         # The keys' padding says nothing about the queries: all are real.
         query_keep = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
     scale = {"scale": scaling} if "scale" in _FIELDS[method] else {}
-    options = DEFAULTS.get(method, {}) | route.options
+    options = DEFAULTS.get(method, {}) | route.options | ({} if group is None else {"group": group})
     out = _FUNCTIONS[method](query, key, value, keep=route.keep, query_keep=query_keep, **scale, **options)
     return out.transpose(1, 2).contiguous(), None
 
@@ -180,6 +185,14 @@ def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, 
     if attention_mask.shape[1] != 1 or attention_mask.shape[2] != 1 or named.get("sliding_window") is not None:
         return Route(method, True, None, options)
     return Route(method, exact, attention_mask[:, 0, 0], options)
+
+
+def _exact_over_ranks(mask: Bool[Tensor, "b 1 1 s"] | None, window: int | None) -> Route:
+    """What a layer of exact attention does over ranks: all keys, or those less than `window` tokens away."""
+    keep = None if mask is None else mask[:, 0, 0]
+    if window is None:
+        return Route("softmax", False, keep, {})
+    return Route("longformer", False, keep, {"window": 2 * window - 1})
 
 
 def make_mask(

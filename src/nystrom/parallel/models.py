@@ -5,6 +5,9 @@ piece of the tokens, mask and labels of tokens; labels of sequences are the same
 hidden states and scores of its own tokens, and the pooled tokens and the loss of all, as one process would give them.
 """
 
+import sys
+from importlib import import_module
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -20,23 +23,30 @@ from nystrom.shapes import Group
 
 
 def parallelize(model: nn.Module, group: Group) -> None:
-    """Let a model of `nystrom.models` take a piece of each sequence on each rank.
+    """Let a model of `nystrom.models`, or an encoder of transformers, take a piece of each sequence on each rank.
 
     Every rank returns the whole loss, so that the *mean* over ranks of a weight's gradients, as DistributedDataParallel
     takes it, is the gradient of one process. In training each rank drops other activations where its generator differs.
 
     Args:
-        model: `EncoderModel`, or one with a head for masked words, pretraining, sequences or tokens; changed in place.
+        model: `EncoderModel`, or one with a head for masked words, pretraining, sequences or tokens; or a model of
+            transformers that attends by a method of this library, see `nystrom.integrations.over_ranks`. Changed in
+            place.
         group: Process group, or a mesh of one dimension; None for one process again.
 
     Raises:
         ValueError: The group, or a model, method or estimate of errors that does not work over ranks.
     """
     if not getattr(model, "over_ranks", False):
+        transformers = sys.modules.get("transformers")
+        if transformers is not None and isinstance(model, transformers.PreTrainedModel) and not hasattr(model, "group"):
+            # Imported when it is asked for: a room above.
+            import_module("nystrom.integrations.over_ranks").parallelize_transformers(model, group)
+            return
         raise ValueError(
             f"model is a {type(model).__name__}, which does not work over ranks; expected an encoder of "
-            "nystrom.models without a head, or with one for masked words, pretraining, sequences or tokens. For layers "
-            "of your own, set the attribute group of their AttentionHeads."
+            "nystrom.models or transformers without a head, or with one for masked words, pretraining, sequences or "
+            "tokens. For layers of your own, set the attribute group of their AttentionHeads."
         )
     if group is not None:
         check_group(group)
