@@ -1,0 +1,228 @@
+r"""What attention over ranks exchanges, as formulas: bytes that `count_bytes` counts, without running anything.
+
+For each sequence and head, with m landmarks, r features, g heavy keys or global tokens, d the width of a head, R ranks,
+and t = min(2, R - 1) neighbours of the rank that has most; in numbers of float32, or of float64 where the tokens are:
+$$\begin{aligned}
+\text{nystrom} &: 2 m (d + 1) + m + m (d + 1) \qquad
+\text{skyformer}: 2 m d \qquad
+\text{linformer}: 2 r d \\
+\text{linear} &: d + d (d + 1) \qquad
+\text{performer}: r + r (d + 1) \\
+\text{longformer} &: 2 t \lfloor w / 2 \rfloor d + 3 g d + g + g (d + 1) \\
+\text{near\_far} &: 8 (d + 3) + 2 g (R - 1) + i\, m (d + 1) + (g + m)(2 d + 1) + t\, a\, (2 d + 1), \quad
+a = \text{block\_size} - 1 + \text{reach} \\
+\text{softmax} &: \tfrac{n}{R} (2 d + 1).
+\end{aligned}$$
+The backward pass exchanges again what has a gradient. Every call begins with an agreement, 32 bytes to each other rank.
+Queries and keys are of the same tokens, all of them real, more than landmarks, and cut evenly.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from nystrom.attention.parts.clusters import QUERY_MEANS
+from nystrom.attention.registry import METHODS
+from nystrom.landmarks import KMEANS_STEPS
+from nystrom.parallel.communication import Traffic
+
+
+class Exchanged(NamedTuple):
+    """Bytes of one call of attention.
+
+    Attributes:
+        forward: What a rank hands to the collectives in the forward pass.
+        backward: The same of the backward pass.
+    """
+
+    forward: Traffic
+    backward: Traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutSizes:
+    """Sizes of one call of attention over ranks.
+
+    Attributes:
+        batch: Sequences.
+        heads: Heads of each.
+        head_dim: Width d of a head, of queries, keys and values.
+        tokens: Tokens of a sequence, on all ranks.
+        ranks: Ranks R, of as many tokens each.
+        itemsize: Bytes of a number of the tokens, such as 2 in bfloat16.
+        rank: The rank that is asked for; None for one with most neighbours.
+    """
+
+    batch: int
+    heads: int
+    head_dim: int
+    tokens: int
+    ranks: int
+    itemsize: int
+    rank: int | None = None
+
+    @property
+    def neighbours(self) -> int:
+        """Ranks beside the one that is asked for."""
+        if self.rank is None:
+            return min(2, self.ranks - 1)
+        return (self.rank > 0) + (self.rank < self.ranks - 1)
+
+    @property
+    def wide(self) -> int:
+        """Bytes of a number that is summed."""
+        return max(4, self.itemsize)
+
+
+class _Step(NamedTuple):
+    """One collective.
+
+    Attributes:
+        kind: As `Traffic` names it.
+        size: Bytes for each sequence and head.
+        gradient: What it brings has a gradient, which the backward pass exchanges.
+        forward: The forward pass exchanges it.
+    """
+
+    kind: str
+    size: int
+    gradient: bool = True
+    forward: bool = True
+
+
+def exchanged(method: str, options: Any, sizes: CutSizes, *, taps: int = 0) -> Exchanged:
+    """What one call of a method exchanges.
+
+    Args:
+        method: Name of a method that works over ranks.
+        options: Its options, a `METHODS[method].options`.
+        sizes: Sizes of the call.
+        taps: Width of the skip convolution of the values; 0 for none.
+
+    Raises:
+        ValueError: A method that does not work over ranks, or pieces that are shorter than what neighbours ask for.
+    """
+    if method not in _STEPS:
+        raise ValueError(f"method is {method!r}; over ranks work {', '.join(_STEPS)}.")
+    steps = list(_STEPS[method](options, sizes))
+    agreements = 1
+    if taps > 1:
+        steps += _halo(sizes, taps // 2, sizes.head_dim * sizes.itemsize)
+        agreements += not METHODS[method].takes_skip
+    forward, backward, heads = Traffic(), Traffic(), sizes.batch * sizes.heads
+    for _ in range(agreements):
+        _add(forward, "gather", 32 * (sizes.ranks - 1))
+    for step in steps:
+        if step.forward:
+            _add(forward, step.kind, heads * step.size)
+        if step.gradient:
+            _add(backward, step.kind, heads * step.size)
+    if method == "longformer":
+        # Which of the neighbours' tokens are real, the same for all heads.
+        _add(forward, "exchange", sizes.batch * sizes.neighbours * _half(options, sizes))
+    return Exchanged(forward, backward)
+
+
+def _add(traffic: Traffic, kind: str, size: int) -> None:
+    traffic.total += size
+    traffic.calls += 1
+    traffic.by_kind[kind] = traffic.by_kind.get(kind, 0) + size
+
+
+def _halo(sizes: CutSizes, tokens: int, size: int, *, gradient: bool = True) -> Iterator[_Step]:
+    """What the neighbours ask for: some tokens on either side, of so many bytes each."""
+    if sizes.ranks > 1 and tokens > sizes.tokens // sizes.ranks:
+        raise ValueError(
+            f"a rank holds {sizes.tokens // sizes.ranks} tokens of {sizes.tokens}, and its neighbours ask for "
+            f"{tokens}: take fewer ranks, more tokens or a shorter window."
+        )
+    yield _Step("exchange", sizes.neighbours * tokens * size, gradient)
+
+
+def _joined(rows: int, sizes: CutSizes) -> Iterator[_Step]:
+    """Averages of the values for some rows, and their normalisers."""
+    yield _Step("maximum", rows * sizes.wide, False)
+    yield _Step("sum", rows * (sizes.head_dim + 1) * sizes.wide)
+
+
+def _nystrom(options: Any, sizes: CutSizes) -> Iterator[_Step]:
+    m, d = options.num_landmarks, sizes.head_dim
+    for _ in ("queries", "keys"):
+        if options.landmarks == "uniform":
+            yield _Step("sum", m * d * sizes.wide)
+        else:
+            for _ in range(1 + KMEANS_STEPS if options.landmarks == "kmeans" else 1):
+                yield _Step("sum", m * (d + 1) * sizes.wide)
+    yield from _joined(m, sizes)
+
+
+def _skyformer(options: Any, sizes: CutSizes) -> Iterator[_Step]:
+    half, d = options.num_landmarks // 2, sizes.head_dim
+    for rows in (half, options.num_landmarks - half, options.num_landmarks):
+        yield _Step("sum", rows * d * sizes.wide)
+
+
+def _linear(options: Any, sizes: CutSizes) -> Iterator[_Step]:
+    return _joined(sizes.head_dim, sizes)
+
+
+def _performer(options: Any, sizes: CutSizes) -> Iterator[_Step]:
+    return _joined(options.num_features, sizes)
+
+
+def _linformer(options: Any, sizes: CutSizes) -> Iterator[_Step]:
+    yield _Step("sum", 2 * options.num_features * sizes.head_dim * sizes.wide)
+
+
+def _half(options: Any, sizes: CutSizes) -> int:
+    return min(options.window // 2, sizes.tokens - 1)
+
+
+def _longformer(options: Any, sizes: CutSizes) -> Iterator[_Step]:
+    g, each = options.num_global, sizes.head_dim * sizes.itemsize
+    for _ in ("keys", "values"):
+        yield from _halo(sizes, _half(options, sizes), each)
+    if g:
+        for _ in ("queries", "keys", "values"):
+            yield _Step("sum", g * each)
+        yield from _joined(g, sizes)
+
+
+def _near_far(options: Any, sizes: CutSizes) -> Iterator[_Step]:
+    g, m, d, wide = options.num_heavy, options.num_clusters, sizes.head_dim, sizes.wide
+    yield _Step("sum", QUERY_MEANS * (d + 1) * wide, False)
+    for kind in ("maximum", "sum"):
+        yield _Step(kind, QUERY_MEANS * wide, False)
+    for size in (wide, 8):
+        yield _Step("gather", g * size * (sizes.ranks - 1), False)
+    # The first centres are means of segments, and a step of k-means follows for each but the last iteration.
+    for _ in range(options.iterations):
+        yield _Step("sum", m * (d + 1) * wide, False)
+    yield _Step("sum", (g + m) * (2 * d + 1) * wide)
+    around = options.block_size - 1 + options.reach
+    yield from _halo(sizes, around, 2 * d * wide)
+    yield from _halo(sizes, around, 8, gradient=False)
+    if options.num_samples:
+        for _ in ("queries", "outputs"):
+            yield _Step("sum", options.num_samples * d * wide)
+        yield from _joined(options.num_samples, sizes)
+
+
+def _softmax(options: Any, sizes: CutSizes) -> Iterator[_Step]:
+    piece = sizes.tokens // sizes.ranks * (2 * sizes.head_dim + 1) * sizes.wide
+    yield _Step("broadcast", piece)
+    # Gradients of the others' pieces go back to them.
+    for _ in range(sizes.ranks - 1):
+        yield _Step("reduce", piece, forward=False)
+
+
+_STEPS: dict[str, Callable[[Any, CutSizes], Iterator[_Step]]] = {
+    "softmax": _softmax,
+    "nystrom": _nystrom,
+    "near_far": _near_far,
+    "skyformer": _skyformer,
+    "linear": _linear,
+    "performer": _performer,
+    "linformer": _linformer,
+    "longformer": _longformer,
+}
