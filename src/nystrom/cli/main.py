@@ -117,6 +117,9 @@ COMMANDS: dict[str, Command] = {
     "bench model": Command(
         "time and memory of a whole encoder over the length, exact attention and others", studies.bench_model
     ),
+    "bench plan": Command(
+        "what a training step of a long sequence over GPUs costs on paper, beside ring attention", studies.bench_plan
+    ),
     "bench runs": Command("compare methods in several runs, with medians and spread over the runs", studies.bench_runs),
     "bench pretraining": Command(
         "tokens per second of pretraining beside transformers' own loop", studies.bench_pretraining

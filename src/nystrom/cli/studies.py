@@ -85,6 +85,13 @@ def bench_pretraining(words: list[str]) -> None:
     print(f"Rows: {Path(arguments['to']) / 'pretraining.csv'}")
 
 
+def bench_plan(words: list[str]) -> None:
+    """Say what a training step over GPUs costs on paper."""
+    from nystrom.studies.parallel.plan import run_plan
+
+    print(run_plan(**arguments_of(run_plan, words, "bench plan")))
+
+
 def report_study(study: str) -> Callable[[list[str]], None]:
     """The command that prints and draws rows of a study."""
 

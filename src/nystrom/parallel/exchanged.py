@@ -102,8 +102,8 @@ def exchanged(method: str, options: Any, sizes: CutSizes, *, taps: int = 0) -> E
     Raises:
         ValueError: A method that does not work over ranks, or pieces that are shorter than what neighbours ask for.
     """
-    if method not in _STEPS:
-        raise ValueError(f"method is {method!r}; over ranks work {', '.join(_STEPS)}.")
+    if method not in OVER_RANKS:
+        raise ValueError(f"method is {method!r}; over ranks work {', '.join(OVER_RANKS)}.")
     steps = list(_STEPS[method](options, sizes))
     agreements = 1
     if taps > 1:
@@ -226,3 +226,5 @@ _STEPS: dict[str, Callable[[Any, CutSizes], Iterator[_Step]]] = {
     "linformer": _linformer,
     "longformer": _longformer,
 }
+# Methods that have formulas.
+OVER_RANKS = tuple(_STEPS)
