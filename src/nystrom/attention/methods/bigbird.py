@@ -8,9 +8,10 @@ each once, under one softmax. Padding at either end changes nothing; holes insid
 **Random blocks.** The a blocks that are neither global nor in the window of block i are cut, in order, into r =
 `num_random_blocks` segments $[\lceil t a / r \rceil, \lceil (t + 1) a / r \rceil)$ whose lengths differ by one at most,
 and $R_i$ takes one block of each, at position $\lfloor u\, \mathrm{length} \rfloor$: no block is drawn twice, and with
-$a \le r$ all are taken. The number u in [0, 1) is $\mathrm{mix}(\mathrm{mix}(\lfloor 2^{24} D \rfloor) \oplus i)\,
-2^{-32}$, D being the draw of this head and segment, and mix the 32-bit hash in `_mix`. So there are h r draws
-for any n, and each block has its own random blocks.
+$a \le r$ all are taken. The number u in [0, 1) is
+$$u = 2^{-32}\, \mathrm{mix}(\mathrm{mix}(\lfloor 2^{24} D \rfloor) \oplus i),$$
+D being the draw of this head and segment, and mix the 32-bit hash in `_mix`. So there are h r draws for any n, and
+each block has its own random blocks.
 
 **Exact limit.** With $L \le r + 4$ blocks every query attends to all of them: exact attention.
 

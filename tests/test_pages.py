@@ -1,0 +1,44 @@
+"""The pages say of the methods and of the tests what the code says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nystrom.attention.registry import METHODS
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_page_and_its_row_in_the_table_to_choose_from(name):
+    method = METHODS[name]
+    row = (
+        f"| [`{name}`](methods/{name}.md) | {method.summary} | {method.cost} | {method.exact_limit} | {method.source} |"
+    )
+    assert row in (DOCS / "choose.md").read_text(encoding="utf-8").splitlines()
+    page = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    assert f"::: nystrom.attention.methods.{name}\n" in page
+    assert f"::: nystrom.attention.options.{method.options.__name__}\n" in page
+    assert f"methods/{name}.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_page_says_a_method_takes_and_cannot_take_is_so(name):
+    page = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    takes, cannot = (
+        page.partition(f"- **{word}**")[2].partition("\n- **")[0].partition("\n\n")[0] for word in ("Takes", "Cannot")
+    )
+    for words, able in (("cross-attention", METHODS[name].cross_attention), ("ranks", METHODS[name].over_ranks)):
+        assert (words in takes) == able
+        assert able or words in cannot
+
+
+def test_the_tests_that_hold_a_promise_are_there():
+    named = set(re.findall(r"`(test_\w+)`", (DOCS / "promises.md").read_text(encoding="utf-8")))
+    there = {
+        name for file in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    assert named
+    assert named <= there
