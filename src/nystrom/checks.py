@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Literal
 
 Backend = Literal["auto", "torch", "triton"]
+Design = Literal["transformers", "authors", "official"]
 FeatureMap = Literal["elu"]
 FeedForward = Literal["plain", "gated", "glu"]
 Form = Literal["fused", "materialised"]
@@ -13,7 +14,7 @@ Inverse = Literal["iterative", "ridge", "exact"]
 Kernel = Literal["gaussian", "laplace", "matern32", "matern52"]
 Landmarks = Literal["segment_means", "uniform", "kmeans"]
 Norm = Literal["post", "pre"]
-Pooling = Literal["mean", "first", "max"]
+Pooling = Literal["mean", "first", "max", "cls"]
 PositionKind = Literal["learned", "rotary", "none"]
 StartValue = Literal["paper", "authors", "sequence"]
 

@@ -34,12 +34,9 @@ def build_method(config: EncoderConfig, layer: int) -> AttentionHeads | None:
     method, options = config.layer_attention(layer)
     if method == NO_ATTENTION:
         return None
-    return build_attention(
-        method,
-        num_heads=config.num_attention_heads,
-        head_dim=config.hidden_size // config.num_attention_heads,
-        **options,
-    )
+    built = build_attention(method, num_heads=config.num_attention_heads, head_dim=config.head_size, **options)
+    # Linformer's projections, the only weights of a method, were left out of the authors' optimizer.
+    return built.requires_grad_(config.design != "authors")
 
 
 class EncoderSelfAttention(nn.Module):
@@ -47,11 +44,11 @@ class EncoderSelfAttention(nn.Module):
 
     def __init__(self, config: EncoderConfig, layer: int):
         super().__init__()
-        width, self.num_heads = config.hidden_size, config.num_attention_heads
-        attends = config.attention != NO_ATTENTION
-        self.query = nn.Linear(width, width) if attends else None
-        self.key = nn.Linear(width, width) if attends else None
-        self.value = nn.Linear(width, width)
+        tokens, self.num_heads = config.hidden_size, config.num_attention_heads
+        width, attends = config.head_size * self.num_heads, config.attention != NO_ATTENTION
+        self.query = nn.Linear(tokens, width) if attends else None
+        self.key = nn.Linear(tokens, width) if attends else None
+        self.value = nn.Linear(tokens, width)
         self.method = build_method(config, layer)
         size = config.conv_kernel_size
         self.conv = None if size is None else DepthwiseSkip(self.num_heads, size)
@@ -120,7 +117,7 @@ class EncoderAttention(nn.Module):
     def __init__(self, config: EncoderConfig, layer: int):
         super().__init__()
         self.self = EncoderSelfAttention(config, layer)
-        self.output = EncoderOutput(config, config.hidden_size)
+        self.output = EncoderOutput(config, config.head_size * config.num_attention_heads)
 
     def forward(
         self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, turn: Rotation | None = None
@@ -138,11 +135,12 @@ class EncoderIntermediate(nn.Module):
         self.dense = nn.Linear(width, wide)
         self.gate = None if config.feed_forward == "plain" else nn.Linear(width, wide)
         self.activation = nn.Sigmoid() if config.feed_forward == "glu" else activation(config.hidden_act)
+        self.dropout = nn.Dropout(0.0 if config.design == "transformers" else config.hidden_dropout_prob)
 
     def forward(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n f"]:
         """Widen."""
         wide = self.dense(x)
-        return self.activation(wide) if self.gate is None else self.activation(self.gate(x)) * wide
+        return self.dropout(self.activation(wide) if self.gate is None else self.activation(self.gate(x)) * wide)
 
 
 class EncoderLayer(GradientCheckpointingLayer):

@@ -29,6 +29,7 @@ from transformers.activations import ACT2FN
 from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.plan import PLAN, LayerChoice, plan_of_options
 from nystrom.checks import (
+    Design,
     FeedForward,
     Norm,
     Pooling,
@@ -40,6 +41,7 @@ from nystrom.checks import (
 )
 from nystrom.models.field_checks import (
     check_attention,
+    check_heads,
     check_no_option,
     check_numbers,
     check_positions,
@@ -82,6 +84,7 @@ class EncoderConfig(PreTrainedConfig):
         pad_token_id: The token whose embedding stays zero; None where every id is a real token.
         conv_kernel_size: Size of the depthwise convolution of the values that is added to the attention; odd, or None
             for none. Works with every attention, and belongs to Nyströmformer.
+        attention_size: Width of the queries, keys and values of all heads together; None for that of a token.
         attention: Name of a method in `nystrom.attention.registry.METHODS`; or "nystrom_plan", a method for each layer;
             or "none", values that pass through, so that the convolutions alone join tokens.
         attention_options: Options of that method, by name; what is not given has the method's default. Of a plan the
@@ -89,8 +92,8 @@ class EncoderConfig(PreTrainedConfig):
         share_attention_weights: All layers use one Module of the method, and so its weights, such as Linformer's
             projections; for methods with learned weights only.
         norm: "post" (after each block, and on the embeddings) or "pre" (before each block, and after the last).
-        pooling: What a head reads that sees one vector per sequence: the "mean" over real tokens, the "first" one, or
-            the "max" of each channel over them.
+        pooling: What a head reads that sees one vector per sequence: the "mean" over real tokens, the "first" one, the
+            "max" of each channel over them, or "cls", a learned token before the first.
         positions: "learned", a table of vectors that are added to the words; "rotary", queries and keys turned by their
             position, see `nystrom.models.rotary`; or "none".
         rotary_share: Share of the pairs of channels that turn, in (0, 1].
@@ -99,6 +102,8 @@ class EncoderConfig(PreTrainedConfig):
         short_conv_kernel_size: Size of the depthwise convolutions of queries, keys and values, each channel with a
             kernel of its own, before the method; odd, or None for none.
         feed_forward: "plain", "gated" by the activation, or "glu", gated by the sigmoid; see `nystrom.models.blocks`.
+        design: Classification head, dropout and initial values as in "transformers", in the two papers' code for the
+            Long Range Arena ("authors") or in its "official" code; see `nystrom.models.design`.
         task: The task of `nystrom.tasks` that the model was trained on, if any.
         tie_word_embeddings: The masked LM head scores a token by its word embedding.
         sparse_prediction: In training, and where labels are given, the heads for masked words score the tokens with a
@@ -133,6 +138,7 @@ class EncoderConfig(PreTrainedConfig):
     layer_norm_eps: float = 1e-5
     pad_token_id: int | None = None
     conv_kernel_size: int | None = None
+    attention_size: int | None = None
     attention: str = "nystrom"
     attention_options: dict[str, Any] = field(default_factory=dict)
     share_attention_weights: bool = False
@@ -143,6 +149,7 @@ class EncoderConfig(PreTrainedConfig):
     rotary_across_heads: bool = False
     short_conv_kernel_size: int | None = None
     feed_forward: FeedForward = "plain"
+    design: Design = "transformers"
     task: str | None = None
     tie_word_embeddings: bool = True
     sparse_prediction: bool = False
@@ -177,11 +184,8 @@ class EncoderConfig(PreTrainedConfig):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("max_position_embeddings", self.max_position_embeddings, 1)
         check_at_least("type_vocab_size", self.type_vocab_size, 1)
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size is {self.hidden_size} but num_attention_heads is {self.num_attention_heads}; "
-                "expected a multiple of the heads."
-            )
+        check_heads(self.hidden_size, self.attention_size, self.num_attention_heads)
+        check_choice("design", self.design, get_args(Design))
         check_choice("norm", self.norm, get_args(Norm))
         check_choice("pooling", self.pooling, get_args(Pooling))
         check_choice("feed_forward", self.feed_forward, get_args(FeedForward))
@@ -219,7 +223,7 @@ class EncoderConfig(PreTrainedConfig):
             self.positions,
             share=self.rotary_share,
             across_heads=self.rotary_across_heads,
-            head_dim=self.hidden_size // self.num_attention_heads,
+            head_dim=self.head_size,
             attends=self.attention != NO_ATTENTION,
         )
         if self.segment_means_seq_len is not None:
@@ -286,6 +290,11 @@ class EncoderConfig(PreTrainedConfig):
             super().to_json_file(json_file_path, use_diff=use_diff)
         else:
             Path(json_file_path).write_text(write_published(self.to_dict()).to_json_string(), encoding="utf-8")
+
+    @property
+    def head_size(self) -> int:
+        """Width of the queries, keys and values of a head."""
+        return (self.attention_size or self.hidden_size) // self.num_attention_heads
 
     @property
     def longest_input(self) -> int | None:

@@ -12,10 +12,12 @@ in one task is a black pixel in another.
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
+from nystrom.models.design import Table, start_stds
 from nystrom.models.rotary import Rotation, rotation
 from nystrom.parallel.models import count_positions_over_ranks
 from nystrom.precision import accumulator
@@ -37,16 +39,39 @@ class EncoderEmbeddings(nn.Module):
         self._turn = partial(
             rotation,
             num_heads=config.num_attention_heads,
-            head_dim=width // config.num_attention_heads,
+            head_dim=config.head_size,
             share=config.rotary_share,
             across_heads=config.rotary_across_heads,
         )
-        self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
-        rows = config.max_position_embeddings + POSITION_OFFSET
-        self.position_embeddings = nn.Embedding(rows, width) if self.kind == "learned" else None
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
+        words, table, segments = start_stds(config)
+        self.word_embeddings: nn.Embedding = Table(config.vocab_size, width, std=words, padding_idx=config.pad_token_id)
+        self.cls = nn.Parameter(torch.zeros(width)) if config.pooling == "cls" else None
+        # Its place among the tokens is not known to a rank that holds a piece of them.
+        self.over_ranks = self.cls is None
+        rows = config.max_position_embeddings + POSITION_OFFSET + (self.cls is not None)
+        self.position_embeddings = Table(rows, width, std=table) if self.kind == "learned" else None
+        self.token_type_embeddings = Table(config.type_vocab_size, width, std=segments)
         self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.norm == "post" else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def reset_parameters(self) -> None:
+        """Start the token of the class at zero."""
+        if self.cls is not None:
+            nn.init.zeros_(self.cls)
+
+    def with_class(
+        self, words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, token_type_ids: Int[Tensor, "b n"] | None
+    ) -> tuple[Float[Tensor, "b m w"], Bool[Tensor, "b m"] | None, Int[Tensor, "b m"] | None]:
+        """Put the token of the class before the first real one of each sequence, where the model has it.
+
+        Padding at either end then changes nothing. A sequence without a real token has the token of the class alone.
+        """
+        if self.cls is None:
+            return words, keep, token_type_ids
+        here = class_place(keep, words.shape[1], words.device)
+        words = torch.where(here[..., None], self.cls.to(words.dtype), F.pad(words, (0, 0, 1, 0)))
+        types = None if token_type_ids is None else torch.where(here, 0, F.pad(token_type_ids, (1, 0)))
+        return words, with_class(keep), types
 
     def forward(
         self,
@@ -121,6 +146,19 @@ def count_positions(words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | N
         # argmax gives the first of equal values, so the index of the first real token.
         place = (place - keep.int().argmax(dim=-1, keepdim=True)).clamp(min=0)
     return place + POSITION_OFFSET
+
+
+def class_place(keep: Bool[Tensor, "b n"] | None, n: int, device: torch.device) -> Bool[Tensor, "#b m"]:
+    """Where the token of the class is among n + 1: before the first real one."""
+    first = 0 if keep is None or n == 0 else keep.int().argmax(dim=-1, keepdim=True)
+    return torch.arange(n + 1, device=device)[None] == first
+
+
+def with_class(keep: Bool[Tensor, "b n"] | None) -> Bool[Tensor, "b m"] | None:
+    """The mask of n tokens and that of the class, which is real."""
+    if keep is None:
+        return None
+    return F.pad(keep, (1, 0)) | class_place(keep, keep.shape[1], keep.device)
 
 
 def check_mask(attention_mask: Tensor | None, words: Float[Tensor, "b n w"]) -> Bool[Tensor, "b n"] | None:

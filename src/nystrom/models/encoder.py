@@ -28,6 +28,7 @@ from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
 from nystrom.models.blocks import EncoderLayer, EncoderSelfAttention, EncoderStack, build_method
 from nystrom.models.configuration import EncoderConfig
+from nystrom.models.design import Table, start_linear
 from nystrom.models.embeddings import EncoderEmbeddings, check_mask
 from nystrom.models.files.loading import SizeMismatchError, check_fit, check_tied, check_weights, find_folder
 from nystrom.shapes import Group
@@ -68,6 +69,8 @@ class EncoderPreTrainedModel(PreTrainedModel):
     # Process group whose ranks hold pieces of the tokens, and whether a model works so: see `nystrom.parallel`.
     group: Group = None
     over_ranks = False
+    # Whether it knows what to do with the token of the class, `pooling="cls"`.
+    takes_class_token = False
     # Buffers that older versions of transformers saved; they hold nothing that was learned.
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
         r"embeddings\.(position_ids|token_type_ids)$",
@@ -83,6 +86,11 @@ class EncoderPreTrainedModel(PreTrainedModel):
                 f"attn_implementation is {config._attn_implementation!r}, an option of transformers' own encoders; "
                 f"this one takes its attention from the configuration, such as attention='nystrom', and its methods "
                 f"are {', '.join(METHODS)}."
+            )
+        if config.pooling == "cls" and not self.takes_class_token:
+            raise ValueError(
+                f"pooling is 'cls', a token before those of the input, for which {type(self).__name__} has no place: "
+                "take 'first', 'mean' or 'max'."
             )
         super().__init__(config)
 
@@ -173,7 +181,11 @@ class EncoderPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         start = getattr(module, "reset_parameters", None)
-        if start is None or isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm):
+        if isinstance(module, nn.Linear) and self.config.design != "transformers":
+            start_linear(module, self.config.design)
+        elif isinstance(module, Table) and self.config.design != "transformers":
+            module.start()
+        elif start is None or isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm):
             super()._init_weights(module)
         else:
             # Attention methods and their convolution have start values of their own.
@@ -181,9 +193,10 @@ class EncoderPreTrainedModel(PreTrainedModel):
 
 
 class EncoderModel(EncoderPreTrainedModel):
-    """The encoder without a head."""
+    """The encoder without a head; with `pooling="cls"` it gives one token more, that of the class."""
 
     over_ranks = True
+    takes_class_token = True
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
@@ -227,6 +240,11 @@ class EncoderModel(EncoderPreTrainedModel):
         self._check_asked(asked)
         words = self.embeddings.words(input_ids, inputs_embeds)
         keep = check_mask(attention_mask, words)
+        if self.embeddings.cls is not None and position_ids is not None:
+            raise ValueError(
+                "position_ids are given but pooling is 'cls', whose token has a place of its own: leave them."
+            )
+        words, keep, token_type_ids = self.embeddings.with_class(words, keep, token_type_ids)
         x, turn = self.embeddings(words, keep, token_type_ids, position_ids)
         return BaseModelOutput(last_hidden_state=self.encoder(x, keep, turn))
 

@@ -25,6 +25,18 @@ def check_numbers(*, positive: Mapping[str, object], shares: Mapping[str, object
             raise ValueError(f"{name} is {value!r}; expected a number in [0, 1).")
 
 
+def check_heads(hidden_size: int, attention_size: object, heads: int) -> None:
+    """Check that heads have one width.
+
+    Raises:
+        ValueError: The width of queries, keys and values is no multiple of the heads.
+    """
+    name = "hidden_size" if attention_size is None else "attention_size"
+    check_at_least(name, hidden_size if attention_size is None else attention_size, 1)
+    if (width := hidden_size if attention_size is None else attention_size) % heads:  # pyright: ignore
+        raise ValueError(f"{name} is {width} but num_attention_heads is {heads}; expected a multiple of the heads.")
+
+
 def check_attention(attention: object, options: object, *, layers: int, shared: bool) -> None:
     """Check the name of the attention and its options.
 

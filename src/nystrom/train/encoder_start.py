@@ -18,7 +18,15 @@ from nystrom.tasks.store.checksums import sha256
 from nystrom.train.presets.preset import MethodSetting, Preset
 
 # Of an encoder, by their names in presets and in `EncoderConfig`.
-_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "norm")
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "norm",
+    "attention_size",
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ class StartEncoder:
 
     def settings(self) -> dict[str, Any]:
         """What else of its settings a training can choose, by the names of arguments."""
-        names = ("positions", "rotary_share", "rotary_across_heads", "feed_forward")
+        names = ("positions", "rotary_share", "rotary_across_heads", "feed_forward", "design")
         taps = self.config.short_conv_kernel_size or 0
         return {name: getattr(self.config, name) for name in names} | {"short_conv_kernel_size": taps}
 
@@ -59,6 +67,7 @@ class StartEncoder:
             rotary_across_heads=config.rotary_across_heads,
             short_conv_kernel_size=config.short_conv_kernel_size or 0,
             feed_forward=config.feed_forward,
+            design=config.design,
         )
 
     def positions(self, base: Preset, of_data: int | None) -> int | None:

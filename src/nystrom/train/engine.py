@@ -9,7 +9,7 @@ not.
 from collections.abc import Mapping
 from pathlib import Path
 
-from nystrom.checks import FeedForward, Pooling, PositionKind, check_at_least
+from nystrom.checks import Design, FeedForward, Pooling, PositionKind, check_at_least
 from nystrom.measure.rows import Row
 from nystrom.train.data.columns import Columns
 from nystrom.train.hardware import Device, Precision, is_main, usable_device, usable_precision
@@ -48,6 +48,7 @@ def train(
     short_conv_kernel_size: int | None = None,
     pooling: Pooling | None = None,
     feed_forward: FeedForward | None = None,
+    design: Design | None = None,
     schedule: LearningRateSchedule | None = None,
     clip_norm: float | None = None,
     adam_betas: tuple[float, float] | None = None,
@@ -104,8 +105,11 @@ def train(
         rotary_share: Share of the width that turns, of rotary positions.
         rotary_across_heads: The angles of rotary positions are spread over the heads, from local to global ones.
         short_conv_kernel_size: Size of the convolutions of queries, keys and values before the method; 0 for none.
-        pooling: What the classification head reads of the tokens: "mean", "first" or "max".
+        pooling: What the classification head reads of the tokens: "mean", "first", "max", or "cls", a learned token
+            before the first.
         feed_forward: "plain", "gated" by the activation (GEGLU, SwiGLU), or "glu", gated by the sigmoid.
+        design: Classification head, dropout and initial values as in "transformers", in the papers' code ("authors") or
+            in the "official" code of the Long Range Arena.
         schedule: The learning rate after the warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the inverse
             root of the step.
         clip_norm: Largest norm of the gradient of a step; 0 for any.
@@ -176,6 +180,7 @@ def train(
             "short_conv_kernel_size": short_conv_kernel_size,
             "pooling": pooling,
             "feed_forward": feed_forward,
+            "design": design,
             "schedule": schedule,
             "clip_norm": clip_norm,
             "adam_betas": adam_betas,

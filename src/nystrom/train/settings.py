@@ -134,6 +134,8 @@ class Settings(Recipe, Schedule):
             rotary_across_heads=self.rotary_across_heads,
             short_conv_kernel_size=self.short_conv_kernel_size or None,
             feed_forward=self.feed_forward,
+            design=self.design,
+            attention_size=preset.attention_size,
             attention=self.attention,
             attention_options=dict(self.options),
             share_attention_weights=self.share_projections,

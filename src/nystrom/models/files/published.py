@@ -43,6 +43,7 @@ _SHARED = (
 # Fields of `EncoderConfig` that the format has no room for.
 _OURS = {"attention", "attention_options", "share_attention_weights", "norm", "pooling"}
 _OURS |= {"positions", "rotary_share", "rotary_across_heads", "short_conv_kernel_size", "feed_forward"}
+_OURS |= {"attention_size", "design"}
 # Fields that are read by rules of their own, or follow from others.
 _RULED = {"segment_means_seq_len", "num_landmarks", "attention_probs_dropout_prob"}
 _RULED |= {"inv_coeff_init_option", "inv_init_coeff_option"}
@@ -129,7 +130,12 @@ def check_publishable(content: Mapping[str, Any]) -> None:
     length = content["segment_means_seq_len"]
     check_at_least("segment_means_seq_len", length, 1)
     wanted = {"norm": "post", "pooling": "first", "positions": "learned"}
-    wanted |= {"short_conv_kernel_size": None, "feed_forward": "plain"}
+    wanted |= {
+        "short_conv_kernel_size": None,
+        "feed_forward": "plain",
+        "attention_size": None,
+        "design": "transformers",
+    }
     reasons = [f"{name} is {content[name]!r}, not {word!r}" for name, word in wanted.items() if content[name] != word]
     if content["conv_kernel_size"] is None:
         reasons.append("conv_kernel_size is None")

@@ -17,9 +17,8 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
-from nystrom.models.embeddings import check_mask
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
-from nystrom.models.heads.sequences import pool
+from nystrom.models.heads.sequences import pool_encoded
 
 
 class PairHead(nn.Module):
@@ -40,6 +39,8 @@ class PairHead(nn.Module):
 
 class EncoderForPairClassification(EncoderPreTrainedModel):
     """The encoder on each of two documents, with a head on both."""
+
+    takes_class_token = True
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
@@ -88,7 +89,7 @@ class EncoderForPairClassification(EncoderPreTrainedModel):
         words = None if inputs_embeds is None else inputs_embeds.flatten(0, 1)
         encoded = self.nystromformer(ids, mask, segments, inputs_embeds=words, return_dict=True, **asked)
         x = encoded.last_hidden_state
-        pooled = pool(x, check_mask(mask, x), how=self.config.pooling)
+        pooled = pool_encoded(self.config, x, mask)
         logits = self.classifier(pooled.unflatten(0, (-1, 2)))
         loss = None if labels is None else F.cross_entropy(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)

@@ -19,7 +19,7 @@ from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig, Pooling
-from nystrom.models.embeddings import check_mask
+from nystrom.models.embeddings import with_class
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
 from nystrom.parallel.models import pool_over_ranks
 from nystrom.precision import at_least_float32
@@ -32,10 +32,12 @@ class ClassificationHead(nn.Module):
     def __init__(self, config: EncoderConfig):
         super().__init__()
         assert config.num_labels, "transformers gives every configuration its labels"
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = activation(config.hidden_act)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
+        theirs = config.design == "transformers"
+        width = config.hidden_size if theirs else config.intermediate_size
+        self.dense = nn.Linear(config.hidden_size, width)
+        self.activation = activation(config.hidden_act) if theirs else nn.ReLU()
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if theirs else 0.0)
+        self.out_proj = nn.Linear(width, config.num_labels)
 
     def forward(self, x: Float[Tensor, "b w"]) -> Float[Tensor, "b c"]:
         """Classify."""
@@ -46,6 +48,7 @@ class EncoderForSequenceClassification(EncoderPreTrainedModel):
     """The encoder with a classification head on the pooled tokens."""
 
     over_ranks = True
+    takes_class_token = True
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
@@ -76,9 +79,26 @@ class EncoderForSequenceClassification(EncoderPreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
         )
         x = encoded.last_hidden_state
-        logits = self.classifier(pool(x, check_mask(attention_mask, x), how=self.config.pooling, group=self.group))
+        logits = self.classifier(pool_encoded(self.config, x, attention_mask, group=self.group))
         loss = None if labels is None else ForSequenceClassificationLoss(labels, logits, self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+
+
+def pool_encoded(
+    config: EncoderConfig, x: Float[Tensor, "b m w"], attention_mask: Tensor | None, *, group: Group = None
+) -> Float[Tensor, "b w"]:
+    """One vector per sequence from what an encoder gave, as its configuration says; see `pool`.
+
+    Args:
+        config: Of the encoder.
+        x: What it gave: the token of the class too, where it has that.
+        attention_mask: What it got.
+        group: Process group whose ranks hold the tokens; None for one process.
+    """
+    keep = None if attention_mask is None else attention_mask.bool()
+    if config.pooling == "cls":
+        return pool(x, with_class(keep), how="first")
+    return pool(x, keep, how=config.pooling, group=group)
 
 
 def pool(

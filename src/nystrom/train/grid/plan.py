@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from filelock import FileLock, Timeout
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
-from nystrom.checks import FeedForward, Pooling, PositionKind, check_at_least
+from nystrom.checks import Design, FeedForward, Pooling, PositionKind, check_at_least
 from nystrom.measure.rows import check_folder
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.grid.processes import Failure, Grid, Run
@@ -67,6 +67,7 @@ def run_grid(
     short_conv_kernel_size: int | None = None,
     pooling: Pooling | None = None,
     feed_forward: FeedForward | None = None,
+    design: Design | None = None,
     schedule: LearningRateSchedule | None = None,
     clip_norm: float | None = None,
     adam_betas: tuple[float, float] | None = None,
@@ -111,8 +112,11 @@ def run_grid(
         rotary_share: Share of the width that turns, of rotary positions.
         rotary_across_heads: The angles of rotary positions are spread over the heads, from local to global ones.
         short_conv_kernel_size: Size of the convolutions of queries, keys and values before the method; 0 for none.
-        pooling: What the classification head reads of the tokens: "mean", "first" or "max".
+        pooling: What the classification head reads of the tokens: "mean", "first", "max", or "cls", a learned token
+            before the first.
         feed_forward: "plain", "gated" by the activation (GEGLU, SwiGLU), or "glu", gated by the sigmoid.
+        design: Classification head, dropout and initial values as in "transformers", in the papers' code ("authors") or
+            in the "official" code of the Long Range Arena.
         schedule: The learning rate after the warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the inverse
             root of the step.
         clip_norm: Largest norm of the gradient of a step; 0 for any.
@@ -168,6 +172,7 @@ def run_grid(
         "short_conv_kernel_size": short_conv_kernel_size,
         "pooling": pooling,
         "feed_forward": feed_forward,
+        "design": design,
         "schedule": schedule,
         "clip_norm": clip_norm,
         "adam_betas": adam_betas,

@@ -51,6 +51,7 @@ class Preset(Recipe):
         num_hidden_layers: Layers.
         num_attention_heads: Heads.
         intermediate_size: Width inside the feed-forward block.
+        attention_size: Width of the queries, keys and values of all heads together; None for that of a token.
         hidden_act: Activation.
         hidden_dropout_prob: Dropout.
         norm: Place of the norms.
@@ -75,6 +76,7 @@ class Preset(Recipe):
     num_hidden_layers: int = 2
     num_attention_heads: int = 2
     intermediate_size: int = 128
+    attention_size: int | None = None
     hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.1
     norm: Norm = "pre"

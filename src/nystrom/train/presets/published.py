@@ -4,27 +4,28 @@
 Long Range Arena: batch, learning rate, warm-up, steps, how often to evaluate, and the options of each method
 (`nystrom.train.presets.nystromformer`, `nystrom.train.presets.skyformer`). "nystromformer-1000" and "skyformer-1000"
 are Text again, cut at 1,000 bytes. "modern" has what lifts attention, and "modern-small" has it for one core
-(`nystrom.train.presets.modern`). "demo" is ours, for a few minutes on two cores (`nystrom.train.presets.demo`).
+(`nystrom.train.presets.modern`). "official" is that of the code of the Long Range Arena
+(`nystrom.train.presets.official`). "demo" is ours, for a few minutes on two cores (`nystrom.train.presets.demo`).
 
 The papers share one model: 2 layers of width 64, 128 inside the feed-forward block, 2 heads of 32, pre-norm, mean
 pooling, dropout 0.1; AdamW(0.9, 0.999, 1e-6) without weight decay, linear warm-up, then linear decay.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, and its code's LRA/code; Chen et al. (2021), arXiv:2111.00035, and its
 code's code/config.py and code/main.py.
-Departs from their code:
+Departs from their code, where the design "authors" (`nystrom.models.design`) takes back what is marked (*):
 
 - there is no dropout of attention weights, which their exact attention has, and other methods of Skyformer's code
   too;
 - the classification head has 64 units, the model's activation and two dropouts, where theirs has 128 units, ReLU and no
-  dropout; for Retrieval the head is theirs;
-- there is no dropout inside the feed-forward block;
+  dropout; for Retrieval the head is theirs (*);
+- there is no dropout inside the feed-forward block (*);
 - the learning rate rises from 0 and falls to 0, where theirs rises from 1/25 of its peak and falls to 1/250,000 of it
   (torch's OneCycleLR);
 - in mixed precision attention is computed in bfloat16, its inverse and its sums in float32, where theirs is computed in
   float32 as a whole; `--precision float32` computes all in float32;
 - all weights start with one standard deviation, that of torch's initialisation at width 64; theirs is 0.02 for
-  embeddings;
-- Linformer's projections are trained, where theirs keep their initial values;
+  embeddings (*);
+- Linformer's projections are trained, where theirs keep their initial values (*);
 - the number of Reformer's buckets is 2 n / 64 itself, where theirs is the power of two below it for n padded to a power
   of two;
 - a method without an entry in `methods` runs with its defaults.
@@ -34,6 +35,7 @@ from nystrom.checks import check_names
 from nystrom.train.presets.demo import DEMO
 from nystrom.train.presets.modern import MODERN
 from nystrom.train.presets.nystromformer import NYSTROMFORMER
+from nystrom.train.presets.official import OFFICIAL
 from nystrom.train.presets.preset import MethodSetting, Preset
 from nystrom.train.presets.sizes import DataSizes
 from nystrom.train.presets.skyformer import SKYFORMER
@@ -41,7 +43,7 @@ from nystrom.train.presets.skyformer import SKYFORMER
 __all__ = ["PRESETS", "DataSizes", "MethodSetting", "Preset", "find_preset"]
 
 PRESETS: dict[tuple[str, str], Preset] = {
-    (preset.task, preset.name): preset for preset in (*NYSTROMFORMER, *SKYFORMER, *MODERN, *DEMO)
+    (preset.task, preset.name): preset for preset in (*NYSTROMFORMER, *SKYFORMER, *MODERN, *OFFICIAL, *DEMO)
 }
 
 

@@ -8,7 +8,7 @@ augmentation and denoising.
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from nystrom.checks import FeedForward, Pooling, PositionKind, check_at_least, check_choice, check_flag
+from nystrom.checks import Design, FeedForward, Pooling, PositionKind, check_at_least, check_choice, check_flag
 
 LearningRateSchedule = Literal["linear", "cosine", "constant", "rsqrt"]
 
@@ -24,6 +24,7 @@ class Recipe:
         short_conv_kernel_size: Taps of the convolutions of queries, keys and values; 0 for none.
         pooling: What the classification head reads.
         feed_forward: The feed-forward block.
+        design: Whose head, dropout and initial values the model has.
         schedule: Of the learning rate after its linear warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the
             inverse root of the step.
         clip_norm: Largest norm of the gradient of a step, larger ones are scaled down to it; 0 for any.
@@ -41,6 +42,7 @@ class Recipe:
     short_conv_kernel_size: int = 0
     pooling: Pooling = "mean"
     feed_forward: FeedForward = "plain"
+    design: Design = "transformers"
     schedule: LearningRateSchedule = "linear"
     clip_norm: float = 0.0
     adam_betas: tuple[float, float] = (0.9, 0.999)

@@ -117,7 +117,8 @@ class MaskedTrainer(EncoderTrainer):
         assert isinstance(words, nn.Embedding)
         keep = None if keep is None else keep.flatten(0, -2)
         outputs = model(inputs_embeds=self.denoiser.masked(ids, masked, words), attention_mask=keep)
-        return outputs.last_hidden_state, ids, masked
+        # Without the token of the class, where the model has it: batches are padded at their end.
+        return outputs.last_hidden_state[:, -ids.shape[1] :], ids, masked
 
     def selection(self, metrics: Mapping[str, float]) -> float:
         """What the best checkpoint is chosen by."""

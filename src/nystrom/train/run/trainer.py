@@ -114,7 +114,7 @@ class EncoderTrainer(RunTrainer):
         # The documents of a pair follow each other.
         ids = ids.flatten(0, -2)
         keep = None if keep is None else keep.flatten(0, -2)
-        return outputs, denoiser.loss(outputs.hidden_states[-1], ids, keep)
+        return outputs, denoiser.loss(outputs.hidden_states[-1][:, -ids.shape[1] :], ids, keep)
 
     def get_train_dataloader(self) -> DataLoader:
         """The batches of the whole run, of samples that are varied if the run does."""

@@ -1,0 +1,55 @@
+r"""Head, dropout and initial values of three codes: `design` of `EncoderConfig`.
+
+| | "transformers" | "authors" | "official" |
+|---|---|---|---|
+| classification head | width, the activation, two dropouts | feed-forward width, ReLU, no dropout | the same |
+| dropout inside the feed-forward block | no | yes | yes |
+| linear layers start | normal, `initializer_range` | torch's | Xavier's uniform, biases at 0 |
+| words start | normal, `initializer_range` | normal, 0.02 | normal, 1 |
+| table of positions starts | normal, `initializer_range` | normal, 0.02 | normal, 0.02 |
+| segments start | normal, `initializer_range` | at 0 | at 0 |
+| Linformer's projections | learned | keep their start | learned |
+
+Neither of the two codes has segments; at 0 they are none at first.
+
+Source: the code of Xiong et al. (2021), arXiv:2102.03902, and of Chen et al. (2021), arXiv:2111.00035, for the Long
+Range Arena, LRA/code/model.py and code/models; of Tay et al. (2021), arXiv:2011.04006,
+lra_benchmarks/models/transformer/transformer.py and models/layers/common_layers.py.
+Departs from them: no dropout of attention weights; from the official code, attention has biases.
+"""
+
+from torch import nn
+
+from nystrom.checks import Design
+from nystrom.models.configuration import EncoderConfig
+
+
+class Table(nn.Embedding):
+    """An embedding with a standard deviation of its own to start with; 0 for zeros."""
+
+    def __init__(self, rows: int, width: int, *, std: float, padding_idx: int | None = None):
+        super().__init__(rows, width, padding_idx=padding_idx)
+        self.std = std
+
+    def start(self) -> None:
+        """Draw the weights."""
+        nn.init.normal_(self.weight, std=self.std)
+        if self.padding_idx is not None:
+            nn.init.zeros_(self.weight[self.padding_idx])
+
+
+def start_stds(config: EncoderConfig) -> tuple[float, float, float]:
+    """The standard deviations that words, the table of positions and segments start with."""
+    if config.design == "transformers":
+        return config.initializer_range, config.initializer_range, config.initializer_range
+    return 0.02 if config.design == "authors" else 1.0, 0.02, 0.0
+
+
+def start_linear(module: nn.Linear, design: Design) -> None:
+    """Give a linear layer the initial values of a design other than "transformers"."""
+    if design == "authors":
+        module.reset_parameters()
+        return
+    nn.init.xavier_uniform_(module.weight)
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)
