@@ -16,7 +16,7 @@ from nystrom.tasks.store.picture_files import Pictures, write_pictures
 from nystrom.tasks.store.prepared_folder import new_folder
 from nystrom.train.engine import evaluate
 from nystrom.train.grid.plan import run_grid
-from nystrom.train.lengths import data_positions
+from nystrom.train.lengths import data_positions, lengthened
 from nystrom.train.presets.published import PRESETS, find_preset
 from nystrom.train.settings import settle
 
@@ -125,3 +125,27 @@ def _settled(attention, preset, positions, options=None):
         "pathfinder", attention=attention, options=options, conv_kernel_size=None, preset=preset, device="cpu",
         precision="auto", accumulation=1, seed=0, changes={}, positions=positions,
     )  # fmt: skip
+
+
+def test_sequences_of_ones_own_length_make_as_many_positions_and_are_said_in_the_command(small_run, data, tmp_path):
+    changes = SHORT | {"attention": "linformer", "options": {"num_features": 4}}
+    run = small_run(tmp_path / "run", max_length=8_000, **changes)
+    config = json.loads((run / "best" / "config.json").read_text())
+    assert config["max_position_embeddings"] == 8_000
+    assert config["attention_options"]["max_length"] == 8_000
+    row = read_rows(run / "rows.csv")[0]
+    assert row.n == 8_000
+    assert "--max-length 8000" in row.command
+    with pytest.raises(ValueError, match=r"positions is 512 \(the preset's\) but was 8000 \(--max-length\)"):
+        small_run(run, resume=True, **changes)
+    with pytest.raises(ValueError, match=r"max_length is 4000 but model .* has a table of 8000 positions"):
+        small_run(tmp_path / "other", model=run / "best", max_length=4_000, **(changes | {"options": None}))
+
+
+def test_a_length_has_data_of_its_own_and_pictures_have_none():
+    longer = lengthened(find_preset("listops", "nystromformer"), 8_000).data
+    assert (longer.folder, longer.min_length, longer.max_length, longer.train) == ("listops-8000", 500, 8_000, 96_000)
+    with pytest.raises(ValueError, match="max_length is 4096, but pathfinder has pictures: leave it out"):
+        lengthened(find_preset("pathfinder", "demo"), 4_096)
+    with pytest.raises(ValueError, match="max_length is 400; expected a whole number of at least 502"):
+        lengthened(find_preset("listops", "nystromformer"), 400)

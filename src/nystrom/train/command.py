@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from nystrom.tasks.lra.facts import LRA
 from nystrom.train.data.columns import NO_COLUMNS, Columns
 from nystrom.train.settings import Settings
 
@@ -32,6 +33,8 @@ def train_words(
     named |= {"track_error": settings.track_error or None, "data": data}
     named |= {**columns.named(), "to": to}
     named |= {"model": settings.model, "mask_share": settings.mask_share or None}
+    if settings.positions is not None and not LRA[settings.task].any_size:
+        named["max_length"] = settings.positions
     words = ["pretrain" if settings.mask_share else "train", settings.task]
     for name, value in named.items():
         flag = f"--{name.replace('_', '-')}"

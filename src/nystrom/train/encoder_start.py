@@ -75,12 +75,25 @@ class StartEncoder:
 
         Args:
             base: The preset.
-            of_data: Positions that the data need; None for the preset's.
+            of_data: Positions that the data need, or were asked for; None for the preset's.
 
         Returns:
             None for those of the preset.
+
+        Raises:
+            ValueError: Another length was asked for than that of its table.
         """
         own = self.config.max_position_embeddings
+        if (
+            self.config.positions == "learned"
+            and of_data is not None
+            and not LRA[base.task].any_size
+            and of_data != own
+        ):
+            raise ValueError(
+                f"max_length is {of_data} but model {self.folder} has a table of {own} positions: leave it out, or "
+                "pretrain another encoder with it."
+            )
         if self.config.positions != "learned":
             own = max(own, base.data.max_length if of_data is None else of_data)
         return None if own == base.data.max_length else own

@@ -13,7 +13,7 @@ from nystrom.checks import Design, FeedForward, Pooling, PositionKind, check_at_
 from nystrom.measure.rows import Row
 from nystrom.train.data.columns import Columns
 from nystrom.train.hardware import Device, Precision, is_main, usable_device, usable_precision
-from nystrom.train.lengths import data_positions
+from nystrom.train.lengths import data_positions, lengthened
 from nystrom.train.presets.published import find_preset
 from nystrom.train.presets.recipe import LearningRateSchedule
 from nystrom.train.run.folder import RunFolder
@@ -32,6 +32,7 @@ def train(
     text_field: str | None = None,
     label_field: str | None = None,
     pair_field: str | None = None,
+    max_length: int | None = None,
     to: Path | None = None,
     seed: int = 0,
     resume: bool = False,
@@ -91,6 +92,8 @@ def train(
         text_field: Column of the texts, or of the first of each pair, in your own files; the usual names if not given.
         label_field: Column of the labels in your own files.
         pair_field: Column of the second text of each pair, for retrieval.
+        max_length: Tokens of the longest sequence, and positions of the model, in place of the preset's; the default
+            data are then data/TASK-LENGTH. Not for pictures, whose data have a size.
         to: Folder of the run; runs/TASK-ATTENTION-PRESET-seedSEED.
         seed: Determines initial weights, order of the samples and dropout.
         resume: Continue the run in the folder, from its last complete checkpoint.
@@ -144,12 +147,13 @@ def train(
 
         start = find_start(Path(model))
     preset = preset or (start and start.preset) or "nystromformer"
-    chosen = find_preset(task, preset)
+    chosen = find_preset(task, preset) if max_length is None else lengthened(find_preset(task, preset), max_length)
     if mask_share:
         check_no_class(pooling=pooling, label_smoothing=label_smoothing, denoise=denoise)
     shown = attention or ("nystrom" if start is None else start.config.attention)
-    name = f"{'pretrain-' * bool(mask_share)}{task}-{shown}-{preset}{'-pretrained' * bool(model)}-seed{seed}"
-    run = RunFolder(Path("runs") / name if to is None else Path(to))
+    parts = ["pretrain"] if mask_share else []
+    parts += [task, shown, preset, *(["pretrained"] if model else []), *([str(max_length)] if max_length else [])]
+    run = RunFolder(Path("runs") / "-".join([*parts, f"seed{seed}"]) if to is None else Path(to))
     columns = Columns(text_field, label_field, pair_field)
     if data is None:
         columns.check_unused("no data are named with --data")
@@ -190,7 +194,7 @@ def train(
             "augment": augment,
             "denoise": denoise,
         },
-        positions=data_positions(chosen, data),
+        positions=data_positions(chosen, data) if max_length is None else max_length,
         compile=compile,
         track_error=track_error,
         mask_share=mask_share,

@@ -1,4 +1,4 @@
-"""How many positions a model has: those of its preset, or as many as larger pictures have pixels.
+"""How many positions a model has: those of its preset, as many as larger pictures have pixels, or as was asked.
 
 All samples of a data set of pictures have one size. Where the task comes in sizes (`TaskFacts.any_size`) and they are
 larger than the preset's, the model has a position for each of their pixels, and the option of a method that sets its
@@ -6,13 +6,13 @@ longest sequence follows. Longer samples of other tasks raise an error when they
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
-from nystrom.checks import check_names
+from nystrom.checks import check_at_least, check_names
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.presets.published import Preset
 
@@ -37,6 +37,22 @@ def data_positions(preset: Preset, data: Path | None) -> int | None:
         return None
     longest = int(find_task(preset.task).open(folder, "train").lengths.max(initial=0))
     return longest if longest > preset.data.max_length else None
+
+
+def lengthened(preset: Preset, max_length: int) -> Preset:
+    """A preset for sequences of another length, with data of their own.
+
+    Raises:
+        ValueError: The task has pictures, or no sequence would be so short.
+    """
+    facts, data = LRA[preset.task], preset.data
+    if facts.pad_token_id is None:
+        raise ValueError(
+            f"max_length is {max_length}, but {preset.task} has pictures: leave it out, and name data of another size "
+            "with --data, which the model follows."
+        )
+    check_at_least("max_length", max_length, data.min_length + 2)
+    return replace(preset, data=replace(data, folder=f"{preset.task}-{max_length}", max_length=max_length))
 
 
 def fit_options(

@@ -278,6 +278,8 @@ def _shown(name: str, settings: Mapping[str, Any]) -> str:
     if name != "positions":
         return repr(value)
     if value is not None:
-        return f"{value} (the data's)"
+        task = LRA.get(settings.get("task", ""))
+        source = "the data's" if task is None or task.any_size else "--max-length"
+        return f"{value} ({source})"
     preset = PRESETS.get((settings.get("task", ""), settings.get("preset", "")))
     return "the preset's" if preset is None else f"{preset.data.max_length} (the preset's)"

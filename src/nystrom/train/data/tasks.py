@@ -247,7 +247,7 @@ def check_lengths(folder: Path, name: str, split: LabelledSplit, positions: int)
     if (longest := int(split.lengths.max(initial=0))) > positions:
         raise ValueError(
             f"data {folder} holds a sample of {longest} tokens in {name}, but the model has {positions} positions: "
-            "name shorter data (texts are cut by --max-length when prepared), or a preset for longer sequences."
+            "name shorter data (texts are cut by --max-length when prepared), or train with --max-length."
         )
 
 
