@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nystrom.checks import check_at_least
 from nystrom.cli.arguments import arguments_of, positional
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 def reproduce_study(words: list[str]) -> None:
     """Run a study of the papers."""
+    from nystrom.train.grid.request import NO_SLURM, Slurm, Where
 
     def reproduce(
         name: str | None = None,
@@ -27,6 +28,8 @@ def reproduce_study(words: list[str]) -> None:
         precision: Literal["float32", "bfloat16"] = "bfloat16",
         threads: int = 1,
         to: Path = Path("runs/reproduce"),
+        on: Where = "local",
+        slurm: Slurm = NO_SLURM,
     ) -> None:
         """Run a table, a figure or a claim of the papers as a study: rows, figures, tables and a verdict.
 
@@ -46,6 +49,8 @@ def reproduce_study(words: list[str]) -> None:
                 the processor multiplies bfloat16 no faster.
             threads: Threads on the CPU. Most matrices of the studies are small, and slower with more.
             to: Folder of the results; each study has its own inside.
+            on: "local", or "slurm": a job for each study, on the cluster that this machine submits to.
+            slurm: What each job asks for.
         """
 
     asked = arguments_of(reproduce, words, "reproduce", name=positional(reproduce, "name"))
@@ -56,6 +61,7 @@ def reproduce_study(words: list[str]) -> None:
         print(_list(to), end="")
         return
     check_at_least("threads", asked["threads"], 1)
+    asked["slurm"].check(asked["on"])
     import torch
 
     torch.set_num_threads(asked["threads"])
@@ -75,6 +81,8 @@ def reproduce_study(words: list[str]) -> None:
     )
     if name is not None:
         job = check_study(name, setting, to)
+        if failed := _in_jobs([job], asked):
+            raise ValueError(f"{name} failed, {failed[name]}.")
         print_summary(run_study(job), job.folder)
         return
     missing: dict[str, str] = {}
@@ -88,10 +96,25 @@ def reproduce_study(words: list[str]) -> None:
         except ValueError as error:
             missing[each] = str(error)
             print(f"{each}: not run: {error}")
+    failed = _in_jobs([*jobs.values()], asked)
+    missing |= failed
+    for each in failed:
+        del jobs[each]
     for job in jobs.values():
         run_study(job)
         write_gallery({other: done.folder for other, done in jobs.items()}, missing, to / "index.html")
     print(f"Page: {to / 'index.html'}")
+
+
+def _in_jobs(studies: "list[Job]", asked: dict[str, Any]) -> dict[str, str]:
+    """Measure studies in jobs of a cluster, if that is asked for; those that failed, and why."""
+    if asked["on"] == "local":
+        return {}
+    from nystrom.studies.reproduce.jobs import measure_in_jobs
+
+    failures = measure_in_jobs(studies, asked["to"], asked["slurm"], threads=asked["threads"])
+    names = {study.folder.name: study.name for study in studies}
+    return {names[each.name]: f"{each.reason}, log: {each.log}" for each in failures}
 
 
 def report_gathered(words: list[str]) -> None:

@@ -61,6 +61,21 @@ def lra_run(words: list[str]) -> None:
     print(f"nystrom lra table {arguments['to'] / 'lra.csv'} prints the accuracies.")
 
 
+def lra_status(words: list[str]) -> None:
+    """Print how far the runs of a grid are."""
+    from nystrom.train.grid.status import status_lines
+
+    def status(folder: Path) -> None:
+        """Print how far each run of `nystrom lra run` is, and what became of its job.
+
+        Args:
+            folder: Folder of the runs.
+        """
+        print("\n".join(status_lines(folder)))
+
+    status(**arguments_of(status, words, "lra status", folder=positional(status, "folder")))
+
+
 def lra_table(words: list[str]) -> None:
     """Print the accuracies of a grid."""
     from nystrom.measure.rows import read_rows

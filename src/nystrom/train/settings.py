@@ -162,6 +162,7 @@ def settle(
     track_error: bool = False,
     mask_share: float = 0.0,
     start: "StartEncoder | None" = None,
+    elsewhere: bool = False,
 ) -> Settings:
     """Combine a preset with its changes, and with the encoder that the run starts from.
 
@@ -184,6 +185,7 @@ def settle(
         track_error: Whether the curves have the error of attention.
         mask_share: Share of the tokens that are masked and predicted; 0 where the class is.
         start: The encoder that the run starts from, with its settings; None for none.
+        elsewhere: Whether the run is for another machine, whose device is not looked for here.
 
     Raises:
         ValueError: An unknown name, or a value that cannot be used.
@@ -211,7 +213,7 @@ def settle(
     check_at_least("steps", steps, 1)
     given = _preset_values(base, method, chosen.get("position_kind"), steps, chosen.get("evaluate_every"))
     assert chosen.keys() <= given.keys()
-    device = usable_device(device)
+    device = device if elsewhere else usable_device(device)
     settings = Settings(
         task=task,
         attention=attention,
@@ -222,7 +224,7 @@ def settle(
         accumulation=accumulation,
         processes=processes(),
         device=device,
-        precision=usable_precision(precision, device),
+        precision=usable_precision(precision, device, has_bfloat16=True if elsewhere else None),
         positions=positions,
         compile=compile,
         share_projections=method.share_projections,

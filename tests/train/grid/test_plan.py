@@ -23,7 +23,9 @@ from nystrom.measure.rows import read_rows
 from nystrom.report.lra.tables import lra_lines
 from nystrom.tasks.lra.listops.task import prepare_listops
 from nystrom.train.engine import train
-from nystrom.train.grid.plan import Planned, run_grid, run_of
+from nystrom.train.grid.plan import run_grid
+from nystrom.train.grid.request import Slurm
+from nystrom.train.grid.runs import Planned, run_of
 from nystrom.train.settings import settle
 
 SMALL = {"tasks": ["listops"], "methods": ["softmax"], "seeds": [0], "preset": "demo", "steps": 60, "threads": 1}
@@ -103,8 +105,8 @@ def test_a_run_is_given_all_that_a_training_takes(tmp_path):
         precision="auto", accumulation=2, seed=3, changes=changes, compile=True,
     )  # fmt: skip
     arguments = run_of(tmp_path, Planned("one", settings), Path("data"), threads=1).arguments
-    # The child resumes a run if there is one; a grid takes prepared data.
-    left_out = {"resume", "text_field", "label_field", "pair_field"}
+    # The child resumes a run if there is one; a grid takes prepared data and starts from no encoder.
+    left_out = {"resume", "text_field", "label_field", "pair_field", "model", "mask_share"}
     assert arguments.keys() == inspect.signature(train).parameters.keys() - left_out
     assert (arguments["compile"], arguments["batch_size"], arguments["accumulation"], arguments["seed"]) == (
         True, 8, 2, 3,
@@ -211,6 +213,8 @@ def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
         ({"seeds": [0, 0]}, "seeds is 0 0"),
         ({"methods": []}, "methods is empty"),
         ({"jobs": 0}, "jobs is 0"),
+        ({"on": "cluster"}, "on .*cluster"),
+        ({"slurm": Slurm(partition="gpu")}, "slurm.partition is .gpu. but on is .local.: add --on slurm"),
         ({"jobs": 10_000}, "jobs is 10000 but there are"),
         ({"threads": 0}, "threads is 0"),
         ({"steps": 0}, "steps is 0"),

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from nystrom.train.grid.child import OUT_OF_MEMORY, exit_code
-from nystrom.train.grid.processes import Grid, Run
+from nystrom.train.grid.processes import Grid
+from nystrom.train.grid.runs import Run
 from nystrom.train.hardware import visible_gpus
 
 # Writes its GPUs to a file, and exits with the next code that it is given.

@@ -74,7 +74,7 @@ def run_study(job: Job, say: Callable[[str], None] = print) -> Summary:
         say: Takes a line for each part that is done.
     """
     name, file, parts = job.name, job.folder / ROWS, job.plan.parts
-    done = {_part_of(row) for row in read_rows(file)} if file.exists() else set()
+    done = _measured(job)
     (job.folder / SETTING).write_text(json.dumps(dict(job.plan.setting), indent=1) + "\n", encoding="utf-8")
     if done:
         say(f"{name}: going on, {len(done)} of {len(parts)} parts have their rows.")
@@ -88,6 +88,16 @@ def run_study(job: Job, say: Callable[[str], None] = print) -> Summary:
         _add_seconds(job.folder, part.name, seconds)
         say(f"{name}: part {place} of {len(parts)}, {part.name}, {seconds:.1f} s")
     return draw_study(job)
+
+
+def is_measured(job: Job) -> bool:
+    """Whether all parts of a study have their rows."""
+    return _measured(job) >= {part.name for part in job.plan.parts}
+
+
+def _measured(job: Job) -> set[str]:
+    file = job.folder / ROWS
+    return {_part_of(row) for row in read_rows(file)} if file.exists() else set()
 
 
 def draw_study(job: Job) -> Summary:

@@ -10,8 +10,9 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 # The exit code where no memory was left; the parent tries such a run again.
 OUT_OF_MEMORY = 75
@@ -21,18 +22,21 @@ _WAIT_SECONDS = 120
 def main() -> int:
     """Train, from the last checkpoint where there is one."""
     threading.Thread(target=end_with_parent, daemon=True).start()
-    arguments = json.loads(sys.argv[1])
+    return exit_code(lambda: train_run(json.loads(sys.argv[1])))
 
-    def work() -> None:
-        from nystrom.train.engine import train
-        from nystrom.train.run.folder import RunFolder
 
-        run = RunFolder(Path(arguments.pop("to")))
-        data = Path(arguments.pop("data"))
-        run.wait(_WAIT_SECONDS)
-        train(**arguments, data=data, to=run.path, resume=run.is_started)
+def train_run(arguments: Mapping[str, Any]) -> None:
+    """Train a run, from its last checkpoint where there is one.
 
-    return exit_code(work)
+    Args:
+        arguments: Of `nystrom.train.engine.train`, as JSON values.
+    """
+    from nystrom.train.engine import train
+    from nystrom.train.run.folder import RunFolder
+
+    run = RunFolder(Path(arguments["to"]))
+    run.wait(_WAIT_SECONDS)
+    train(**{**arguments, "data": Path(arguments["data"]), "to": run.path, "resume": run.is_started})
 
 
 def exit_code(work: Callable[[], object]) -> int:

@@ -4,16 +4,19 @@
     FOLDER/TASK-METHOD-PRESET-seedSEED.log    what its process printed
     FOLDER/lra.csv                            the rows of all finished runs
 
+Each run is a process of this machine, see `nystrom.train.grid.processes`, or a job of a cluster, see
+`nystrom.train.grid.slurm`.
+
 Everything is checked before the first run starts: names, settings, data, and that runs in the folder were made with the
-same. Each run has its own process, see `nystrom.train.grid.processes`. Finished runs are skipped, interrupted
-ones continue after their last checkpoint; with the same number of threads the result is that of an uninterrupted run.
-`lra.csv` is rewritten from the runs' own rows whenever one finishes.
+same. Finished runs are skipped, interrupted ones continue after their last checkpoint; with the same number of threads
+the result is that of an uninterrupted run. `lra.csv` is rewritten from the runs' own rows whenever one finishes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from shutil import which
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
@@ -21,29 +24,22 @@ from nystrom.attention.method_names import NO_ATTENTION, read_method
 from nystrom.checks import Design, FeedForward, Pooling, PositionKind, check_at_least
 from nystrom.measure.rows import check_folder
 from nystrom.tasks.lra.facts import LRA
-from nystrom.train.grid.processes import Failure, Grid, Run
+from nystrom.train.grid.child import train_run
+from nystrom.train.grid.processes import Failure, Grid
+from nystrom.train.grid.request import NO_SLURM, Slurm, Where
+from nystrom.train.grid.runs import Planned, Run, run_of
+from nystrom.train.grid.slurm import PRIVATE, Jobs, Work, alive_jobs
+from nystrom.train.grid.table import reached, write_table
 from nystrom.train.hardware import Device, Precision, cores, processes, usable_device, visible_gpus
 from nystrom.train.lengths import data_positions
 from nystrom.train.presets.published import Preset, find_preset
-from nystrom.train.presets.recipe import ARGUMENTS, RECIPE, LearningRateSchedule
+from nystrom.train.presets.recipe import LearningRateSchedule
 from nystrom.train.run.folder import RunFolder
-from nystrom.train.settings import Settings, settle
+from nystrom.train.settings import settle
 
 PresetName = Literal[
     "nystromformer", "nystromformer-1000", "skyformer", "skyformer-1000", "modern", "modern-small", "demo"
 ]
-
-
-class Planned(NamedTuple):
-    """A run with its settings.
-
-    Attributes:
-        name: Of its folder.
-        settings: Its settings.
-    """
-
-    name: str
-    settings: Settings
 
 
 def run_grid(
@@ -78,12 +74,14 @@ def run_grid(
     denoise: float | None = None,
     evaluate_every: int | None = None,
     log_every: int | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     threads: int | None = None,
     precision: Precision = "auto",
     device: Device = "auto",
     compile: bool = False,
     track_error: bool = False,
+    on: Where = "local",
+    slurm: Slurm = NO_SLURM,
 ) -> list[Failure]:
     """Train every method on every task with every seed; the same command continues interrupted runs.
 
@@ -130,13 +128,16 @@ def run_grid(
             inputs.
         evaluate_every: Steps between evaluations and checkpoints; at most `steps` if not given.
         log_every: Steps between points of the training curve; divides evaluate_every.
-        jobs: Runs at a time. Each has one GPU where there are several. On the CPU a run waits while the others leave
-            less free memory than runs so far needed.
-        threads: Threads of each run on the CPU; its share of the cores if not given.
+        jobs: Runs at a time; one here, and all on a cluster, if not given. Each has one GPU where there are several. On
+            the CPU a run waits while the others leave less free memory than runs so far needed.
+        threads: Threads of each run on the CPU; its share of the cores if not given, and one core on a cluster.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
         compile: Compile the models, see `nystrom train`.
         track_error: Also record the error of attention against exact attention, estimated from a few queries.
+        on: "local", or "slurm": a job for each run, on the cluster that this machine submits to. This process may end
+            before they do; the same command waits for them again.
+        slurm: What each job asks for.
 
     Returns:
         The runs that failed; an empty list if none did.
@@ -145,8 +146,9 @@ def run_grid(
         ValueError: A name, number, folder or data set that cannot be used, or a run in the folder that was made with
             other settings or data; raised before anything is trained.
     """
-    check_at_least("jobs", jobs, 1)
-    if jobs > cores():
+    slurm.check(on)
+    check_at_least("jobs", 1 if jobs is None else jobs, 1)
+    if on == "local" and (jobs or 1) > cores():
         raise ValueError(f"jobs is {jobs} but there are {cores()} cores for them: take at most {cores()}.")
     for name, values in (("tasks", tasks), ("methods", methods), ("seeds", seeds)):
         if not values or len(set(values)) < len(values):
@@ -155,9 +157,13 @@ def run_grid(
             )
     if processes() > 1:
         raise ValueError("lra run starts its own processes, one for each run: start it without torchrun.")
-    threads = max(1, cores() // jobs) if threads is None else threads
+    if threads is None:
+        threads = 1 if on == "slurm" else max(1, cores() // (jobs or 1))
     check_at_least("threads", threads, 1)
-    to, usable = Path(to), usable_device(device)
+    to = Path(to).resolve() if on == "slurm" else Path(to)
+    data = Path(data).resolve() if on == "slurm" else Path(data)
+    cluster = Jobs(to, slurm, cpus=threads, at_once=jobs) if on == "slurm" else None
+    usable = usable_device(device) if cluster is None else slurm.device(device, precision)
     changes = {
         "steps": steps,
         "batch_size": batch_size,
@@ -185,7 +191,7 @@ def run_grid(
     plans: list[tuple[Preset, Path, list[Planned]]] = []
     for task in tasks:
         base = find_preset(task, preset)
-        folder = Path(data) / base.data.folder
+        folder = data / base.data.folder
         longest = data_positions(base, folder)
         planned = []
         for method in methods:
@@ -205,14 +211,40 @@ def run_grid(
                     positions=longest,
                     compile=compile,
                     track_error=track_error,
+                    elsewhere=cluster is not None,
                 )
                 planned.append(Planned(f"{task}-{method}-{preset}-seed{seed}", settings))
         plans.append((base, folder, planned))
     with _alone(to):
-        _prepare(to, plans, check_compile=compile and usable == "cpu")
+        if cluster is None and (to / PRIVATE).is_dir() and which("squeue") and (alive := sorted(alive_jobs(to))):
+            raise ValueError(f"{to} is in use by jobs of SLURM ({' '.join(alive)}): add --on slurm, or scancel them.")
+        _prepare(to, plans, check_compile=compile and usable == "cpu" and cluster is None)
         runs = [run_of(to, each, folder, threads=threads) for _, folder, planned in plans for each in planned]
+        if cluster is not None:
+            return _train_in_jobs(cluster, runs)
         gpus = visible_gpus() if usable == "cuda" else []
-        return Grid(to, jobs=jobs, gpus=gpus).train(runs)
+        return Grid(to, jobs=jobs or 1, gpus=gpus).train(runs)
+
+
+def _train_in_jobs(cluster: Jobs, runs: Sequence[Run]) -> list[Failure]:
+    """Train each run in a job of its own."""
+    write_table(cluster.to)
+    works = []
+    for run in runs:
+        folder, arguments = RunFolder(cluster.to / run.name), [str(cluster.to), dict(run.arguments)]
+        works.append(Work(run.name, train_and_tabulate, arguments, folder.rows.is_file))
+    return cluster.run(works, lambda work: reached(RunFolder(cluster.to / work.name)))
+
+
+def train_and_tabulate(to: str, arguments: Mapping[str, object]) -> None:
+    """Train a run, and rewrite the table of the grid.
+
+    Args:
+        to: Folder of the grid.
+        arguments: Of the run, as JSON values.
+    """
+    train_run(arguments)
+    write_table(Path(to))
 
 
 def _prepare(to: Path, plans: Sequence[tuple[Preset, Path, list[Planned]]], *, check_compile: bool) -> None:
@@ -227,36 +259,6 @@ def _prepare(to: Path, plans: Sequence[tuple[Preset, Path, list[Planned]]], *, c
     for base, folder, planned in sorted(plans, key=lambda plan: find_task(plan[0].task).prepare is not None):
         prepare_if_missing(base.task, folder, base.data)
         _check(to, planned, folder)
-
-
-def run_of(to: Path, planned: Planned, data: Path, *, threads: int) -> Run:
-    """The run of a plan, with all that `train` takes."""
-    settings = planned.settings
-    arguments: dict[str, object] = {
-        "task": settings.task,
-        "attention": settings.attention,
-        "options": dict(settings.options),
-        "conv_kernel_size": settings.conv_kernel_size or 0,
-        "preset": settings.preset,
-        "seed": settings.seed,
-        "steps": settings.steps,
-        "batch_size": settings.batch_size,
-        "accumulation": settings.accumulation,
-        "learning_rate": settings.learning_rate,
-        "warmup_steps": settings.warmup_steps,
-        "dropout": settings.dropout,
-        "evaluate_every": settings.evaluate_every,
-        "log_every": settings.log_every,
-        **{ARGUMENTS.get(name, name): getattr(settings, name) for name in RECIPE},
-        "device": settings.device,
-        "precision": settings.precision,
-        "compile": settings.compile,
-        "track_error": settings.track_error,
-        "threads": threads,
-        "data": str(data),
-        "to": str(to / planned.name),
-    }
-    return Run(planned.name, arguments)
 
 
 def _check(to: Path, planned: Sequence[Planned], data: Path) -> None:

@@ -13,31 +13,18 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from nystrom.measure.rows import append_rows, read_rows
 from nystrom.train.grid.child import OUT_OF_MEMORY
+from nystrom.train.grid.runs import Run
+from nystrom.train.grid.table import last_line, peak_memory, reached, write_table
 from nystrom.train.run.folder import RunFolder
 
-TABLE = "lra.csv"
 CHILD = (sys.executable, "-m", "nystrom.train.grid.child")
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of the grid.
-
-    Attributes:
-        name: Of its folder.
-        arguments: Of `nystrom.train.engine.train`, as JSON values.
-    """
-
-    name: str
-    arguments: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -79,7 +66,7 @@ class Grid:
         for run in runs:
             if run not in waiting:
                 print(f"{run.name}: finished before: {self._reached(run)}", flush=True)
-        self._write_table()
+        write_table(self.to)
         again: deque[Run] = deque()
         tried: set[str] = set()
         try:
@@ -143,32 +130,18 @@ class Grid:
 
     def _finished(self, run: Run) -> None:
         self.done += 1
-        self._write_table()
+        write_table(self.to)
         print(f"{run.name}: {self._reached(run)} ({self.done} of {self.total})", flush=True)
 
     def _failed(self, run: Run, code: int) -> None:
-        lines = self._log(run).read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        last = last_line(self._log(run))
         self.failures.append(Failure(run.name, f"{_ending(code)}: {last}" if last else _ending(code), self._log(run)))
         print(f"{run.name}: failed, {self.failures[-1].reason}", flush=True)
 
     def _reached(self, run: Run) -> str:
-        rows = {row.quantity: row.value for row in read_rows(RunFolder(self.to / run.name).rows)}
-        peak = rows.get("peak memory", math.nan)
-        self.peak = max(self.peak, 0.0 if math.isnan(peak) else peak)
-        memory = "" if math.isnan(peak) else f", {peak:.0f} MB"
-        return (
-            f"test {rows['test accuracy']:.1%}, validation {rows['validation accuracy']:.1%}, "
-            f"{rows['steps']:.0f} steps, {rows['training time']:.0f} s{memory}"
-        )
-
-    def _write_table(self) -> None:
-        """Rewrite the table of all finished runs in the folder, atomically."""
-        folders = sorted(path for path in self.to.iterdir() if RunFolder(path).is_finished)
-        partial = self.to / f".{TABLE}.partial"
-        partial.unlink(missing_ok=True)
-        append_rows(partial, [row for folder in folders for row in read_rows(RunFolder(folder).rows)])
-        partial.replace(self.to / TABLE)
+        folder = RunFolder(self.to / run.name)
+        self.peak = max(self.peak, 0.0 if math.isnan(peak := peak_memory(folder)) else peak)
+        return reached(folder)
 
     def _log(self, run: Run) -> Path:
         return self.to / f"{run.name}.log"

@@ -1,0 +1,33 @@
+"""What runs in a job of SLURM: a function, whose output goes to a log.
+
+submitit catches the signal that comes before preemption or the end of the time, and queues the job again; the function
+then goes on after the last checkpoint of its own.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from submitit.helpers import Checkpointable
+
+
+class LoggedCall(Checkpointable):
+    """A function in a job.
+
+    Args:
+        function: A function of a module.
+        log: The file to append its output to.
+    """
+
+    def __init__(self, function: Callable[..., object], log: Path):
+        # Rows name the command that they come from.
+        self.function, self.log, self.words = function, str(log), list(sys.argv)
+
+    def __call__(self, *arguments: object) -> None:
+        """Call the function."""
+        with open(self.log, "ab") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+        sys.argv = self.words
+        self.function(*arguments)

@@ -1,0 +1,46 @@
+"""The table of a grid: the rows of all its finished runs, and what they say in a line."""
+
+import math
+from pathlib import Path
+
+from filelock import FileLock
+
+from nystrom.measure.rows import append_rows, read_rows
+from nystrom.train.run.folder import RunFolder
+
+TABLE = "lra.csv"
+
+
+def write_table(to: Path) -> None:
+    """Rewrite the table of all finished runs in a folder; any number of processes may do so at once."""
+    with FileLock(to / f".{TABLE}.lock"):
+        folders = sorted(path for path in to.iterdir() if RunFolder(path).is_finished)
+        partial = to / f".{TABLE}.partial"
+        partial.unlink(missing_ok=True)
+        append_rows(partial, [row for folder in folders for row in read_rows(RunFolder(folder).rows)])
+        partial.replace(to / TABLE)
+
+
+def peak_memory(run: RunFolder) -> float:
+    """Megabytes that a finished run needed; NaN where it did not measure them."""
+    return _values(run).get("peak memory", math.nan)
+
+
+def reached(run: RunFolder) -> str:
+    """What a finished run reached, such as "test 35.2%, validation 36.0%, 700 steps, 78 s, 812 MB"."""
+    rows, peak = _values(run), peak_memory(run)
+    memory = "" if math.isnan(peak) else f", {peak:.0f} MB"
+    return (
+        f"test {rows['test accuracy']:.1%}, validation {rows['validation accuracy']:.1%}, "
+        f"{rows['steps']:.0f} steps, {rows['training time']:.0f} s{memory}"
+    )
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not empty; "" where there is none."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _values(run: RunFolder) -> dict[str, float]:
+    return {row.quantity: row.value for row in read_rows(run.rows)}

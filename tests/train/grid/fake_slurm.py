@@ -1,0 +1,57 @@
+"""A cluster of one machine, as the programs of SLURM that a grid calls: enough of them to run its jobs, and no queue.
+
+The state of a job is a file in the folder FAKE_SLURM; a job runs at once, in a process of its own.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+STATES = Path(os.environ["FAKE_SLURM"])
+
+
+def sbatch(words: list[str]) -> None:
+    text = " ".join(words) if "--test-only" in words else Path(words[0]).read_text()
+    if "--partition=none" in text:
+        sys.exit("sbatch: error: invalid partition specified: none")
+    if "--test-only" in words:
+        return
+    number = str(len([path for path in STATES.iterdir() if path.name.endswith(".name")]) + 1)
+    (STATES / f"{number}.name").write_text(re.search(r"--job-name=(\S+)", text)[1])
+    array = re.search(r"--array=0-(\d+)", text)
+    for task in range(int(array[1]) + 1) if array else [None]:
+        job = number if task is None else f"{number}_{task}"
+        (STATES / f"{job}.state").write_text("RUNNING")
+        environment = os.environ | {"SLURM_JOB_ID": number}
+        if task is not None:
+            environment |= {"SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": str(task)}
+        command = [sys.executable, __file__, "run", job, words[0]]
+        nothing = subprocess.DEVNULL
+        subprocess.Popen(command, env=environment, start_new_session=True, stdout=nothing, stderr=nothing)
+    print(f"Submitted batch job {number}")
+
+
+def run(words: list[str]) -> None:
+    job, script = words
+    done = subprocess.run(["bash", script], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    (STATES / f"{job}.state").write_text("FAILED" if done.returncode else "COMPLETED")
+
+
+def srun(words: list[str]) -> None:
+    # --unbuffered --output FILE --error FILE COMMAND
+    os.execvp(words[5], words[5:])
+
+
+def squeue(words: list[str]) -> None:
+    if (STATES / "silent").exists():
+        sys.exit("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    name = next(word.removeprefix("--name=") for word in words if word.startswith("--name="))
+    for state in STATES.glob("*.state"):
+        if (STATES / f"{state.stem.partition('_')[0]}.name").read_text() == name:
+            print(state.stem, state.read_text())
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](sys.argv[2:])
