@@ -24,7 +24,7 @@ from nystrom.checks import Design
 from nystrom.models.configuration import EncoderConfig
 
 
-class Table(nn.Embedding):
+class EmbeddingTable(nn.Embedding):
     """An embedding with a standard deviation of its own to start with; 0 for zeros."""
 
     def __init__(self, rows: int, width: int, *, std: float, padding_idx: int | None = None):

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
-from nystrom.models.design import Table, start_stds
+from nystrom.models.design import EmbeddingTable, start_stds
 from nystrom.models.rotary import Rotation, rotation
 from nystrom.parallel.models import count_positions_over_ranks
 from nystrom.precision import accumulator
@@ -44,13 +44,15 @@ class EncoderEmbeddings(nn.Module):
             across_heads=config.rotary_across_heads,
         )
         words, table, segments = start_stds(config)
-        self.word_embeddings: nn.Embedding = Table(config.vocab_size, width, std=words, padding_idx=config.pad_token_id)
+        self.word_embeddings: nn.Embedding = EmbeddingTable(
+            config.vocab_size, width, std=words, padding_idx=config.pad_token_id
+        )
         self.cls = nn.Parameter(torch.zeros(width)) if config.pooling == "cls" else None
         # Its place among the tokens is not known to a rank that holds a piece of them.
         self.over_ranks = self.cls is None
         rows = config.max_position_embeddings + POSITION_OFFSET + (self.cls is not None)
-        self.position_embeddings = Table(rows, width, std=table) if self.kind == "learned" else None
-        self.token_type_embeddings = Table(config.type_vocab_size, width, std=segments)
+        self.position_embeddings = EmbeddingTable(rows, width, std=table) if self.kind == "learned" else None
+        self.token_type_embeddings = EmbeddingTable(config.type_vocab_size, width, std=segments)
         self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.norm == "post" else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 

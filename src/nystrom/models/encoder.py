@@ -28,7 +28,7 @@ from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
 from nystrom.models.blocks import EncoderLayer, EncoderSelfAttention, EncoderStack, build_method
 from nystrom.models.configuration import EncoderConfig
-from nystrom.models.design import Table, start_linear
+from nystrom.models.design import EmbeddingTable, start_linear
 from nystrom.models.embeddings import EncoderEmbeddings, check_mask
 from nystrom.models.files.loading import SizeMismatchError, check_fit, check_tied, check_weights, find_folder
 from nystrom.shapes import Group
@@ -183,7 +183,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
         start = getattr(module, "reset_parameters", None)
         if isinstance(module, nn.Linear) and self.config.design != "transformers":
             start_linear(module, self.config.design)
-        elif isinstance(module, Table) and self.config.design != "transformers":
+        elif isinstance(module, EmbeddingTable) and self.config.design != "transformers":
             module.start()
         elif start is None or isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm):
             super()._init_weights(module)
