@@ -46,7 +46,7 @@ tables: $(VENV)/.dev  ## write the tables of the pages from the rows in results/
 	$(BIN)/python tools/write_tables.py
 
 docs: $(VENV)/.dev  ## build the site into site/; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bare: | $(VENV)/.made  ## the core, in an environment with torch and jaxtyping alone
 	rm -rf $(VENV)-bare
