@@ -1,7 +1,11 @@
+import importlib
+import importlib.util
+import re
+
 import pytest
 from markdown import Markdown
 
-from tools.site_pages import ELSEWHERE, Formulas, page_of, site_links
+from tools.site_pages import ELSEWHERE, ROOT, Formulas, page_of, site_links
 
 
 @pytest.mark.parametrize(
@@ -38,3 +42,28 @@ def test_formulas_become_mathml():
 
 def test_the_pages_from_elsewhere_are_there():
     assert [page_of(source) for source in ELSEWHERE] == list(ELSEWHERE.values())
+
+
+def documented():
+    """Every object that a page of docs documents, by the path that its page names."""
+    found = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for path, options in re.findall(
+            r"^::: ([\w.]+)\n((?:    .*\n)*)", page.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            members = re.search(r"members: \[(.*?)\]", options)
+            if importlib.util.find_spec(path.rsplit(".", 1)[0]) and members:
+                module = importlib.import_module(path)
+                found += [getattr(module, name.strip()) for name in members[1].split(",")]
+            else:
+                module, name = path.rsplit(".", 1)
+                found.append(getattr(importlib.import_module(module), name))
+    return found
+
+
+def test_every_public_name_is_documented_once():
+    pages = documented()
+    for package in ("", ".integrations", ".models", ".inspection", ".parallel", ".linalg"):
+        module = importlib.import_module(f"nystrom{package}")
+        for name in module.__all__:
+            assert sum(each is getattr(module, name) for each in pages) == 1, f"{module.__name__}.{name}"
