@@ -121,6 +121,9 @@ COMMANDS: dict[str, Command] = {
     "bench plan": Command(
         "what a training step of a long sequence over GPUs costs on paper, beside ring attention", studies.bench_plan
     ),
+    "bench ranks": Command(
+        "time, memory and bytes of a sequence cut over processes, beside one process", studies.bench_ranks
+    ),
     "bench runs": Command("compare methods in several runs, with medians and spread over the runs", studies.bench_runs),
     "bench pretraining": Command(
         "tokens per second of pretraining beside transformers' own loop", studies.bench_pretraining
@@ -130,6 +133,7 @@ COMMANDS: dict[str, Command] = {
         "table and plot of rows that were measured before", studies.report_study("efficiency")
     ),
     "report model": Command("the same for rows of whole encoders", studies.report_study("model")),
+    "report ranks": Command("the same for rows of sequences over processes", studies.report_study("ranks")),
     "report study": Command("print the tables of a study of nystrom reproduce again", reproduce.report_gathered),
     "report training": Command("the same for rows of training steps", studies.report_study("training")),
 }

@@ -92,6 +92,16 @@ def bench_plan(words: list[str]) -> None:
     print(run_plan(**arguments_of(run_plan, words, "bench plan")))
 
 
+def bench_ranks(words: list[str]) -> None:
+    """Measure a sequence over processes."""
+    from nystrom.report.tables import print_study
+    from nystrom.studies.parallel.ranks import run_ranks
+
+    arguments = arguments_of(run_ranks, words, "bench ranks")
+    print_study(run_ranks(**arguments))
+    print(f"Rows: {Path(arguments['to']) / 'ranks.csv'}")
+
+
 def report_study(study: str) -> Callable[[list[str]], None]:
     """The command that prints and draws rows of a study."""
 

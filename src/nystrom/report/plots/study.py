@@ -5,14 +5,15 @@ from pathlib import Path
 
 from nystrom.measure.rows import Row
 from nystrom.report.plots.efficiency import draw_efficiency
+from nystrom.report.plots.ranks import draw_ranks
 from nystrom.report.plots.training import draw_training
 
 
 def draw_study(rows: Sequence[Row], path: Path) -> None:
-    """Draw the rows of a study: `draw_training` or `draw_efficiency`.
+    """Draw the rows of a study: `draw_training`, `draw_ranks` or `draw_efficiency`.
 
     Raises:
         ValueError: No rows that were measured, or a file of another format.
     """
-    training = bool(rows) and rows[0].study == "training"
-    (draw_training if training else draw_efficiency)(rows, path)
+    draw = {"training": draw_training, "ranks": draw_ranks}.get(rows[0].study if rows else "", draw_efficiency)
+    draw(rows, path)
