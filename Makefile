@@ -67,7 +67,7 @@ types: $(VENV)/.dev  ## static types
 layers: $(VENV)/.dev  ## which room may import which
 	$(BIN)/lint-imports
 
-readme: $(VENV)/.dev  ## the code blocks of README and docs
+readme: $(VENV)/.dev  ## the code blocks of README and docs, and the examples
 	$(BIN)/python -m pytest -m readme
 
 gpu:  ## on a machine with a GPU: tests, tiles, tables, errors and runs, 40 minutes; goes on where it was

