@@ -15,6 +15,7 @@ from nystrom.models import (
     EncoderForTokenClassification,
 )
 from nystrom.parallel import parallelize
+from nystrom.train.run.denoising import Denoiser
 
 PIECES = (7, 16)
 LABELS = {
@@ -37,6 +38,9 @@ def checks():
             for masked in (False, True):
                 check = functools.partial(the_model_gives_what_one_process_gives, kind, changes, masked)
                 yield f"{kind.__name__} {changes} {'masked' if masked else 'open'}", check
+    for masked in (False, True):
+        check = functools.partial(the_mean_of_the_ranks_losses_of_corrupted_tokens_is_that_of_one_process, masked)
+        yield f"denoising {'masked' if masked else 'open'}", check
     yield "refusals", what_does_not_work_over_ranks_is_refused
 
 
@@ -92,6 +96,20 @@ def the_model_gives_what_one_process_gives(kind, changes, masked):
         )
     parallelize(model, None)
     torch.testing.assert_close(model(**given).loss, expected.loss, rtol=0, atol=0)
+
+
+def the_mean_of_the_ranks_losses_of_corrupted_tokens_is_that_of_one_process(masked):
+    config, source = build(EncoderForSequenceClassification).config, torch.Generator().manual_seed(1)
+    torch.manual_seed(0)
+    denoiser = Denoiser(config).double()
+    ids = torch.randint(30, (2, 23), generator=source)
+    x = torch.randn(2, 23, config.hidden_size, dtype=torch.float64, generator=source)
+    keep = torch.arange(23) < torch.tensor([[5], [21]]) if masked else None
+    expected = denoiser.loss(x, ids, keep)
+    mine = [None if y is None else y.split(PIECES, 1)[dist.get_rank()] for y in (x, ids, keep)]
+    out = denoiser.loss(*mine, group=dist.group.WORLD).detach()
+    dist.all_reduce(out)
+    torch.testing.assert_close(out / dist.get_world_size(), expected.detach(), **CLOSE)
 
 
 def what_does_not_work_over_ranks_is_refused():

@@ -1,13 +1,17 @@
 """A small data set, and runs of a few steps on it."""
 
 import csv
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.testing import assert_close
 
+from nystrom.measure.rows import read_rows
 from nystrom.train.engine import train
 from nystrom.train.run.trainer import EncoderTrainer
 
@@ -56,6 +60,39 @@ def curves() -> Callable[[Path], list[tuple[int, str, float]]]:
             return [(int(row["step"]), row["quantity"], float(row["value"])) for row in csv.DictReader(file)]
 
     return read
+
+
+@pytest.fixture(scope="session")
+def same_run(weights, curves) -> Callable[..., None]:
+    """Compare a run with one whose sums are taken in another order."""
+
+    def compare(run: Path, wanted: Path, step: int = 12) -> None:
+        read = (weights(each, step) for each in (run, wanted))
+        # No result depends on the bias of the keys, whose gradient is rounding alone, and Adam makes steps of it.
+        found, expected = ({name: x for name, x in each.items() if not name.endswith("key.bias")} for each in read)
+        # float32, over the steps of Adam.
+        assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        for (step, quantity, value), (other_step, other, expected) in zip(curves(run), curves(wanted), strict=True):
+            assert (step, quantity) == (other_step, other)
+            assert value == pytest.approx(expected, rel=1e-3, abs=1e-6), (step, quantity)
+        kept = [[row for row in read_rows(each / "rows.csv") if not row.unit] for each in (run, wanted)]
+        found, expected = ([(row.quantity, row.repeats, row.value) for row in rows] for rows in kept)
+        assert [row[:2] for row in found] == [row[:2] for row in expected]
+        assert [row[2] for row in found] == pytest.approx([row[2] for row in expected], rel=1e-3)
+
+    return compare
+
+
+@pytest.fixture
+def torchrun(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `nystrom` with some words in several processes."""
+
+    def run(processes: int, *words: object, launcher: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [*launch, *launcher, "-m", "nystrom", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=tmp_path)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,8 @@ class TrackedError(nn.Module):
     # would round them, and a model made on the meta device would lose them.
     _sums: Float[Tensor, "3 h"]
     _step: Int[Tensor, ""]
+    # It asks for the keys of all tokens, of which a rank holds its own: see `nystrom.parallel.models`.
+    over_ranks = False
 
     def __init__(self, num_heads: int):
         super().__init__()

@@ -28,6 +28,8 @@ def train_words(
     named |= settings.changes()
     if settings.accumulation != 1:
         named["accumulation"] = settings.accumulation
+    if settings.context_parallel != 1:
+        named["context_parallel"] = settings.context_parallel
     named |= {"precision": settings.precision, "device": settings.device}
     named |= {"threads": threads, "compile": settings.compile or None}
     named |= {"track_error": settings.track_error or None, "data": data}

@@ -39,6 +39,7 @@ def train(
     steps: int | None = None,
     batch_size: int | None = None,
     accumulation: int = 1,
+    context_parallel: int = 1,
     learning_rate: float | None = None,
     warmup_steps: int | None = None,
     dropout: float | None = None,
@@ -100,6 +101,7 @@ def train(
         steps: Steps.
         batch_size: Samples per step, over all processes and accumulated parts.
         accumulation: Parts in which a process computes its share of a batch, to save memory; in evaluations too.
+        context_parallel: Processes that share the tokens of each sample, for samples that do not fit into one.
         learning_rate: Learning rate at the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
         dropout: Dropout on the hidden states.
@@ -199,6 +201,7 @@ def train(
         track_error=track_error,
         mask_share=mask_share,
         start=start,
+        context_parallel=context_parallel,
     )
     if threads is not None:
         check_at_least("threads", threads, 1)

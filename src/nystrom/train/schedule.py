@@ -15,6 +15,7 @@ class Schedule:
         batch_size: Samples per step, over all processes and accumulated parts.
         accumulation: Parts that a process computes its share of a batch in.
         processes: Processes.
+        context_parallel: Processes that share the tokens of a sample.
         learning_rate: At the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
         evaluate_every: Steps between evaluations and checkpoints.
@@ -26,6 +27,7 @@ class Schedule:
     batch_size: int
     accumulation: int
     processes: int
+    context_parallel: int = 1
     learning_rate: float
     warmup_steps: int
     evaluate_every: int
@@ -33,7 +35,7 @@ class Schedule:
     seed: int
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "accumulation", "evaluate_every", "log_every"):
+        for name in ("steps", "batch_size", "accumulation", "context_parallel", "evaluate_every", "log_every"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("seed", self.seed, 0)
         check_at_least("warmup_steps", self.warmup_steps, 0)
@@ -48,16 +50,28 @@ class Schedule:
                 f"log_every is {self.log_every} but evaluate_every is {self.evaluate_every}; expected a divisor of it, "
                 "so that a resumed run logs the same means."
             )
-        if self.batch_size % (self.processes * self.accumulation):
+        if self.processes % self.context_parallel:
             raise ValueError(
-                f"batch_size is {self.batch_size} but {self.processes} processes share it, each in accumulation = "
-                f"{self.accumulation} parts; expected a multiple of {self.processes * self.accumulation}."
+                f"context_parallel is {self.context_parallel} but processes is {self.processes}; expected groups of "
+                f"{self.context_parallel}: start a multiple of them, such as torchrun --nproc-per-node "
+                f"{self.context_parallel} -m nystrom."
+            )
+        if self.batch_size % (self.groups * self.accumulation):
+            who = "processes" if self.context_parallel == 1 else f"groups of {self.context_parallel} processes"
+            raise ValueError(
+                f"batch_size is {self.batch_size} but {self.groups} {who} share it, each in accumulation = "
+                f"{self.accumulation} parts; expected a multiple of {self.groups * self.accumulation}."
             )
 
     @property
+    def groups(self) -> int:
+        """Groups of processes that share samples; the processes, where samples are not cut."""
+        return self.processes // self.context_parallel
+
+    @property
     def part_size(self) -> int:
-        """Samples that one process takes at a time."""
-        return self.batch_size // (self.processes * self.accumulation)
+        """Samples that one process takes at a time, of which it may hold a piece."""
+        return self.batch_size // (self.groups * self.accumulation)
 
 
 class RunSettings(Protocol):
@@ -103,6 +117,11 @@ class RunSettings(Protocol):
     @property
     def processes(self) -> int:
         """Processes."""
+        ...
+
+    @property
+    def context_parallel(self) -> int:
+        """Processes that share the tokens of a sample."""
         ...
 
     @property

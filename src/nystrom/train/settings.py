@@ -47,6 +47,7 @@ class Settings(Recipe, Schedule):
         mask_share: Share of the tokens that are masked and predicted; 0 where the class is.
         model: Folder of the encoder that the run starts from; None where it starts from nothing.
         weights: Checksum of that encoder's weights.
+        context_parallel: Processes that share the tokens of a sample.
     """
 
     task: str
@@ -73,6 +74,7 @@ class Settings(Recipe, Schedule):
     mask_share: float = 0.0
     model: str | None = None
     weights: str | None = None
+    context_parallel: int = 1
 
     def __post_init__(self):
         super().__post_init__()
@@ -163,6 +165,7 @@ def settle(
     mask_share: float = 0.0,
     start: "StartEncoder | None" = None,
     elsewhere: bool = False,
+    context_parallel: int = 1,
 ) -> Settings:
     """Combine a preset with its changes, and with the encoder that the run starts from.
 
@@ -186,6 +189,7 @@ def settle(
         mask_share: Share of the tokens that are masked and predicted; 0 where the class is.
         start: The encoder that the run starts from, with its settings; None for none.
         elsewhere: Whether the run is for another machine, whose device is not looked for here.
+        context_parallel: Processes that share the tokens of a sample.
 
     Raises:
         ValueError: An unknown name, or a value that cannot be used.
@@ -232,6 +236,7 @@ def settle(
         mask_share=mask_share,
         model=None if start is None else str(start.folder),
         weights=None if start is None else start.weights,
+        context_parallel=context_parallel,
         **(given | chosen),
     )
     settings.encoder_config()

@@ -168,6 +168,20 @@ def make_classifier(
     return model
 
 
+def blank_classifier(start: Start) -> PreTrainedModel:
+    """The model with new weights, to see what it is made of.
+
+    Raises:
+        ValueError: An attention that the model cannot use.
+    """
+    if start.own:
+        return EncoderForSequenceClassification(start.config)
+    model = AutoModelForSequenceClassification.from_config(start.config)
+    if start.attention != EXACT:
+        set_attention(model, start.attention, start.options)
+    return model
+
+
 def _own_changes(
     content: Mapping[str, Any], attention: str | None, options: Mapping[str, Any] | None
 ) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def finetune(
     max_length: int | None = None,
     seed: int = 0,
     accumulation: int = 1,
+    context_parallel: int = 1,
     warmup_steps: int | None = None,
     evaluate_every: int | None = None,
     precision: Precision = "auto",
@@ -77,6 +78,7 @@ def finetune(
         max_length: Tokens that a text, or a pair, is cut to; 512, or the model's positions where these are fewer.
         seed: Determines the new head, the order of the texts and dropout.
         accumulation: Parts in which a process computes its share of a batch, to save memory.
+        context_parallel: Processes that share the tokens of each text, for texts that do not fit into one.
         warmup_steps: Steps of linear warm-up; a tenth of all if not given.
         evaluate_every: Steps between evaluations, each followed by a checkpoint; once per epoch if not given.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
@@ -127,6 +129,7 @@ def finetune(
     named |= {"search": search or None}
     named |= {"evaluate_every": evaluate_every, "precision": precision, "device": device, "to": run.path}
     named |= {"track_error": track_error or None}
+    named |= {"context_parallel": None if context_parallel == 1 else context_parallel}
 
     from nystrom.train.finetune.start import Material, finetune_model
 
@@ -147,6 +150,7 @@ def finetune(
             device=device,
             precision=precision,
             track_error=track_error,
+            context_parallel=context_parallel,
         ),
         model=model,
         attention=attention if planned is None else PLAN,

@@ -1,8 +1,10 @@
 """The results of a finished fine-tuning: the best model with its tokenizer, its predictions, and its rows."""
 
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
+from numpy.typing import NDArray
 from safetensors.torch import load_model
 from transformers import PreTrainedModel
 
@@ -60,19 +62,15 @@ def finish(
         run.write_curves(trainer.curves())
         draw_curves(run.curves, run.plot)
     assert state.best_global_step, "the last step is evaluated"
-    load_model(model, run.checkpoint(state.best_global_step) / "model.safetensors")
+    logits_by_split = best_logits(trainer, model, splits, collate, settings, run)
     with written(run.best, way_on):
         _save(model, tokenizer, settings, run)
     rows = ResultRows(settings, model.config, published=data.published, command=command)
     results: list[Row] = []
     said: list[str] = []
     files = []
-    for name, split in splits.items():
-        if name == "train":
-            continue
-        logits = logits_of(
-            model, split, collate, batch_size=settings.part_size, device=settings.device, precision=settings.precision
-        )
+    for name, logits in logits_by_split.items():
+        split = splits[name]
         if split.labels is not None:
             found = scores(logits, split.labels, task.metrics, classes=data.classes is not None)
             results += [rows.row(f"{name} {metric}", found[metric], samples=len(split)) for metric in task.metrics]
@@ -101,6 +99,36 @@ def finish(
         f"best after step {state.best_global_step} of {settings.steps}; {seconds:.0f} s of training\n"
         f"model       {run.best}\npredictions {', '.join(map(str, files))}\nrows        {run.rows}"
     )
+
+
+def best_logits(
+    trainer: RunTrainer,
+    model: PreTrainedModel,
+    splits: Mapping[str, EncodedSplit],
+    collate: BatchMaker,
+    settings: FinetuneSettings,
+    run: RunFolder,
+) -> dict[str, NDArray[Any]]:
+    """The logits of the best model for each split but the training one; the ranks that share texts call it together.
+
+    Args:
+        trainer: After its last step.
+        model: The model that was trained; it gets the best weights.
+        splits: The texts as tokens.
+        collate: Makes a batch.
+        settings: Settings of the run.
+        run: The folder.
+    """
+    step = trainer.state.best_global_step
+    assert step is not None
+    load_model(model, run.checkpoint(step) / "model.safetensors")
+    make = collate if trainer.pieces is None else trainer.pieces.collate(collate)
+    size, device, precision = settings.part_size, settings.device, settings.precision
+    return {
+        name: logits_of(model, split, make, batch_size=size, device=device, precision=precision)
+        for name, split in splits.items()
+        if name != "train"
+    }
 
 
 def _save(model: PreTrainedModel, tokenizer: Any, settings: FinetuneSettings, run: RunFolder) -> None:

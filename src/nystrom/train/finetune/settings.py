@@ -70,6 +70,7 @@ class FinetuneSettings(Schedule):
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
         track_error: Whether the curves have the error of attention.
+        context_parallel: Processes that share the tokens of a sample.
     """
 
     task: str
@@ -90,6 +91,7 @@ class FinetuneSettings(Schedule):
     device: str
     precision: str
     track_error: bool = False
+    context_parallel: int = 1
 
     def __post_init__(self):
         super().__post_init__()
@@ -174,6 +176,7 @@ class Choices:
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
         track_error: Whether the curves have the error of attention.
+        context_parallel: Processes that share the tokens of a text.
     """
 
     extent: TrainingExtent
@@ -184,6 +187,7 @@ class Choices:
     device: str
     precision: str
     track_error: bool = False
+    context_parallel: int = 1
 
     def changed(self, values: Mapping[str, float]) -> "Choices":
         """The same with other values of the names in `SearchGrid`."""

@@ -15,14 +15,15 @@ from transformers import EvalPrediction, set_seed
 from nystrom.attention.backend import check_backend_device
 from nystrom.tasks.language.labelled.glue import LabelledTask
 from nystrom.tasks.language.labelled.splits import LabelledData
-from nystrom.train.finetune.classifier import Start, find_start, make_classifier, takes_segments
+from nystrom.train.finetune.classifier import Start, blank_classifier, find_start, make_classifier, takes_segments
 from nystrom.train.finetune.encoding import EncodedSplit, collator, padding_of
-from nystrom.train.finetune.finish import finish
+from nystrom.train.finetune.finish import best_logits, finish
 from nystrom.train.finetune.scores import scores
 from nystrom.train.finetune.settings import PRESET, Choices, FinetuneSettings, SearchGrid
 from nystrom.train.hardware import is_main, processes
 from nystrom.train.results import command_line
 from nystrom.train.run.folder import RunFolder
+from nystrom.train.run.pieces import check_pieces
 from nystrom.train.run.progress import no_file_bars
 from nystrom.train.run.run_trainer import RunTrainer, training_arguments
 from nystrom.train.run.to_the_end import train_to_the_end
@@ -108,6 +109,7 @@ def settle(start: Start, material: Material, choices: Choices) -> FinetuneSettin
             f"leave it out, or fine-tune what `nystrom convert {start.folder} --to OTHER` makes of it; nystrom inspect "
             "measures a trained model."
         )
+    check_pieces(choices.context_parallel, partial(blank_classifier, start))
     check_backend_device(start.options.get("backend", "auto"), torch.device(choices.device))
     return FinetuneSettings(
         task=material.name,
@@ -123,6 +125,7 @@ def settle(start: Start, material: Material, choices: Choices) -> FinetuneSettin
         device=choices.device,
         precision=choices.precision,
         track_error=choices.track_error,
+        context_parallel=choices.context_parallel,
         **choices.extent.in_steps(len(material.data.splits["train"].texts)),
     )
 
@@ -179,6 +182,8 @@ def run_once(
             trainer, model, start.tokenizer, data, splits, collate, material.task, settings, run,
             command=command_line(material.words, settings.processes),
         )  # fmt: skip
+    elif score and trainer.pieces is not None and trainer.pieces.with_main:
+        best_logits(trainer, model, splits, collate, settings, run)
     return trainer
 
 

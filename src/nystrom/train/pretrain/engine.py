@@ -36,6 +36,7 @@ def pretrain(
     steps: int | None = None,
     batch_size: int | None = None,
     accumulation: int = 1,
+    context_parallel: int = 1,
     learning_rate: float | None = None,
     warmup_steps: int | None = None,
     dropout: float | None = None,
@@ -73,6 +74,7 @@ def pretrain(
         steps: Steps.
         batch_size: Instances per step, over all processes and accumulated parts.
         accumulation: Parts in which a process computes its share of a batch, to save memory; in evaluations too.
+        context_parallel: Processes that share the tokens of each instance, for instances that do not fit into one.
         learning_rate: Learning rate at the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
         dropout: Dropout on the hidden states.
@@ -131,6 +133,7 @@ def pretrain(
             "log_every": log_every,
         },
         accumulation=accumulation,
+        context_parallel=context_parallel,
         seed=seed,
         instances=instances,
         device=device,
@@ -148,6 +151,7 @@ def pretrain(
 # What need not be in the command that reproduces a run.
 _DEFAULTS: dict[str, object] = {
     "accumulation": 1,
+    "context_parallel": 1,
     "instances": INSTANCES,
     "workers": 0,
     "compile": False,

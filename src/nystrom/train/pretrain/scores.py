@@ -19,6 +19,7 @@ from nystrom.models.embeddings import check_mask
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom.models.heads.losses import IGNORED
 from nystrom.models.heads.sequences import pool
+from nystrom.parallel.agreement import check_group
 from nystrom.precision import at_least_float32
 from nystrom.train.data.batches import shortest_first
 from nystrom.train.pretrain.data import HeldOutInstances
@@ -53,7 +54,7 @@ def score_batch(model: EncoderForPreTraining, batch: Mapping[str, Tensor]) -> Te
 
     Args:
         model: The model, in evaluation mode.
-        batch: What `MlmSop.collate` gives.
+        batch: What `MlmSop.collate` gives, or this rank's piece of it.
 
     Returns:
         For each instance its masked words, those that are predicted, the sum of their losses, whether the order is
@@ -73,7 +74,9 @@ def score_batch(model: EncoderForPreTraining, batch: Mapping[str, Tensor]) -> Te
         dim=1,
     )
     scores[:, :3].index_add_(0, asked.nonzero()[:, 0], of_words)
-    pooled = pool(x, check_mask(batch["attention_mask"], x), how=model.config.pooling)
+    if model.group is not None:
+        scores = check_group(model.group).sum(scores)
+    pooled = pool(x, check_mask(batch["attention_mask"], x), how=model.config.pooling, group=model.group)
     orders = at_least_float32(model.sop(pooled))
     scores[:, 3] = (orders.argmax(dim=-1) == order).double()
     scores[:, 4] = F.cross_entropy(orders, order, reduction="none").double()

@@ -76,6 +76,7 @@ class PretrainingSettings(Schedule):
         precision: "float32", "bfloat16" or "float16".
         compile: Whether the encoder is compiled.
         track_error: Whether the curves have the error of attention.
+        context_parallel: Processes that share the tokens of a sample.
     """
 
     preset: str
@@ -106,6 +107,7 @@ class PretrainingSettings(Schedule):
     precision: str
     compile: bool = False
     track_error: bool = False
+    context_parallel: int = 1
 
     def __post_init__(self):
         super().__post_init__()
@@ -130,6 +132,7 @@ def settle(
     precision: str,
     compile: bool,
     track_error: bool = False,
+    context_parallel: int = 1,
 ) -> PretrainingSettings:
     """Combine a preset with its changes and with the model that the run starts from.
 
@@ -151,6 +154,7 @@ def settle(
         precision: One of the three.
         compile: Whether the encoder is compiled.
         track_error: Whether the curves have the error of attention.
+        context_parallel: Processes that share the tokens of an instance.
 
     Raises:
         ValueError: An unknown name, a value that cannot be used, or a model that does not fit.
@@ -199,6 +203,7 @@ def settle(
         precision=precision,
         compile=compile,
         track_error=track_error,
+        context_parallel=context_parallel,
         **(given | chosen),
     )
 

@@ -25,6 +25,7 @@ from nystrom.train.pretrain.trainer import PretrainingTrainer
 from nystrom.train.results import command_line
 from nystrom.train.run.compiling import check_compiler
 from nystrom.train.run.folder import RunFolder
+from nystrom.train.run.pieces import check_pieces
 from nystrom.train.run.progress import no_file_bars
 from nystrom.train.run.run_trainer import training_arguments
 from nystrom.train.run.to_the_end import train_to_the_end
@@ -43,6 +44,7 @@ def pretrain_model(
     sizes: Mapping[str, int | None],
     changes: Mapping[str, float | None],
     accumulation: int,
+    context_parallel: int,
     seed: int,
     instances: int,
     device: str,
@@ -69,6 +71,7 @@ def pretrain_model(
         conv_kernel_size: See there.
         length: See there.
         accumulation: See there.
+        context_parallel: See there.
         seed: See there.
         instances: See there.
         device: "cpu" or "cuda".
@@ -101,6 +104,7 @@ def pretrain_model(
         precision=precision,
         compile=compile,
         track_error=track_error,
+        context_parallel=context_parallel,
     )
     train, held_out = open_instances(
         data, length=settings.length, seed=seed, instances=instances, batch_size=settings.batch_size
@@ -111,6 +115,7 @@ def pretrain_model(
     preset_fields = {"hidden_act": base.hidden_act, "initializer_range": base.initializer_range}
     # Unknown options, and sizes that do not fit each other, are found here.
     config = encoder_config(settings, preset_fields, vocabulary)
+    check_pieces(context_parallel, lambda: EncoderForPreTraining(config), compile=compile)
     check_backend_device(settings.options.get("backend", "auto"), torch.device(device))
     if compile:
         check_compiler(device)

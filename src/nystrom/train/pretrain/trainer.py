@@ -3,7 +3,8 @@ r"""Training on masked words and sentence order: `nystrom.train.run.run_trainer`
 The loss of a step is the mean over all masked words of its batch plus the mean over its instances. With the batch in
 parts, over processes or accumulated, part p with $w_p$ of the W masked words and $b_p$ of the B instances counts as
 $\frac{w_p}{W} \ell_p + \frac{b_p}{B} o_p$, so that the parts give the gradient of the whole batch; the mean of the
-losses of the parts would not, since each has another number of masked words.
+losses of the parts would not, since each has another number of masked words. Where instances are cut over the N ranks
+of a group, a rank counts the masked words of its piece, and $b_p / N$ instances.
 
 The best checkpoint is that of the lowest held-out loss. If the model is compiled, it is the encoder alone, with all
 batches padded to one length: how many tokens are masked differs from batch to batch.
@@ -101,7 +102,7 @@ class PretrainingTrainer(RunTrainer):
         outputs = model(**inputs)
         here = (inputs["labels"] != IGNORED).sum()
         words = here / torch.as_tensor(num_items_in_batch, device=here.device).clamp(min=1)
-        instances = len(inputs["labels"]) / self.settings.batch_size
+        instances = len(inputs["labels"]) / (self.settings.batch_size * self.settings.context_parallel)
         # Gradients are averaged over the processes.
         loss = (words * outputs.prediction_loss + instances * outputs.sop_loss) * self.args.world_size
         return (loss, outputs) if return_outputs else loss

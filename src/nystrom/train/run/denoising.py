@@ -22,7 +22,9 @@ from torch import Tensor, nn
 
 from nystrom.models import EncoderConfig
 from nystrom.models.heads.language import LanguageHead
+from nystrom.parallel.agreement import check_group
 from nystrom.precision import at_least_float32
+from nystrom.shapes import Group
 
 CORRUPTED, RANDOM = 0.3, 1 / 3
 
@@ -71,7 +73,12 @@ class Denoiser(nn.Module):
         return torch.where(chosen[..., None], self.mask.to(embedded.dtype), embedded)
 
     def loss(
-        self, x: Float[Tensor, "s n w"], ids: Int[Tensor, "s n"], chosen: Bool[Tensor, "s n"] | None
+        self,
+        x: Float[Tensor, "s n w"],
+        ids: Int[Tensor, "s n"],
+        chosen: Bool[Tensor, "s n"] | None,
+        *,
+        group: Group = None,
     ) -> Float[Tensor, ""]:
         """Mean over the sequences of the mean loss of their chosen tokens.
 
@@ -79,17 +86,30 @@ class Denoiser(nn.Module):
             x: Last hidden states.
             ids: The clean tokens.
             chosen: Tokens that count, the real ones for example; None where all do.
+            group: Process group whose ranks hold pieces of the tokens; the mean of what they get is the loss.
         """
         chosen = torch.ones_like(ids, dtype=torch.bool) if chosen is None else chosen
-        return self.scores(x, ids, chosen)[0].mean()
+        size = 1 if group is None else check_group(group).size
+        return size * self.scores(x, ids, chosen, group=group)[0].mean()
 
     def scores(
-        self, x: Float[Tensor, "s n w"], ids: Int[Tensor, "s n"], chosen: Bool[Tensor, "s n"]
+        self,
+        x: Float[Tensor, "s n w"],
+        ids: Int[Tensor, "s n"],
+        chosen: Bool[Tensor, "s n"],
+        *,
+        group: Group = None,
     ) -> tuple[Float[Tensor, " s"], Int[Tensor, " s"]]:
-        """For each sequence, the mean loss of its chosen tokens, and how many of them are predicted; see `loss`."""
+        """For each sequence, the mean loss of its chosen tokens, and how many of them are predicted; see `loss`.
+
+        The sum over the ranks of a group gives both of the whole sequence.
+        """
         logits = at_least_float32(self.head(x[chosen]))
         losses = torch.zeros(ids.shape, device=x.device, dtype=logits.dtype)
         losses[chosen] = F.cross_entropy(logits, ids[chosen], reduction="none")
         right = torch.zeros_like(chosen)
         right[chosen] = logits.argmax(dim=-1) == ids[chosen]
-        return losses.sum(dim=1) / chosen.sum(dim=1).clamp(min=1), right.sum(dim=1)
+        count = chosen.sum(dim=1)
+        if group is not None:
+            count = check_group(group).gather(count).sum(dim=0)
+        return losses.sum(dim=1) / count.clamp(min=1), right.sum(dim=1)

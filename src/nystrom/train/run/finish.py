@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nystrom.measure.rows import Row
 from nystrom.models import EncoderConfig, EncoderModel
+from nystrom.parallel import parallelize
 from nystrom.report.plots.curves import draw_curves
 from nystrom.train.data.tasks import Model, class_names, find_task
 from nystrom.train.results import Place, accuracy_row, result_row, setting_words
@@ -34,17 +35,11 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, comma
     _write_curves(trainer, run)
     assert state.best_global_step, "the last step is evaluated, and counts"
     assert state.best_metric is not None
-    task = find_task(settings.task)
     test, val = trainer.splits.test, trainer.splits.val
     assert test is not None, "a run that classifies opens the test split"
-    best = load_model(run.checkpoint(state.best_global_step), settings.task, classes=class_names(test))
-    if settings.ema:
-        load_mean(best, run.checkpoint(state.best_global_step))
+    best, share = score_best(trainer, settings, run)
     with written(run.best, "go on with --resume"):
         _save(best, run.best)
-    share = accuracy(
-        best, test, task, batch_size=settings.part_size, device=settings.device, precision=settings.precision
-    )
     place = _place(settings, command)
     rows = [
         accuracy_row(best.config, "test accuracy", share, len(test), place),
@@ -60,6 +55,29 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, comma
         f"{state.best_metric:.1%}; {seconds:.0f} s of training\n"
         f"model  {run.best}\ncurves {run.curves}, {run.plot}\nrows   {run.rows}"
     )
+
+
+def score_best(trainer: EncoderTrainer, settings: Settings, run: RunFolder) -> tuple[Model, float]:
+    """The best model, and its accuracy on the test split; the ranks that share samples score together.
+
+    Args:
+        trainer: After its last step.
+        settings: Settings of the run.
+        run: The folder.
+    """
+    task, test, step = find_task(settings.task), trainer.splits.test, trainer.state.best_global_step
+    assert step, "the last step is evaluated, and counts"
+    assert test is not None, "a run that classifies opens the test split"
+    best = load_model(run.checkpoint(step), settings.task, classes=class_names(test))
+    if settings.ema:
+        load_mean(best, run.checkpoint(step))
+    if trainer.pieces is not None:
+        parallelize(best, trainer.pieces.tokens)
+        task = replace(task, collate=trainer.pieces.collate(task.collate))
+    share = accuracy(
+        best, test, task, batch_size=settings.part_size, device=settings.device, precision=settings.precision
+    )
+    return best, share
 
 
 def finish_masked(trainer: MaskedTrainer, settings: Settings, run: RunFolder, *, command: str) -> None:

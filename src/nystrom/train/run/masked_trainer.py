@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from transformers import EvalPrediction, TrainingArguments
 
 from nystrom.models import EncoderModel
+from nystrom.parallel.agreement import check_group
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.data.augmented import AugmentedSplit
 from nystrom.train.data.batches import shortest_first
@@ -92,7 +93,7 @@ class MaskedTrainer(EncoderTrainer):
     ) -> Any:
         """The mean over the sequences of the mean loss of their masked tokens."""
         assert not return_outputs, "evaluation scores each sequence"
-        return self.denoiser.loss(*self._encode(model, inputs))
+        return self.denoiser.loss(*self._encode(model, inputs), group=self.network.group)
 
     def prediction_step(
         self,
@@ -105,8 +106,10 @@ class MaskedTrainer(EncoderTrainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             x, ids, masked = self._encode(model, inputs)
-            losses, right = self.denoiser.scores(x, ids, masked)
-        scores = torch.stack([losses.double(), right.double(), masked.sum(dim=1).double()], dim=1)
+            losses, right = self.denoiser.scores(x, ids, masked, group=self.network.group)
+            scores = torch.stack([losses.double(), right.double(), masked.sum(dim=1).double()], dim=1)
+            if self.network.group is not None:
+                scores = check_group(self.network.group).sum(scores)
         # The documents of a pair follow each other.
         return None, scores.view(len(inputs["labels"]), -1, 3).sum(dim=1), inputs["labels"]
 

@@ -20,6 +20,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -37,10 +38,12 @@ from transformers import (
 )
 
 from nystrom.measure.memory import peak_megabytes
+from nystrom.parallel import parallelize
 from nystrom.train.data.batches import TrainingOrder, shortest_first
 from nystrom.train.presets.recipe import LearningRateSchedule
 from nystrom.train.run.attention_error import MEAN, error_quantities, restart_errors, take_errors
 from nystrom.train.run.folder import Point, RunFolder
+from nystrom.train.run.pieces import Pieces
 from nystrom.train.run.progress import QUANTITIES, progress
 from nystrom.train.run.writing import NotWritten, written
 from nystrom.train.schedule import RunSettings
@@ -132,6 +135,11 @@ class RunTrainer(Trainer):
         if errors:
             # The line of a step has the mean alone.
             shown = {**quantities, MEAN: errors[MEAN]}
+        self.pieces = None
+        if settings.context_parallel > 1:
+            self.pieces = Pieces(settings.context_parallel, device=settings.device, timeout=arguments.ddp_timeout_delta)
+            parallelize(model, self.pieces.tokens)
+            collate = self.pieces.collate(collate)
         self.settings, self.run, self.clip_value, self.quantities = settings, run, clip_value, {**quantities, **errors}
         self.train_samples, self.validation, self._collate = train, validation, collate
         self._seconds, self._since, self._megabytes = 0.0, time.monotonic(), 0.0
@@ -165,17 +173,15 @@ class RunTrainer(Trainer):
         return self._loader(self.eval_dataset, shortest_first(self.validation.lengths), self.args.eval_batch_size)
 
     def _loader(self, dataset: Any, order: Any, size: int) -> DataLoader:
-        pin = self.settings.device != "cpu"
-        return self.accelerator.prepare(
-            DataLoader(
-                dataset,
-                batch_size=size,
-                sampler=order,
-                collate_fn=self._collate,
-                num_workers=self.args.dataloader_num_workers,
-                pin_memory=pin,
-            )
+        loader = DataLoader(
+            dataset,
+            batch_size=size,
+            sampler=order,
+            collate_fn=self._collate,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.settings.device != "cpu",
         )
+        return self.accelerator.prepare(loader) if self.pieces is None else self.pieces.loader(loader, self.accelerator)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
@@ -190,6 +196,9 @@ class RunTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Evaluate on the validation split."""
+        if self.pieces is not None:
+            # The Trainer's own would count each sample once for each of its pieces.
+            self.gather_function = partial(self.pieces.gather, accelerator=self.accelerator)
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if not math.isfinite(metrics["eval_loss"]):
             raise NotFinite(f"the validation loss is {metrics['eval_loss']} after step {self.state.global_step}")

@@ -25,9 +25,10 @@ from nystrom.train.hardware import is_main
 from nystrom.train.presets.published import Preset
 from nystrom.train.results import command_line
 from nystrom.train.run.compiling import check_compiler
-from nystrom.train.run.finish import finish, finish_masked
+from nystrom.train.run.finish import finish, finish_masked, score_best
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.masked_trainer import MaskedTrainer
+from nystrom.train.run.pieces import check_pieces
 from nystrom.train.run.progress import no_file_bars, no_load_report
 from nystrom.train.run.run_trainer import AdamValues, training_arguments
 from nystrom.train.run.to_the_end import train_to_the_end
@@ -61,6 +62,11 @@ def train_model(
         FloatingPointError: The loss or a weight is no longer finite.
         OSError: A file could not be written; the message names the folder and how to continue.
     """
+    check_pieces(
+        settings.context_parallel,
+        lambda: _new_model(settings, settings.encoder_config()),
+        compile=settings.compile,
+    )
     if threads is not None:
         torch.set_num_threads(threads)
     reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
@@ -116,6 +122,8 @@ def train_model(
                 finish_masked(trainer, settings, run, command=command)
             else:
                 finish(trainer, settings, run, command=command)
+        elif trainer.pieces is not None and trainer.pieces.with_main and not settings.mask_share:
+            score_best(trainer, settings, run)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -131,7 +139,7 @@ def start_model(settings: Settings, config: EncoderConfig) -> Model | EncoderMod
         ValueError: Weights that do not fit, by name.
     """
     if settings.model is None:
-        return EncoderModel(config) if settings.mask_share else find_task(settings.task).model(config)
+        return _new_model(settings, config)
     with no_load_report():
         encoder = EncoderModel.from_pretrained(settings.model, config=config)
     if settings.mask_share:
@@ -139,3 +147,7 @@ def start_model(settings: Settings, config: EncoderConfig) -> Model | EncoderMod
     model = find_task(settings.task).model(config)
     model.nystromformer.load_state_dict(encoder.state_dict())
     return model
+
+
+def _new_model(settings: Settings, config: EncoderConfig) -> Model | EncoderModel:
+    return EncoderModel(config) if settings.mask_share else find_task(settings.task).model(config)

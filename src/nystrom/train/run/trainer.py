@@ -114,7 +114,10 @@ class EncoderTrainer(RunTrainer):
         # The documents of a pair follow each other.
         ids = ids.flatten(0, -2)
         keep = None if keep is None else keep.flatten(0, -2)
-        return outputs, denoiser.loss(outputs.hidden_states[-1][:, -ids.shape[1] :], ids, keep)
+        x = outputs.hidden_states[-1]
+        # Behind a class token, where the model has one.
+        x = x[:, x.shape[1] - ids.shape[1] :]
+        return outputs, denoiser.loss(x, ids, keep, group=self.network.group)
 
     def get_train_dataloader(self) -> DataLoader:
         """The batches of the whole run, of samples that are varied if the run does."""
