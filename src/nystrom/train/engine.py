@@ -12,7 +12,7 @@ from pathlib import Path
 from nystrom.checks import Design, FeedForward, Pooling, PositionKind, check_at_least
 from nystrom.measure.rows import Row
 from nystrom.train.data.columns import Columns
-from nystrom.train.hardware import Device, Precision, is_main, usable_device, usable_precision
+from nystrom.train.hardware import TIMEOUT, Device, Precision, is_main, usable_device, usable_precision
 from nystrom.train.lengths import data_positions, lengthened
 from nystrom.train.presets.published import find_preset
 from nystrom.train.presets.recipe import LearningRateSchedule
@@ -66,6 +66,7 @@ def train(
     compile: bool = False,
     track_error: bool = False,
     threads: int | None = None,
+    timeout: int = TIMEOUT,
 ) -> Path:
     """Train a model on a task, choose its best checkpoint on the validation split, and score that on the test split.
 
@@ -133,6 +134,7 @@ def train(
         compile: Compile the model, and pad every batch to the model's positions, so that one graph serves all steps.
         track_error: Also record the error of attention against exact attention, estimated from a few queries.
         threads: Threads on the CPU; torch's choice if not given.
+        timeout: Seconds that a process waits for the others; then the run ends, and can be resumed.
 
     Returns:
         The folder of the run; the best model is in its folder best.
@@ -203,12 +205,14 @@ def train(
         start=start,
         context_parallel=context_parallel,
     )
+    check_at_least("timeout", timeout, 1)
     if threads is not None:
         check_at_least("threads", threads, 1)
+    resume = run.goes_on(resume)
     with run.held(settings, resume=resume, main=is_main()):
         from nystrom.train.run.start import train_model
 
-        train_model(settings, chosen, data, run, columns=columns, resume=resume, threads=threads)
+        train_model(settings, chosen, data, run, columns=columns, resume=resume, threads=threads, timeout=timeout)
     return run.path
 
 

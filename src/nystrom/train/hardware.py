@@ -8,6 +8,9 @@ from typing import Literal, get_args
 
 from nystrom.checks import check_choice
 
+# Seconds that a process waits for the others, as torch has it.
+TIMEOUT = 1800
+
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -77,6 +80,11 @@ def cores() -> int:
 def processes() -> int:
     """How many processes torchrun started; before they connect, only the environment says so."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def restarts() -> int:
+    """How often torchrun has started these processes anew, after one of them had failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def is_main() -> bool:

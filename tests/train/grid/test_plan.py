@@ -106,7 +106,8 @@ def test_a_run_is_given_all_that_a_training_takes(tmp_path):
     )  # fmt: skip
     arguments = run_of(tmp_path, Planned("one", settings), Path("data"), threads=1).arguments
     # The child resumes a run if there is one; a grid takes prepared data, no encoder, and the preset's length.
-    left_out = {"resume", "text_field", "label_field", "pair_field", "model", "mask_share", "max_length", "context_parallel"}
+    left_out = {"resume", "text_field", "label_field", "pair_field", "model", "mask_share", "max_length"}
+    left_out |= {"context_parallel", "timeout"}
     assert arguments.keys() == inspect.signature(train).parameters.keys() - left_out
     assert (arguments["compile"], arguments["batch_size"], arguments["accumulation"], arguments["seed"]) == (
         True, 8, 2, 3,

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from nystrom.attention.plan import PLAN, read_plan
+from nystrom.checks import check_at_least
 from nystrom.tasks.language.labelled.glue import NUMBER_METRICS, find_labelled, own_task
 from nystrom.tasks.language.labelled.splits import LabelKind, read_labelled
 from nystrom.train.finetune.settings import PAPER_GRID, PRESET, Choices, SearchGrid, TrainingExtent, model_name
-from nystrom.train.hardware import Device, Precision, is_main, usable_device, usable_precision
+from nystrom.train.hardware import TIMEOUT, Device, Precision, is_main, usable_device, usable_precision
 from nystrom.train.run.folder import RunFolder
 
 OWN = "own"
@@ -48,6 +49,7 @@ def finetune(
     resume: bool = False,
     track_error: bool = False,
     threads: int | None = None,
+    timeout: int = TIMEOUT,
     search: bool = False,
     grid: SearchGrid = NO_GRID,
 ) -> Path:
@@ -87,6 +89,7 @@ def finetune(
         track_error: Also record the error of attention against exact attention, estimated from a few queries; for
             models of this library.
         threads: Threads on the CPU; torch's choice if not given.
+        timeout: Seconds that a process waits for the others; then the run ends, and can be resumed.
         search: Train with each batch size of 8, 16, 32 and each learning rate of 2e-5, 3e-5, 4e-5, 5e-5, as the paper
             for MRPC, and score the run that is best on validation. Needs optuna.
         grid: Other values to search.
@@ -100,6 +103,7 @@ def finetune(
     """
     if plan is not None and (attention is not None or options):
         raise ValueError("plan says what each layer does, and attention or its options are given too: leave one out.")
+    check_at_least("timeout", timeout, 1)
     planned = None if plan is None else read_plan(plan)
     extent = TrainingExtent(
         epochs=epochs, steps=steps, batch_size=batch_size, warmup_steps=warmup_steps, evaluate_every=evaluate_every
@@ -156,8 +160,9 @@ def finetune(
         attention=attention if planned is None else PLAN,
         options=options if planned is None else planned.options,
         run=run,
-        resume=resume,
+        resume=run.goes_on(resume),
         threads=threads,
+        timeout=timeout,
         grid=grid or (PAPER_GRID if search else None),
     )
     return run.path

@@ -20,9 +20,10 @@ from nystrom.train.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom.train.finetune.finish import best_logits, finish
 from nystrom.train.finetune.scores import scores
 from nystrom.train.finetune.settings import PRESET, Choices, FinetuneSettings, SearchGrid
-from nystrom.train.hardware import is_main, processes
+from nystrom.train.hardware import TIMEOUT, is_main, processes
 from nystrom.train.results import command_line
 from nystrom.train.run.folder import RunFolder
+from nystrom.train.run.lost_ranks import others_answer
 from nystrom.train.run.pieces import check_pieces
 from nystrom.train.run.progress import no_file_bars
 from nystrom.train.run.run_trainer import RunTrainer, training_arguments
@@ -58,6 +59,7 @@ def finetune_model(
     run: RunFolder,
     resume: bool,
     threads: int | None,
+    timeout: int,
     grid: SearchGrid | None,
 ) -> None:
     """Fine-tune a model on texts that were read; see `nystrom.train.finetune.engine.finetune`.
@@ -71,6 +73,7 @@ def finetune_model(
         run: The folder of the run.
         resume: Continue the run in it.
         threads: Threads on the CPU; None for torch's choice.
+        timeout: Seconds that a process waits for the others.
         grid: Values to try; None for one run.
     """
     if threads is not None:
@@ -84,7 +87,7 @@ def finetune_model(
             return
         settings = settle(start, material, choices)
         with run.held(settings, resume=resume, main=is_main()):
-            run_once(start, material, settings, run, resume=resume)
+            run_once(start, material, settings, run, resume=resume, timeout=timeout)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -138,6 +141,7 @@ def run_once(
     *,
     resume: bool,
     score: bool = True,
+    timeout: int = TIMEOUT,
 ) -> RunTrainer:
     """Train with these settings, in a folder that this process holds.
 
@@ -148,6 +152,7 @@ def run_once(
         run: The folder.
         resume: Continue the run in it.
         score: Score the best checkpoint, and write its model, its predictions and its rows.
+        timeout: Seconds that a process waits for the others.
 
     Returns:
         The trainer, after its last step.
@@ -175,15 +180,16 @@ def run_once(
             data={"folder": material.folder, "fingerprint": digest},
             versions={"python": platform.python_version(), **versions},
         )
-    trainer = FinetuneTrainer(model, settings, material.task, data, splits, collate, run)
+    trainer = FinetuneTrainer(model, settings, material.task, data, splits, collate, run, timeout=timeout)
     train_to_the_end(trainer, resume=resume)
-    if score and is_main():
-        finish(
-            trainer, model, start.tokenizer, data, splits, collate, material.task, settings, run,
-            command=command_line(material.words, settings.processes),
-        )  # fmt: skip
-    elif score and trainer.pieces is not None and trainer.pieces.with_main:
-        best_logits(trainer, model, splits, collate, settings, run)
+    with others_answer(lambda: "while it scored", trainer.way_on):
+        if score and is_main():
+            finish(
+                trainer, model, start.tokenizer, data, splits, collate, material.task, settings, run,
+                command=command_line(material.words, settings.processes),
+            )  # fmt: skip
+        elif score and trainer.pieces is not None and trainer.pieces.with_main:
+            best_logits(trainer, model, splits, collate, settings, run)
     return trainer
 
 
@@ -198,6 +204,7 @@ class FinetuneTrainer(RunTrainer):
         splits: The texts as tokens.
         collate: Makes a batch.
         run: The folder.
+        timeout: Seconds that a process waits for the others.
     """
 
     def __init__(
@@ -209,13 +216,15 @@ class FinetuneTrainer(RunTrainer):
         splits: Mapping[str, EncodedSplit],
         collate: Any,
         run: RunFolder,
+        *,
+        timeout: int = TIMEOUT,
     ):
         reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
         quantities = {"loss": "train loss", "eval_loss": "validation loss"}
         quantities |= {f"eval_{metric}": f"validation {metric}" for metric in task.metrics}
         super().__init__(
             model,
-            training_arguments(settings, PRESET, run, reports=reports, clip_norm=PRESET.clip_norm),
+            training_arguments(settings, PRESET, run, reports=reports, clip_norm=PRESET.clip_norm, timeout=timeout),
             settings=settings,
             train=splits["train"],
             validation=splits["validation"],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nystrom.checks import check_at_least
 from nystrom.measure.rows import Row
-from nystrom.train.hardware import Device, Precision, usable_device, usable_precision
+from nystrom.train.hardware import TIMEOUT, Device, Precision, usable_device, usable_precision
 from nystrom.train.presets.pretraining import find_pretraining
 from nystrom.train.run.folder import RunFolder
 
@@ -50,6 +50,7 @@ def pretrain(
     compile: bool = False,
     track_error: bool = False,
     threads: int | None = None,
+    timeout: int = TIMEOUT,
 ) -> Path:
     """Pretrain an encoder on masked words and sentence order, and keep the checkpoint best on held-out documents.
 
@@ -88,6 +89,7 @@ def pretrain(
         compile: Compile the encoder, and pad every batch to `length`, so that one graph serves all steps.
         track_error: Also record the error of attention against exact attention, estimated from a few queries.
         threads: Threads on the CPU; torch's choice if not given.
+        timeout: Seconds that a process waits for the others; then the run ends, and can be resumed.
 
     Returns:
         The folder of the run; the best model is in its folder best, with the tokenizer of the data.
@@ -100,6 +102,7 @@ def pretrain(
     given = {name: value for name, value in given.items() if value != _DEFAULTS.get(name)}
     base = find_pretraining(preset)
     check_at_least("workers", workers, 0)
+    check_at_least("timeout", timeout, 1)
     if threads is not None:
         check_at_least("threads", threads, 1)
     shown = attention or ("as-it-is" if model else "nystrom")
@@ -140,9 +143,10 @@ def pretrain(
         precision=precision,
         compile=compile,
         track_error=track_error,
-        resume=resume,
+        resume=run.goes_on(resume),
         workers=workers,
         threads=threads,
+        timeout=timeout,
         words=["pretrain", *_words(given)],
     )
     return run.path
@@ -152,6 +156,7 @@ def pretrain(
 _DEFAULTS: dict[str, object] = {
     "accumulation": 1,
     "context_parallel": 1,
+    "timeout": TIMEOUT,
     "instances": INSTANCES,
     "workers": 0,
     "compile": False,

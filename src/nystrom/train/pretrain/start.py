@@ -54,6 +54,7 @@ def pretrain_model(
     resume: bool,
     workers: int,
     threads: int | None,
+    timeout: int,
     words: Sequence[str],
 ) -> None:
     """Pretrain; the arguments that are not here are those of `nystrom.train.pretrain.engine.pretrain`.
@@ -81,6 +82,7 @@ def pretrain_model(
         resume: See there.
         workers: See there.
         threads: See there.
+        timeout: See there.
 
     Raises:
         ValueError: A setting, data or a model that cannot be used, or a compiler that is missing.
@@ -125,7 +127,9 @@ def pretrain_model(
         fingerprint = hashlib.sha256(json.dumps(read_header(data)["files"], sort_keys=True).encode()).hexdigest()[:16]
         run.check_data(fingerprint)
         reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
-        arguments = training_arguments(settings, base, run, reports=reports, clip_norm=base.clip_norm, workers=workers)
+        arguments = training_arguments(
+            settings, base, run, reports=reports, clip_norm=base.clip_norm, workers=workers, timeout=timeout
+        )
         set_seed(seed)
         with no_file_bars():
             if source is None:

@@ -31,6 +31,7 @@ from filelock import FileLock, Timeout
 
 from nystrom.attention.method_names import sized_name
 from nystrom.measure.rows import Row, append_rows, check_folder
+from nystrom.train.hardware import restarts
 from nystrom.train.schedule import RunSettings
 from nystrom.train.settings import differences
 
@@ -99,6 +100,10 @@ class RunFolder:
                 # A folder that is not empty stays.
                 for folder in made:
                     folder.rmdir()
+
+    def goes_on(self, resume: bool) -> bool:
+        """Whether a run is to be continued: as asked for, or since torchrun started its processes anew."""
+        return resume or (restarts() > 0 and self.is_started)
 
     def wait(self, seconds: float) -> None:
         """Wait until no other process holds the folder.

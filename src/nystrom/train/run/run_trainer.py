@@ -20,6 +20,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -40,9 +41,11 @@ from transformers import (
 from nystrom.measure.memory import peak_megabytes
 from nystrom.parallel import parallelize
 from nystrom.train.data.batches import TrainingOrder, shortest_first
+from nystrom.train.hardware import TIMEOUT
 from nystrom.train.presets.recipe import LearningRateSchedule
 from nystrom.train.run.attention_error import MEAN, error_quantities, restart_errors, take_errors
 from nystrom.train.run.folder import Point, RunFolder
+from nystrom.train.run.lost_ranks import connect
 from nystrom.train.run.pieces import Pieces
 from nystrom.train.run.progress import QUANTITIES, progress
 from nystrom.train.run.writing import NotWritten, written
@@ -320,6 +323,7 @@ def training_arguments(
     schedule: LearningRateSchedule = "linear",
     clip_norm: float = 0.0,
     workers: int = 0,
+    timeout: int = TIMEOUT,
 ) -> TrainingArguments:
     """The settings in the form of the Trainer's arguments.
 
@@ -331,7 +335,10 @@ def training_arguments(
         schedule: Of the learning rate, after its linear warm-up.
         clip_norm: Largest norm of the gradient of a step; 0 for any.
         workers: Processes that make batches ahead; 0 for none but this one.
+        timeout: Seconds that a process waits for the others.
     """
+    if settings.processes > 1:
+        connect(settings.device, timedelta(seconds=timeout))
     arguments = TrainingArguments(
         output_dir=str(run.path),
         max_steps=settings.steps,
@@ -359,6 +366,7 @@ def training_arguments(
         use_cpu=settings.device == "cpu",
         # Naming a backend makes accelerate look for other processes.
         ddp_backend="gloo" if settings.device == "cpu" and settings.processes > 1 else None,
+        ddp_timeout=timeout,
         ddp_find_unused_parameters=False,
         bf16=settings.precision == "bfloat16",
         fp16=settings.precision == "float16",

@@ -27,6 +27,7 @@ from nystrom.train.results import command_line
 from nystrom.train.run.compiling import check_compiler
 from nystrom.train.run.finish import finish, finish_masked, score_best
 from nystrom.train.run.folder import RunFolder
+from nystrom.train.run.lost_ranks import others_answer
 from nystrom.train.run.masked_trainer import MaskedTrainer
 from nystrom.train.run.pieces import check_pieces
 from nystrom.train.run.progress import no_file_bars, no_load_report
@@ -45,6 +46,7 @@ def train_model(
     columns: Columns,
     resume: bool,
     threads: int | None,
+    timeout: int,
 ) -> None:
     """Train with checked settings, and write the results.
 
@@ -56,6 +58,7 @@ def train_model(
         columns: Where the user's own files hold texts and labels.
         resume: Continue from the last complete checkpoint.
         threads: Threads on the CPU; None for torch's choice.
+        timeout: Seconds that a process waits for the others.
 
     Raises:
         ValueError: Data that cannot be trained on, or a compiler that is missing.
@@ -72,7 +75,13 @@ def train_model(
     reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
     values = AdamValues(settings.adam_betas, preset.adam_epsilon, settings.weight_decay)
     arguments = training_arguments(
-        settings, values, run, reports=reports, schedule=settings.schedule, clip_norm=settings.clip_norm
+        settings,
+        values,
+        run,
+        reports=reports,
+        schedule=settings.schedule,
+        clip_norm=settings.clip_norm,
+        timeout=timeout,
     )
     if settings.compile and settings.denoise:
         raise ValueError(
@@ -113,17 +122,18 @@ def train_model(
         else:
             trainer = EncoderTrainer(model, arguments, **parts)
         train_to_the_end(trainer, resume=resume)
-        if is_main():
-            words = train_words(
-                settings, data=folder if data is None else data, columns=columns, to=run.path, threads=threads
-            )
-            command = command_line(words, settings.processes)
-            if isinstance(trainer, MaskedTrainer):
-                finish_masked(trainer, settings, run, command=command)
-            else:
-                finish(trainer, settings, run, command=command)
-        elif trainer.pieces is not None and trainer.pieces.with_main and not settings.mask_share:
-            score_best(trainer, settings, run)
+        with others_answer(lambda: "while it scored", trainer.way_on):
+            if is_main():
+                words = train_words(
+                    settings, data=folder if data is None else data, columns=columns, to=run.path, threads=threads
+                )
+                command = command_line(words, settings.processes)
+                if isinstance(trainer, MaskedTrainer):
+                    finish_masked(trainer, settings, run, command=command)
+                else:
+                    finish(trainer, settings, run, command=command)
+            elif trainer.pieces is not None and trainer.pieces.with_main and not settings.mask_share:
+                score_best(trainer, settings, run)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -1,6 +1,7 @@
 """The steps of a run, from its last good checkpoint where there is one, and what is said when they stop early."""
 
 from nystrom.train.hardware import is_main
+from nystrom.train.run.lost_ranks import LostRanks, others_answer
 from nystrom.train.run.run_trainer import NotFinite, RunTrainer
 from nystrom.train.run.writing import NotWritten
 
@@ -14,7 +15,7 @@ def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
 
     Raises:
         FloatingPointError: The loss or a weight is no longer finite.
-        OSError: A file could not be written; names the folder and the way on.
+        OSError: A file could not be written, or other processes were lost; names the folder, or them, and the way on.
     """
     run, settings = trainer.run, trainer.settings
     step = run.last_step() if resume else None
@@ -30,7 +31,8 @@ def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
             )
     trainer.accelerator.wait_for_everyone()
     try:
-        trainer.train(resume_from_checkpoint=None if step is None else str(run.checkpoint(step)))
+        with others_answer(lambda: f"in step {trainer.state.global_step + 1}", trainer.way_on):
+            trainer.train(resume_from_checkpoint=None if step is None else str(run.checkpoint(step)))
     except NotFinite as error:
         good = run.last_step()
         where = (
@@ -42,7 +44,7 @@ def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
             f"{error}; {where}. Start another run with a lower --learning-rate"
             f"{'' if settings.precision == 'float32' else ' or with --precision float32'}."
         ) from error
-    except NotWritten:
+    except (NotWritten, LostRanks):
         raise
     except OSError as error:
         raise OSError(

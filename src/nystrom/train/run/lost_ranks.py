@@ -1,0 +1,78 @@
+"""What a process says that waited for others in vain, and how long it waits.
+
+A process that dies closes its connections, and the others see that at once; which of them it was says torchrun. One
+that hangs is missed after the time-out. Then those that still answer sign in the store through which they met, and
+those that do not are named.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+
+# Seconds in which those that still answer sign.
+_GRACE = 10.0
+_SIGNED = "nystrom/answers"
+
+
+class LostRanks(ConnectionError):
+    """Other processes of the run no longer answer; the message says which, where that is known, and the way on."""
+
+
+def connect(device: str, timeout: timedelta) -> None:
+    """Meet the other processes, on the CPU; transformers passes its time-out on for accelerators alone.
+
+    Args:
+        device: "cpu" or "cuda".
+        timeout: How long a process waits for the others.
+
+    Raises:
+        LostRanks: They did not come.
+    """
+    if device != "cpu" or dist.is_initialized():
+        return
+    try:
+        dist.init_process_group("gloo", timeout=timeout)
+    except dist.DistError as error:
+        raise LostRanks(f"the processes did not meet ({error}): start all of them, or give more --timeout.") from error
+
+
+@contextmanager
+def others_answer(where: Callable[[], str], way_on: Callable[[], str]) -> Iterator[None]:
+    """Say in one line that others were lost.
+
+    Args:
+        where: Says in which step.
+        way_on: Says how to continue.
+
+    Raises:
+        LostRanks: A collective failed because another process died, or did not answer in time.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0]
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        who = "another" if "closed" in why or "reset" in why else _silent()
+        raise LostRanks(
+            f"rank {dist.get_rank()} of {dist.get_world_size()} lost {who} {where()} ({why}): {way_on()}."
+        ) from error
+
+
+def _silent() -> str:
+    """The ranks that do not sign; "another" where the store is lost, too."""
+    assert dist.group.WORLD is not None
+    store, size = dist.group.WORLD.get_group_store(), dist.get_world_size()
+    deadline = time.monotonic() + _GRACE
+    try:
+        store.set(f"{_SIGNED}/{dist.get_rank()}", "")
+        while silent := [rank for rank in range(size) if not store.check([f"{_SIGNED}/{rank}"])]:
+            if time.monotonic() > deadline:
+                return f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
+            time.sleep(0.1)
+    except dist.DistError:
+        pass
+    return "another"
