@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from uuid import uuid4
 
 import torch.distributed as dist
 
 # Seconds in which those that still answer sign.
 _GRACE = 10.0
 _SIGNED = "nystrom/answers"
+_DRAWN = "nystrom/drawn"
 
 
 class LostRanks(ConnectionError):
@@ -34,9 +36,40 @@ def connect(device: str, timeout: timedelta) -> None:
     if device != "cpu" or dist.is_initialized():
         return
     try:
-        dist.init_process_group("gloo", timeout=timeout)
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        dist.init_process_group(
+            "gloo", store=own_place(store, rank, size), rank=rank, world_size=size, timeout=timeout
+        )
     except dist.DistError as error:
         raise LostRanks(f"the processes did not meet ({error}): start all of them, or give more --timeout.") from error
+
+
+def own_place(store: dist.Store, rank: int, size: int) -> dist.PrefixStore:
+    """A place in the store for the processes of this start alone.
+
+    torchrun starts processes again with the same store, which still holds the addresses of those that are dead. So the
+    first process answers what each other one has just drawn with what it has drawn itself, until all have seen that:
+    nothing of a former start can be such an answer.
+    """
+    mine = uuid4().hex
+    if rank:
+        store.set(f"{_DRAWN}/{rank}", mine)
+        place = store.get(f"{_DRAWN}/answer to {mine}").decode()
+        store.set(f"{_DRAWN}/{mine} in {place}", "")
+        return dist.PrefixStore(place, store)
+    deadline = time.monotonic() + store.timeout.total_seconds()
+    waiting = set(range(1, size))
+    while waiting:
+        for other in tuple(waiting):
+            if store.check([f"{_DRAWN}/{other}"]):
+                theirs = store.get(f"{_DRAWN}/{other}").decode()
+                store.set(f"{_DRAWN}/answer to {theirs}", mine)
+                if store.check([f"{_DRAWN}/{theirs} in {mine}"]):
+                    waiting.remove(other)
+        if time.monotonic() > deadline:
+            raise dist.DistStoreError(f"ranks {', '.join(map(str, sorted(waiting)))} of {size} did not come")
+        time.sleep(0.05)
+    return dist.PrefixStore(mine, store)
 
 
 @contextmanager
