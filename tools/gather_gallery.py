@@ -48,10 +48,9 @@ def gather(runs: Path, results: Path, docs: Path) -> list[Path]:
     for kind, trains in (("reproduce-small", False), ("reproduce-trained-small", True)):
         these = {name: of for name, of in rows.items() if CATALOGUE[name].trains is trains}
         _take_out(kind, these, results)
-        for device in dict.fromkeys(of[0].device for of in these.values()):
-            files.append(
-                _write_rows(kind, [row for of in these.values() if of[0].device == device for row in of], results)
-            )
+        measured = [row for of in these.values() for row in of]
+        for device in dict.fromkeys(row.device for row in measured):
+            files.append(_write_rows(kind, [row for row in measured if row.device == device], results))
     pictures = docs / "gallery"
     pictures.mkdir(parents=True, exist_ok=True)
     for name, summary in found.items():

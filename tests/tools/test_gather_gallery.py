@@ -123,3 +123,14 @@ def test_trainings_may_be_of_several_commits(runs, tmp_path):
     assert names == [
         f"reproduce-{n}.csv" for n in ("small_a-cpu-2-cores_2026-01-02", "trained-small_a-cpu-2-cores_2026-01-03")
     ]
+
+
+def test_rows_of_two_devices_are_in_files_of_their_own_and_come_back_together(runs, tmp_path):
+    file, results = runs / "complexity-small" / "rows.csv", tmp_path / "results"
+    results.mkdir()
+    [row] = read_rows(file)
+    append_rows(file, [dataclasses.replace(row, device="Another, 4 cores", value=3.0)])
+    files = gather(runs, results, tmp_path / "docs")
+    assert [[each.value for each in read_rows(file)] for file in files] == [[2.0], [3.0]]
+    [folder] = restore(tmp_path / "again", results)
+    assert sorted(each.value for each in read_rows(folder / "rows.csv")) == [2.0, 3.0]

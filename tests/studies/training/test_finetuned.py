@@ -41,7 +41,7 @@ def test_a_score_is_that_of_the_test_texts_or_of_validation_where_they_have_no_l
     ]
     found = scores(rows)
     assert found["mrpc", "softmax"].values == (0.8, 0.84)
-    assert found["mrpc", "softmax"].shown == "82.0 ± 2.8"
+    assert found["mrpc", "softmax"].shown == "82.0 ± 2.8 (2)"
     assert found["sst2", "softmax"][1:] == (872, False, "validation")
 
 

@@ -45,8 +45,8 @@ class Score(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """In per cent, with the deviation of the seeds where there are several."""
-        spread = f" ± {100 * statistics.stdev(self.values):.1f}" if len(self.values) > 1 else ""
+        """In per cent, with the deviation over seeds and their number where there are several."""
+        spread = f" ± {100 * statistics.stdev(self.values):.1f} ({len(self.values)})" if len(self.values) > 1 else ""
         return f"{100 * self.mean:.1f}{spread}"
 
     def error_beside(self, other: "Score") -> float:
@@ -122,7 +122,7 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
     equal = ", ".join(
         f"{task} ({100 * share:.1f} %)" for (task, m), share in shares.items() if m == 64 and share < 0.01
     )
-    title = "scores: F1 for mrpc and qqp, accuracy elsewhere; > m: texts longer than the landmarks"
+    title = "scores: F1 for mrpc and qqp, accuracy elsewhere, ± over (seeds); > m: texts longer than the landmarks"
     if equal:
         title += f"; with 64 landmarks by construction exact: {equal}"
     heads = ["task", "attention", "split", "texts", "> m, %", "score", "gap", "paper"]

@@ -37,9 +37,7 @@ def connect(device: str, timeout: timedelta) -> None:
         return
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
-        dist.init_process_group(
-            "gloo", store=own_place(store, rank, size), rank=rank, world_size=size, timeout=timeout
-        )
+        dist.init_process_group("gloo", store=own_place(store, rank, size), rank=rank, world_size=size, timeout=timeout)
     except dist.DistError as error:
         raise LostRanks(f"the processes did not meet ({error}): start all of them, or give more --timeout.") from error
 
