@@ -136,7 +136,7 @@ def test_a_run_that_began_before_there_was_a_setting_had_its_default(run, settin
     (run.path / "run.json").write_text(json.dumps(content))
     hold(run, settings, resume=True)
     other = dataclasses.replace(settings, compile=True, positions=4096)
-    says = r"compile is True but was False; positions is 4096 \(the data's\) but was 512 \(the preset's\)"
+    says = r"compile is True but was False; positions is 4096 \(--max-length\) but was 512 \(the preset's\)"
     with pytest.raises(ValueError, match=says):
         hold(run, other, resume=True)
 
