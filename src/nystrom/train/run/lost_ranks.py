@@ -12,6 +12,8 @@ from datetime import timedelta
 from uuid import uuid4
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 # Seconds in which those that still answer sign.
 _GRACE = 10.0
@@ -36,13 +38,15 @@ def connect(device: str, timeout: timedelta) -> None:
     if device != "cpu" or dist.is_initialized():
         return
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
-        dist.init_process_group("gloo", store=own_place(store, rank, size), rank=rank, world_size=size, timeout=timeout)
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        dist.init_process_group(
+            "gloo", store=own_place(store, rank, size, timeout), rank=rank, world_size=size, timeout=timeout
+        )
     except dist.DistError as error:
         raise LostRanks(f"the processes did not meet ({error}): start all of them, or give more --timeout.") from error
 
 
-def own_place(store: dist.Store, rank: int, size: int) -> dist.PrefixStore:
+def own_place(store: Store, rank: int, size: int, timeout: timedelta) -> PrefixStore:
     """A place in the store for the processes of this start alone.
 
     torchrun starts processes again with the same store, which still holds the addresses of those that are dead. So the
@@ -54,8 +58,8 @@ def own_place(store: dist.Store, rank: int, size: int) -> dist.PrefixStore:
         store.set(f"{_DRAWN}/{rank}", mine)
         place = store.get(f"{_DRAWN}/answer to {mine}").decode()
         store.set(f"{_DRAWN}/{mine} in {place}", "")
-        return dist.PrefixStore(place, store)
-    deadline = time.monotonic() + store.timeout.total_seconds()
+        return PrefixStore(place, store)
+    deadline = time.monotonic() + timeout.total_seconds()
     waiting = set(range(1, size))
     while waiting:
         for other in tuple(waiting):
@@ -67,7 +71,7 @@ def own_place(store: dist.Store, rank: int, size: int) -> dist.PrefixStore:
         if time.monotonic() > deadline:
             raise dist.DistStoreError(f"ranks {', '.join(map(str, sorted(waiting)))} of {size} did not come")
         time.sleep(0.05)
-    return dist.PrefixStore(mine, store)
+    return PrefixStore(mine, store)
 
 
 @contextmanager
