@@ -4,15 +4,12 @@ import functools
 
 import torch
 import torch.distributed as dist
+from check_models import CLOSE, PIECES, build
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from nystrom.models import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification
+from nystrom.models import EncoderForMaskedLM, EncoderForSequenceClassification
 from nystrom.parallel import parallelize
-
-PIECES = (7, 16)
-# float64 rounding through two layers, each with an inverse, over sums in another order.
-CLOSE = {"rtol": 1e-7, "atol": 1e-9}
 
 
 def checks():
@@ -40,23 +37,6 @@ def shard_in_groups(model, mesh):
 
 def copy_to_all(model, mesh):
     return DistributedDataParallel(model)
-
-
-def build(kind):
-    torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 30,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "max_position_embeddings": 23,
-        "conv_kernel_size": 5,
-        "attention_options": {"num_landmarks": 4},
-        # So large that attention is far from uniform.
-        "initializer_range": 0.3,
-    }
-    return kind(EncoderConfig(**sizes)).double()
 
 
 def gradients_are_those_of_one_process(kind, wrap):

@@ -3,7 +3,7 @@
 Everything that determines the result is settled and checked here; the data, the model and the Trainer follow in
 `nystrom.train.run.start`, which is imported only then, so that this module needs no torch. On the same machine and with
 the same number of processes, a run that was killed and resumed ends with the weights and the curves of one that was
-not.
+not; up to rounding with more than two processes, which add gradients in an order that is not fixed.
 """
 
 from collections.abc import Mapping

@@ -21,10 +21,10 @@ from nystrom.train.finetune.finish import best_logits, finish
 from nystrom.train.finetune.scores import scores
 from nystrom.train.finetune.settings import PRESET, Choices, FinetuneSettings, SearchGrid
 from nystrom.train.hardware import TIMEOUT, is_main, processes
+from nystrom.train.ranks.lost import others_answer
+from nystrom.train.ranks.pieces import check_pieces
 from nystrom.train.results import command_line
 from nystrom.train.run.folder import RunFolder
-from nystrom.train.run.lost_ranks import others_answer
-from nystrom.train.run.pieces import check_pieces
 from nystrom.train.run.progress import no_file_bars
 from nystrom.train.run.run_trainer import RunTrainer, training_arguments
 from nystrom.train.run.to_the_end import train_to_the_end

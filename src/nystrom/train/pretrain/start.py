@@ -22,10 +22,10 @@ from nystrom.train.pretrain.finish import finish
 from nystrom.train.pretrain.settings import PretrainingSettings, settle
 from nystrom.train.pretrain.source import check_vocabulary, describe, encoder_config, find_source, start_model
 from nystrom.train.pretrain.trainer import PretrainingTrainer
+from nystrom.train.ranks.pieces import check_pieces
 from nystrom.train.results import command_line
 from nystrom.train.run.compiling import check_compiler
 from nystrom.train.run.folder import RunFolder
-from nystrom.train.run.pieces import check_pieces
 from nystrom.train.run.progress import no_file_bars
 from nystrom.train.run.run_trainer import training_arguments
 from nystrom.train.run.to_the_end import train_to_the_end

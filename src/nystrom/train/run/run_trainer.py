@@ -43,10 +43,10 @@ from nystrom.parallel import parallelize
 from nystrom.train.data.batches import TrainingOrder, shortest_first
 from nystrom.train.hardware import TIMEOUT
 from nystrom.train.presets.recipe import LearningRateSchedule
+from nystrom.train.ranks.lost import connect
+from nystrom.train.ranks.pieces import Pieces
 from nystrom.train.run.attention_error import MEAN, error_quantities, restart_errors, take_errors
 from nystrom.train.run.folder import Point, RunFolder
-from nystrom.train.run.lost_ranks import connect
-from nystrom.train.run.pieces import Pieces
 from nystrom.train.run.progress import QUANTITIES, progress
 from nystrom.train.run.writing import NotWritten, written
 from nystrom.train.schedule import RunSettings

@@ -1,7 +1,7 @@
 """The steps of a run, from its last good checkpoint where there is one, and what is said when they stop early."""
 
 from nystrom.train.hardware import is_main
-from nystrom.train.run.lost_ranks import LostRanks, others_answer
+from nystrom.train.ranks.lost import LostRanks, others_answer
 from nystrom.train.run.run_trainer import NotFinite, RunTrainer
 from nystrom.train.run.writing import NotWritten
 

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from nystrom.measure.rows import read_rows
 from nystrom.train.data.batches import collate, collate_whole
-from nystrom.train.run.pieces import _cut
+from nystrom.train.ranks.pieces import _cut
 
 SETTINGS = {"preset": "demo", "options.num-landmarks": 8, "steps": 12, "warmup-steps": 2, "batch-size": 8}
 SETTINGS |= {"evaluate-every": 3, "log-every": 1, "dropout": 0, "device": "cpu", "threads": 1}

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from nystrom.train.run.lost_ranks import own_place
+from nystrom.train.ranks.lost import own_place
 
 WAIT = timedelta(seconds=60)
 
