@@ -105,13 +105,32 @@ def test_a_run_is_given_all_that_a_training_takes(tmp_path):
         precision="auto", accumulation=2, seed=3, changes=changes, compile=True,
     )  # fmt: skip
     arguments = run_of(tmp_path, Planned("one", settings), Path("data"), threads=1).arguments
-    # The child resumes a run if there is one; a grid takes prepared data, no encoder, and the preset's length.
-    left_out = {"resume", "text_field", "label_field", "pair_field", "model", "mask_share", "max_length"}
+    # The child resumes a run if there is one; a grid takes prepared data, and its rows are accuracies of a test.
+    left_out = {"resume", "text_field", "label_field", "pair_field", "mask_share"}
     left_out |= {"context_parallel", "timeout"}
     assert arguments.keys() == inspect.signature(train).parameters.keys() - left_out
     assert (arguments["compile"], arguments["batch_size"], arguments["accumulation"], arguments["seed"]) == (
         True, 8, 2, 3,
     )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_grid_of_another_length_starts_from_an_encoder(grid, root, whole, tmp_path):
+    sizes = {"train": 32, "val": 8, "test": 8, "min_length": 5, "max_length": 600}
+    prepare_listops(tmp_path / "listops-600", **sizes, progress=False)
+    train("listops", data=root / "listops-demo", preset="demo", positions="rotary", steps=2, to=tmp_path / "first")
+    best = tmp_path / "first" / "best"
+    asked = {"methods": ["nystrom"], "preset": None, "model": best, "max_length": 600, "steps": 2, "batch_size": 4}
+    assert grid(tmp_path / "runs", data=tmp_path, evaluate_every=None, **asked) == []
+    [run] = (path.parent for path in (tmp_path / "runs").glob("*/rows.csv"))
+    assert run.name == "listops-nystrom-demo-pretrained-600-seed0"
+    settings = json.loads((run / "run.json").read_text())["settings"]
+    assert (settings["positions"], settings["position_kind"], settings["model"]) == (600, "rotary", str(best))
+    command = read_rows(run / "rows.csv")[0].command
+    assert "--max-length 600" in command
+    assert "--model best" in command
+    # It continues as the same run.
+    assert grid(tmp_path / "runs", data=tmp_path, evaluate_every=None, **asked) == []
 
 
 def test_what_is_finished_is_skipped(whole, grid, capsys):
@@ -220,6 +239,8 @@ def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
         ({"threads": 0}, "threads is 0"),
         ({"steps": 0}, "steps is 0"),
         ({"steps": 7}, f"{NAME} holds a run with other settings: .*steps is 7 but was 60"),
+        ({"model": Path("none")}, "model is none, which holds no config.json"),
+        ({"tasks": ["listops", "image"], "max_length": 600}, "max_length is 600, but image has pictures"),
         ({"tasks": ["listops", "text"]}, "prepare text --from FILES --to .*text-demo"),
     ],
 )

@@ -36,7 +36,8 @@ def train_run(arguments: Mapping[str, Any]) -> None:
 
     run = RunFolder(Path(arguments["to"]))
     run.wait(_WAIT_SECONDS)
-    train(**{**arguments, "data": Path(arguments["data"]), "to": run.path, "resume": run.is_started})
+    paths = {name: Path(arguments[name]) for name in ("data", "model") if arguments.get(name) is not None}
+    train(**{**arguments, **paths, "to": run.path, "resume": run.is_started})
 
 
 def exit_code(work: Callable[[], object]) -> int:

@@ -12,26 +12,23 @@ same. Finished runs are skipped, interrupted ones continue after their last chec
 the result is that of an uninterrupted run. `lra.csv` is rewritten from the runs' own rows whenever one finishes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shutil import which
 from typing import Literal
 
-from filelock import FileLock, Timeout
-
 from nystrom.attention.method_names import NO_ATTENTION, read_method
 from nystrom.checks import Design, FeedForward, Pooling, PositionKind, check_at_least
-from nystrom.measure.rows import check_folder
 from nystrom.tasks.lra.facts import LRA
+from nystrom.train.grid.alone import alone
 from nystrom.train.grid.child import train_run
 from nystrom.train.grid.processes import Failure, Grid
 from nystrom.train.grid.request import NO_SLURM, Slurm, Where
-from nystrom.train.grid.runs import Planned, Run, run_of
+from nystrom.train.grid.runs import Planned, Run, run_name, run_of
 from nystrom.train.grid.slurm import PRIVATE, Jobs, Work, alive_jobs
 from nystrom.train.grid.table import reached, write_table
 from nystrom.train.hardware import Device, Precision, cores, processes, usable_device, visible_gpus
-from nystrom.train.lengths import data_positions
+from nystrom.train.lengths import data_positions, lengthened
 from nystrom.train.presets.published import Preset, find_preset
 from nystrom.train.presets.recipe import LearningRateSchedule
 from nystrom.train.run.folder import RunFolder
@@ -48,8 +45,10 @@ def run_grid(
     tasks: Sequence[str] = tuple(LRA),
     methods: Sequence[str] = ("softmax", "nystrom", "skyformer"),
     seeds: Sequence[int] = (0, 1, 2),
-    preset: PresetName = "nystromformer",
+    preset: PresetName | None = None,
+    model: Path | None = None,
     data: Path = Path("data"),
+    max_length: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
     accumulation: int = 1,
@@ -94,10 +93,15 @@ def run_grid(
         methods: Names of `nystrom methods`; a number after a name sets its landmarks, features or window, as in
             nystrom-64 and linformer-128; "none" is a model without attention.
         seeds: Seeds.
-        preset: The preset; those that end in -1000 are for Text alone, cut at 1,000 bytes.
+        preset: The preset; those that end in -1000 are for Text alone, cut at 1,000 bytes. That of the model's run, or
+            nystromformer.
+        model: Encoder that every run starts from, such as RUN/best of `nystrom pretrain TASK`, with its settings and
+            weights; so name its task and its method alone.
         data: Folder of the prepared data sets, each in a folder of its task's name; "TASK-demo" for the demo and
             "text-1000" for texts of 1,000 bytes. The folder of pathfinder may hold larger pictures: the models have a
             position for each pixel.
+        max_length: Tokens of the longest sequence, and positions of the models, in place of the preset's; the data are
+            then in TASK-LENGTH. Not for pictures, whose data have a size.
         steps: Steps of each run. A shorter run has a warm-up shorter in proportion.
         batch_size: Samples per step.
         accumulation: Parts in which a batch is computed, to save memory; in evaluations too.
@@ -162,6 +166,12 @@ def run_grid(
     check_at_least("threads", threads, 1)
     to = Path(to).resolve() if on == "slurm" else Path(to)
     data = Path(data).resolve() if on == "slurm" else Path(data)
+    start = None
+    if model is not None:
+        from nystrom.train.encoder_start import find_start
+
+        start = find_start(Path(model).resolve() if on == "slurm" else Path(model))
+    named = preset or (start and start.preset) or "nystromformer"
     cluster = Jobs(to, slurm, cpus=threads, at_once=jobs) if on == "slurm" else None
     usable = usable_device(device) if cluster is None else slurm.device(device, precision)
     changes = {
@@ -190,9 +200,9 @@ def run_grid(
     }
     plans: list[tuple[Preset, Path, list[Planned]]] = []
     for task in tasks:
-        base = find_preset(task, preset)
+        base = find_preset(task, named) if max_length is None else lengthened(find_preset(task, named), max_length)
         folder = data / base.data.folder
-        longest = data_positions(base, folder)
+        longest = data_positions(base, folder) if max_length is None else max_length
         planned = []
         for method in methods:
             attention, options = (method, {}) if method == NO_ATTENTION else read_method(method)
@@ -202,7 +212,7 @@ def run_grid(
                     attention=attention,
                     options=options,
                     conv_kernel_size=conv_kernel_size,
-                    preset=preset,
+                    preset=named,
                     device=usable,
                     precision=precision,
                     accumulation=accumulation,
@@ -211,15 +221,20 @@ def run_grid(
                     positions=longest,
                     compile=compile,
                     track_error=track_error,
+                    start=start,
                     elsewhere=cluster is not None,
                 )
-                planned.append(Planned(f"{task}-{method}-{preset}-seed{seed}", settings))
+                planned.append(Planned(run_name(task, method, named, seed, model, max_length), settings))
         plans.append((base, folder, planned))
-    with _alone(to):
+    with alone(to):
         if cluster is None and (to / PRIVATE).is_dir() and which("squeue") and (alive := sorted(alive_jobs(to))):
             raise ValueError(f"{to} is in use by jobs of SLURM ({' '.join(alive)}): add --on slurm, or scancel them.")
         _prepare(to, plans, check_compile=compile and usable == "cpu" and cluster is None)
-        runs = [run_of(to, each, folder, threads=threads) for _, folder, planned in plans for each in planned]
+        runs = [
+            run_of(to, each, folder, threads=threads, max_length=max_length)
+            for _, folder, planned in plans
+            for each in planned
+        ]
         if cluster is not None:
             return _train_in_jobs(cluster, runs)
         gpus = visible_gpus() if usable == "cuda" else []
@@ -273,18 +288,3 @@ def _check(to: Path, planned: Sequence[Planned], data: Path) -> None:
         if run.is_started:
             run.check_settings(settings)
             run.check_data(digest)
-
-
-@contextmanager
-def _alone(to: Path) -> Iterator[None]:
-    """Lock the folder, so that two grids do not write the same runs; the system unlocks it when the process ends."""
-    check_folder(to)
-    lock = FileLock(to / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ValueError(f"{to} is in use by another `nystrom lra run`: wait for it, or take another folder.") from None
-    try:
-        yield
-    finally:
-        lock.release()

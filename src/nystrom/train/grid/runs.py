@@ -34,7 +34,13 @@ class Planned(NamedTuple):
     settings: Settings
 
 
-def run_of(to: Path, planned: Planned, data: Path, *, threads: int) -> Run:
+def run_name(task: str, method: str, preset: str, seed: int, model: Path | None, max_length: int | None) -> str:
+    """The name of a run's folder; runs from an encoder, or of another length than the preset's, say so."""
+    parts = [task, method, preset, *(["pretrained"] if model else []), *([str(max_length)] if max_length else [])]
+    return "-".join([*parts, f"seed{seed}"])
+
+
+def run_of(to: Path, planned: Planned, data: Path, *, threads: int, max_length: int | None = None) -> Run:
     """The run of a plan, with all that `train` takes."""
     settings = planned.settings
     arguments: dict[str, object] = {
@@ -43,6 +49,8 @@ def run_of(to: Path, planned: Planned, data: Path, *, threads: int) -> Run:
         "options": dict(settings.options),
         "conv_kernel_size": settings.conv_kernel_size or 0,
         "preset": settings.preset,
+        "model": settings.model,
+        "max_length": max_length,
         "seed": settings.seed,
         "steps": settings.steps,
         "batch_size": settings.batch_size,
