@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def test_the_version_is_that_of_the_package(capsys):
     ("words", "message"),
     [
         (["data"], ""),
-        (["trian"], "there is no command 'trian'. Perhaps you meant 'nystrom train'"),
+        (["trian", "listops"], "there is no command 'trian listops'. Perhaps you meant 'nystrom train'"),
+        (["--verison"], "Perhaps you meant 'nystrom --version'"),
         (["bench", "eficiency"], "Perhaps you meant 'nystrom bench efficiency'"),
         (["train", "listops", "--attention", "nystorm"], "attention method 'nystorm' is unknown"),
         (["bench", "efficiency", "--methods", "magic"], "method 'magic' is unknown"),
@@ -40,8 +42,20 @@ def test_the_version_is_that_of_the_package(capsys):
 def test_a_mistake_ends_with_one_line_and_code_2(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") <= 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["methods"]])
+def test_a_reader_that_has_seen_enough_is_no_mistake(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "nystrom", *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_options_belong_to_the_method_that_is_named(capsys):

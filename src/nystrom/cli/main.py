@@ -29,28 +29,40 @@ class Command(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for a mistake of the caller, 130 for an interruption."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for name, command in COMMANDS.items():
+        if words[: len(name.split())] == name.split():
+            return _guarded(command.act, words[len(name.split()) :])
+    return _guarded(_answer, words)
+
+
+def _answer(words: list[str]) -> int:
+    """Answer what is no command: the version, the commands, or what they might have been."""
     if words == ["--version"]:
         from nystrom import __version__
 
         print(f"nystrom {__version__}")
         return 0
-    for name, command in COMMANDS.items():
-        if words[: len(name.split())] == name.split():
-            return _guarded(command.act, words[len(name.split()) :])
     asked = " ".join(word for word in words if word not in ("-h", "--help"))
-    if any(name.startswith(asked) for name in COMMANDS):
-        print(_overview(asked))
-        # A bare or half command is a question too, but a script should learn that nothing was done.
-        return 0 if not words or words[-1] in ("-h", "--help") else 2
-    near = difflib.get_close_matches(asked, COMMANDS, n=1)
-    hint = f" Perhaps you meant 'nystrom {near[0]}'." if near else ""
-    print(f"{_overview('')}\n\nnystrom: there is no command {asked!r}.{hint}", file=sys.stderr)
-    return 2
+    if not any(name.startswith(asked) for name in COMMANDS):
+        raise ValueError(f"there is no command {asked!r}.{_hint(words)} `nystrom --help` lists all.")
+    print(_overview(asked))
+    # A bare or half command is a question too, but a script should learn that nothing was done.
+    return 0 if not words or words[-1] in ("-h", "--help") else 2
 
 
-def _guarded(act: Callable[[list[str]], None], words: list[str]) -> int:
+def _hint(words: list[str]) -> str:
+    """The command whose words are nearest to as many of these, in a sentence; empty if none is near."""
+    heads = {name: " ".join(words[: len(name.split())]) for name in (*COMMANDS, "--version")}
+    likeness = {name: difflib.SequenceMatcher(None, name, head).ratio() for name, head in heads.items()}
+    name = max(likeness, key=likeness.__getitem__)
+    return f" Perhaps you meant 'nystrom {name}'." if likeness[name] >= 0.6 else ""
+
+
+def _guarded(act: Callable[[list[str]], int | None], words: list[str]) -> int:
     try:
-        act(words)
+        code = act(words) or 0
+        sys.stdout.flush()
+        return code
     except ModuleNotFoundError as error:
         print(f"nystrom: {error}: install what the commands need with pip install 'nystrom[cli]'.", file=sys.stderr)
         return 2
@@ -64,7 +76,6 @@ def _guarded(act: Callable[[list[str]], None], words: list[str]) -> int:
     except KeyboardInterrupt:
         print("\nnystrom: interrupted.", file=sys.stderr)
         return 130
-    return 0
 
 
 def _overview(within: str) -> str:
