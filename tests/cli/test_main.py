@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from nystrom.cli.main import COMMANDS, main
+from nystrom.measure.rows import append_rows, new_row
 
 
 def run(*words, cwd=None):
@@ -85,6 +86,23 @@ def test_data_is_prepared_and_read_back_from_its_tsv(tmp_path):
     read = run("data", "prepare", "listops", "--from", "made", "--to", "read", "--no-progress", cwd=tmp_path)
     assert read.returncode == 0, read.stderr
     assert "basic_train.tsv" in {path.name for path in (tmp_path / "made").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("study", "says"),
+    [
+        ("training", "expected 'efficiency': try nystrom report training"),
+        ("near-far", "rows.csv --study near-far.\n"),
+        ("overhead", "expected 'efficiency'.\n"),
+    ],
+)
+def test_rows_of_another_study_are_sent_to_the_command_that_prints_them(study, says, tmp_path, capsys):
+    append_rows(
+        tmp_path / "rows.csv",
+        [new_row(study=study, quantity="time", method="nystrom", value=1.0, unit="s", device="cpu")],
+    )
+    assert main(["report", "efficiency", str(tmp_path / "rows.csv")]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_a_small_bench_leaves_rows_and_a_plot(tmp_path):

@@ -17,9 +17,9 @@ def test_the_list_names_every_study_and_what_was_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "--list"),
-        (["--list", "--all"], "--list"),
-        (["blog", "--all"], "--list"),
+        ([], "got none: nystrom reproduce --list"),
+        (["--list", "--all"], "got --list and --all"),
+        (["blog", "--all"], "got blog and --all"),
         (["figure-9"], "unknown"),
         (["nystromformer-table-3"], "--runs"),
         (["nystromformer-table-2"], "--data"),

@@ -56,7 +56,11 @@ def reproduce_study(words: list[str]) -> None:
     asked = arguments_of(reproduce, words, "reproduce", name=positional(reproduce, "name"))
     name, size, to = asked.get("name"), asked["size"], asked["to"]
     if (name is not None) + asked["list"] + asked["all"] != 1:
-        raise ValueError("name a study, or pass --list or --all: nystrom reproduce --list prints the names.")
+        came = " and ".join([name] * (name is not None) + ["--list"] * asked["list"] + ["--all"] * asked["all"])
+        raise ValueError(
+            f"expected one of the name of a study, --list or --all, got {came or 'none'}: "
+            "nystrom reproduce --list prints the names."
+        )
     if asked["list"]:
         print(_list(to), end="")
         return

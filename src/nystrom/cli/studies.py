@@ -134,8 +134,8 @@ def report_study(study: str) -> Callable[[list[str]], None]:
             rows = read_rows(file)
             if rows and rows[0].study != study:
                 raise ValueError(
-                    f"{file} holds rows of the study {rows[0].study!r}; expected {study!r}: "
-                    f"try nystrom report {rows[0].study}."
+                    f"{file} holds rows of the study {rows[0].study!r}; expected {study!r}"
+                    f"{_way_out(file, rows[0].study)}."
                 )
             if only:
                 rows = only_quantities(rows, only)
@@ -151,3 +151,12 @@ def report_study(study: str) -> Callable[[list[str]], None]:
         report(**arguments_of(report, words, f"report {study}", file=positional(report, "file")))
 
     return act
+
+
+def _way_out(file: Path, study: str) -> str:
+    """What prints rows of this study, after a colon; empty if no command does."""
+    from nystrom.studies.reproduce.catalogue import CATALOGUE
+
+    if study in ("efficiency", "model", "ranks", "training"):
+        return f": try nystrom report {study} {file}"
+    return f": try nystrom report study {file} --study {study}" if study in CATALOGUE else ""

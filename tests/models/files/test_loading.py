@@ -4,9 +4,11 @@ import json
 import os
 import pickle
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
+from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, NystromformerForMaskedLM
 
@@ -20,7 +22,7 @@ from nystrom.models import (
     EncoderForTokenClassification,
     EncoderModel,
 )
-from nystrom.models.files.loading import SizeMismatchError
+from nystrom.models.files.loading import SizeMismatchError, check_weights
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 
@@ -289,6 +291,20 @@ def test_published_weights_are_found_in_the_revision_that_holds_them(published, 
     put_in_cache(tmp_path, "someone/else", folder, "main")
     with pytest.raises(ValueError, match=r'holds no model.safetensors.*such as revision="refs/pr/1"'):
         EncoderForMaskedLM.from_pretrained("someone/else", **options)
+
+
+def test_a_model_that_is_nowhere_is_named_in_one_line_with_the_way_out(tmp_path, monkeypatch):
+    with pytest.raises(OSError, match=r"^model someone/else is no folder here, .* --local-dir FOLDER\)\.$"):
+        EncoderForMaskedLM.from_pretrained("someone/else", cache_dir=tmp_path, local_files_only=True)
+
+    def none(name, **_):
+        raise RepositoryNotFoundError("404\nmany lines", response=Mock(headers={}))
+
+    monkeypatch.setattr("nystrom.models.files.loading.snapshot_download", none)
+    with pytest.raises(OSError, match=r"^model someone/else is no folder here, and the Hugging Face Hub has none .*$"):
+        EncoderForMaskedLM.from_pretrained("someone/else")
+    with pytest.raises(ValueError, match=r"^model is \S+nowhere, which is no folder"):
+        check_weights(tmp_path / "nowhere")
 
 
 def test_an_adapter_is_sent_to_peft(folder):

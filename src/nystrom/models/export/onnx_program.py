@@ -30,6 +30,7 @@ from nystrom.models.configuration import EncoderConfig
 from nystrom.models.encoder import EncoderPreTrainedModel
 from nystrom.models.export.comparison import OutputEntries, compare, evaluating, example, longest
 from nystrom.models.export.words import IN_WORDS_OF_ONNX
+from nystrom.models.files.loading import check_weights
 from nystrom.models.heads.pairs import EncoderForPairClassification
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -160,6 +161,7 @@ def export(
         ArithmeticError: The file differs from the model.
     """
     _check_file(to, ".onnx")
+    check_weights(folder)
     config = EncoderConfig.from_pretrained(folder)
     model = model_class(config, folder).from_pretrained(folder)
     return export_onnx(model, to, opset=opset, token_type_ids=token_type_ids, check=check)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
@@ -43,6 +43,7 @@ def find_folder(name: Any, given: dict[str, Any]) -> Path:
 
     Raises:
         ValueError: A file, or neither a folder nor a possible name; or a model that has no safetensors.
+        OSError: The hub has no such model, or cannot be reached.
     """
     path = Path(name)
     if path.is_dir():
@@ -58,7 +59,18 @@ def find_folder(name: Any, given: dict[str, Any]) -> Path:
     inside = given.get("subfolder") or ""
     options: dict[str, Any] = {key: given[key] for key in _OF_DOWNLOAD if given.get(key) is not None}
     patterns = [f"{inside}/{pattern}" if inside else pattern for pattern in wanted]
-    folder = Path(snapshot_download(str(name), allow_patterns=patterns, **options))
+    try:
+        folder = Path(snapshot_download(str(name), allow_patterns=patterns, **options))
+    except RepositoryNotFoundError as error:
+        raise OSError(
+            f"model {name} is no folder here, and the Hugging Face Hub has none of this name that you may read: check "
+            "the name, or log in (hf auth login)."
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise OSError(
+            f"model {name} is no folder here, not in the cache, and the Hugging Face Hub cannot be reached: name a "
+            f"folder, or download it where there is a network (hf download {name} --local-dir FOLDER)."
+        ) from error
     if "revision" in options or not str(name).startswith(_PUBLISHED) or any((folder / inside).glob("*.safetensors")):
         return folder
     options["revision"] = _CONVERTED
@@ -84,8 +96,10 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
         downloaded: It is the main revision of a model of the hub, where another may hold them.
 
     Raises:
-        ValueError: There are no weights, other kinds alone, or a file that is missing, cut off or elsewhere.
+        ValueError: No folder; no weights, other kinds alone, or a file that is missing, cut off or elsewhere.
     """
+    if not folder.is_dir():
+        raise ValueError(f"model is {folder}, which is no folder; expected one with config.json and safetensors.")
     if (folder / "adapter_config.json").is_file():
         raise ValueError(
             f"model {folder} holds an adapter (adapter_config.json): load the model that it was made for, then the "

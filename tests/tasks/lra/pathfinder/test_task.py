@@ -124,6 +124,8 @@ def test_a_contour_of_ones_own_has_so_many_dashes(made, tmp_path):
     assert ink[0] < 0.7 * ink[1]
     with pytest.raises(ValueError, match="contour=3 there and 4 asked for"):
         prepare(tmp_path / "short", contour=4)
+    with pytest.raises(ValueError, match="contour is 3 and difficulty 'easy', which has its own: give one of the two"):
+        prepare(tmp_path / "both", contour=3, difficulty="easy")
 
 
 def test_a_folder_is_used_again_and_other_settings_are_named(made, capsys):

@@ -64,7 +64,7 @@ def prepare_pathfinder(
             split 80 / 10 / 10.
         size: Rows and columns of a picture: 32, 64, 128 or 256.
         difficulty: Length of the long snakes.
-        contour: Dashes of a long snake, in place of the difficulty's; the fewer, the easier. 3 at least, of which a
+        contour: Dashes of a long snake, in place of a difficulty; the fewer, the easier. 3 at least, of which a
             short snake has one.
         train: Pictures for training; 160,000 if not given.
         val: Pictures for validation; 20,000 if not given.
@@ -136,6 +136,8 @@ def _check(
         raise ValueError(
             f"contour must be 3 to {CONTOURS['hard']} dashes, got {contour}: leave it out for {difficulty!r}."
         )
+    if contour is not None and difficulty != "hard":
+        raise ValueError(f"contour is {contour} and difficulty {difficulty!r}, which has its own: give one of the two.")
     for name, count in sizes.items():
         if count is not None and count < 0:
             raise ValueError(f"{name} must be at least 0 pictures, got {count}.")
