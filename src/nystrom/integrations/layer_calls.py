@@ -25,7 +25,8 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.registry import METHODS, find_function
 from nystrom.attention.skip import depthwise_skip
-from nystrom.integrations.attention_interface import attends_elsewhere, check_asks, choose_route, make_mask
+from nystrom.integrations.attention_interface import attends_elsewhere, choose_route
+from nystrom.integrations.mask_interface import check_asks, make_mask
 from nystrom.integrations.modules import DEFAULTS
 
 _INTERCEPTED = "nystrom_intercepted"

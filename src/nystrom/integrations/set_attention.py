@@ -21,10 +21,10 @@ from nystrom.integrations.attention_interface import (
     REGISTERED,
     SERVED,
     attend_layer,
-    check_asks,
     choose_route,
     option_names,
 )
+from nystrom.integrations.mask_interface import check_asks
 from nystrom.models.encoder import EncoderPreTrainedModel
 
 

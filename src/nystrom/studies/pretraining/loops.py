@@ -38,9 +38,9 @@ from nystrom.train.pretrain.settings import PretrainingSettings, settle
 from nystrom.train.pretrain.source import encoder_config
 from nystrom.train.pretrain.trainer import PretrainingTrainer
 from nystrom.train.results import Place, result_row
+from nystrom.train.run.arguments import training_arguments
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.progress import ProgressBar, ProgressLines
-from nystrom.train.run.run_trainer import training_arguments
 
 OURS, SAME, BERT = "nystrom pretrain", "run_mlm, same encoder", "run_mlm, BERT"
 

@@ -38,9 +38,9 @@ from nystrom.train.hardware import Device, Precision
 from nystrom.train.lengths import data_positions
 from nystrom.train.presets.published import Preset, find_preset
 from nystrom.train.results import Place, result_row, setting_words
+from nystrom.train.run.arguments import training_arguments
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.progress import ProgressBar, ProgressLines
-from nystrom.train.run.run_trainer import training_arguments
 from nystrom.train.run.trainer import EncoderTrainer
 from nystrom.train.scoring import DTYPES
 from nystrom.train.settings import Settings, settle

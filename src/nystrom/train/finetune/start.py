@@ -24,9 +24,10 @@ from nystrom.train.hardware import TIMEOUT, is_main, processes
 from nystrom.train.ranks.lost import others_answer
 from nystrom.train.ranks.pieces import check_pieces
 from nystrom.train.results import command_line
+from nystrom.train.run.arguments import training_arguments
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.progress import no_file_bars
-from nystrom.train.run.run_trainer import RunTrainer, training_arguments
+from nystrom.train.run.run_trainer import RunTrainer
 from nystrom.train.run.to_the_end import train_to_the_end
 
 

@@ -24,10 +24,10 @@ from nystrom.train.pretrain.source import check_vocabulary, describe, encoder_co
 from nystrom.train.pretrain.trainer import PretrainingTrainer
 from nystrom.train.ranks.pieces import check_pieces
 from nystrom.train.results import command_line
+from nystrom.train.run.arguments import training_arguments
 from nystrom.train.run.compiling import check_compiler
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.progress import no_file_bars
-from nystrom.train.run.run_trainer import training_arguments
 from nystrom.train.run.to_the_end import train_to_the_end
 
 

@@ -26,12 +26,12 @@ from nystrom.train.presets.published import Preset
 from nystrom.train.ranks.lost import others_answer
 from nystrom.train.ranks.pieces import check_pieces
 from nystrom.train.results import command_line
+from nystrom.train.run.arguments import AdamValues, training_arguments
 from nystrom.train.run.compiling import check_compiler
 from nystrom.train.run.finish import finish, finish_masked, score_best
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.masked_trainer import MaskedTrainer
 from nystrom.train.run.progress import no_file_bars, no_load_report
-from nystrom.train.run.run_trainer import AdamValues, training_arguments
 from nystrom.train.run.to_the_end import train_to_the_end
 from nystrom.train.run.trainer import EncoderTrainer
 from nystrom.train.settings import Settings

@@ -1,0 +1,119 @@
+"""The masks that transformers' encoders ask for, as the methods of this library take them.
+
+One row of real keys serves all queries. Patterns that a method cannot honour raise, by name; local layers get a mask
+per pair of tokens, for exact attention. See `nystrom.integrations.attention_interface`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+from transformers import MODEL_MAPPING, NystromformerConfig, PreTrainedModel
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    prepare_padding_mask,
+    sdpa_mask,
+)
+
+
+def make_mask(
+    method: str,
+    *,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    config: Any,
+    mask_function: Callable[..., Any],
+    attention_mask: Tensor | None,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    local_size: int | None = None,
+    allow_is_bidirectional_skip: bool = False,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> Bool[Tensor, "b 1 #n s"] | None:
+    """Make the mask of a model, as AttentionMaskInterface has it: the real keys, one row for all queries.
+
+    The other arguments that transformers passes to this interface (dtype, use_vmap, ...) say how to make a mask of
+    n x s, and have no meaning for one row.
+
+    Raises:
+        ValueError: A causal mask, another pattern than these, a mask of another rank, or a model that never asks for
+            attention by name.
+    """
+    check_asks(_model_of(config), method)
+    who = f"{type(config).__name__.removesuffix('Config')} (model type {config.model_type!r})"
+    if _holds(mask_function, causal_mask_function):
+        raise ValueError(
+            f"{who} asks for a causal mask, which {method} attention cannot honour: landmarks and features see the "
+            'whole sequence. Leave its attn_implementation at "sdpa"; of an encoder-decoder, give the encoder alone '
+            f"the method: nystrom.integrations.set_attention(model.get_encoder(), {method!r})."
+        )
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}; expected (batch, tokens), or booleans "
+            "(batch, 1, n, s) for exact attention."
+        )
+    if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
+        padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+        if padding is None or (not torch.compiler.is_compiling() and bool(padding.all())):
+            return None
+        return padding[:, None, None, kv_offset : kv_offset + kv_length]
+    if mask_function is not bidirectional_mask_function and local_size is None:
+        raise ValueError(
+            f"{who} asks for a mask of a pattern of its own (packed sequences, blocks), which {method} attention "
+            'cannot honour: leave its attn_implementation at "sdpa".'
+        )
+    # A local layer, or a mask that the model goes on to change: n x s, and exact attention.
+    return sdpa_mask(
+        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+        local_size=local_size, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, device=device,
+    )  # fmt: skip
+
+
+def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:
+    """Check that the code of a model reads the name of its attention, as far as its source shows.
+
+    Raises:
+        ValueError: It does not, despite its attn_implementation; the message says what to do instead.
+    """
+    if kind is None or kind._can_set_attn_implementation():
+        return
+    if kind.config_class is NystromformerConfig:
+        way_out = (
+            "the classes of this library load the same folder, with the attention that its config.json asks for: "
+            'nystrom.models.EncoderModel.from_pretrained(FOLDER, attention_options={"num_landmarks": 32}), or '
+            "EncoderForMaskedLM and so on for its head"
+        )
+    else:
+        way_out = (
+            "use a model that does (BERT, RoBERTa, ModernBERT, ViT, ...), or nystrom.replace_attention if its layers "
+            "are nn.MultiheadAttention"
+        )
+    raise ValueError(
+        f"{kind.__name__} has attention of its own and does not ask transformers' AttentionInterface, so "
+        f"attn_implementation={method!r} would change nothing: {way_out}."
+    )
+
+
+def _model_of(config: Any) -> type[PreTrainedModel] | None:
+    """The model without a head that a configuration belongs to; None where transformers does not list it."""
+    if torch.compiler.is_compiling():
+        # The model has run before it is compiled, or runs again without; its source cannot be read from here.
+        return None
+    kind = MODEL_MAPPING.get(type(config), None)
+    return kind[0] if isinstance(kind, list | tuple) else kind
+
+
+def _holds(function: Callable[..., Any], wanted: Callable[..., Any]) -> bool:
+    """Whether a mask function is `wanted`, or is made of it: transformers composes them as closures."""
+    if function is wanted:
+        return True
+    for cell in getattr(function, "__closure__", None) or ():
+        parts = cell.cell_contents if isinstance(cell.cell_contents, tuple) else (cell.cell_contents,)
+        if any(callable(part) and _holds(part, wanted) for part in parts):
+            return True
+    return False

@@ -1,0 +1,248 @@
+"""The parts of a model that is made of another one: its configuration, its class, and its weights.
+
+What is carried over, what is left behind and what starts at zero says `nystrom.integrations.convert`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nystrom.attention.plan import PLAN
+from nystrom.attention.registry import METHODS
+from nystrom.checks import check_names
+from nystrom.integrations.bert_names import FAMILIES, Renamed, read_config, rename
+from nystrom.integrations.modules import DEFAULTS
+from nystrom.models.classes import model_class
+from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
+from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel
+from nystrom.models.files.folder import read_tensors
+from nystrom.models.heads.language import EncoderForMaskedLM, EncoderForPreTraining
+from nystrom.models.heads.tokens import EncoderForQuestionAnswering, EncoderForTokenClassification
+
+POSITIONS = "embeddings.position_embeddings.weight"
+_OWN_PREFIX = f"{EncoderPreTrainedModel.base_model_prefix}."
+
+
+@dataclass
+class NewModel:
+    """The parts of the new model; its position table still has the length of the source's.
+
+    Attributes:
+        config: Its configuration.
+        model: Its class.
+        tensors: Its weights by name.
+        mapped: How many of them come from the source.
+        left_behind: Tensors of the source that it does not have.
+        started: Its weights that start at zero.
+    """
+
+    config: EncoderConfig
+    model: type[EncoderPreTrainedModel]
+    tensors: dict[str, Tensor]
+    mapped: int
+    left_behind: tuple[str, ...] = ()
+    started: tuple[str, ...] = ()
+
+    @property
+    def prefix(self) -> str:
+        """What the names of the encoder's weights begin with."""
+        return "" if self.model is EncoderModel else _OWN_PREFIX
+
+
+class AskedAttention(NamedTuple):
+    """The attention that was asked for.
+
+    Attributes:
+        attention: The method; None for that of the source.
+        options: Its options.
+    """
+
+    attention: str | None
+    options: dict[str, Any]
+
+
+def asked_attention(
+    attention: str | None, options: Mapping[str, object], num_landmarks: int | Literal["auto"]
+) -> AskedAttention:
+    """The attention that was asked for, checked as far as it can be without the source.
+
+    Raises:
+        ValueError: A method or an option that is unknown, or a method with weights of its own.
+    """
+    found = dict(options)
+    if num_landmarks != "auto":
+        if "num_landmarks" in found:
+            raise ValueError(f"num_landmarks is {num_landmarks}, and options have num_landmarks too: leave one out.")
+        found["num_landmarks"] = num_landmarks
+    if attention is None:
+        return AskedAttention(None, found)
+    check_names("attention method", [attention], METHODS)
+    kind = METHODS[attention].options
+    check_names(f"option of {attention}", found, {entry.name for entry in fields(kind)})
+    _check_weightless("attention", attention)
+    return AskedAttention(attention, DEFAULTS.get(attention, {}) | found)
+
+
+def _check_weightless(what: str, attention: str) -> None:
+    if METHODS[attention].weights is not None:
+        known = ", ".join(name for name, method in METHODS.items() if method.weights is None)
+        raise ValueError(
+            f"{what} is {attention!r}, which has weights of its own that belong to the model: make a model with this "
+            f"attention and train it; expected one of {known}."
+        )
+
+
+def from_bert(source: Path, asked: AskedAttention, conv_kernel_size: int | Literal["auto"] | None) -> NewModel:
+    """A BERT or RoBERTa with other attention.
+
+    Raises:
+        ValueError: It cannot be read, or computes what the encoder cannot.
+    """
+    theirs = read_config(source)
+    family = FAMILIES[theirs["model_type"]]
+    shift = theirs["pad_token_id"] + 1 if family.shifted else 0
+    attention = asked.attention or "nystrom"
+    taps = 33 if attention == "nystrom" else None
+    shared = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    shared += ("hidden_act", "hidden_dropout_prob", "type_vocab_size", "initializer_range", "layer_norm_eps")
+    config = EncoderConfig(
+        **{name: theirs[name] for name in (*shared, "pad_token_id")},
+        max_position_embeddings=theirs["max_position_embeddings"] - shift,
+        attention=attention,
+        attention_options={"num_landmarks": 64} | asked.options if attention == "nystrom" else asked.options,
+        conv_kernel_size=taps if conv_kernel_size == "auto" else conv_kernel_size,
+        # The token that the classifiers of these models read.
+        pooling="first",
+    )
+    architecture = (theirs["architectures"] or [""])[0]
+    renamed = rename(read_tensors(source), token_classifier=architecture.endswith("ForTokenClassification"))
+    if family.head_act not in (None, theirs["hidden_act"]):
+        # Its language head has an activation of its own, and this encoder's has that of the configuration.
+        renamed = renamed.without_masked_lm()
+    table = one_tensor(renamed.body, POSITIONS, source)
+    if table.shape[0] != theirs["max_position_embeddings"]:
+        raise ValueError(
+            f"{source} has {table.shape[0]} rows in its position table, but config.json says max_position_embeddings "
+            f"= {theirs['max_position_embeddings']}: fetch the checkpoint again."
+        )
+    # The rows before the first token's are never read; RoBERTa has some, too.
+    renamed.body[POSITIONS] = torch.cat([table.new_zeros(POSITION_OFFSET, table.shape[1]), table[shift:]])
+    plan = _with_head(renamed, config, theirs, source)
+    if config.conv_kernel_size is not None:
+        zeros = table.new_zeros(config.num_attention_heads, 1, config.conv_kernel_size, 1)
+        places = [f"encoder.layer.{i}.attention.self.conv.weight" for i in range(config.num_hidden_layers)]
+        plan.started = tuple(f"{plan.prefix}{place}" for place in places)
+        plan.tensors |= {name: zeros.clone() for name in plan.started}
+    return plan
+
+
+def _with_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> NewModel:
+    """The model with as much of the source as has a place here."""
+    body = {f"{_OWN_PREFIX}{name}": tensor for name, tensor in renamed.body.items()}
+    if renamed.answers:
+        questions = any(name.startswith("qa_outputs.") for name in renamed.answers)
+        if not questions:
+            config.id2label = {int(key): label for key, label in theirs["id2label"].items()}
+            config.label2id = {label: key for key, label in config.id2label.items()}
+        model = EncoderForQuestionAnswering if questions else EncoderForTokenClassification
+        left_behind = renamed.without_masked_lm().left_behind
+        return NewModel(config, model, body | renamed.answers, len(renamed.body) + len(renamed.answers), left_behind)
+    if renamed.masked_lm:
+        head = _language_head(renamed, config, theirs, source)
+        mapped = len(renamed.body) + len(renamed.masked_lm)
+        return NewModel(config, EncoderForMaskedLM, body | head, mapped, renamed.left_behind)
+    return NewModel(config, EncoderModel, renamed.body, len(renamed.body), renamed.left_behind)
+
+
+def _language_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> dict[str, Tensor]:
+    """The head with its decoder, which a checkpoint may hold separately or share with the word embeddings."""
+    head, decoder, bias = dict(renamed.masked_lm), "cls.predictions.decoder.weight", "cls.predictions.bias"
+    words = one_tensor(renamed.body, "embeddings.word_embeddings.weight", source)
+    if decoder not in head and not theirs["tie_word_embeddings"]:
+        raise ValueError(f"{source} has tie_word_embeddings = false but no {decoder}: fetch the checkpoint again.")
+    head.setdefault(decoder, words)
+    config.tie_word_embeddings = torch.equal(head[decoder], words)
+    # Where the checkpoint holds both, transformers adds the decoder's.
+    used = "cls.predictions.decoder.bias" if "cls.predictions.decoder.bias" in head else bias
+    head[bias] = head["cls.predictions.decoder.bias"] = one_tensor(head, used, source)
+    return head
+
+
+def from_own(source: Path, asked: AskedAttention, conv_kernel_size: int | Literal["auto"] | None) -> NewModel:
+    """A model of this library, or of the published format, with other attention.
+
+    Raises:
+        ValueError: It cannot be read, or its attention has weights of its own.
+    """
+    config = EncoderConfig.from_pretrained(source)
+    if conv_kernel_size not in ("auto", config.conv_kernel_size):
+        raise ValueError(
+            f"conv_kernel_size is {conv_kernel_size} but {source} was trained with {config.conv_kernel_size}: leave it "
+            "out, a Nyströmformer keeps its convolution."
+        )
+    changes: dict[str, Any] = {}
+    if asked.attention not in (None, config.attention):
+        if config.attention != PLAN:
+            _check_weightless(f"the attention of {source}", config.attention)
+        changes["attention"] = asked.attention
+    if asked.options:
+        changes["attention_options"] = asked.options
+    if changes:
+        # num_landmarks turns the exact attention of a published folder into Nyström attention; the published format
+        # cannot say all that may have been asked for.
+        config = EncoderConfig.from_pretrained(source, **changes, segment_means_seq_len=None)
+    model = model_class(config, source)
+    tensors = read_tensors(source)
+    if model is EncoderForMaskedLM and any(name.startswith("sop.") for name in tensors):
+        # The published format has one name for both.
+        model = EncoderForPreTraining
+    return NewModel(config, model, tensors, len(tensors))
+
+
+def one_tensor(tensors: dict[str, Tensor], name: str, source: Path) -> Tensor:
+    """The tensor of this name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if name not in tensors:
+        raise ValueError(f"{source} lacks {name}: its weights are cut off, or of another model than config.json says.")
+    return tensors[name]
+
+
+def with_weights(plan: NewModel, source: Path) -> EncoderPreTrainedModel:
+    """The model with these tensors.
+
+    Raises:
+        ValueError: One is missing, left over or of another shape.
+    """
+    # All start values are replaced, so drawing them must not move the caller's random numbers.
+    with torch.random.fork_rng(devices=[]):
+        model = plan.model(plan.config)
+    wanted, shared = model.state_dict(), set(model.all_tied_weights_keys or ())
+    for name, tensor in plan.tensors.items():
+        if name not in wanted:
+            raise ValueError(f"{source} has {name}, which {plan.model.__name__} has not: fetch the checkpoint again.")
+        if tensor.shape != wanted[name].shape:
+            raise ValueError(
+                f"{source} has {name} of shape {tuple(tensor.shape)}; expected {tuple(wanted[name].shape)} by its "
+                "config.json: fetch the checkpoint again."
+            )
+    for name in wanted:
+        if name not in shared:
+            one_tensor(plan.tensors, name, source)
+    for name, other in (model.all_tied_weights_keys or {}).items():
+        if {name, other} <= plan.tensors.keys() and not torch.equal(plan.tensors[name], plan.tensors[other]):
+            raise ValueError(
+                f"{source} holds different values for {name} and {other}, which its config.json makes one: set "
+                "tie_word_embeddings to false there."
+            )
+    dtypes = {tensor.dtype for tensor in plan.tensors.values() if tensor.is_floating_point()}
+    if len(dtypes) == 1:
+        torch.nn.Module.to(model, dtypes.pop())
+    model.load_state_dict(plan.tensors, strict=False)
+    return model
