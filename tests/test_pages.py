@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from nystrom import __version__
 from nystrom.attention.registry import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -42,3 +43,11 @@ def test_the_tests_that_hold_a_promise_are_there():
     }
     assert named
     assert named <= there
+
+
+def test_the_version_is_that_of_the_citation_and_of_the_changelog():
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\S+) - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert newest
+    assert newest[1] == __version__
+    assert f"\nversion: {newest[1]}\ndate-released: {newest[2]}\n" in cited
