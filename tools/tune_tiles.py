@@ -14,8 +14,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from triton.errors import TritonError
-from triton.testing import do_bench
+
+try:
+    from triton.errors import TritonError
+    from triton.testing import do_bench
+except ModuleNotFoundError:
+    sys.exit("tune_tiles.py times Triton's kernels, and triton is not installed: pip install 'nystrom[gpu]'.")
 
 from nystrom.attention.method_names import size_options
 from nystrom.attention.registry import find_function
@@ -82,6 +86,8 @@ def tune_tiles(
     """
     if kernel_size and (method != "nystrom" or kernel_size % 2 == 0):
         raise ValueError(f"kernel_size is {kernel_size}; expected an odd number, and 0 for skyformer and near_far.")
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {device!r}, but torch finds none here: run it on a machine with a GPU.")
     generator = torch.Generator().manual_seed(seed)
     options = size_options(method, landmarks) | {"backend": "triton"}
     # The layout of projections: the heads of a token are adjacent.
@@ -146,7 +152,10 @@ def main() -> None:
     """Print the fastest combination of each pass."""
     import tyro
 
-    timings = tyro.cli(tune_tiles)
+    try:
+        timings = tyro.cli(tune_tiles)
+    except ValueError as error:
+        sys.exit(f"tune_tiles.py: {error}")
     print(f"fastest forward: {min(timings, key=lambda timing: timing.forward)}")
     print(f"fastest forward+backward: {min(timings, key=lambda timing: timing.both)}")
 

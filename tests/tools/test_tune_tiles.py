@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from nystrom.gpu.launch import Tiles, tiles
-from tools.tune_tiles import COMBINATIONS, Timing, time_combinations, tune_tiles
+from tools.tune_tiles import COMBINATIONS, Timing, main, time_combinations, tune_tiles
 
 TWO = [Tiles(16, 16, 16, 16, 4, 1), Tiles(32, 16, 16, 16, 4, 1)]
 
@@ -60,6 +60,13 @@ def test_what_cannot_be_tried_raises(change, message):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with pytest.raises(ValueError, match=message):
         tune_tiles(**small | {"device": device} | change)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_command_ends_in_one_line(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["tune_tiles.py"])
+    with pytest.raises(SystemExit, match=r"^tune_tiles.py: device is 'cuda', but torch finds none here: .*GPU\.$"):
+        main()
 
 
 @pytest.mark.gpu
