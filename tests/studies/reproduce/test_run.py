@@ -57,6 +57,7 @@ def test_an_interrupted_study_goes_on_and_ends_like_one_that_was_not(squares, tm
     squares.interrupt_at = 2
     with pytest.raises(KeyboardInterrupt):
         run_study(job_of(squares, tmp_path / "a"), said.append)
+    assert said[-1] == f"\nStopped in part 3 of 4 of {NAME}; the same command continues."
     assert [row.n for row in read_rows(tmp_path / "a" / f"{NAME}-small" / "rows.csv")] == [0, 1]
     squares.interrupt_at = None
     done = run_study(job_of(squares, tmp_path / "a"), said.append)

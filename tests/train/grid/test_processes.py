@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,6 +40,18 @@ def test_a_run_without_memory_is_tried_again_once_when_it_is_alone(grid, tmp_pat
     ]
     assert "large: no memory was left; goes on later, alone" in capsys.readouterr().out
     assert len((tmp_path / "seen").read_text().splitlines()) == 3
+
+
+def test_an_interruption_says_that_the_same_command_continues_and_ends_the_processes(tmp_path, monkeypatch, capsys):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nystrom.train.grid.processes.time", SimpleNamespace(sleep=interrupt))
+    grid = Grid(tmp_path, jobs=1, command=[sys.executable, "-c", "import sys; sys.stdin.read()"])
+    with pytest.raises(KeyboardInterrupt):
+        grid.train([Run("one", {}), Run("two", {})])
+    assert "\nStopped with 0 of 2 runs finished; the same command continues.\n" in capsys.readouterr().out
+    assert all(process.poll() is not None for process in grid.running)
 
 
 def test_a_run_waits_while_the_others_leave_too_little_memory(tmp_path):

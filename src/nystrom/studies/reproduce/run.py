@@ -82,7 +82,11 @@ def run_study(job: Job, say: Callable[[str], None] = print) -> Summary:
         if part.name in done:
             continue
         began = time.monotonic()
-        rows = list(part.measure(job.folder))
+        try:
+            rows = list(part.measure(job.folder))
+        except KeyboardInterrupt:
+            say(f"\nStopped in part {place} of {len(parts)} of {name}; the same command continues.")
+            raise
         seconds = time.monotonic() - began
         append_rows(file, [_tagged(row, name, part.name) for row in rows])
         _add_seconds(job.folder, part.name, seconds)

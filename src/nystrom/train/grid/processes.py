@@ -85,6 +85,9 @@ class Grid:
                     else:
                         self._failed(run, code)
                 time.sleep(0.05)
+        except KeyboardInterrupt:
+            print(f"\nStopped with {self.done} of {self.total} runs finished; the same command continues.", flush=True)
+            raise
         finally:
             self._stop()
         return self.failures
