@@ -1,11 +1,13 @@
 """A small data set, and runs of a few steps on it."""
 
 import csv
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
@@ -14,6 +16,8 @@ from torch.testing import assert_close
 from nystrom.measure.rows import read_rows
 from nystrom.train.engine import train
 from nystrom.train.run.trainer import EncoderTrainer
+
+_GRID = Path(__file__).with_name("grid")
 
 
 @pytest.fixture(scope="session")
@@ -109,3 +113,24 @@ def interrupt_at() -> Callable[[pytest.MonkeyPatch, int], None]:
         patch.setattr(EncoderTrainer, "training_step", training_step)
 
     return interrupt
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch) -> Iterator[Path]:
+    """The programs of SLURM come first on the path; the folder of their jobs' states."""
+    programs, states = tmp_path / "bin", tmp_path / "states"
+    programs.mkdir()
+    states.mkdir()
+    for name in ("sbatch", "squeue", "srun"):
+        fake = _GRID / "fake_slurm.py"
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "{fake}" {name} "$@"\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SLURM", str(states))
+    # Jobs import the work of tests by its name.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(_GRID), os.environ.get("PYTHONPATH", "")]))
+    yield states
+    for state in states.glob("*.state"):
+        for process in psutil.process_iter(["cmdline"]):
+            if str(states.parent) in " ".join(process.info["cmdline"] or []) and state.read_text() == "RUNNING":
+                process.kill()

@@ -109,7 +109,7 @@ COMMANDS: dict[str, Command] = {
     "data verify": Command("compare the files of a prepared folder with their checksums", data.verify_data),
     "tokenizer train": Command("train a tokenizer of word pieces on raw texts", data.train_tokenizer_on),
     "lra run": Command("train methods on the tasks of the Long Range Arena, several runs at a time", train.lra_run),
-    "lra status": Command("how far these runs are, on this machine or a cluster", train.lra_status),
+    "lra status": Command("how far these runs, or the trials of a search, are", train.lra_status),
     "lra table": Command("accuracies of these runs over seeds, beside those of the two papers", train.lra_table),
     "lra curves": Command("accuracies of these runs over the time of training (Fig. 2 of Skyformer)", train.lra_curves),
     "lra overhead": Command("time of a training step beside one of a bare loop", train.lra_overhead),

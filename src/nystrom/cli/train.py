@@ -66,7 +66,7 @@ def lra_status(words: list[str]) -> None:
     from nystrom.train.grid.status import status_lines
 
     def status(folder: Path) -> None:
-        """Print how far each run of `nystrom lra run` is, and what became of its job.
+        """Print how far each run of `nystrom lra run`, or trial of `nystrom finetune --search`, is, and its job.
 
         Args:
             folder: Folder of the runs.

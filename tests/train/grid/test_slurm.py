@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from nystrom.train.grid import slurm as slurm_module
@@ -18,27 +17,6 @@ from nystrom.train.grid.slurm import PRIVATE, Jobs, Work, alive_jobs, jobs_of, q
 from nystrom.train.grid.status import status_lines
 
 pytest.importorskip("submitit")
-
-
-@pytest.fixture
-def cluster(tmp_path, monkeypatch) -> Path:
-    """The programs of SLURM come first on the path; the folder of their jobs' states."""
-    programs, states = tmp_path / "bin", tmp_path / "states"
-    programs.mkdir()
-    states.mkdir()
-    for name in ("sbatch", "squeue", "srun"):
-        fake = Path(__file__).with_name("fake_slurm.py")
-        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "{fake}" {name} "$@"\n')
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_SLURM", str(states))
-    # Jobs import this file as a module.
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-    yield states
-    for state in states.glob("*.state"):
-        for process in psutil.process_iter(["cmdline"]):
-            if str(states.parent) in " ".join(process.info["cmdline"] or []) and state.read_text() == "RUNNING":
-                process.kill()
 
 
 @pytest.fixture

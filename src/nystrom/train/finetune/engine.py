@@ -5,18 +5,18 @@ in `nystrom.train.finetune.start`, before anything is trained.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from nystrom.attention.plan import PLAN, read_plan
 from nystrom.checks import check_at_least
-from nystrom.tasks.language.labelled.glue import NUMBER_METRICS, find_labelled, own_task
-from nystrom.tasks.language.labelled.splits import LabelKind, read_labelled
+from nystrom.tasks.language.labelled.splits import LabelKind
+from nystrom.train.finetune.request import Request, Texts
 from nystrom.train.finetune.settings import PAPER_GRID, PRESET, Choices, SearchGrid, TrainingExtent, model_name
+from nystrom.train.grid.request import NO_SLURM, Slurm, Where
+from nystrom.train.grid.slurm import Jobs
 from nystrom.train.hardware import TIMEOUT, Device, Precision, is_main, usable_device, usable_precision
 from nystrom.train.run.folder import RunFolder
 
-OWN = "own"
 NO_GRID = SearchGrid()
 
 
@@ -52,6 +52,9 @@ def finetune(
     timeout: int = TIMEOUT,
     search: bool = False,
     grid: SearchGrid = NO_GRID,
+    jobs: int | None = None,
+    on: Where = "local",
+    slurm: Slurm = NO_SLURM,
 ) -> Path:
     """Fine-tune a model, choose its best checkpoint on the validation split, score that, and write its predictions.
 
@@ -88,17 +91,21 @@ def finetune(
         resume: Continue the run in the folder, from its last complete checkpoint.
         track_error: Also record the error of attention against exact attention, estimated from a few queries; for
             models of this library.
-        threads: Threads on the CPU; torch's choice if not given.
+        threads: Threads on the CPU; torch's choice if not given, and one core on a cluster.
         timeout: Seconds that a process waits for the others; then the run ends, and can be resumed.
         search: Train with each batch size of 8, 16, 32 and each learning rate of 2e-5, 3e-5, 4e-5, 5e-5, as the paper
             for MRPC, and score the run that is best on validation. Needs optuna.
         grid: Other values to search.
+        jobs: Trials of a search at a time on a cluster; all if not given. Here they are trained one after the other.
+        on: "local", or "slurm": a job for each trial of a search, on the cluster that this machine submits to. This
+            process may end before they do; the same command waits for them again.
+        slurm: What each job asks for.
 
     Returns:
         The folder of the run; the best model is in its folder best, predictions are in predictions.
 
     Raises:
-        ValueError: A name, number, file, label, model, device or precision that cannot be used.
+        ValueError: A name, number, file, label, model, device or precision that cannot be used, or jobs that failed.
         FloatingPointError: The loss or a weight is no longer finite.
     """
     if plan is not None and (attention is not None or options):
@@ -108,25 +115,24 @@ def finetune(
     extent = TrainingExtent(
         epochs=epochs, steps=steps, batch_size=batch_size, warmup_steps=warmup_steps, evaluate_every=evaluate_every
     )
-    fields = {"text_field": text_field, "label_field": label_field, "pair_field": pair_field}
-    chosen = own_task(**fields) if task is None else find_labelled(task).with_fields(**fields)
-    if task is not None and labels != "auto":
-        raise ValueError(f"labels is {labels!r}, but {task} says what its labels are: leave it out.")
-    device = usable_device(device)  # pyright: ignore[reportAssignmentType]
-    precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
-    name = task or OWN
-    found = read_labelled(data, chosen, own=task is None, kind=labels, val_share=val_share)
-    if task is None and found.classes is None:
-        chosen = replace(chosen, metrics=NUMBER_METRICS)
-    if is_main():
-        for remark in found.remarks:
-            print(f"notice: {remark}.", flush=True)
+    texts = Texts(task, tuple(data), text_field, label_field, pair_field, labels, val_share)
+    wanted = grid or (PAPER_GRID if search else None)
+    _check_jobs(on, slurm, jobs, searches=wanted is not None)
     method = attention if plan is None else "plan"
-    words = ("finetune", name, model_name(model).replace("/", "-"), *([method] if method else ()), f"seed{seed}")
+    words = ("finetune", texts.name, model_name(model).replace("/", "-"), *([method] if method else ()), f"seed{seed}")
     run = RunFolder(Path("runs") / "-".join(words) if to is None else Path(to))
+    cluster = None
+    if on == "slurm":
+        threads = 1 if threads is None else threads
+        check_at_least("threads", threads, 1)
+        cluster = Jobs(run.path, slurm, cpus=threads, at_once=jobs)
+    device = usable_device(device) if cluster is None else slurm.device(device, precision)  # pyright: ignore[reportAssignmentType]
+    elsewhere = True if cluster else None
+    precision = usable_precision(precision, device, has_bfloat16=elsewhere)  # pyright: ignore[reportAssignmentType]
     named: dict[str, object] = {"model": model, "data": data, "attention": attention, "plan": plan}
     named |= options or {}
-    named |= fields | {"labels": None if labels == "auto" else labels, "val_share": val_share, "epochs": epochs}
+    named |= texts.fields() | {"labels": None if labels == "auto" else labels, "val_share": val_share}
+    named |= {"epochs": epochs}
     named |= {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
     named |= {"seed": seed, "accumulation": None if accumulation == 1 else accumulation, "warmup_steps": warmup_steps}
     named |= {f"search.{key}": values for key, values in grid.values().items()}
@@ -134,17 +140,8 @@ def finetune(
     named |= {"evaluate_every": evaluate_every, "precision": precision, "device": device, "to": run.path}
     named |= {"track_error": track_error or None}
     named |= {"context_parallel": None if context_parallel == 1 else context_parallel}
-
-    from nystrom.train.finetune.start import Material, finetune_model
-
-    finetune_model(
-        Material(
-            name,
-            chosen,
-            found,
-            ", ".join(str(path.resolve()) for path in data),
-            ("finetune", *([] if task is None else [task]), *_words(named)),
-        ),
+    request = Request(
+        texts,
         Choices(
             extent,
             learning_rate=learning_rate,
@@ -159,13 +156,33 @@ def finetune(
         model=model,
         attention=attention if planned is None else PLAN,
         options=options if planned is None else planned.options,
-        run=run,
-        resume=run.goes_on(resume),
+        folder=run.path if cluster is None else cluster.to,
         threads=threads,
-        timeout=timeout,
-        grid=grid or (PAPER_GRID if search else None),
+        grid=wanted,
+        words=("finetune", *([] if task is None else [task]), *_words(named)),
     )
+    material = request.read()
+    if is_main():
+        for remark in material.data.remarks:
+            print(f"notice: {remark}.", flush=True)
+
+    from nystrom.train.finetune.start import finetune_model
+
+    finetune_model(request, material, resume=run.goes_on(resume), timeout=timeout, cluster=cluster)
     return run.path
+
+
+def _check_jobs(on: str, slurm: Slurm, jobs: int | None, *, searches: bool) -> None:
+    """Check what is asked of a cluster, before it is asked."""
+    slurm.check(on)
+    if on == "slurm" and not searches:
+        raise ValueError(
+            "on is 'slurm' but nothing is searched: add --search, or start one fine-tuning in a job of your own, with "
+            "sbatch."
+        )
+    if on == "local" and jobs is not None:
+        raise ValueError(f"jobs is {jobs} but on is 'local', where one trial follows the other: add --on slurm.")
+    check_at_least("jobs", 1 if jobs is None else jobs, 1)
 
 
 def _words(named: Mapping[str, object]) -> list[str]:

@@ -2,103 +2,115 @@
 
     search.json     what is searched
     search.sqlite   the trials, as Optuna keeps them
-    trials/NAME/    the run of each trial, see `nystrom.train.run.folder`; checkpoints of the best alone are kept
-    trials.tsv      the table of trials
+    trials/NAME/    the run of each trial, see `nystrom.train.run.folder`, and its outcome; checkpoints of the best
+                    alone are kept
+    trials.tsv      the table of trials, written last
     rows.csv        the validation score of each trial, and all results of the best
     best/           the model of the best trial
 
 Optuna runs the trials by the Trainer's `hyperparameter_search`. Its own training of a trial could neither continue one
 that was interrupted nor keep its best checkpoint, so a trial here is a whole run. A search that was killed continues in
 the middle of a trial, after its last checkpoint. The best trial is chosen by validation alone; no other is scored on
-the test split.
+the test split. A trial whose numbers were not finite is left out, and tried again when the search is continued.
+
+On a cluster the trials are trained by jobs before, see `nystrom.train.finetune.search_jobs`.
 """
 
-import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from transformers import Trainer, TrainingArguments
 
-from nystrom.measure.rows import Row, append_rows, check_folder, read_rows
+from nystrom.measure.rows import Row, append_rows, read_rows
 from nystrom.train.finetune.classifier import Start
+from nystrom.train.finetune.request import Material, Request
 from nystrom.train.finetune.results import ResultRows, shown
-from nystrom.train.finetune.settings import Choices, FinetuneSettings, SearchGrid
-from nystrom.train.finetune.start import Material, run_once, settle
+from nystrom.train.finetune.start import run_once
+from nystrom.train.finetune.trials import Trial, forget_failures, held, plan_trials
+from nystrom.train.grid.slurm import check_no_jobs
 from nystrom.train.hardware import processes
 from nystrom.train.results import command_line
-from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.run_trainer import NotFinite
 
+TABLE = "trials.tsv"
 _STUDY = "finetune"
 
 
-def search(start: Start, material: Material, choices: Choices, grid: SearchGrid, folder: Path, *, resume: bool) -> None:
+def search(request: Request, start: Start, material: Material, *, resume: bool) -> None:
     """Try each combination of a grid, and score the one that is best on validation.
 
     Args:
+        request: What the user asks for.
         start: The model.
         material: The texts.
-        choices: What is the same in all trials.
-        grid: Values to try.
-        folder: The folder of the search.
-        resume: Continue the search in it.
+        resume: Continue the search in the folder.
 
     Raises:
         ValueError: optuna is not installed, several processes, values that cannot be used, or a folder that holds
             something else or another search.
     """
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        raise ValueError("search needs optuna, which is not installed: pip install 'nystrom[search]'.") from error
+    check_search()
+    trials = plan_trials(request, start, material)
+    with held(request.folder, trials, material, resume=resume):
+        check_no_jobs(request.folder)
+        forget_failures(trials)
+        Search(request, start, material, trials).run()
+
+
+def check_search() -> None:
+    """Check that a search can be made here.
+
+    Raises:
+        ValueError: optuna is not installed, or several processes.
+    """
+    if find_spec("optuna") is None:
+        raise ValueError("search needs optuna, which is not installed: pip install 'nystrom[search]'.")
     if processes() > 1:
         raise ValueError(f"search is on, but {processes()} processes share the run: start it without torchrun.")
-    settings = [settle(start, material, choices.changed(values)) for values in grid.trials()]
-    check_folder(folder)
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            _check_folder(folder, settings, material.data.fingerprint(), resume=resume)
-            # It would log a traceback of an interruption, which is reported without.
-            optuna.logging.set_verbosity(optuna.logging.ERROR)
-            storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'search.sqlite'}")
-            _Search(start, material, choices, grid, folder, storage).run()
-    except Timeout:
-        raise ValueError(f"{folder} is in use by another search: wait for it, or take another folder.") from None
 
 
-def _check_folder(folder: Path, settings: list[FinetuneSettings], digest: str, *, resume: bool) -> None:
-    """Check that a folder is new, or holds this search, which is to continue."""
-    path = folder / "search.json"
-    content = {"data": digest, "trials": [asdict(each) for each in settings]}
-    if not path.is_file():
-        if strange := [entry.name for entry in folder.iterdir() if entry.name != ".lock"]:
-            raise ValueError(f"{folder} holds {strange[0]} and no search: take another folder with --to.")
-        if resume:
-            raise ValueError(f"{folder} holds no search to resume: leave --resume out, or name its folder with --to.")
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    elif not resume:
-        raise ValueError(f"{folder} holds a search: continue it with --resume, or take another folder with --to.")
-    elif json.loads(path.read_text(encoding="utf-8")) != json.loads(json.dumps(content)):
-        raise ValueError(f"{folder} holds a search of other values, settings or data: take another folder with --to.")
+def none_finite(folder: Path) -> NotFinite:
+    """What to raise where no trial of a folder has a score."""
+    return NotFinite(f"no trial in {folder} ended with finite numbers: search lower learning rates.")
 
 
-class _Search:
-    """The trials of one search; the arguments are those of `search`, and where Optuna keeps them."""
+def print_results(folder: Path) -> None:
+    """Print the table of the trials of a search that has ended, and where its results are."""
+    table = (folder / TABLE).read_text(encoding="utf-8")
+    print(
+        f"{table.expandtabs(22)}* is the best on validation\n"
+        f"model  {folder / 'best'}\ntable  {folder / TABLE}\nrows   {folder / 'rows.csv'}"
+    )
 
-    def __init__(
-        self, start: Start, material: Material, choices: Choices, grid: SearchGrid, folder: Path, storage: Any
-    ):
+
+class Search:
+    """A search in a folder that this process holds.
+
+    Args:
+        request: What the user asks for.
+        start: The model.
+        material: The texts.
+        trials: The trials.
+    """
+
+    def __init__(self, request: Request, start: Start, material: Material, trials: Sequence[Trial]):
         import optuna
 
-        self.start, self.material, self.choices, self.grid, self.folder = start, material, choices, grid, folder
-        self.storage, self.states = storage, optuna.trial.TrialState
-        self.metric = material.task.metrics[0]
-        self.study = optuna.create_study(study_name=_STUDY, storage=storage, direction="maximize", load_if_exists=True)
+        assert request.grid is not None
+        # It would log a traceback of an interruption, which is reported without.
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.start, self.material, self.grid, self.trials, self.folder = (
+            start, material, request.grid, trials, request.folder,
+        )  # fmt: skip
+        self.storage = optuna.storages.RDBStorage(f"sqlite:///{self.folder / 'search.sqlite'}")
+        self.states, self.metric = optuna.trial.TrialState, material.task.metrics[0]
+        self.study = optuna.create_study(
+            study_name=_STUDY, storage=self.storage, direction="maximize", load_if_exists=True
+        )
 
     def run(self) -> None:
         """Run the unfinished trials, and score the best."""
@@ -123,7 +135,7 @@ class _Search:
                 study_name=_STUDY,
                 storage=self.storage,
                 load_if_exists=True,
-                # The search continues after such a trial; --resume tries it again.
+                # The search continues after such a trial.
                 catch=(NotFinite,),
                 sampler=optuna.samplers.RandomSampler(seed=0),
             )
@@ -135,103 +147,81 @@ class _Search:
 
     def train(self, trial: Any) -> float:
         """Train a trial, and give its best validation score."""
-        values = self.suggest(trial)
-        settings, run = self._place(values)
-        others = self._complete()
-        try:
-            with run.held(settings, resume=run.is_started, main=True):
-                trainer = run_once(self.start, self.material, settings, run, resume=run.is_started, score=False)
-        except NotFinite as error:
-            print(f"a trial failed: {_words(values)}: {error}", flush=True)
-            raise
-        value, step = trainer.state.best_metric, trainer.state.best_global_step
-        assert value is not None, "the last step is evaluated"
-        trial.set_user_attr("best step", step)
-        trial.set_user_attr("seconds", trainer.seconds)
+        place = self.grid.trials().index(self.suggest(trial))
+        others, this = self._complete(), self.trials[place]
+        outcome = this.train(self.start, self.material)
+        if outcome.value is None:
+            print(f"a trial failed: {this}: {outcome.error}", flush=True)
+            raise NotFinite(outcome.error)
+        trial.set_user_attr("best step", outcome.step)
+        trial.set_user_attr("seconds", outcome.seconds)
         number = len(others) + 1
-        print(f"trial {number} of {len(self.grid.trials())}: {_words(values)}: {shown(self.metric, value)}", flush=True)
-        ranks = [self._rank(other.params, other.value) for other in others]
-        if ranks and self._rank(values, value) < max(ranks):
-            self._drop(values)
+        print(f"trial {number} of {len(self.trials)}: {this}: {shown(self.metric, outcome.value)}", flush=True)
+        if others and (outcome.value, -place) < max(map(self._rank, others)):
+            this.drop_checkpoints()
         else:
             for other in others:
-                self._drop(other.params)
-        return value
+                self._trial_of(other).drop_checkpoints()
+        return outcome.value
 
-    def _rank(self, values: Mapping[str, float], value: float) -> tuple[float, int]:
+    def _rank(self, trial: Any) -> tuple[float, int]:
         """What is larger the better a trial is; the first of equals in the grid is the best."""
-        return value, -self.grid.trials().index(dict(values))
+        return trial.value, -self.grid.trials().index(trial.params)
 
     def _finish(self) -> None:
         """Score the best trial, and write the table."""
         if not self._complete():
-            raise NotFinite(f"no trial in {self.folder} ended with finite numbers: search lower learning rates.")
+            raise none_finite(self.folder)
         trials = sorted(self._complete(), key=lambda trial: self.grid.trials().index(trial.params))
-        best = max(trials, key=lambda trial: self._rank(trial.params, trial.value))
-        settings, run = self._place(best.params)
+        best = max(trials, key=self._rank)
+        run = self._trial_of(best).run
         if not run.is_finished:
-            with run.held(settings, resume=True, main=True):
-                run_once(self.start, self.material, settings, run, resume=True)
+            with run.held(self._trial_of(best).settings, resume=True, main=True):
+                run_once(self.start, self.material, self._trial_of(best).settings, run, resume=True)
         partial = self.folder / ".best.partial"
         for old in (partial, self.folder / "best"):
             shutil.rmtree(old, ignore_errors=True)
         shutil.copytree(run.best, partial)
         partial.rename(self.folder / "best")
         self._write(trials, best, read_rows(run.rows))
-        print(
-            f"best of {len(trials)} on validation: {_words(best.params)}\n"
-            f"model  {self.folder / 'best'}\ntable  {self.folder / 'trials.tsv'}\nrows   {self.folder / 'rows.csv'}"
-        )
+        print_results(self.folder)
 
     def _write(self, trials: list[Any], best: Any, results: list[Row]) -> None:
-        """The table of the trials, and their rows."""
+        """The rows of the trials, and their table."""
         names = list(self.grid.values())
-        header = ["trial", *names, f"validation {self.metric}", "best step", "seconds", "best"]
-        lines, rows = ["\t".join(header)], []
-        command = command_line(self.material.words, 1)
+        rows, command = [], command_line(self.material.words, 1)
         samples = len(self.material.data.splits["validation"].texts)
+        lines = [["trial", *names, f"validation {self.metric}", "best step", "seconds", "best"]]
         for number, trial in enumerate(trials):
             cells = [number, *(trial.params[name] for name in names), f"{trial.value:.4f}"]
             cells += [trial.user_attrs["best step"], f"{trial.user_attrs['seconds']:.0f}"]
-            lines.append("\t".join(map(str, [*cells, "*" if trial is best else ""])))
-            make = ResultRows(
-                self._place(trial.params)[0], self.start.config, published=self.material.data.published, command=command
-            )
+            lines.append([*map(str, cells), "*" if trial is best else ""])
+            settings, published = self._trial_of(trial).settings, self.material.data.published
+            make = ResultRows(settings, self.start.config, published=published, command=command)
             rows.append(make.row(f"validation {self.metric} of a trial", trial.value, samples=samples))
-        (self.folder / "trials.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
         (self.folder / "rows.csv").unlink(missing_ok=True)
         append_rows(self.folder / "rows.csv", [*rows, *results])
-        print("\n".join(line.expandtabs(22) for line in lines))
+        partial = self.folder / f".{TABLE}.partial"
+        partial.write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
+        partial.replace(self.folder / TABLE)
 
     def _complete(self) -> list[Any]:
         return self.study.get_trials(deepcopy=False, states=[self.states.COMPLETE])
 
-    def _place(self, values: Mapping[str, float]) -> tuple[FinetuneSettings, RunFolder]:
-        """The settings of a trial, and its folder."""
-        name = "_".join(f"{key}-{value}" for key, value in values.items())
-        settings = settle(self.start, self.material, self.choices.changed(values))
-        return settings, RunFolder(self.folder / "trials" / name)
-
-    def _drop(self, values: Mapping[str, float]) -> None:
-        """Remove the checkpoints of a trial that is not the best."""
-        for checkpoint in self._place(values)[1].path.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)
+    def _trial_of(self, trial: Any) -> Trial:
+        return self.trials[self.grid.trials().index(trial.params)]
 
 
 class _TrialTrainer(Trainer):
     """The Trainer that Optuna drives: to train it for a trial is to make the run of that trial."""
 
-    def __init__(self, trials: _Search):
-        self.trials = trials
-        arguments = TrainingArguments(output_dir=str(trials.folder / "trials"), report_to=[], use_cpu=True)
+    def __init__(self, search: Search):
+        self.search = search
+        arguments = TrainingArguments(output_dir=str(search.folder / "trials"), report_to=[], use_cpu=True)
         # The model of each trial is made by its run; this one stands where the Trainer wants one.
         placeholder: Any = torch.nn.Linear(1, 1)
         super().__init__(args=arguments, model_init=lambda: placeholder)
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None) -> Any:
         """Make the run of a trial."""
-        self.objective = self.trials.train(trial)
-
-
-def _words(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+        self.objective = self.search.train(trial)

@@ -4,7 +4,6 @@ import importlib.metadata
 import importlib.util
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,10 @@ from nystrom.tasks.language.labelled.splits import LabelledData
 from nystrom.train.finetune.classifier import Start, blank_classifier, find_start, make_classifier, takes_segments
 from nystrom.train.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom.train.finetune.finish import best_logits, finish
+from nystrom.train.finetune.request import Material, Request
 from nystrom.train.finetune.scores import scores
-from nystrom.train.finetune.settings import PRESET, Choices, FinetuneSettings, SearchGrid
+from nystrom.train.finetune.settings import PRESET, Choices, FinetuneSettings
+from nystrom.train.grid.slurm import Jobs
 from nystrom.train.hardware import TIMEOUT, is_main, processes
 from nystrom.train.ranks.lost import others_answer
 from nystrom.train.ranks.pieces import check_pieces
@@ -31,62 +32,29 @@ from nystrom.train.run.run_trainer import RunTrainer
 from nystrom.train.run.to_the_end import train_to_the_end
 
 
-@dataclass(frozen=True)
-class Material:
-    """The texts of a fine-tuning, and where they are from.
-
-    Attributes:
-        name: The task's name.
-        task: The task.
-        data: The texts.
-        folder: Where they are from.
-        words: The command of the run, behind `nystrom`.
-    """
-
-    name: str
-    task: LabelledTask
-    data: LabelledData
-    folder: str
-    words: tuple[str, ...]
-
-
-def finetune_model(
-    material: Material,
-    choices: Choices,
-    *,
-    model: str,
-    attention: str | None,
-    options: Mapping[str, Any] | None,
-    run: RunFolder,
-    resume: bool,
-    threads: int | None,
-    timeout: int,
-    grid: SearchGrid | None,
-) -> None:
-    """Fine-tune a model on texts that were read; see `nystrom.train.finetune.engine.finetune`.
+def finetune_model(request: Request, material: Material, *, resume: bool, timeout: int, cluster: Jobs | None) -> None:
+    """Fine-tune a model on texts that were read, or search; see `nystrom.train.finetune.engine.finetune`.
 
     Args:
+        request: What the user asks for.
         material: The texts.
-        choices: The choices of the user.
-        model: The model to start from.
-        attention: Method in place of its own.
-        options: Options of the method.
-        run: The folder of the run.
-        resume: Continue the run in it.
-        threads: Threads on the CPU; None for torch's choice.
+        resume: Continue the run in the folder.
         timeout: Seconds that a process waits for the others.
-        grid: Values to try; None for one run.
+        cluster: Where the trials of a search are jobs; None for here.
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if request.threads is not None and cluster is None:
+        torch.set_num_threads(request.threads)
     with no_file_bars():
-        start = find_start(model, attention=attention, options=options)
-        if grid is not None:
-            from nystrom.train.finetune.search import search
+        start = find_start(request.model, attention=request.attention, options=request.options)
+        if request.grid is not None:
+            from nystrom.train.finetune import search, search_jobs
 
-            search(start, material, choices, grid, run.path, resume=resume)
+            if cluster is None:
+                search.search(request, start, material, resume=resume)
+            else:
+                search_jobs.search_in_jobs(request, start, material, cluster, resume=resume)
             return
-        settings = settle(start, material, choices)
+        settings, run = settle(start, material, request.choices), RunFolder(request.folder)
         with run.held(settings, resume=resume, main=is_main()):
             run_once(start, material, settings, run, resume=resume, timeout=timeout)
     if torch.distributed.is_initialized():

@@ -14,7 +14,6 @@ the result is that of an uninterrupted run. `lra.csv` is rewritten from the runs
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from shutil import which
 from typing import Literal
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
@@ -25,7 +24,7 @@ from nystrom.train.grid.child import train_run
 from nystrom.train.grid.processes import Failure, Grid
 from nystrom.train.grid.request import NO_SLURM, Slurm, Where
 from nystrom.train.grid.runs import Planned, Run, run_name, run_of
-from nystrom.train.grid.slurm import PRIVATE, Jobs, Work, alive_jobs
+from nystrom.train.grid.slurm import Jobs, Work, check_no_jobs
 from nystrom.train.grid.table import reached, write_table
 from nystrom.train.hardware import Device, Precision, cores, processes, usable_device, visible_gpus
 from nystrom.train.lengths import data_positions, lengthened
@@ -227,8 +226,8 @@ def run_grid(
                 planned.append(Planned(run_name(task, method, named, seed, model, max_length), settings))
         plans.append((base, folder, planned))
     with alone(to):
-        if cluster is None and (to / PRIVATE).is_dir() and which("squeue") and (alive := sorted(alive_jobs(to))):
-            raise ValueError(f"{to} is in use by jobs of SLURM ({' '.join(alive)}): add --on slurm, or scancel them.")
+        if cluster is None:
+            check_no_jobs(to)
         _prepare(to, plans, check_compile=compile and usable == "cpu" and cluster is None)
         runs = [
             run_of(to, each, folder, threads=threads, max_length=max_length)

@@ -217,6 +217,16 @@ def alive_jobs(to: Path) -> set[str]:
     return {job for job, state in queue(to).items() if state not in _ENDED}
 
 
+def check_no_jobs(to: Path) -> None:
+    """Check that no job of a folder waits or runs, before its work is done here.
+
+    Raises:
+        ValueError: One does, or SLURM does not answer.
+    """
+    if (to / PRIVATE).is_dir() and shutil.which("squeue") and (alive := sorted(alive_jobs(to))):
+        raise ValueError(f"{to} is in use by jobs of SLURM ({' '.join(alive)}): add --on slurm, or scancel them.")
+
+
 def queue(to: Path) -> dict[str, str]:
     """The state of each job of a folder that SLURM still knows.
 

@@ -1,11 +1,13 @@
-"""How far the runs of a grid are."""
+"""How far the runs of a grid, or the trials of a search, are."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from shutil import which
 
 from nystrom.train.grid.slurm import jobs_of, queue
 from nystrom.train.grid.table import last_line, reached
 from nystrom.train.run.folder import RunFolder
+from nystrom.train.run.outcome import SEARCH, TRIALS, outcome_of
 
 
 def status_lines(to: Path) -> list[str]:
@@ -15,25 +17,38 @@ def status_lines(to: Path) -> list[str]:
         ValueError: The folder holds no runs, or SLURM does not answer.
     """
     jobs = jobs_of(to)
-    folders = [path.name for path in to.iterdir() if RunFolder(path).is_started] if to.is_dir() else []
-    names = sorted({*jobs, *folders})
+    folders = [path for folder in (to, to / TRIALS) if folder.is_dir() for path in folder.iterdir()]
+    names = sorted({*jobs, *(str(path.relative_to(to)) for path in folders if RunFolder(path).is_started)} - {SEARCH})
     if not names:
-        raise ValueError(f"{to} holds no runs: name the folder that `nystrom lra run` wrote to with --to.")
+        raise ValueError(
+            f"{to} holds no runs: name the folder that `nystrom lra run` or `nystrom finetune --search` wrote to."
+        )
     states = queue(to) if jobs and which("squeue") else {}
-    done = [name for name in names if RunFolder(to / name).is_finished]
-    lines = [f"{name}: {_line(to, name, jobs.get(name), states)}" for name in names]
+    runs = {name: RunFolder(to / name) for name in names}
+    done = [name for name, run in runs.items() if outcome_of(run) or run.is_finished]
+    lines = [f"{name}: {_reached(run) or _line(to, name, jobs.get(name), states)}" for name, run in runs.items()]
+    if SEARCH in jobs:
+        lines.append(f"{SEARCH}: {', '.join(_job(to, SEARCH, jobs[SEARCH], states))}")
     return [*lines, f"{len(done)} of {len(names)} finished"]
 
 
-def _line(to: Path, name: str, job: str | None, states: dict[str, str]) -> str:
+def _reached(run: RunFolder) -> str:
+    """What a run reached; "" where it has not ended."""
+    if (outcome := outcome_of(run)) is not None:
+        return str(outcome)
+    return reached(run) if run.is_finished else ""
+
+
+def _line(to: Path, name: str, job: str | None, states: Mapping[str, str]) -> str:
+    """Where a run is that has not ended."""
     run = RunFolder(to / name)
-    if run.is_finished:
-        return reached(run)
     step = run.last_step() if run.is_started else None
     words = [f"step {step} of {run.read()['settings']['steps']}" if step else "no checkpoint yet"]
-    if job is not None:
-        state = states.get(job, "unknown here")
-        words.append(f"job {job} {state}")
-    if last := last_line(to / f"{name}.log"):
-        words.append(last)
-    return ", ".join(words)
+    return ", ".join([*words, *_job(to, name, job, states)])
+
+
+def _job(to: Path, name: str, job: str | None, states: Mapping[str, str]) -> list[str]:
+    """The job of a piece of work, and its last word."""
+    state = states.get(job or "", "unknown here")
+    last = "" if state == "COMPLETED" else last_line(to / f"{name}.log")
+    return [word for word in (f"job {job} {state}" if job else "", last) if word]
