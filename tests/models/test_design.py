@@ -8,6 +8,8 @@ from torch.testing import assert_close
 
 from nystrom.models import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification, EncoderModel
 from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom.parallel.models import parallelize
+from nystrom.train.settings import settle
 
 SMALL: dict[str, Any] = {
     "vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
@@ -78,6 +80,54 @@ def test_the_head_is_relu_without_dropout_and_the_feed_forward_block_drops(desig
     assert (as_published(torch.randn(50, 40, 16)) == 0).float().mean() < 0.01
 
 
+AUTHORS = {"design": "authors", "attention_probs_dropout_prob": 0.5}
+
+
+def test_the_authors_drop_the_weights_of_exact_attention_in_training_alone():
+    attention = make(**AUTHORS).nystromformer.encoder.layer[0].attention.self.method
+    q, k, eye = torch.randn(40, 2, 30, 8), torch.randn(40, 2, 30, 8), torch.eye(30).expand(40, 2, 30, 30)
+    keep = torch.arange(30) < torch.tensor([[20], [30]]).repeat(20, 1)
+    weights = (q @ k.mT / 8**0.5).masked_fill(~keep[:, None, None, :], -torch.inf).softmax(dim=-1)
+    # Values that are the identity show the weights themselves.
+    found = attention.train()(q, k, eye, keep=keep)
+    kept = found != 0
+    real = (keep[:, None, :, None] & keep[:, None, None, :]).expand_as(found)
+    assert not kept[~real].any()
+    # 52,000 draws: five standard deviations are about .011.
+    assert kept[real].double().mean().item() == pytest.approx(0.5, abs=0.011)
+    assert_close(found[kept], 2 * weights[kept])
+    assert_close(attention.eval()(q, k, eye, keep=keep), torch.where(real, weights, 0.0))
+    # The convolution of the values is added to what is left, and is not dropped itself.
+    skip, still = torch.rand(2, 1, 3, 1), make(design="authors").nystromformer.encoder.layer[0].attention.self.method
+    torch.manual_seed(1)
+    convolved = attention.train()(q, k, eye, keep=keep, skip=skip)
+    torch.manual_seed(1)
+    added = still(q, k, eye, keep=keep, skip=skip) - still(q, k, eye, keep=keep)
+    # float32 rounding of sums in another order
+    assert_close(convolved - attention(q, k, eye, keep=keep), added, rtol=0, atol=1e-5)
+
+
+def test_a_model_that_drops_weights_has_the_weights_and_the_output_of_one_that_does_not(tmp_path):
+    plain, dropped = make(design="authors").eval(), make(**AUTHORS).eval()
+    assert_close(dropped.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    ids = torch.randint(1, 30, (2, 7))
+    assert_close(dropped(ids).logits, plain(ids).logits, rtol=0, atol=0)
+    dropped.save_pretrained(tmp_path)
+    again = EncoderForSequenceClassification.from_pretrained(tmp_path)
+    assert again.config.attention_probs_dropout_prob == 0.5
+    with pytest.raises(ValueError, match=r"a DroppedSoftmax, which does not work over ranks"):
+        parallelize(dropped.nystromformer, None)
+
+
+@pytest.mark.parametrize(("attention", "share"), [("softmax", 0.1), ("nystrom", 0.0), ("kernelized", 0.0)])
+def test_a_training_drops_what_the_authors_drop_of_exact_attention(attention, share):
+    settings = settle(
+        "listops", attention=attention, options=None, conv_kernel_size=None, preset="nystromformer", device="cpu",
+        precision="float32", accumulation=1, seed=0, changes={"design": "authors"},
+    )  # fmt: skip
+    assert settings.encoder_config().attention_probs_dropout_prob == share
+
+
 def test_only_the_authors_projections_of_linformer_keep_their_start():
     options = {"attention": "linformer", "attention_options": {"num_features": 4, "max_length": 12}}
     for design, learned in (("authors", False), ("official", True), ("transformers", True)):
@@ -143,6 +193,12 @@ def test_a_saved_model_is_the_same_again(tmp_path):
     ("changes", "says"),
     [
         ({"design": "paper"}, "design is 'paper'; expected one of 'transformers', 'authors', 'official'"),
+        (
+            AUTHORS | {"attention": "kernelized"},
+            "dropout_prob is 0.5, but kernelized of design 'authors' stores no weights",
+        ),
+        (AUTHORS | {"design": "official"}, "is 0.5, but softmax of design 'official' stores no weights"),
+        (AUTHORS | {"track_error": True}, "track_error is True, but attention_probs_dropout_prob is 0.5"),
         ({"attention_size": 7}, "attention_size is 7 but num_attention_heads is 2; expected a multiple of the heads"),
         ({"attention_size": 0}, "attention_size is 0; expected a whole number of at least 1"),
         (
@@ -163,8 +219,6 @@ def test_what_a_model_cannot_be_is_refused_by_name(changes, says):
 
 
 def test_what_has_no_place_for_the_token_of_the_class_refuses_it():
-    from nystrom.parallel.models import parallelize
-
     with pytest.raises(ValueError, match=r"pooling is 'cls', .* EncoderForMaskedLM has no place"):
         make(EncoderForMaskedLM, pooling="cls")
     model, ids = make(pooling="cls"), torch.ones(1, 4, dtype=torch.long)

@@ -8,8 +8,8 @@ A configuration *file* may hold more than these fields: what this class does not
 transformers, and is written again. So an attribute that was set on a configuration survives saving and loading.
 
 Departs from `NystromformerConfig`: no token is padding and no convolution is there unless asked for, and
-`attention_probs_dropout_prob` must be 0. No method here stores weights that could be dropped; transformers' own model
-stores some but never drops them, so a published 0.1 means 0 and is loaded as 0.
+`attention_probs_dropout_prob` must be 0 but for exact attention of the design "authors". No other stores weights that
+could be dropped; transformers' own model stores some but never drops them, so a published 0.1 is loaded as 0.
 
 A folder has one of two formats. This library's own has `model_type` "nystrom"; AutoModel gives the classes of
 `nystrom.models` for it. The published one has "nystromformer" (see `nystrom.models.files.published`): the classes of
@@ -41,6 +41,7 @@ from nystrom.checks import (
 )
 from nystrom.models.field_checks import (
     check_attention,
+    check_dropped_weights,
     check_heads,
     check_no_option,
     check_numbers,
@@ -75,7 +76,8 @@ class EncoderConfig(PreTrainedConfig):
         intermediate_size: Width inside the feed-forward block.
         hidden_act: Activation, a name that transformers knows.
         hidden_dropout_prob: Dropout on embeddings, on what each block adds, and in the classification head.
-        attention_probs_dropout_prob: 0; see the module.
+        attention_probs_dropout_prob: Dropout on the weights of exact attention of the design "authors", see
+            `nystrom.models.dropped_softmax`; 0 elsewhere.
         max_position_embeddings: The longest input, padding included; with rotary positions, or none, an input may be
             longer.
         type_vocab_size: Kinds of segments that `token_type_ids` tell apart.
@@ -208,12 +210,9 @@ class EncoderConfig(PreTrainedConfig):
             positive={name: getattr(self, name) for name in ("initializer_range", "layer_norm_eps")},
             shares={name: getattr(self, name) for name in dropout},
         )
-        if self.attention_probs_dropout_prob != 0:
-            raise ValueError(
-                f"attention_probs_dropout_prob is {self.attention_probs_dropout_prob!r}; expected 0: no method stores "
-                "weights that could be dropped. Use hidden_dropout_prob; of a published Nyströmformer drop the value, "
-                "which transformers does not use either."
-            )
+        check_dropped_weights(
+            self.attention_probs_dropout_prob, self.attention, design=self.design, track_error=self.track_error
+        )
         check_attention(
             self.attention, self.attention_options, layers=self.num_hidden_layers, shared=self.share_attention_weights
         )

@@ -4,6 +4,7 @@ r"""Head, dropout and initial values of three codes: `design` of `EncoderConfig`
 |---|---|---|---|
 | classification head | width, the activation, two dropouts | feed-forward width, ReLU, no dropout | the same |
 | dropout inside the feed-forward block | no | yes | yes |
+| dropout of the weights of exact attention | no | yes (`nystrom.models.dropped_softmax`) | no |
 | linear layers start | normal, `initializer_range` | torch's | Xavier's uniform, biases at 0 |
 | words start | normal, `initializer_range` | normal, 0.02 | normal, 1 |
 | table of positions starts | normal, `initializer_range` | normal, 0.02 | normal, 0.02 |
@@ -15,7 +16,8 @@ Neither of the two codes has segments; at 0 they are none at first.
 Source: the code of Xiong et al. (2021), arXiv:2102.03902, and of Chen et al. (2021), arXiv:2111.00035, for the Long
 Range Arena, LRA/code/model.py and code/models; of Tay et al. (2021), arXiv:2011.04006,
 lra_benchmarks/models/transformer/transformer.py and models/layers/common_layers.py.
-Departs from them: no dropout of attention weights; from the official code, attention has biases.
+Departs from them: no dropout of the weights of other attentions, which Skyformer's code has for some; from the official
+code, no dropout of weights at all, and attention has biases.
 """
 
 from torch import nn

@@ -37,6 +37,27 @@ def check_heads(hidden_size: int, attention_size: object, heads: int) -> None:
         raise ValueError(f"{name} is {width} but num_attention_heads is {heads}; expected a multiple of the heads.")
 
 
+def check_dropped_weights(share: object, attention: str, *, design: str, track_error: bool) -> None:
+    """Check that attention stores the weights that it is to drop.
+
+    Raises:
+        ValueError: It does not, or its error is to be tracked, which would be that of the dropout.
+    """
+    if share == 0:
+        return
+    if (design, attention) != ("authors", "softmax"):
+        raise ValueError(
+            f"attention_probs_dropout_prob is {share!r}, but {attention} of design {design!r} stores no weights that "
+            "could be dropped, softmax of design 'authors' alone does: expected 0. Use hidden_dropout_prob; of a "
+            "published Nyströmformer drop the value, which transformers does not use either."
+        )
+    if track_error:
+        raise ValueError(
+            f"track_error is True, but attention_probs_dropout_prob is {share!r}, so that the error would be that of "
+            "the dropout: leave track_error out."
+        )
+
+
 def check_attention(attention: object, options: object, *, layers: int, shared: bool) -> None:
     """Check the name of the attention and its options.
 

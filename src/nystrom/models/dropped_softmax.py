@@ -1,0 +1,79 @@
+r"""Exact attention whose weights are dropped in training, as in the papers' code for the Long Range Arena.
+
+$$D(\mathrm{softmax}(c\, Q K^\top))\, V,$$
+where D sets each weight to zero with probability p and divides the others by 1 - p. All n x n weights are stored, as in
+that code; no fused call gives another memory cost and the same draws. In evaluation nothing is dropped, and attention
+is computed as without it.
+
+Source: the code of Xiong et al. (2021), arXiv:2102.03902, LRA/code/attention.py, and of Chen et al. (2021),
+arXiv:2111.00035, code/models.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from nystrom.attention.door import attend
+from nystrom.attention.fused import softmax_rows
+from nystrom.attention.heads import AttentionHeads
+from nystrom.attention.options import SoftmaxOptions
+from nystrom.attention.skip import check_skip, depthwise_skip
+
+
+class DroppedSoftmax(AttentionHeads):
+    """Exact attention over (b, h, n, d), with dropout of its weights in training.
+
+    Draws come from torch's global generator, as those of other dropout.
+
+    Args:
+        options: Options of exact attention.
+        num_heads: Heads.
+        head_dim: Width of a query or key in one head.
+        share: Probability p that a weight is dropped, in [0, 1).
+    """
+
+    # The draws of the ranks would differ from those of one process.
+    over_ranks = False
+
+    def __init__(self, options: SoftmaxOptions, num_heads: int, head_dim: int, *, share: float):
+        super().__init__("softmax", options, num_heads, head_dim)
+        self.share = share
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h s d"],
+        v: Float[Tensor, "b h s e"],
+        *,
+        keep: Bool[Tensor, "b s"] | None = None,
+        query_keep: Bool[Tensor, "b n"] | None = None,
+        skip: Float[Tensor, "h 1 taps 1"] | None = None,
+    ) -> Float[Tensor, "b h n e"]:
+        """Attend, see `AttentionHeads`."""
+        if not self.training:
+            return super().forward(q, k, v, keep=keep, query_keep=query_keep, skip=skip)
+        out = attend(_dropped, q, k, v, keep, query_keep, self.options.scale, self.share)
+        if skip is None:
+            return out
+        check_skip(v, skip, q, keep, query_keep)
+        return depthwise_skip(v, skip, keep=keep, to=out)
+
+    def extra_repr(self) -> str:
+        """Method, options and the share that is dropped, for print."""
+        return f"{super().extra_repr()}, dropout={self.share}"
+
+
+def _dropped(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    scale: float | None,
+    share: float,
+) -> Float[Tensor, "b h n e"]:
+    if v.dtype == torch.float16:
+        # As exact attention does where it stores its weights.
+        q, k, v = q.float(), k.float(), v.float()
+    return F.dropout(softmax_rows(q, k, keep=keep, scale=scale), share) @ v
