@@ -243,6 +243,13 @@ CATALOGUE: dict[str, Entry] = {
         home="fidelity.planned",
         needs=_ENCODER,
     ),
+    "arena-ablation": Entry(
+        shows="what each part lifts on Text and ListOps, and what attention adds to it",
+        source="this library",
+        home="training.arena_ablation",
+        needs="--data with text",
+        trains=True,
+    ),
     "blog": Entry(
         shows="the masked word of the Hugging Face post, its five scores",
         source="Hugging Face, post on Nyströmformer",

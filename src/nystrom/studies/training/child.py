@@ -18,11 +18,15 @@ def main() -> int:
     for name in ("data", "to", "model"):
         given = arguments.get(name)
         # A model may have a name on the Hub.
-        if given is not None and (name != "model" or engine == "pretrain"):
+        if given is not None and (name != "model" or engine != "finetune"):
             arguments[name] = tuple(map(Path, given)) if isinstance(given, list) else Path(given)
 
     def work() -> None:
-        if engine == "pretrain":
+        if engine == "train":
+            from nystrom.train.engine import train
+
+            train(**arguments)
+        elif engine == "pretrain":
             from nystrom.train.pretrain.engine import pretrain
 
             pretrain(**arguments)

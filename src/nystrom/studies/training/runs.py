@@ -1,7 +1,7 @@
 """The trainings of a study: each is a run in a process of its own, which goes on where it was interrupted.
 
-A run is a folder of `nystrom pretrain` or `nystrom finetune`, and its rows name that command. The runs are beside the
-folders of the studies, so that studies share them.
+A run is a folder of `nystrom train`, `nystrom pretrain` or `nystrom finetune`, and its rows name that command. The runs
+are beside the folders of the studies, so that studies share them.
 """
 
 import json
@@ -28,12 +28,12 @@ class Training(NamedTuple):
     Attributes:
         name: Name of its folder.
         engine: The command.
-        arguments: Of `nystrom.train.pretrain.engine.pretrain` or `nystrom.train.finetune.engine.finetune`, as JSON
-            values.
+        arguments: Of `nystrom.train.engine.train`, `nystrom.train.pretrain.engine.pretrain` or
+            `nystrom.train.finetune.engine.finetune`, as JSON values.
     """
 
     name: str
-    engine: Literal["pretrain", "finetune"]
+    engine: Literal["train", "pretrain", "finetune"]
     arguments: Mapping[str, object]
 
 
@@ -89,6 +89,9 @@ def _check(run: RunFolder, training: Training) -> None:
     search = run.path / _SEARCH
     if run.is_started:
         settings = dict(run.read()["settings"])
+        if training.engine == "train":
+            # A run writes these two arguments down by other names.
+            settings |= {"positions": settings["position_kind"], "max_length": settings["positions"]}
     elif search.is_file():
         # What its trials share.
         trials = json.loads(search.read_text(encoding="utf-8"))["trials"]

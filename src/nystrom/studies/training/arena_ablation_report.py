@@ -1,0 +1,189 @@
+"""What the ablation of the arena says of its rows: a table, verdicts and a figure."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from nystrom.measure.rows import Row
+from nystrom.report.plots.canvas import PAGE, figure_of, look
+from nystrom.report.summary import Table, Verdict
+from nystrom.studies.training.finetuned_report import word
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TASKS = ("listops", "text")
+# Arms by what a reader calls them, in the order in which they stand on each other.
+NAMES = {
+    "papers": "the papers' model",
+    "rotary": "+ rotary positions",
+    "convolution": "+ short convolutions",
+    "lifted": "+ denoising or shuffling",
+    "near_far": "+ near_far for nystrom",
+    "softmax": "all, exact attention",
+    "window": "all, window alone",
+    "none": "all, no attention",
+}
+# Claims, by the arm and the one beside it.
+CLAIMS = {
+    ("rotary", "papers"): "Rotary positions lift the papers' model.",
+    ("convolution", "rotary"): "Short convolutions of queries, keys and values lift it further.",
+    ("lifted", "convolution"): "Denoising on Text and shuffled arguments on ListOps lift it further.",
+    ("near_far", "lifted"): "Near and far attention lifts it further than Nyström attention.",
+    ("softmax", "none"): "Exact attention adds to all that the convolutions do.",
+    ("lifted", "none"): "Nyström attention adds to all that the convolutions do.",
+    ("near_far", "none"): "Near and far attention adds to all that the convolutions do.",
+    ("window", "none"): "A window adds to all that the convolutions do.",
+    ("softmax", "window"): "Exact attention adds to a window.",
+}
+_BEFORE = {arm: other for arm, other in CLAIMS if other not in ("none", "window")}
+# Seeds from which on their deviation says something.
+_SEEDS = 3
+
+
+class ArmScore(NamedTuple):
+    """The test accuracies of an arm on a task.
+
+    Attributes:
+        values: Of each seed.
+        samples: Test samples.
+    """
+
+    values: tuple[float, ...]
+    samples: int
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def shown(self) -> str:
+        """In per cent, with the deviation over seeds where there are several."""
+        spread = f" ± {100 * statistics.stdev(self.values):.1f}" if len(self.values) > 1 else ""
+        return f"{100 * self.mean:.1f}{spread}"
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        share = math.sqrt(self.mean * (1 - self.mean) / self.samples)
+        seeds = len(self.values)
+        return max(share, statistics.stdev(self.values) / math.sqrt(seeds)) if seeds >= _SEEDS else share
+
+
+class Gap(NamedTuple):
+    """How far an arm is above another on a task.
+
+    Attributes:
+        gap: The difference of the means.
+        error: Its standard error.
+        seeds: Seeds of both, "3" or "3 and 1".
+    """
+
+    gap: float
+    error: float
+    seeds: str
+
+    @property
+    def side(self) -> int:
+        """1 where it is above, -1 where it is below, 0 where both are equal within two standard errors."""
+        return 0 if abs(self.gap) <= 2 * self.error else int(math.copysign(1, self.gap))
+
+    @property
+    def shown(self) -> str:
+        """In points, with the standard error."""
+        return f"{100 * self.gap:+.1f} ± {100 * self.error:.1f}"
+
+
+def scores(rows: Sequence[Row]) -> dict[tuple[str, str], ArmScore]:
+    """Scores by task and arm."""
+    found: dict[tuple[str, str], dict[int | None, Row]] = {}
+    for row in rows:
+        if row.quantity == "test accuracy":
+            found.setdefault((word(row, "task"), row.method), {})[row.seed] = row
+    return {
+        (task, arm): ArmScore(tuple(row.value for row in seeds.values()), min(row.repeats for row in seeds.values()))
+        for task in TASKS
+        for arm in NAMES
+        if (seeds := found.get((task, arm)))
+    }
+
+
+def _gap(found: Mapping[tuple[str, str], ArmScore], task: str, arm: str, other: str) -> Gap | None:
+    """The difference of two arms; None where one of them was not trained."""
+    ours, theirs = found.get((task, arm)), found.get((task, other))
+    if ours is None or theirs is None:
+        return None
+    counts = dict.fromkeys((str(len(ours.values)), str(len(theirs.values))))
+    return Gap(ours.mean - theirs.mean, math.hypot(ours.error, theirs.error), " and ".join(counts))
+
+
+def tables(rows: Sequence[Row]) -> Sequence[Table]:
+    """The accuracies of all arms, beside the arm that each adds a part to, and beside no attention."""
+    found, lines = scores(rows), []
+    for (task, arm), score in found.items():
+        others = (_BEFORE.get(arm), "none" if (arm, "none") in CLAIMS else None)
+        gaps = [None if other is None else _gap(found, task, arm, other) for other in others]
+        seconds = [row.value for row in rows if _names(row, task, arm) and row.quantity == "training time"]
+        minutes = f"{statistics.fmean(seconds) / 60:.1f}" if seconds else ""
+        lines.append([task, NAMES[arm], str(len(score.values)), score.shown])
+        lines[-1] += ["" if gap is None else gap.shown for gap in gaps] + [minutes]
+    title = (
+        "test accuracy and its standard deviation over seeds; differences in points and their standard errors, to the "
+        "arm above and to no attention; minutes of training"
+    )
+    heads = ["task", "arm", "seeds", "accuracy, %", "to the arm above", "to no attention", "min"]
+    return [Table(title, heads, lines, left=2)]
+
+
+def _names(row: Row, task: str, arm: str) -> bool:
+    return (word(row, "task"), row.method) == (task, arm)
+
+
+def verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
+    """A verdict for each part that is added, and for what each attention adds."""
+    found = scores(rows)
+    return [_verdict(found, claim, arm, other) for (arm, other), claim in CLAIMS.items()]
+
+
+def _verdict(found: Mapping[tuple[str, str], ArmScore], claim: str, arm: str, other: str) -> Verdict:
+    gaps = {task: _gap(found, task, arm, other) for task in TASKS}
+    sides = [gap.side for gap in gaps.values() if gap is not None]
+    agrees = False if -1 in sides else True if 1 in sides else None
+    words = {1: "above", 0: "equal", -1: "below"}
+    said = [
+        f"{task} not trained" if gap is None
+        else f"{task} {gap.shown} points, {words[gap.side]} ({gap.seeds} seed{'' if gap.seeds == '1' else 's'})"
+        for task, gap in gaps.items()
+    ]  # fmt: skip
+    return Verdict(claim, agrees, f"{'; '.join(said)}.")
+
+
+def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    """The arms on one axis, both tasks: means with two standard errors, seeds as points, and the largest class."""
+    found = scores(rows)
+    arms = [arm for arm in NAMES if any(of == arm for _, of in found)]
+    tasks = [task for task in TASKS if any(of == task for of, _ in found)]
+    figure = figure_of(PAGE, 1.0 + 0.32 * max(2, len(arms)))
+    axes = figure.subplots()
+    for number, task in enumerate(tasks):
+        (colour, marker), shift = look(number), 0.12 * (2 * number - 1)
+        here = [(place + shift, found[task, arm]) for place, arm in enumerate(arms) if (task, arm) in found]
+        axes.errorbar(
+            [100 * score.mean for _, score in here],
+            [place for place, _ in here],
+            xerr=[200 * score.error for _, score in here],
+            color=colour, marker=marker, linestyle="", elinewidth=0.9, label=f"{task}, ± two standard errors",
+        )  # fmt: skip
+        seeds = [(100 * value, place) for place, score in here for value in score.values]
+        axes.plot(*zip(*seeds, strict=True), color=colour, marker=".", markersize=3, linestyle="", alpha=0.5)
+        largest = [row.value for row in rows if word(row, "task") == task and row.quantity == "largest class of test"]
+        if largest:
+            axes.axvline(100 * largest[0], color=colour, linewidth=0.8, linestyle=":", label=f"{task}, largest class")
+    axes.set(yticks=range(len(arms)), yticklabels=[NAMES[arm] for arm in arms], xlabel="test accuracy, %")
+    axes.invert_yaxis()
+    axes.grid(True, axis="x")
+    figure.legend(loc="outside lower center", ncols=4)
+    return {"": figure}
