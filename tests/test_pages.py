@@ -7,6 +7,7 @@ import pytest
 
 from nystrom import __version__
 from nystrom.attention.registry import METHODS
+from nystrom.train.presets.published import PRESETS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -51,3 +52,11 @@ def test_the_version_is_that_of_the_citation_and_of_the_changelog():
     assert newest
     assert newest[1] == __version__
     assert f"\nversion: {newest[1]}\ndate-released: {newest[2]}\n" in cited
+
+
+def test_no_page_draws_data_of_other_sizes_where_a_preset_has_its_own():
+    folders = {f"data/{preset.data.folder}" for preset in PRESETS.values()}
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+    drawn = set(re.findall(r"^nystrom data prepare (?=.*--train ).*--to (\S+)", pages, flags=re.MULTILINE))
+    assert drawn
+    assert not drawn & folders
