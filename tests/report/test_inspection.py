@@ -92,6 +92,10 @@ def test_errors_that_add_up_and_no_way_out_are_said():
 def test_exact_attention_that_is_as_fast_is_recommended():
     _, advice = said({"nystrom-64": [0.2]}, {"nystrom-64": 0.3}, {"softmax": 0.9})
     assert "exact attention is as fast as nystrom-64 (0.90 ms a layer, 1.00 with nystrom-64)" in advice
+    # To keep a method that is near but slower is no advice.
+    text, advice = said({"nystrom-64": [0.02]}, {"nystrom-64": 0.01}, {"softmax": 0.9})
+    assert "Keep it" not in advice
+    assert "1 layer of 2 heads" in text
     assert "as fast" not in said({"nystrom-64": [0.2]}, {"nystrom-64": 0.3}, {"softmax": 1.1})[1]
 
 

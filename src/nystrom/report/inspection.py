@@ -75,8 +75,8 @@ def inspection_text(rows: Sequence[Row], *, model: str) -> str:
     texts = "text" if any_row.repeats == 1 else "texts"
     lines = [
         model,
-        f"{any_row.repeats} {texts} of {any_row.n} tokens, {sampled} queries of each sampled; {len(layers)} layers of "
-        f"{heads} heads",
+        f"{any_row.repeats} {texts} of {any_row.n} tokens, {sampled} queries of each sampled; {len(layers)} "
+        f"{'layer' if len(layers) == 1 else 'layers'} of {heads} {'head' if heads == 1 else 'heads'}",
         "",
     ]
     lines += _layer_tables(rows, errors)
@@ -183,7 +183,8 @@ def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float,
             f"{times[first]:.2f} with {first}): leave the model as it is, or inspect it at the length that you need."
         )
     if before <= WELL:
-        return [*said, f"{first} serves this model: its hidden states are {_short(before)} off. Keep it."]
+        advice = "" if said else " Keep it."
+        return [*said, f"{first} serves this model: its hidden states are {_short(before)} off.{advice}"]
     if badly:
         said.append(f"{first} serves layers {ranges(badly)} badly, and hidden states are {_short(before)} off.")
     else:
