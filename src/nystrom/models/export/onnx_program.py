@@ -197,7 +197,7 @@ def _check_onnx(model: EncoderPreTrainedModel, opset: int | None, *, runs: bool)
 
 def _check_file(to: Path, suffix: str) -> None:
     if to.suffix != suffix:
-        raise ValueError(f"{to} should end with {suffix}.")
+        raise ValueError(f"to is {to}; expected a file name that ends in {suffix}.")
     for file in (to, to.with_name(f"{to.name}.data")):
         if file.exists():
             raise ValueError(f"{file} exists already: choose another name.")

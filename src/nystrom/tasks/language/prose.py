@@ -90,7 +90,9 @@ def _read(file: Path) -> str:
         # The cut may be inside a character.
         text = content.decode("utf-8", errors="ignore" if len(content) == _ENOUGH else "strict")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text in UTF-8 ({error.reason} at byte {error.start}).") from None
+        raise ValueError(
+            f"{file} is no text in UTF-8 ({error.reason} at byte {error.start}): name files of text."
+        ) from None
     except BROKEN as error:
         raise unreadable(file, error) from error
     if not text.strip():
