@@ -250,6 +250,11 @@ CATALOGUE: dict[str, Entry] = {
         needs="--data with text",
         trains=True,
     ),
+    "modern-step": Entry(
+        shows="a training step of the preset modern beside the plain model's, over the length",
+        source="this library",
+        home="speed.modern_step",
+    ),
     "blog": Entry(
         shows="the masked word of the Hugging Face post, its five scores",
         source="Hugging Face, post on Nyströmformer",
