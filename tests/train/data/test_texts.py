@@ -92,7 +92,8 @@ def test_a_model_is_not_scored_on_texts_of_other_labels(own, small_run, tmp_path
 @pytest.mark.parametrize(
     ("task", "name", "says"),
     [
-        ("text", "none.csv", r"none\.csv, and there is no such folder.*prepare text --from FILES"),
+        ("text", "none.csv", r"none\.csv, and there is no such file: name a table of texts, or a prepared folder"),
+        ("text", "none", r"none, and there is no such folder.*prepare text --from FILES"),
         ("text", "my.doc", r"my\.doc is of no kind that is read"),
         ("listops", "my.doc", r"my\.doc, a file; expected a folder that `nystrom data prepare listops` made"),
     ],

@@ -153,12 +153,15 @@ def check_data(task: str, data: Path | None) -> None:
     """
     if data is None or data.is_dir():
         return
+    own_texts = find_task(task).takes_own_texts
+    if own_texts and data.suffix and not data.exists():
+        raise ValueError(f"data is {data}, and there is no such file: name a table of texts, or a prepared folder.")
     if not data.exists():
         raise ValueError(
             f"data is {data}, and there is no such folder: name a prepared one, leave it out for the preset's, or make "
             f"it with `nystrom data prepare {task}{_source(task)} --to {data}`."
         )
-    if not find_task(task).takes_own_texts:
+    if not own_texts:
         raise ValueError(f"data is {data}, a file; expected a folder that `nystrom data prepare {task}` made.")
 
 
