@@ -250,6 +250,12 @@ CATALOGUE: dict[str, Entry] = {
         needs="--data with text",
         trains=True,
     ),
+    "arena-lengths": Entry(
+        shows="which attention still trains beyond the arena, to 16,384 tokens",
+        source="this library",
+        home="training.arena_lengths",
+        trains=True,
+    ),
     "modern-step": Entry(
         shows="a training step of the preset modern beside the plain model's, over the length",
         source="this library",
