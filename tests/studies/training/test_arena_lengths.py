@@ -10,12 +10,12 @@ from nystrom.studies.reproduce.run import check_study, run_study
 from nystrom.studies.reproduce.study import Setting
 from nystrom.studies.speed.settled_steps import MEMORY, TIME
 from nystrom.studies.training import arena_lengths
-from nystrom.studies.training.arena_lengths import CASES, EXTENTS, STUDIES, Case, Extent, settings_of
+from nystrom.studies.training.arena_lengths import CASES, EXTENTS, STUDIES, Extent, LengthCase, settings_of
 from nystrom.studies.training.arena_lengths_report import ESTIMATE, LOSS, METHODS
 from nystrom.train.settings import settle
 
 STUDY = STUDIES["arena-lengths"]
-TINY = {"listops-tiny": Case("listops", 60, 2, 40, shortest=5)}
+TINY = {"listops-tiny": LengthCase("listops", 60, 2, 40, shortest=5)}
 
 
 def row(method, quantity, value, *, sizes="", note="", unit="", n=4096, case="pathfinder-64"):

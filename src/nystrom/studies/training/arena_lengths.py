@@ -42,7 +42,7 @@ _STEP_LIMIT, _ROUNDS = 120.0, 3
 _READ = ("training time", "peak memory", "test accuracy")
 
 
-class Case(NamedTuple):
+class LengthCase(NamedTuple):
     """A task at a length.
 
     Attributes:
@@ -72,16 +72,16 @@ class Extent(NamedTuple):
     limit: float
 
 
-CASES: dict[str, Case] = {
-    "pathfinder-32": Case("pathfinder", 32**2, 32, 1600),
-    "pathfinder-64": Case("pathfinder", 64**2, 8, 800),
-    "listops-8000": Case("listops", 8000, 4, 400, shortest=6000),
-    "pathfinder-128": Case("pathfinder", 128**2, 2, 320),
+CASES: dict[str, LengthCase] = {
+    "pathfinder-32": LengthCase("pathfinder", 32**2, 32, 1600),
+    "pathfinder-64": LengthCase("pathfinder", 64**2, 8, 800),
+    "listops-8000": LengthCase("listops", 8000, 4, 400, shortest=6000),
+    "pathfinder-128": LengthCase("pathfinder", 128**2, 2, 320),
 }
 EXTENTS = {"small": Extent(300, 1200.0), "paper": Extent(3000, 12000.0)}
 
 
-def settings_of(case: Case, method: str, precision: str) -> Settings:
+def settings_of(case: LengthCase, method: str, precision: str) -> Settings:
     """The settings of a step."""
     attention, options = read_method(method)
     return settle(
@@ -149,7 +149,7 @@ def _measure_run(name: str, method: str, setting: Setting, extent: Extent, folde
         yield new_row(quantity=LOSS, value=loss, unit="", sizes=sizes, **shared)
 
 
-def _arguments(case: Case, method: str, setting: Setting, extent: Extent) -> Mapping[str, object]:
+def _arguments(case: LengthCase, method: str, setting: Setting, extent: Extent) -> Mapping[str, object]:
     """Of `nystrom.train.engine.train`, but for the data."""
     attention, options = read_method(method)
     length = {"max_length": case.n} if case.task == "listops" else {}
@@ -169,7 +169,7 @@ def _arguments(case: Case, method: str, setting: Setting, extent: Extent) -> Map
     }
 
 
-def _draw(case: Case, to: Path) -> Path:
+def _draw(case: LengthCase, to: Path) -> Path:
     """The samples of a case, drawn where they are missing."""
     train, few = case.samples, case.samples // 10
     if case.task == "pathfinder":
