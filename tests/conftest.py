@@ -65,6 +65,12 @@ WORDS = [
 ]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse `-m gpu` where there is none: tests of full sizes are far too slow in the interpreter."""
+    if config.option.markexpr == "gpu" and not torch.cuda.is_available():
+        raise pytest.UsageError("-m gpu needs a CUDA device, and torch finds none here: leave it out.")
+
+
 @pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory):
     """The folder of a BERT of three layers and four heads with 32 positions, at weights that make its scores matter."""
