@@ -60,6 +60,14 @@ def test_seeds_are_averaged_and_their_spread_widens_the_error():
     assert verdict("rotary", "papers", rows_of("listops", "rotary", 0.45, 0.45, 0.45), spread[1]).agrees is True
 
 
+def test_two_arms_at_chance_are_said_to_be_there():
+    # The largest class has .2; one standard error is .9 points.
+    found = verdict("rotary", "papers", rows_of("text", "rotary", 0.21), rows_of("text", "papers", 0.2))
+    assert "text +1.0 ± 1.3 points, equal, both at chance (1 seed)" in found.numbers
+    found = verdict("rotary", "papers", rows_of("text", "rotary", 0.23), rows_of("text", "papers", 0.2))
+    assert "chance" not in found.numbers
+
+
 def test_the_table_and_the_figure_show_the_seeds_and_arms_that_are_there():
     rows = rows_of("text", "papers", 0.5) + rows_of("text", "rotary", 0.6, 0.62) + rows_of("listops", "none", 0.3)
     [table] = STUDY.tables(rows)
@@ -119,7 +127,7 @@ def test_the_paper_size_has_the_steps_of_the_preset(data):
     plan = STUDY.plan(Setting(size="paper", data=data))
     assert plan.setting["steps"] == "listops 5000, text 2500"
     assert plan.differs == ""
-    assert STUDY.plan(Setting(data=data)).setting["steps"] == "listops 1200, text 500"
+    assert STUDY.plan(Setting(data=data)).setting["steps"] == "listops 1200, text 2000"
 
 
 def test_what_is_missing_is_said_before_any_work(data, tmp_path):

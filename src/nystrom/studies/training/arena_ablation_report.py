@@ -144,26 +144,36 @@ def _names(row: Row, task: str, arm: str) -> bool:
 
 def verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
     """A verdict for each part that is added, and for what each attention adds."""
-    found = scores(rows)
-    return [_verdict(found, claim, arm, other) for (arm, other), claim in CLAIMS.items()]
+    found, largest = scores(rows), _largest(rows)
+    return [_verdict(found, largest, claim, arm, other) for (arm, other), claim in CLAIMS.items()]
 
 
-def _verdict(found: Mapping[tuple[str, str], ArmScore], claim: str, arm: str, other: str) -> Verdict:
-    gaps = {task: _gap(found, task, arm, other) for task in TASKS}
-    sides = [gap.side for gap in gaps.values() if gap is not None]
-    agrees = False if -1 in sides else True if 1 in sides else None
-    words = {1: "above", 0: "equal", -1: "below"}
-    said = [
-        f"{task} not trained" if gap is None
-        else f"{task} {gap.shown} points, {words[gap.side]} ({gap.seeds} seed{'' if gap.seeds == '1' else 's'})"
-        for task, gap in gaps.items()
-    ]  # fmt: skip
-    return Verdict(claim, agrees, f"{'; '.join(said)}.")
+def _largest(rows: Sequence[Row]) -> dict[str, float]:
+    """Share of the largest class of the test samples, by task."""
+    return {word(row, "task"): row.value for row in rows if row.quantity == "largest class of test"}
+
+
+def _verdict(
+    found: Mapping[tuple[str, str], ArmScore], largest: Mapping[str, float], claim: str, arm: str, other: str
+) -> Verdict:
+    sides, said = [], []
+    for task in TASKS:
+        gap = _gap(found, task, arm, other)
+        if gap is None:
+            said.append(f"{task} not trained")
+            continue
+        sides.append(gap.side)
+        words = {1: "above", 0: "equal", -1: "below"}[gap.side]
+        both = (found[task, arm], found[task, other])
+        if all(score.mean - largest.get(task, 0.0) <= 2 * score.error for score in both):
+            words += ", both at chance"
+        said.append(f"{task} {gap.shown} points, {words} ({gap.seeds} seed{'' if gap.seeds == '1' else 's'})")
+    return Verdict(claim, False if -1 in sides else True if 1 in sides else None, f"{'; '.join(said)}.")
 
 
 def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     """The arms on one axis, both tasks: means with two standard errors, seeds as points, and the largest class."""
-    found = scores(rows)
+    found, largest = scores(rows), _largest(rows)
     arms = [arm for arm in NAMES if any(of == arm for _, of in found)]
     tasks = [task for task in TASKS if any(of == task for of, _ in found)]
     figure = figure_of(PAGE, 1.0 + 0.32 * max(2, len(arms)))
@@ -179,9 +189,10 @@ def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
         )  # fmt: skip
         seeds = [(100 * value, place) for place, score in here for value in score.values]
         axes.plot(*zip(*seeds, strict=True), color=colour, marker=".", markersize=3, linestyle="", alpha=0.5)
-        largest = [row.value for row in rows if word(row, "task") == task and row.quantity == "largest class of test"]
-        if largest:
-            axes.axvline(100 * largest[0], color=colour, linewidth=0.8, linestyle=":", label=f"{task}, largest class")
+        if task in largest:
+            axes.axvline(
+                100 * largest[task], color=colour, linewidth=0.8, linestyle=":", label=f"{task}, largest class"
+            )
     axes.set(yticks=range(len(arms)), yticklabels=[NAMES[arm] for arm in arms], xlabel="test accuracy, %")
     axes.invert_yaxis()
     axes.grid(True, axis="x")
