@@ -121,14 +121,14 @@ def finetune(
     method = attention if plan is None else "plan"
     words = ("finetune", texts.name, model_name(model).replace("/", "-"), *([method] if method else ()), f"seed{seed}")
     run = RunFolder(Path("runs") / "-".join(words) if to is None else Path(to))
+    elsewhere = on == "slurm"
+    device = slurm.device(device, precision) if elsewhere else usable_device(device)  # pyright: ignore[reportAssignmentType]
+    precision = usable_precision(precision, device, has_bfloat16=elsewhere or None)  # pyright: ignore[reportAssignmentType]
     cluster = None
-    if on == "slurm":
+    if elsewhere:
         threads = 1 if threads is None else threads
         check_at_least("threads", threads, 1)
         cluster = Jobs(run.path, slurm, cpus=threads, at_once=jobs)
-    device = usable_device(device) if cluster is None else slurm.device(device, precision)  # pyright: ignore[reportAssignmentType]
-    elsewhere = True if cluster else None
-    precision = usable_precision(precision, device, has_bfloat16=elsewhere)  # pyright: ignore[reportAssignmentType]
     named: dict[str, object] = {"model": model, "data": data, "attention": attention, "plan": plan}
     named |= options or {}
     named |= texts.fields() | {"labels": None if labels == "auto" else labels, "val_share": val_share}
