@@ -92,6 +92,9 @@ def test_a_run_that_started_from_it_is_resumed(pretrained, data, tmp_path):
         ({"positions": "learned"}, "positions is 'learned' but model .* was trained with 'rotary'"),
         ({"short_conv_kernel_size": 5}, "short_conv_kernel_size is 5 but model .* was trained with 3"),
         ({"feed_forward": "plain"}, "feed_forward is 'plain' but model .* was trained with 'gated'"),
+        ({"rotary_share": 0.5}, r"rotary_share is 0\.5 but model .* was trained with 1\.0"),
+        ({"rotary_across_heads": True}, "rotary_across_heads is True but model .* was trained with False"),
+        ({"design": "official"}, "design is 'official' but model .* was trained with 'transformers'"),
         ({"preset": "modern-small"}, "has hidden_size = 64 but preset modern-small has 128: leave --preset out"),
     ],
 )

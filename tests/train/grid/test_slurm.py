@@ -130,6 +130,35 @@ def test_a_job_that_was_killed_is_submitted_once_more(cluster, works, tmp_path, 
     assert failure.reason.startswith("job 2 ended with FAILED")
 
 
+@pytest.mark.parametrize(
+    ("state", "again"),
+    [
+        ("NODE_FAIL", True),
+        ("BOOT_FAIL", True),
+        ("PREEMPTED", True),
+        ("TIMEOUT", True),
+        ("GONE", True),
+        ("CANCELLED", False),
+        ("OUT_OF_MEMORY", False),
+    ],
+)
+def test_a_job_that_the_cluster_lost_is_submitted_once_more(cluster, works, tmp_path, monkeypatch, state, again):
+    to = tmp_path / "to"
+
+    def seen(folder: Path) -> dict[str, str]:
+        states = queue(folder)
+        if "2" in states:
+            (to / "one.done").touch()
+        return {job: word for job, word in (states | {"1": state}).items() if word != "GONE"}
+
+    monkeypatch.setattr(slurm_module, "queue", seen)
+    # None of its own is in the queue at first.
+    monkeypatch.setattr(slurm_module, "alive_jobs", lambda folder: set())
+    failures = jobs(to).run(works(to, "one"), done)
+    assert jobs_of(to) == {"one": "2" if again else "1"}
+    assert [failure.reason.startswith(f"job 1 ended with {state}") for failure in failures] == [True] * (not again)
+
+
 def test_jobs_without_a_record_are_named(cluster, works, tmp_path):
     to = tmp_path / "to"
     works(to, "one")
