@@ -1,6 +1,7 @@
 """Outputs, gradients and bytes of every method over ranks, beside those of one process; run by `ranks.py`."""
 
 import functools
+import gc
 
 import torch
 import torch.distributed as dist
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from nystrom import build_attention
 from nystrom.attention.registry import METHODS, find_function
 from nystrom.parallel import count_bytes
+from nystrom.parallel.communication import Ranks
 from nystrom.parallel.exchanged import CutSizes, exchanged
 
 VARIANTS = {
@@ -67,6 +69,8 @@ def checks():
     yield "low precision", results_have_the_dtype_of_the_values
     yield "nothing", nothing_gives_nothing
     yield "a part of the ranks", a_group_of_some_ranks_sees_their_tokens_alone
+    # The last, so that it sees what any of the others left.
+    yield "what stays", nothing_of_a_call_stays
 
 
 def one_process_gives_the_same(name, options, case, kind):
@@ -218,6 +222,12 @@ def a_group_of_some_ranks_sees_their_tokens_alone():
         function, weights, options = find_function(name), weights_of(name), VARIANTS[name][0]
         out = function(q, k, v, *weights, group=own, **options)
         torch.testing.assert_close(out, function(q, k, v, *weights, **options), **CLOSE)
+
+
+def nothing_of_a_call_stays():
+    """A graph that held itself would keep the memory of every call, and the threads of the group."""
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is Ranks]
 
 
 def forward_and_backward(function, tensors, grad, keep, query_keep, **options):

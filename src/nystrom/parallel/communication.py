@@ -140,7 +140,12 @@ class Ranks:
 
     def end_with(self, out: Tensor) -> Tensor:
         """The result of the call, whose gradient undoes every collective of it."""
-        return out if self._link is None else self.in_order(_End, out)
+        if self._link is None:
+            return out
+        out = self.in_order(_End, out)
+        # The graph holds this object; were it to hold the graph, neither would ever be freed.
+        self._link = None
+        return out
 
 
 def refuse_second_derivative() -> None:

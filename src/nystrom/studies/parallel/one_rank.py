@@ -20,6 +20,7 @@ from nystrom.measure.memory import peak_megabytes
 from nystrom.parallel import count_bytes, parallelize
 from nystrom.shapes import Group
 from nystrom.train.grid.child import end_with_parent
+from nystrom.train.ranks.lost import leave
 
 # Gives the times of one call by name.
 _Call = Callable[[], dict[str, float]]
@@ -32,13 +33,21 @@ def main() -> int:
     """Measure, and write what was found."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     asked, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
-    rank, size = asked["rank"], asked["size"]
     torch.set_num_threads(asked["threads"])
-    group: Group = None
-    if size > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder / 'ranks'}", rank=rank, world_size=size)
-        group = dist.group.WORLD
-    torch.manual_seed(asked["seed"] + rank)
+    if asked["size"] > 1:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder / 'ranks'}", rank=asked["rank"], world_size=asked["size"]
+        )
+    (folder / f"{asked['rank']}.json").write_text(json.dumps(_measure(asked)))
+    leave()
+    return 0
+
+
+def _measure(asked: dict[str, Any]) -> dict[str, Any]:
+    """What this process found."""
+    size = asked["size"]
+    group: Group = dist.group.WORLD if size > 1 else None
+    torch.manual_seed(asked["seed"] + asked["rank"])
     prepare = _attention if asked["what"] == "attention" else _encoder
     here = asked["n"] // size
     prepare(asked, min(_SHORT, here), group)()
@@ -48,15 +57,11 @@ def main() -> int:
             if group is not None:
                 dist.barrier()
             times.append(call())
-    found = {
+    return {
         "seconds": {name: [each[name] for each in times] for name in times[0]},
         "memory": peak_megabytes("cpu"),
         "bytes": sent.total // asked["repeats"],
     }
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    if size > 1:
-        dist.destroy_process_group()
-    return 0
 
 
 def options_of(method: str, landmarks: int) -> dict[str, int]:

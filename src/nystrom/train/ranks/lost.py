@@ -5,6 +5,7 @@ that hangs is missed after the time-out. Then those that still answer sign in th
 those that do not are named.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,6 +45,18 @@ def connect(device: str, timeout: timedelta) -> None:
         )
     except dist.DistError as error:
         raise LostRanks(f"the processes did not meet ({error}): start all of them, or give more --timeout.") from error
+
+
+def leave() -> None:
+    """Leave the others, if there are any, once nothing holds their group any more.
+
+    The threads of gloo end with the group. One that still lives when the interpreter ends may abort the process, whose
+    work is done (SIGABRT, "terminate called without an active exception"); torchrun would then start it again.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        # Models and trainers are parts of cycles.
+        gc.collect()
 
 
 def own_place(store: Store, rank: int, size: int, timeout: timedelta) -> PrefixStore:
