@@ -15,6 +15,8 @@ from nystrom.parallel.exchanged import CutSizes, exchanged
 VARIANTS = {
     "nystrom": [
         {"num_landmarks": 5},
+        # Segments of one length, of 18 keys.
+        {"num_landmarks": 6},
         {"num_landmarks": 5, "landmarks": "uniform"},
         {"num_landmarks": 5, "landmarks": "kmeans"},
         # More landmarks than one of two sequences has keys.

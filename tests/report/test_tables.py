@@ -82,6 +82,12 @@ def test_what_was_not_measured_is_a_dash_with_its_reason(rows):
     assert note in " ".join(printed(rows, width=200).split())
 
 
+def test_nothing_is_no_multiple_of_nothing():
+    rows = [a_row(name, 512, "bytes sent", value, "MB") for name, value in (("one", 0.0), ("four", 0.4))]
+    assert "| one | 0 |" in study_markdown(rows)
+    assert "| four | 0.40 |" in study_markdown(rows)
+
+
 def test_lengths_and_quantities_come_in_order(rows):
     assert study_markdown(rows[::-1][-4:] + rows[::-1]).splitlines()[0].endswith("| n = 4096 | n = 8192 |")
     backward = [a_row("softmax", 512, "forward+backward time", 3.0, "ms")]

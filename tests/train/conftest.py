@@ -17,6 +17,7 @@ from nystrom.measure.rows import read_rows
 from nystrom.train.engine import train
 from nystrom.train.run.trainer import EncoderTrainer
 
+_RANK = Path(__file__).with_name("rank.py")
 _GRID = Path(__file__).with_name("grid")
 
 
@@ -93,7 +94,7 @@ def torchrun(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(processes: int, *words: object, launcher: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        command = [*launch, *launcher, "-m", "nystrom", *map(str, words)]
+        command = [*launch, *launcher, str(_RANK), *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=tmp_path)
 
     return run

@@ -120,7 +120,7 @@ def _place(part: tuple[str, str]) -> tuple[bool, bool, bool, str]:
 def _cell(row: Row | None, first: Row | None) -> str:
     if row is None or math.isnan(row.value):
         return "–"
-    if first is None or math.isnan(first.value) or not row.value or row.unit in UNITS:
+    if first is None or not first.value or math.isnan(first.value) or not row.value or row.unit in UNITS:
         return _short(row.value)
     ratio = first.value / row.value
     return f"{_short(row.value)} ({f'{ratio:.1f}' if 1 <= ratio < 100 else _short(ratio)}×)"

@@ -96,7 +96,8 @@ def draw_lines(
 
 def _number_sizes(axes: "Axes", sizes: Sequence[float], room: float) -> None:
     """A tick and a number for each size, or for every second where all would touch, the last among them."""
-    texts = [f"{size:g}" for size in sizes]
+    # Nine figures: 1048576, not 1.04858e+06.
+    texts = [f"{size:.9g}" for size in sizes]
     crowded = sum(map(len, texts)) > room
     shown = [text if not crowded or (len(texts) - place) % 2 else "" for place, text in enumerate(texts)]
     axes.set_xticks(sizes, shown)

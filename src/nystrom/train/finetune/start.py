@@ -22,7 +22,7 @@ from nystrom.train.finetune.scores import scores
 from nystrom.train.finetune.settings import PRESET, Choices, FinetuneSettings
 from nystrom.train.grid.slurm import Jobs
 from nystrom.train.hardware import TIMEOUT, is_main, processes
-from nystrom.train.ranks.lost import others_answer
+from nystrom.train.ranks.lost import others_answer, then_leave
 from nystrom.train.ranks.pieces import check_pieces
 from nystrom.train.results import command_line
 from nystrom.train.run.arguments import training_arguments
@@ -32,6 +32,7 @@ from nystrom.train.run.run_trainer import RunTrainer
 from nystrom.train.run.to_the_end import train_to_the_end
 
 
+@then_leave
 def finetune_model(request: Request, material: Material, *, resume: bool, timeout: int, cluster: Jobs | None) -> None:
     """Fine-tune a model on texts that were read, or search; see `nystrom.train.finetune.engine.finetune`.
 
@@ -57,8 +58,6 @@ def finetune_model(request: Request, material: Material, *, resume: bool, timeou
         settings, run = settle(start, material, request.choices), RunFolder(request.folder)
         with run.held(settings, resume=resume, main=is_main()):
             run_once(start, material, settings, run, resume=resume, timeout=timeout)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def settle(start: Start, material: Material, choices: Choices) -> FinetuneSettings:

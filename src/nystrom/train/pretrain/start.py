@@ -22,6 +22,7 @@ from nystrom.train.pretrain.finish import finish
 from nystrom.train.pretrain.settings import PretrainingSettings, settle
 from nystrom.train.pretrain.source import check_vocabulary, describe, encoder_config, find_source, start_model
 from nystrom.train.pretrain.trainer import PretrainingTrainer
+from nystrom.train.ranks.lost import then_leave
 from nystrom.train.ranks.pieces import check_pieces
 from nystrom.train.results import command_line
 from nystrom.train.run.arguments import training_arguments
@@ -31,6 +32,7 @@ from nystrom.train.run.progress import no_file_bars
 from nystrom.train.run.to_the_end import train_to_the_end
 
 
+@then_leave
 def pretrain_model(
     base: PretrainingPreset,
     data: Path,
@@ -149,8 +151,6 @@ def pretrain_model(
             train_to_the_end(trainer, resume=resume)
             if is_main():
                 finish(trainer, settings, run, data, command=command_line(words, settings.processes))
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
 
 
 def _summary(

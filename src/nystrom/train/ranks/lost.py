@@ -1,20 +1,25 @@
-"""What a process says that waited for others in vain, and how long it waits.
+"""How the processes of a run meet and leave, and what one says that waited for others in vain.
 
 A process that dies closes its connections, and the others see that at once; which of them it was says torchrun. One
 that hangs is missed after the time-out. Then those that still answer sign in the store through which they met, and
 those that do not are named.
 """
 
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import ParamSpec, TypeVar
 from uuid import uuid4
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Seconds in which those that still answer sign.
 _GRACE = 10.0
@@ -57,6 +62,18 @@ def leave() -> None:
         dist.destroy_process_group()
         # Models and trainers are parts of cycles.
         gc.collect()
+
+
+def then_leave(work: Callable[P, R]) -> Callable[P, R]:
+    """The same work, after which the process leaves the others; what the work made has gone by then."""
+
+    @functools.wraps(work)
+    def done(*args: P.args, **kwargs: P.kwargs) -> R:
+        result = work(*args, **kwargs)
+        leave()
+        return result
+
+    return done
 
 
 def own_place(store: Store, rank: int, size: int, timeout: timedelta) -> PrefixStore:

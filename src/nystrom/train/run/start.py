@@ -23,7 +23,7 @@ from nystrom.train.data.tasks import (
 )
 from nystrom.train.hardware import is_main
 from nystrom.train.presets.published import Preset
-from nystrom.train.ranks.lost import others_answer
+from nystrom.train.ranks.lost import others_answer, then_leave
 from nystrom.train.ranks.pieces import check_pieces
 from nystrom.train.results import command_line
 from nystrom.train.run.arguments import AdamValues, training_arguments
@@ -37,6 +37,7 @@ from nystrom.train.run.trainer import EncoderTrainer
 from nystrom.train.settings import Settings
 
 
+@then_leave
 def train_model(
     settings: Settings,
     preset: Preset,
@@ -134,8 +135,6 @@ def train_model(
                     finish(trainer, settings, run, command=command)
             elif trainer.pieces is not None and trainer.pieces.with_main and not settings.mask_share:
                 score_best(trainer, settings, run)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def start_model(settings: Settings, config: EncoderConfig) -> Model | EncoderModel:
