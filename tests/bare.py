@@ -13,6 +13,7 @@ import torch  # noqa: E402
 
 import nystrom  # noqa: E402
 from nystrom.attention.registry import METHODS  # noqa: E402
+from nystrom.cli.main import main  # noqa: E402
 
 for method in METHODS:
     q, k, v = (torch.randn(2, 3, 150, 8, requires_grad=True) for _ in range(3))
@@ -23,4 +24,5 @@ for method in METHODS:
 layer = nystrom.NystromAttention(24, 3)
 x = torch.randn(2, 150, 24)
 assert layer(x, x, x)[0].shape == x.shape
+assert main(["methods"]) == 0
 print("1 passed, 0 failed")

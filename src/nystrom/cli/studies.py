@@ -30,7 +30,8 @@ def list_methods(words: list[str]) -> None:
         else:
             print(methods_text(lines, width=get_terminal_size().columns))
 
-    methods(**arguments_of(methods, words, "methods"))
+    # Without options it runs where what parses them is not installed.
+    methods(**(arguments_of(methods, words, "methods") if words else {}))
 
 
 def bench_efficiency(words: list[str]) -> None:
