@@ -60,7 +60,7 @@ CATALOGUE: dict[str, Entry] = {
     "nystromformer-table-3": Entry(
         shows="accuracies in the Long Range Arena",
         source=f"{_N}, Table 3",
-        home="training.arena_tables",
+        home="arena.paper_tables",
         needs="--runs with those of nystrom lra run",
         paper_needs="days on a GPU",
         trains=True,
@@ -156,7 +156,7 @@ CATALOGUE: dict[str, Entry] = {
     "skyformer-table-1": Entry(
         shows="accuracies in the Long Range Arena",
         source=f"{_S}, Table 1",
-        home="training.arena_tables",
+        home="arena.paper_tables",
         needs="--runs with those of nystrom lra run",
         paper_needs="days on a GPU",
         trains=True,
@@ -246,20 +246,20 @@ CATALOGUE: dict[str, Entry] = {
     "arena-ablation": Entry(
         shows="what each part lifts on Text and ListOps, and what attention adds to it",
         source="this library",
-        home="training.arena_ablation",
+        home="arena.ablation",
         needs="--data with text",
         trains=True,
     ),
     "arena-lengths": Entry(
         shows="which attention still trains beyond the arena, to 16,384 tokens",
         source="this library",
-        home="training.arena_lengths",
+        home="arena.lengths",
         trains=True,
     ),
     "modern-step": Entry(
         shows="a training step of the preset modern beside the plain model's, over the length",
         source="this library",
-        home="speed.modern_step",
+        home="arena.modern_step",
     ),
     "blog": Entry(
         shows="the masked word of the Hugging Face post, its five scores",

@@ -48,12 +48,12 @@ def finetune_model(request: Request, material: Material, *, resume: bool, timeou
     with no_file_bars():
         start = find_start(request.model, attention=request.attention, options=request.options)
         if request.grid is not None:
-            from nystrom.train.finetune import search, search_jobs
+            from nystrom.train.finetune.search import engine, jobs
 
             if cluster is None:
-                search.search(request, start, material, resume=resume)
+                engine.search(request, start, material, resume=resume)
             else:
-                search_jobs.search_in_jobs(request, start, material, cluster, resume=resume)
+                jobs.search_in_jobs(request, start, material, cluster, resume=resume)
             return
         settings, run = settle(start, material, request.choices), RunFolder(request.folder)
         with run.held(settings, resume=resume, main=is_main()):

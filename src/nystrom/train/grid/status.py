@@ -6,8 +6,8 @@ from shutil import which
 
 from nystrom.train.grid.slurm import jobs_of, queue
 from nystrom.train.grid.table import last_line, reached
+from nystrom.train.outcome import SEARCH, TRIALS, outcome_of
 from nystrom.train.run.folder import RunFolder
-from nystrom.train.run.outcome import SEARCH, TRIALS, outcome_of
 
 
 def status_lines(to: Path) -> list[str]:

@@ -3,7 +3,7 @@
 The model of Text: four layers of width 128 with Nyström attention of 128 landmarks, one text of n random bytes a step.
 The plain model has a table of positions, plain feed-forward blocks, no short convolutions and no clipping; the parts of
 "modern" are added to it one by one: rotary positions across heads, short convolutions, and gated blocks with clipping,
-which is "modern" itself. See `nystrom.studies.speed.settled_steps` for a step. "small" has 1,024 to 16,384 bytes in
+which is "modern" itself. See `nystrom.studies.arena.settled_steps` for a step. "small" has 1,024 to 16,384 bytes in
 seven rounds, "paper" goes to 65,536 in fifteen.
 
 Claims and the rules that decide on them:
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from nystrom.measure.rows import Row, cpu_name, new_row
 from nystrom.report.plots.lines import draw_lines
 from nystrom.report.summary import Table, Verdict
+from nystrom.studies.arena.settled_steps import MEMORY, TIME, cost_rows, measure_in_turn, quartiles
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom.studies.speed.settled_steps import MEMORY, TIME, cost_rows, measure_in_turn, quartiles
 from nystrom.train.settings import Settings, settle
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from nystrom.measure.rows import append_rows, new_row
+from nystrom.studies.arena.paper_tables import STUDIES
 from nystrom.studies.reproduce.run import check_study, run_study
 from nystrom.studies.reproduce.study import Setting
-from nystrom.studies.training.arena_tables import STUDIES
 from nystrom.train.run.folder import RunFolder
 
 NYSTROMFORMER, SKYFORMER = STUDIES["nystromformer-table-3"], STUDIES["skyformer-table-1"]

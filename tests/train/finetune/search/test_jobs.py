@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.measure.rows import read_rows
-from nystrom.train.finetune import search_jobs
+from nystrom.train.finetune.search import jobs
 from nystrom.train.finetune.settings import SearchGrid
 from nystrom.train.grid.processes import Failure
 from nystrom.train.grid.request import Slurm
@@ -86,7 +86,7 @@ def submitted(monkeypatch):
         return jobs
 
     monkeypatch.setattr("nystrom.train.finetune.engine.Jobs", make)
-    monkeypatch.setattr(search_jobs, "alive_jobs", lambda folder: set())
+    monkeypatch.setattr(jobs, "alive_jobs", lambda folder: set())
     threads = torch.get_num_threads()
     yield names
     torch.set_num_threads(threads)
@@ -125,7 +125,7 @@ def test_numbers_that_are_not_finite_hold_up_nothing(tuned, submitted, tmp_path,
     # While jobs are in the queue the same command waits for what was begun; then it tries that one again, and no other.
     submitted.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(search_jobs, "alive_jobs", lambda folder: {"7"})
+        patch.setattr(jobs, "alive_jobs", lambda folder: {"7"})
         tuned(there, grid=DIVERGES, on="slurm", **TWO_STEPS)
     assert submitted == []
     tuned(there, grid=DIVERGES, on="slurm", **TWO_STEPS)
@@ -169,8 +169,8 @@ def test_another_search_is_refused_before_any_job(tuned, submitted, tmp_path):
 
 
 def test_a_job_that_finds_another_model_stops(tuned, submitted, tmp_path, monkeypatch):
-    find = search_jobs.find_start
-    monkeypatch.setattr(search_jobs, "find_start", lambda *given, **named: replace(find(*given, **named), weights="x"))
+    find = jobs.find_start
+    monkeypatch.setattr(jobs, "find_start", lambda *given, **named: replace(find(*given, **named), weights="x"))
     with pytest.raises(ValueError, match="holds a search of other values, settings or data"):
         tuned(tmp_path / "run", grid=GRID, on="slurm", **TWO_STEPS)
     assert not [*tmp_path.glob("run/trials/*/run.json")]

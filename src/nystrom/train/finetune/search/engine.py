@@ -13,7 +13,7 @@ that was interrupted nor keep its best checkpoint, so a trial here is a whole ru
 the middle of a trial, after its last checkpoint. The best trial is chosen by validation alone; no other is scored on
 the test split. A trial whose numbers were not finite is left out, and tried again when the search is continued.
 
-On a cluster the trials are trained by jobs before, see `nystrom.train.finetune.search_jobs`.
+On a cluster the trials are trained by jobs before, see `nystrom.train.finetune.search.jobs`.
 """
 
 import shutil
@@ -29,8 +29,8 @@ from nystrom.measure.rows import Row, append_rows, read_rows
 from nystrom.train.finetune.classifier import Start
 from nystrom.train.finetune.request import Material, Request
 from nystrom.train.finetune.results import ResultRows, shown
+from nystrom.train.finetune.search.trials import Trial, forget_failures, held, plan_trials
 from nystrom.train.finetune.start import run_once
-from nystrom.train.finetune.trials import Trial, forget_failures, held, plan_trials
 from nystrom.train.grid.slurm import check_no_jobs
 from nystrom.train.hardware import processes
 from nystrom.train.results import command_line

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from nystrom.measure.rows import new_row
+from nystrom.studies.arena import modern_step
+from nystrom.studies.arena.modern_step import LENGTHS, MODELS, RATIO, STUDIES, growth, settings_of
+from nystrom.studies.arena.settled_steps import MEMORY, TIME, SettledSteps, estimated, measure_in_turn, whole_samples
 from nystrom.studies.reproduce.run import check_study, run_study
 from nystrom.studies.reproduce.study import Setting
-from nystrom.studies.speed import modern_step
-from nystrom.studies.speed.modern_step import LENGTHS, MODELS, RATIO, STUDIES, growth, settings_of
-from nystrom.studies.speed.settled_steps import MEMORY, TIME, SettledSteps, estimated, measure_in_turn, whole_samples
 from nystrom.train.presets.modern import MODERN
 
 STUDY = STUDIES["modern-step"]
@@ -74,7 +74,7 @@ def test_a_step_changes_the_weights_and_clips_where_the_settings_say_so(monkeypa
 def test_what_takes_too_long_or_too_much_is_not_run(monkeypatch):
     run = SettledSteps(settings_of("plain", 256, "float32"))
     assert "would take about" in estimated(run, 256, 4, limit_seconds=1e-9).note
-    monkeypatch.setattr("nystrom.studies.speed.settled_steps.free_bytes", lambda device: 1000)
+    monkeypatch.setattr("nystrom.studies.arena.settled_steps.free_bytes", lambda device: 1000)
     settings = {"plain": run.settings}
     [cost] = measure_in_turn(settings, 256, 2, rounds=2, limit_seconds=60).values()
     assert "50% of the free memory is 5e-07 GB" in cost.note

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from nystrom.measure.rows import append_rows, new_row, read_rows
+from nystrom.studies.arena import ablation
+from nystrom.studies.arena.ablation import ARMS, SEEDS, STEPS, STUDIES
+from nystrom.studies.arena.ablation_report import CLAIMS, NAMES, TASKS
 from nystrom.studies.reproduce.run import check_study, run_study
 from nystrom.studies.reproduce.study import Setting
-from nystrom.studies.training import arena_ablation
-from nystrom.studies.training.arena_ablation import ARMS, SEEDS, STEPS, STUDIES
-from nystrom.studies.training.arena_ablation_report import CLAIMS, NAMES, TASKS
 from nystrom.studies.training.runs import Training, train
 from nystrom.tasks.lra.listops.task import prepare_listops
 from nystrom.tasks.lra.texts.reviews import prepare_text
@@ -145,9 +145,9 @@ def test_what_is_missing_is_said_before_any_work(data, tmp_path):
 @pytest.mark.slow
 def test_a_part_is_a_run_that_goes_on(data, tmp_path, monkeypatch):
     few = {"steps": 2, "evaluate_every": 1}
-    monkeypatch.setattr(arena_ablation, "STEPS", dict.fromkeys(STEPS, few))
-    monkeypatch.setattr(arena_ablation, "SEEDS", (0,))
-    monkeypatch.setattr(arena_ablation, "ARMS", {name: ARMS[name] for name in ("lifted", "none")})
+    monkeypatch.setattr(ablation, "STEPS", dict.fromkeys(STEPS, few))
+    monkeypatch.setattr(ablation, "SEEDS", (0,))
+    monkeypatch.setattr(ablation, "ARMS", {name: ARMS[name] for name in ("lifted", "none")})
     job = check_study("arena-ablation", Setting(data=data, precision="float32"), tmp_path)
     summary = run_study(job, lambda line: None)
     assert [line[:3] for line in summary.tables[0].lines] == [

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nystrom.measure.rows import Row, read_rows
+from nystrom.studies.arena.ablation_report import figures, tables, verdicts
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom.studies.training.arena_ablation_report import figures, tables, verdicts
 from nystrom.studies.training.runs import Training, train
 from nystrom.tasks.store.header import HEADER
 from nystrom.train.data.tasks import find_task, prepare_if_missing

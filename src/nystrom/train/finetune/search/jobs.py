@@ -15,12 +15,12 @@ import torch
 
 from nystrom.train.finetune.classifier import Start, find_start
 from nystrom.train.finetune.request import Material, Request
-from nystrom.train.finetune.search import TABLE, Search, check_search, none_finite, print_results
-from nystrom.train.finetune.trials import Trial, check_same, forget_failures, held, plan_trials
+from nystrom.train.finetune.search.engine import TABLE, Search, check_search, none_finite, print_results
+from nystrom.train.finetune.search.trials import Trial, check_same, forget_failures, held, plan_trials
 from nystrom.train.grid.processes import Failure
 from nystrom.train.grid.slurm import Jobs, Work, alive_jobs
 from nystrom.train.hardware import usable_device, usable_precision
-from nystrom.train.run.outcome import SEARCH, TRIALS, outcome_of
+from nystrom.train.outcome import SEARCH, TRIALS, outcome_of
 from nystrom.train.run.progress import no_file_bars
 
 # Until a job that was displaced has let go of its files.
@@ -40,7 +40,7 @@ def search_in_jobs(request: Request, start: Start, material: Material, cluster: 
         resume: The folder must hold this search.
 
     Raises:
-        ValueError: What `nystrom.train.finetune.search.search` raises, or jobs that failed, with their logs.
+        ValueError: What `nystrom.train.finetune.search.engine.search` raises, or jobs that failed, with their logs.
         FloatingPointError: The numbers of no trial were finite.
     """
     check_search()

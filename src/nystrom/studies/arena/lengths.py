@@ -5,7 +5,7 @@ exact attention in one fused call, Nyström attention of 32 landmarks and near_f
 two layers of width 64, without the convolution of the values. A step has about 32,768 tokens at every length, half a
 second of one slow core with Nyström attention.
 
-First the steps of all methods are timed in turn, as `nystrom.studies.speed.settled_steps` says; a step that would take
+First the steps of all methods are timed in turn, as `nystrom.studies.arena.settled_steps` says; a step that would take
 longer than two minutes is not run. Then each method is trained, "small" for 300 steps, "paper" for 3,000, in runs of
 `nystrom train` in the folder arena-small or arena-paper beside those of the studies. What would take longer than twenty
 minutes, in "paper" 200, judging by a step of one sample, or would not fit in half of the free memory, is not begun: its
@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 from nystrom.attention.method_names import read_method
 from nystrom.measure.rows import Row, cpu_name, new_row, read_rows
 from nystrom.report.plots.curves import read_curves
+from nystrom.studies.arena.lengths_report import ESTIMATE, LOSS, METHODS, figures, tables, verdicts
+from nystrom.studies.arena.settled_steps import SettledSteps, cost_rows, estimated, measure_in_turn
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom.studies.speed.settled_steps import SettledSteps, cost_rows, estimated, measure_in_turn
-from nystrom.studies.training.arena_lengths_report import ESTIMATE, LOSS, METHODS, figures, tables, verdicts
 from nystrom.studies.training.runs import Training, train
 from nystrom.tasks.lra.listops.task import prepare_listops
 from nystrom.tasks.lra.pathfinder.task import prepare_pathfinder

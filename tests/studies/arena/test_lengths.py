@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from nystrom.measure.rows import new_row, read_rows
+from nystrom.studies.arena import lengths
+from nystrom.studies.arena.lengths import CASES, EXTENTS, STUDIES, Extent, LengthCase, settings_of
+from nystrom.studies.arena.lengths_report import ESTIMATE, LOSS, METHODS
+from nystrom.studies.arena.settled_steps import MEMORY, TIME
 from nystrom.studies.reproduce.run import check_study, run_study
 from nystrom.studies.reproduce.study import Setting
-from nystrom.studies.speed.settled_steps import MEMORY, TIME
-from nystrom.studies.training import arena_lengths
-from nystrom.studies.training.arena_lengths import CASES, EXTENTS, STUDIES, Extent, LengthCase, settings_of
-from nystrom.studies.training.arena_lengths_report import ESTIMATE, LOSS, METHODS
 from nystrom.train.settings import settle
 
 STUDY = STUDIES["arena-lengths"]
@@ -76,7 +76,7 @@ def test_the_table_and_the_figure_show_what_is_there():
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_trains_what_was_measured(case, method):
-    words = dict(arena_lengths._arguments(case, method, Setting(precision="float32"), EXTENTS["small"]))
+    words = dict(lengths._arguments(case, method, Setting(precision="float32"), EXTENTS["small"]))
     named = {name: words.pop(name) for name in ("task", "attention", "options", "conv_kernel_size", "preset")}
     named |= {name: words.pop(name) for name in ("precision", "seed")}
     assert words.pop("max_length", case.n) == case.n
@@ -98,8 +98,8 @@ def test_the_paper_size_trains_longer(tmp_path):
 
 
 def test_what_would_take_too_long_is_not_begun(tmp_path, monkeypatch):
-    monkeypatch.setattr(arena_lengths, "CASES", TINY)
-    monkeypatch.setattr(arena_lengths, "EXTENTS", {"small": Extent(20, 1e-6)})
+    monkeypatch.setattr(lengths, "CASES", TINY)
+    monkeypatch.setattr(lengths, "EXTENTS", {"small": Extent(20, 1e-6)})
     job = check_study("arena-lengths", Setting(precision="float32"), tmp_path)
     summary = run_study(job, lambda line: None)
     assert not (tmp_path / "arena-small").exists()
@@ -112,15 +112,15 @@ def test_what_would_take_too_long_is_not_begun(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_part_is_a_run_with_its_curve(tmp_path, monkeypatch):
-    monkeypatch.setattr(arena_lengths, "CASES", TINY)
-    monkeypatch.setattr(arena_lengths, "EXTENTS", {"small": Extent(20, 1e6)})
+    monkeypatch.setattr(lengths, "CASES", TINY)
+    monkeypatch.setattr(lengths, "EXTENTS", {"small": Extent(20, 1e6)})
     job = check_study("arena-lengths", Setting(precision="float32"), tmp_path)
     part = next(part for part in job.plan.parts if part.name == "listops-tiny-nystrom-32")
     rows = list(part.measure(job.folder))
     assert {"train loss", "training time", "peak memory", "test accuracy"} == {r.quantity for r in rows}
     assert sum(r.quantity == LOSS for r in rows) == 20
     # A run that was begun goes on, whatever it would take.
-    monkeypatch.setattr(arena_lengths, "EXTENTS", {"small": Extent(20, 1e-6)})
+    monkeypatch.setattr(lengths, "EXTENTS", {"small": Extent(20, 1e-6)})
     job = check_study("arena-lengths", Setting(precision="float32"), tmp_path)
     part = next(part for part in job.plan.parts if part.name == "listops-tiny-nystrom-32")
     assert len(list(part.measure(job.folder))) == len(rows)

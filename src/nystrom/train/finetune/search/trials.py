@@ -14,8 +14,8 @@ from nystrom.train.finetune.classifier import Start
 from nystrom.train.finetune.request import Material, Request
 from nystrom.train.finetune.settings import FinetuneSettings
 from nystrom.train.finetune.start import run_once, settle
+from nystrom.train.outcome import TRIALS, Outcome, forget_outcome, outcome_of
 from nystrom.train.run.folder import RunFolder
-from nystrom.train.run.outcome import TRIALS, Outcome, forget_outcome, outcome_of
 from nystrom.train.run.run_trainer import NotFinite
 
 

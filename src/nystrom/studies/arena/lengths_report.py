@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nystrom.measure.rows import Row
 from nystrom.report.plots.canvas import PAGE, figure_of, method_look, plain_numbers
 from nystrom.report.summary import Table, Verdict
-from nystrom.studies.speed.settled_steps import MEMORY, TIME
+from nystrom.studies.arena.settled_steps import MEMORY, TIME
 from nystrom.studies.training.finetuned_report import word
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""A search for the best fine-tuning, on one machine or in jobs of a cluster."""
