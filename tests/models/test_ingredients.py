@@ -29,12 +29,13 @@ INGREDIENTS = {
     "no positions": {"positions": "none"},
     "short convolution": {"short_conv_kernel_size": 3},
     "max": {"pooling": "max"},
+    "pooled norm": {"pooled_norm": "batch"},
     "gated": {"feed_forward": "gated", "hidden_act": "silu"},
     "glu": {"feed_forward": "glu"},
     "no attention": {"attention": NO_ATTENTION, "attention_options": {}, "short_conv_kernel_size": 3},
 }
 ALL = {"norm": "pre", "positions": "rotary", "rotary_share": 0.5, "rotary_across_heads": True}
-ALL |= {"short_conv_kernel_size": 3, "feed_forward": "gated", "pooling": "max"}
+ALL |= {"short_conv_kernel_size": 3, "feed_forward": "gated", "pooling": "max", "pooled_norm": "batch"}
 # float64 rounding through an inverse whose condition is a few thousand.
 CLOSE = {"rtol": 1e-8, "atol": 1e-9}
 every_ingredient = pytest.mark.parametrize("changes", INGREDIENTS.values(), ids=INGREDIENTS)

@@ -48,7 +48,14 @@ def settings_of(
         {"steps": 60, "evaluate_every": 30, "log_every": 10},
         {"attention": "reformer", "options": {"across_buckets": True, "shared_qk": False}},
         {"positions": "rotary", "rotary_share": 0.5, "rotary_across_heads": True, "short_conv_kernel_size": 3},
-        {"attention": "none", "pooling": "max", "feed_forward": "glu", "adam_betas": (0.9, 0.98), "clip_norm": 1.0},
+        {
+            "attention": "none",
+            "pooling": "max",
+            "pooled_norm": "batch",
+            "feed_forward": "glu",
+            "adam_betas": (0.9, 0.98),
+            "clip_norm": 1.0,
+        },
         {"schedule": "cosine", "label_smoothing": 0.1, "ema": 0.99, "augment": True, "denoise": 1.0},
     ],
 )

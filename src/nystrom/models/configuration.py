@@ -32,6 +32,7 @@ from nystrom.checks import (
     Design,
     FeedForward,
     Norm,
+    PooledNormKind,
     Pooling,
     PositionKind,
     check_at_least,
@@ -96,6 +97,8 @@ class EncoderConfig(PreTrainedConfig):
         norm: "post" (after each block, and on the embeddings) or "pre" (before each block, and after the last).
         pooling: What a head reads that sees one vector per sequence: the "mean" over real tokens, the "first" one, the
             "max" of each channel over them, or "cls", a learned token before the first.
+        pooled_norm: "batch" brings each channel of that vector to mean 0 and variance 1 over the sequences before a
+            classification head reads it, see `nystrom.models.heads.pooled_norm`; or "none".
         positions: "learned", a table of vectors that are added to the words; "rotary", queries and keys turned by their
             position, see `nystrom.models.rotary`; or "none".
         rotary_share: Share of the pairs of channels that turn, in (0, 1].
@@ -146,6 +149,7 @@ class EncoderConfig(PreTrainedConfig):
     share_attention_weights: bool = False
     norm: Norm = "post"
     pooling: Pooling = "mean"
+    pooled_norm: PooledNormKind = "none"
     positions: PositionKind = "learned"
     rotary_share: float | int = 1.0
     rotary_across_heads: bool = False
@@ -190,6 +194,7 @@ class EncoderConfig(PreTrainedConfig):
         check_choice("design", self.design, get_args(Design))
         check_choice("norm", self.norm, get_args(Norm))
         check_choice("pooling", self.pooling, get_args(Pooling))
+        check_choice("pooled_norm", self.pooled_norm, get_args(PooledNormKind))
         check_choice("feed_forward", self.feed_forward, get_args(FeedForward))
         check_names("hidden_act", [self.hidden_act], ACT2FN)
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:

@@ -71,6 +71,8 @@ class EncoderPreTrainedModel(PreTrainedModel):
     over_ranks = False
     # Whether it knows what to do with the token of the class, `pooling="cls"`.
     takes_class_token = False
+    # Whether it pools for a head that the norm of `pooled_norm="batch"` would not reach.
+    pools_without_norm = False
     # Buffers that older versions of transformers saved; they hold nothing that was learned.
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
         r"embeddings\.(position_ids|token_type_ids)$",
@@ -91,6 +93,10 @@ class EncoderPreTrainedModel(PreTrainedModel):
             raise ValueError(
                 f"pooling is 'cls', a token before those of the input, for which {type(self).__name__} has no place: "
                 "take 'first', 'mean' or 'max'."
+            )
+        if config.pooled_norm != "none" and self.pools_without_norm:
+            raise ValueError(
+                f"pooled_norm is {config.pooled_norm!r}, for which {type(self).__name__} has no place: take 'none'."
             )
         super().__init__(config)
 

@@ -9,7 +9,7 @@ not; up to rounding with more than two processes, which add gradients in an orde
 from collections.abc import Mapping
 from pathlib import Path
 
-from nystrom.checks import Design, FeedForward, Pooling, PositionKind, check_at_least
+from nystrom.checks import Design, FeedForward, PooledNormKind, Pooling, PositionKind, check_at_least
 from nystrom.measure.rows import Row
 from nystrom.train.data.columns import Columns
 from nystrom.train.hardware import TIMEOUT, Device, Precision, is_main, usable_device, usable_precision
@@ -49,6 +49,7 @@ def train(
     rotary_across_heads: bool | None = None,
     short_conv_kernel_size: int | None = None,
     pooling: Pooling | None = None,
+    pooled_norm: PooledNormKind | None = None,
     feed_forward: FeedForward | None = None,
     design: Design | None = None,
     schedule: LearningRateSchedule | None = None,
@@ -113,6 +114,7 @@ def train(
         short_conv_kernel_size: Size of the convolutions of queries, keys and values before the method; 0 for none.
         pooling: What the classification head reads of the tokens: "mean", "first", "max", or "cls", a learned token
             before the first.
+        pooled_norm: "batch" brings each channel of that to mean 0 and variance 1 over the batch; or "none".
         feed_forward: "plain", "gated" by the activation (GEGLU, SwiGLU), or "glu", gated by the sigmoid.
         design: Classification head, dropout and initial values as in "transformers", in the papers' code ("authors") or
             in the "official" code of the Long Range Arena.
@@ -153,7 +155,7 @@ def train(
     preset = preset or (start and start.preset) or "nystromformer"
     chosen = find_preset(task, preset) if max_length is None else lengthened(find_preset(task, preset), max_length)
     if mask_share:
-        check_no_class(pooling=pooling, label_smoothing=label_smoothing, denoise=denoise)
+        check_no_class(pooling=pooling, pooled_norm=pooled_norm, label_smoothing=label_smoothing, denoise=denoise)
     shown = attention or ("nystrom" if start is None else start.config.attention)
     parts = ["pretrain"] if mask_share else []
     parts += [task, shown, preset, *(["pretrained"] if model else []), *([str(max_length)] if max_length else [])]
@@ -187,6 +189,7 @@ def train(
             "rotary_across_heads": rotary_across_heads,
             "short_conv_kernel_size": short_conv_kernel_size,
             "pooling": pooling,
+            "pooled_norm": pooled_norm,
             "feed_forward": feed_forward,
             "design": design,
             "schedule": schedule,

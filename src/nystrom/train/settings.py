@@ -79,6 +79,11 @@ class Settings(Recipe, Schedule):
     def __post_init__(self):
         super().__post_init__()
         self.check_recipe()
+        if self.pooled_norm != "none" and self.part_size == 1:
+            raise ValueError(
+                f"pooled_norm is {self.pooled_norm!r}, but a process computes one sample at a time, which has no "
+                "spread: take a larger batch_size or a smaller accumulation, or pooled_norm 'none'."
+            )
         if not 0 <= self.mask_share < 1:
             raise ValueError(f"mask_share is {self.mask_share!r}; expected a number in [0, 1), 0 to learn the class.")
 
@@ -137,6 +142,7 @@ class Settings(Recipe, Schedule):
             initializer_range=preset.initializer_range,
             norm=preset.norm,
             pooling=self.pooling,
+            pooled_norm=self.pooled_norm,
             positions=self.position_kind,
             rotary_share=self.rotary_share,
             rotary_across_heads=self.rotary_across_heads,

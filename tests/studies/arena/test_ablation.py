@@ -52,34 +52,34 @@ def test_a_part_lifts_where_it_is_above_on_a_task_and_below_on_none(arm, other, 
 
 
 def test_seeds_are_averaged_and_their_spread_widens_the_error():
-    spread = [rows_of("listops", "rotary", 0.4, 0.45, 0.5), rows_of("listops", "papers", 0.4, 0.4)]
-    found = verdict("rotary", "papers", *spread)
+    spread = [rows_of("listops", "normed", 0.4, 0.45, 0.5), rows_of("listops", "papers", 0.4, 0.4)]
+    found = verdict("normed", "papers", *spread)
     # The deviation of .05 over the root of three, beside the binomial error of the other.
     assert "listops +5.0 ± 3.1 points, equal (3 and 2 seeds)" in found.numbers
     assert found.agrees is None
-    assert verdict("rotary", "papers", rows_of("listops", "rotary", 0.45, 0.45, 0.45), spread[1]).agrees is True
+    assert verdict("normed", "papers", rows_of("listops", "normed", 0.45, 0.45, 0.45), spread[1]).agrees is True
 
 
 def test_two_arms_at_chance_are_said_to_be_there():
     # The largest class has .2; one standard error is .9 points.
-    found = verdict("rotary", "papers", rows_of("text", "rotary", 0.21), rows_of("text", "papers", 0.2))
+    found = verdict("normed", "papers", rows_of("text", "normed", 0.21), rows_of("text", "papers", 0.2))
     assert "text +1.0 ± 1.3 points, equal, both at chance (1 seed)" in found.numbers
-    found = verdict("rotary", "papers", rows_of("text", "rotary", 0.23), rows_of("text", "papers", 0.2))
+    found = verdict("normed", "papers", rows_of("text", "normed", 0.23), rows_of("text", "papers", 0.2))
     assert "chance" not in found.numbers
 
 
 def test_the_table_and_the_figure_show_the_seeds_and_arms_that_are_there():
-    rows = rows_of("text", "papers", 0.5) + rows_of("text", "rotary", 0.6, 0.62) + rows_of("listops", "none", 0.3)
+    rows = rows_of("text", "papers", 0.5) + rows_of("text", "normed", 0.6, 0.62) + rows_of("listops", "none", 0.3)
     [table] = STUDY.tables(rows)
     assert table.lines == [
         ["listops", "all, no attention", "1", "30.0", "", "", "10.0"],
         ["text", "the papers' model", "1", "50.0", "", "", "10.0"],
-        ["text", "+ rotary positions", "2", "61.0 ± 1.4", "+11.0 ± 1.6", "", "10.0"],
+        ["text", "+ norm of the pooled", "2", "61.0 ± 1.4", "+11.0 ± 1.6", "", "10.0"],
     ]
     [figure] = STUDY.figures(rows, Path()).values()
     [axes] = figure.axes
     assert [text.get_text() for text in axes.get_yticklabels()] == [
-        "the papers' model", "+ rotary positions", "all, no attention",
+        "the papers' model", "+ norm of the pooled", "all, no attention",
     ]  # fmt: skip
     assert len(axes.containers) == 2
 
@@ -116,7 +116,7 @@ def test_every_arm_is_a_training_that_settles_and_is_found_again(data, tmp_path)
         (run / "run.json").write_text(json.dumps({"settings": asdict(settings), "data": {}}))
         append_rows(run / "rows.csv", rows_of("text", "none", 0.5))
         assert train(training, tmp_path).is_finished
-        other = training._replace(arguments={**training.arguments, "positions": "rotary", "steps": 3})
+        other = training._replace(arguments={**training.arguments, "positions": "normed", "steps": 3})
         with pytest.raises(ValueError, match=r"holds a run with (positions|steps) = "):
             train(other, tmp_path)
     # Corrupted inputs are no part of a model.

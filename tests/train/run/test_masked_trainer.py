@@ -144,6 +144,7 @@ def test_every_evaluation_masks_the_same_tokens_of_whole_pairs(pairs, tmp_path, 
         ({"denoise": 1.0}, "denoise is 1.0, but masked tokens have no class: leave it out"),
         ({"label_smoothing": 0.1}, "label_smoothing is 0.1, but masked tokens have no class"),
         ({"pooling": "max"}, "pooling is 'max', but masked tokens have no class"),
+        ({"pooled_norm": "batch"}, "pooled_norm is 'batch', but masked tokens have no class"),
     ],
 )
 def test_what_masked_tokens_cannot_have_is_refused(small_run, tmp_path, wrong, says):

@@ -41,7 +41,7 @@ _SHARED = (
     *("pad_token_id", "bos_token_id", "eos_token_id", "conv_kernel_size", "tie_word_embeddings"),
 )
 # Fields of `EncoderConfig` that the format has no room for.
-_OURS = {"attention", "attention_options", "share_attention_weights", "norm", "pooling"}
+_OURS = {"attention", "attention_options", "share_attention_weights", "norm", "pooling", "pooled_norm"}
 _OURS |= {"positions", "rotary_share", "rotary_across_heads", "short_conv_kernel_size", "feed_forward"}
 _OURS |= {"attention_size", "design"}
 # Fields that are read by rules of their own, or follow from others.
@@ -133,6 +133,7 @@ def check_publishable(content: Mapping[str, Any]) -> None:
     wanted |= {
         "short_conv_kernel_size": None,
         "feed_forward": "plain",
+        "pooled_norm": "none",
         "attention_size": None,
         "design": "transformers",
     }

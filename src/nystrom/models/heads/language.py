@@ -189,6 +189,8 @@ class PreTrainingOutput(ModelOutput):
 class EncoderForPreTraining(_WithLanguageHead):
     """The encoder with a head for masked words and one for the order of sentences."""
 
+    pools_without_norm = True
+
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         self.nystromformer = EncoderModel(config)

@@ -2,7 +2,8 @@ r"""Classification of pairs: two documents through one encoder, as in the Retrie
 
 With the pooled documents $x_0$ and $x_1$,
 $$\mathrm{logits} = W_2\, \mathrm{ReLU}(W_1 [x_0;\; x_1;\; x_0 \odot x_1;\; x_0 - x_1] + b_1) + b_2,$$
-the hidden layer being as wide as the encoder's feed-forward block.
+the hidden layer being as wide as the encoder's feed-forward block; both documents are normed first where the
+configuration says so (`nystrom.models.heads.pooled_norm`).
 
 Source: the classifier of both papers' code for Retrieval. No published checkpoint has this head; its names are ours.
 """
@@ -18,6 +19,7 @@ from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
+from nystrom.models.heads.pooled_norm import PooledNorm
 from nystrom.models.heads.sequences import pool_encoded
 
 
@@ -27,11 +29,14 @@ class PairHead(nn.Module):
     def __init__(self, config: EncoderConfig):
         super().__init__()
         assert config.num_labels, "transformers gives every configuration its labels"
+        self.norm = None if config.pooled_norm == "none" else PooledNorm(config.hidden_size)
         self.dense = nn.Linear(4 * config.hidden_size, config.intermediate_size)
         self.out_proj = nn.Linear(config.intermediate_size, config.num_labels)
 
     def forward(self, x: Float[Tensor, "b 2 w"]) -> Float[Tensor, "b c"]:
         """Classify."""
+        if self.norm is not None:
+            x = self.norm(x.flatten(0, 1)).view_as(x)
         first, second = x.unbind(1)
         parts = torch.cat([first, second, first * second, first - second], dim=-1)
         return self.out_proj(F.relu(self.dense(parts)))

@@ -1,8 +1,9 @@
 r"""Classification of sequences.
 
 The tokens are pooled, to their mean $p = \frac{1}{c} \sum_{i \text{ real}} x_i$ over the c real ones, to the first real
-one or to the largest value of each channel, $p = \max_{i \text{ real}} x_i$, and two layers classify p. A sequence
-without a real token has p = 0. State-dict names are those of transformers' Nyströmformer.
+one or to the largest value of each channel, $p = \max_{i \text{ real}} x_i$, and two layers classify p, normed before
+them where the configuration says so (`nystrom.models.heads.pooled_norm`). A sequence without a real token has p = 0.
+State-dict names are those of transformers' Nyströmformer.
 
 Departs from transformers' model: pooling is the mean unless the configuration says "first" or "max", and "first" is the
 first real token, wherever the padding is.
@@ -21,6 +22,7 @@ from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig, Pooling
 from nystrom.models.embeddings import with_class
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
+from nystrom.models.heads.pooled_norm import PooledNorm
 from nystrom.parallel.models import pool_over_ranks
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Group
@@ -34,6 +36,7 @@ class ClassificationHead(nn.Module):
         assert config.num_labels, "transformers gives every configuration its labels"
         theirs = config.design == "transformers"
         width = config.hidden_size if theirs else config.intermediate_size
+        self.norm = None if config.pooled_norm == "none" else PooledNorm(config.hidden_size)
         self.dense = nn.Linear(config.hidden_size, width)
         self.activation = activation(config.hidden_act) if theirs else nn.ReLU()
         self.dropout = nn.Dropout(config.hidden_dropout_prob if theirs else 0.0)
@@ -41,6 +44,7 @@ class ClassificationHead(nn.Module):
 
     def forward(self, x: Float[Tensor, "b w"]) -> Float[Tensor, "b c"]:
         """Classify."""
+        x = x if self.norm is None else self.norm(x)
         return self.out_proj(self.dropout(self.activation(self.dense(self.dropout(x)))))
 
 

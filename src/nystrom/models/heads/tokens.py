@@ -134,6 +134,8 @@ def _known(
 class EncoderForMultipleChoice(EncoderPreTrainedModel):
     """The encoder with one score per choice."""
 
+    pools_without_norm = True
+
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         self.nystromformer = EncoderModel(config)

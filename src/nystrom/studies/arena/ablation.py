@@ -3,10 +3,11 @@
 Each arm is a run of `nystrom train`, in the folder arena-small or arena-paper beside those of the studies, with the
 preset modern-small: two layers of width 128, the same data, batches, steps and training, plain feed-forward blocks. The
 arms stand on each other: the model of the papers (Nyström attention with 32 landmarks, a learned table of positions,
-mean pooling, a convolution of the values with 35 taps, which stays in all arms); rotary positions in place of the
-table; short convolutions of queries, keys and values; denoising on Text, shuffled arguments on ListOps; near_far in
-place of Nyström attention. With all of it, and only the attention another: exact attention, a window of 33 tokens, and
-none, so that the convolutions alone join tokens.
+mean pooling, a convolution of the values with 35 taps, which stays in all arms); a norm of the pooled tokens over the
+batch (`nystrom.models.heads.pooled_norm`); rotary positions in place of the table; short convolutions of queries, keys
+and values; denoising on Text, shuffled arguments on ListOps; near_far in place of Nyström attention. With all of it,
+and only the attention another: exact attention, a window of 33 tokens, and none, so that the convolutions alone join
+tokens.
 
 A seed of all arms is trained before the next seed, and tables, figures and verdicts are those of the runs that are
 there. "small" has steps for about ten minutes a run of ListOps on one slow core, the mean over the arms, evaluations
@@ -69,10 +70,12 @@ class Arm(NamedTuple):
 
 
 _NYSTROM: Mapping[str, object] = {"num_landmarks": 32}
+_TABLE: Mapping[str, object] = {"positions": "learned", "short_conv_kernel_size": 0}
 # A block of queries sees 48 tokens near it and 16 heavy keys exactly.
 _NEAR_FAR: Mapping[str, object] = {"block_size": 32, "reach": 8, "num_heavy": 16, "num_clusters": 32}
 ARMS: dict[str, Arm] = {
-    "papers": Arm("nystrom", _NYSTROM, {"positions": "learned", "short_conv_kernel_size": 0}, lifted=False),
+    "papers": Arm("nystrom", _NYSTROM, {**_TABLE, "pooled_norm": "none"}, lifted=False),
+    "normed": Arm("nystrom", _NYSTROM, _TABLE, lifted=False),
     "rotary": Arm("nystrom", _NYSTROM, {"short_conv_kernel_size": 0}, lifted=False),
     "convolution": Arm("nystrom", _NYSTROM, lifted=False),
     "lifted": Arm("nystrom", _NYSTROM),

@@ -18,6 +18,7 @@ TASKS = ("listops", "text")
 # Arms by what a reader calls them, in the order in which they stand on each other.
 NAMES = {
     "papers": "the papers' model",
+    "normed": "+ norm of the pooled",
     "rotary": "+ rotary positions",
     "convolution": "+ short convolutions",
     "lifted": "+ denoising or shuffling",
@@ -28,7 +29,8 @@ NAMES = {
 }
 # Claims, by the arm and the one beside it.
 CLAIMS = {
-    ("rotary", "papers"): "Rotary positions lift the papers' model.",
+    ("normed", "papers"): "A norm of the pooled tokens over the batch lifts the papers' model.",
+    ("rotary", "normed"): "Rotary positions lift it further.",
     ("convolution", "rotary"): "Short convolutions of queries, keys and values lift it further.",
     ("lifted", "convolution"): "Denoising on Text and shuffled arguments on ListOps lift it further.",
     ("near_far", "lifted"): "Near and far attention lifts it further than Nyström attention.",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
-from nystrom.checks import Design, FeedForward, Pooling, PositionKind, check_at_least
+from nystrom.checks import Design, FeedForward, PooledNormKind, Pooling, PositionKind, check_at_least
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.grid.alone import alone
 from nystrom.train.grid.child import train_run
@@ -60,6 +60,7 @@ def run_grid(
     rotary_across_heads: bool | None = None,
     short_conv_kernel_size: int | None = None,
     pooling: Pooling | None = None,
+    pooled_norm: PooledNormKind | None = None,
     feed_forward: FeedForward | None = None,
     design: Design | None = None,
     schedule: LearningRateSchedule | None = None,
@@ -115,6 +116,7 @@ def run_grid(
         short_conv_kernel_size: Size of the convolutions of queries, keys and values before the method; 0 for none.
         pooling: What the classification head reads of the tokens: "mean", "first", "max", or "cls", a learned token
             before the first.
+        pooled_norm: "batch" brings each channel of that to mean 0 and variance 1 over the batch; or "none".
         feed_forward: "plain", "gated" by the activation (GEGLU, SwiGLU), or "glu", gated by the sigmoid.
         design: Classification head, dropout and initial values as in "transformers", in the papers' code ("authors") or
             in the "official" code of the Long Range Arena.
@@ -186,6 +188,7 @@ def run_grid(
         "rotary_across_heads": rotary_across_heads,
         "short_conv_kernel_size": short_conv_kernel_size,
         "pooling": pooling,
+        "pooled_norm": pooled_norm,
         "feed_forward": feed_forward,
         "design": design,
         "schedule": schedule,

@@ -8,7 +8,16 @@ augmentation and denoising.
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from nystrom.checks import Design, FeedForward, Pooling, PositionKind, check_at_least, check_choice, check_flag
+from nystrom.checks import (
+    Design,
+    FeedForward,
+    PooledNormKind,
+    Pooling,
+    PositionKind,
+    check_at_least,
+    check_choice,
+    check_flag,
+)
 
 LearningRateSchedule = Literal["linear", "cosine", "constant", "rsqrt"]
 
@@ -23,6 +32,7 @@ class Recipe:
         rotary_across_heads: Whether the angles of rotary positions are spread over the heads.
         short_conv_kernel_size: Taps of the convolutions of queries, keys and values; 0 for none.
         pooling: What the classification head reads.
+        pooled_norm: Norm of that over the sequences of a batch.
         feed_forward: The feed-forward block.
         design: Whose head, dropout and initial values the model has.
         schedule: Of the learning rate after its linear warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the
@@ -41,6 +51,7 @@ class Recipe:
     rotary_across_heads: bool = False
     short_conv_kernel_size: int = 0
     pooling: Pooling = "mean"
+    pooled_norm: PooledNormKind = "none"
     feed_forward: FeedForward = "plain"
     design: Design = "transformers"
     schedule: LearningRateSchedule = "linear"

@@ -8,6 +8,8 @@
 - After each checkpoint the curves are rewritten from the Trainer's own log, which is part of a checkpoint: a step that
   ran twice, before and after an interruption, appears once.
 - A checkpoint that cannot be written, on a full disk for example, ends the run with one line, and is removed.
+- Before each evaluation a head that norms what it pooled gets the mean and variance of training samples, the same ones
+  each time (`nystrom.models.heads.pooled_norm`).
 - The best checkpoint is that of the evaluation with the largest "eval_selection"; each kind of run says what that is.
 - Evaluation takes as many samples at a time as a part of a step, so that a model that fits in memory for training
   also fits for evaluation.
@@ -23,6 +25,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -38,6 +41,7 @@ from transformers import (
 )
 
 from nystrom.measure.memory import peak_megabytes
+from nystrom.models.heads.pooled_norm import measure_pooled, pooled_norms
 from nystrom.parallel import parallelize
 from nystrom.train.data.batches import TrainingOrder, shortest_first
 from nystrom.train.ranks.pieces import Pieces
@@ -46,6 +50,9 @@ from nystrom.train.run.folder import Point, RunFolder
 from nystrom.train.run.progress import QUANTITIES, progress
 from nystrom.train.run.writing import NotWritten, written
 from nystrom.train.schedule import RunSettings
+
+# Samples that the mean and variance of pooled tokens are measured on, at most.
+MEASURED = 512
 
 
 class SampleSplit(Protocol):
@@ -163,10 +170,22 @@ class RunTrainer(Trainer):
         if self.pieces is not None:
             # The Trainer's own would count each sample once for each of its pieces.
             self.gather_function = partial(self.pieces.gather, accelerator=self.accelerator)
+        if pooled_norms(self.network):
+            self.measure_pooled()
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if not math.isfinite(metrics["eval_loss"]):
             raise NotFinite(f"the validation loss is {metrics['eval_loss']} after step {self.state.global_step}")
         return metrics
+
+    def measure_pooled(self) -> None:
+        """Measure what the norm of the head takes off, on training samples as an evaluation sees them."""
+        size = self.args.eval_batch_size
+        whole = size * self.settings.processes // self.settings.context_parallel
+        # Whole batches for every process, of which none is filled up with samples that come twice.
+        count = max(min(MEASURED, len(self.train_samples)) // whole, 1) * whole
+        chosen = np.random.default_rng(self.settings.seed).permutation(len(self.train_samples))[:count]
+        loader = self._loader(self.train_dataset, chosen.tolist(), size)
+        measure_pooled(self.network, (self.prediction_step(self.network, batch, True) for batch in loader))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the seconds and the memory of training so far; seconds lost in an interruption do not count."""

@@ -1,0 +1,96 @@
+r"""What a classification head reads, each channel brought to mean 0 and variance 1 over the sequences.
+
+$$y_{s,c} = \frac{p_{s,c} - m_c}{\sqrt{v_c + \epsilon}}$$
+for the pooled tokens p of sequence s, m and v the mean and variance of channel c: of the batch in training, and fixed
+in evaluation, where a sequence is classified by itself.
+
+The mean of many tokens hardly differs from one sequence to another, most of all in a new encoder: what all have in
+common is far larger than what tells them apart, and a head on it learns little else for its first thousand steps.
+
+Source: Ioffe and Szegedy (2015), arXiv:1502.03167, batch normalization, without a scale and shift of its own, since a
+linear layer follows. In a training of this library the fixed values are measured before each evaluation, on training
+samples as an evaluation sees them, without dropout or corruption: Wu and Johnson (2021), arXiv:2105.07576, section 3.
+Elsewhere they are the running means of training.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class PooledNorm(nn.BatchNorm1d):
+    """The norm. A batch of one sequence, which has no spread, gets the fixed values in training too.
+
+    Args:
+        width: Channels.
+        eps: Added to the variance.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5):
+        super().__init__(width, eps=eps, affine=False)
+
+    def forward(self, input: Float[Tensor, "b w"]) -> Float[Tensor, "b w"]:
+        """Bring the channels to mean 0 and variance 1."""
+        if self.training and len(input) > 1:
+            return super().forward(input)
+        return F.batch_norm(input, self.running_mean, self.running_var, eps=self.eps)
+
+
+def pooled_norms(model: nn.Module) -> list[PooledNorm]:
+    """The norms of a model: one, or none."""
+    return [module for module in model.modules() if isinstance(module, PooledNorm)]
+
+
+@torch.no_grad()
+def measure_pooled(model: nn.Module, calls: Iterable[object]) -> None:
+    """Fix the mean and variance of each norm of a model to those of what reaches it.
+
+    Over several processes they are those of all, which must call this together.
+
+    Args:
+        model: The model; it is left in the mode that it is in.
+        calls: Each step of it runs the model once, in evaluation mode, on sequences of its own.
+    """
+    norms = pooled_norms(model)
+    with _evaluating(model):
+        sums = [torch.zeros(3, norm.num_features, dtype=torch.float64) for norm in norms]
+        hooks = [norm.register_forward_pre_hook(_adder(total)) for norm, total in zip(norms, sums, strict=True)]
+        try:
+            for _ in calls:
+                pass
+        finally:
+            for hook in hooks:
+                hook.remove()
+    for norm, total in zip(norms, sums, strict=True):
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        total = total.to(norm.running_mean.device)
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        count, first, second = total
+        mean = first / count
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_((second / count - mean.square()).clamp(min=0))
+
+
+def _adder(total: Float[Tensor, "3 w"]):
+    def add(_: nn.Module, given: tuple[Tensor]) -> None:
+        x = given[0].to("cpu", torch.float64)
+        total.add_(torch.stack([torch.full_like(x[0], len(x)), x.sum(dim=0), x.square().sum(dim=0)]))
+
+    return add
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
