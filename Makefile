@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: help demo test slow shapes bare lint types layers readme tables docs check gpu clean
+.PHONY: help demo test whole slow shapes bare lint types layers readme tables docs check gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ demo: $(VENV)/.cli  ## install, make data, train a small model on ListOps (a few
 
 test: $(VENV)/.dev  ## the fast tests
 	$(BIN)/python -m pytest -n auto
+
+whole: $(VENV)/.dev  ## the fast tests, and those that take seconds each
+	$(BIN)/python -m pytest -n auto -m 'not slow and not gpu and not readme'
 
 slow: $(VENV)/.dev  ## the tests that take minutes
 	$(BIN)/python -m pytest -n auto -m 'slow and not gpu'
@@ -73,7 +76,7 @@ readme: $(VENV)/.dev  ## the code blocks of README and docs, and the examples
 gpu:  ## on a machine with a GPU: tests, tiles, tables, errors and runs, 40 minutes; goes on where it was
 	$(PYTHON) tools/measure_gpu.py --to runs/gpu
 
-check: lint types layers docs test readme shapes bare  ## all that a change must pass
+check: lint types layers docs whole readme shapes bare  ## all that a change must pass
 
 clean:  ## remove environments and caches, not runs or data
 	rm -rf $(VENV) $(VENV)-bare .pytest_cache .ruff_cache .hypothesis .import_linter_cache build site src/*.egg-info

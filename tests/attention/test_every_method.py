@@ -784,6 +784,7 @@ LONG = {"reformer", "longformer", "bigbird"}
     [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in LONG)) for case in EXACT_CASES],
     ids=str,
 )
+@pytest.mark.long
 def test_compiles_to_one_graph_for_any_length(name, backend):
     attend = build(name, {**VARIANTS[name][0], **backend})
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")

@@ -105,6 +105,7 @@ def test_rows_of_another_study_are_sent_to_the_command_that_prints_them(study, s
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_small_bench_leaves_rows_and_a_plot(tmp_path):
     done = run(
         *("bench", "efficiency", "--lengths", "128", "256", "--methods", "softmax", "nystrom-16", "--repeats", "1"),

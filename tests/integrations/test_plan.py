@@ -64,6 +64,7 @@ def test_each_layer_runs_its_own_method(bert):
     assert_close(states(bert), exact, rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_a_plan_is_saved_and_loaded_with_the_model(bert, tmp_path):
     set_attention(bert, PLAN)
     wanted = states(bert)

@@ -8,9 +8,11 @@ from nystrom import nystrom_attention
 from nystrom.landmarks import group_sums
 from nystrom.parallel.tokens import _equal_segments
 
+LONG = [pytest.param(checks, marks=pytest.mark.long) for checks in ("check_models", "check_transformers")]
+
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("checks", ["check_methods", "check_faults", "check_models", "check_transformers"])
+@pytest.mark.parametrize("checks", ["check_methods", "check_faults", *LONG])
 def test_two_ranks_do_what_one_process_does(run_on_ranks, checks):
     failed = run_on_ranks(checks, 2)
     assert not failed, "\n".join(f"{name}:\n{error}" for name, error in failed.items())

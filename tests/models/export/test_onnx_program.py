@@ -84,6 +84,7 @@ def assert_same_as_the_model(path, model):
 
 
 @pytest.mark.parametrize("conv_kernel_size", [5, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_onnx_of_nystrom_attention_takes_any_batch_length_and_padding(conv_kernel_size, tmp_path):
     model = make(conv_kernel_size=conv_kernel_size, num_hidden_layers=1)
     done = export_onnx(model, tmp_path / "model.onnx")

@@ -69,6 +69,7 @@ def test_columns_and_rows_meet_the_matrix_at_the_tokens_that_are_drawn(heads):
     torch.testing.assert_close(made[..., drawn, :][..., drawn], s[..., drawn, :][..., drawn], rtol=0, atol=1e-4)
 
 
+@pytest.mark.long
 def test_an_interrupted_study_goes_on_and_draws_maps_of_six_heads(setting, tmp_path):
     job = check_study("supplement-figure-1", setting, tmp_path / "a")
     assert [part.name for part in job.plan.parts][-2:] == ["times-n=512", "times-n=4096"]

@@ -108,6 +108,7 @@ def test_too_few_heads_and_one_kind_of_weights_cannot_tell():
     assert [verdict.agrees for verdict in STUDY.verdicts(one)] == [None] * 5 + [True]
 
 
+@pytest.mark.long
 def test_an_interrupted_study_goes_on_and_equals_an_uninterrupted_one(tiny_bert, prose, tmp_path):
     setting = Setting(model=tiny_bert, texts=(prose,))
     job = check_study("low-rank", setting, tmp_path / "a")

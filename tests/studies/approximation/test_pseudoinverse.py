@@ -107,6 +107,7 @@ def test_the_attention_matrix_is_that_of_the_inverse_after_k_iterations(layers):
     assert {row.sizes.split()[-1] for row in rows} == {"k=0", "k=1", "k=2", "weights=pretrained"}
 
 
+@pytest.mark.long
 def test_an_interrupted_study_goes_on_and_ends_like_one_that_was_not(tiny_setting, tmp_path):
     def job_of(folder):
         job = check_study("supplement-figure-3", tiny_setting, tmp_path / folder)

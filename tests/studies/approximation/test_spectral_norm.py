@@ -59,6 +59,7 @@ def test_the_tables_and_the_figures_show_the_rows_and_a_method_without_a_size_at
     assert all(axes.get_title() == "initialised, n = 512" for f in figures.values() for axes in f.axes)
 
 
+@pytest.mark.long
 def test_an_interrupted_study_goes_on_with_the_lengths_that_have_no_rows(setting, tmp_path):
     job = check_study("skyformer-figure-1", setting, tmp_path)
     assert [part.name for part in job.plan.parts] == [

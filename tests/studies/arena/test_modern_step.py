@@ -81,6 +81,7 @@ def test_what_takes_too_long_or_too_much_is_not_run(monkeypatch):
     assert (cost.seconds, cost.peak) == ([], None)
 
 
+@pytest.mark.long
 def test_the_study_measures_every_length(tmp_path, monkeypatch):
     monkeypatch.setattr(modern_step, "LENGTHS", LENGTHS | {"small": (128, 256, 512)})
     monkeypatch.setattr(modern_step, "ROUNDS", {"small": 2})

@@ -16,6 +16,7 @@ SMALL = {"heads": 2, "width": 4, "landmarks": 4}
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_two_processes_send_what_the_formulas_say_and_the_same_command_goes_on(tmp_path, monkeypatch):
     rows = run_ranks(lengths=(64,), methods=("linear",), processes=(2,), to=tmp_path, **SMALL)
     found = {row.quantity: row for row in rows}

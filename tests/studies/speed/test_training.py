@@ -130,6 +130,7 @@ def test_the_retrieval_model_sees_both_documents():
     assert not torch.allclose(model(**swapped).logits, logits)
 
 
+@pytest.mark.long
 def test_a_run_continues_where_it_was_interrupted(tmp_path, after_forward, capsys):
     steps_of_pairs = []
 

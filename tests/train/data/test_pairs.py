@@ -36,6 +36,7 @@ def test_pairs_are_trained_and_scored_each_counted_once(paired, pairs):
     assert accuracy(model, split, task, batch_size=7, device="cpu", precision="float32") == right / 30
 
 
+@pytest.mark.long
 def test_a_killed_run_on_pairs_resumes(paired, pairs, small_run, tmp_path, monkeypatch, interrupt_at, weights, curves):
     with monkeypatch.context() as patch:
         interrupt_at(patch, 8)

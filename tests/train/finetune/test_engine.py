@@ -194,6 +194,7 @@ def test_a_published_nystromformer_is_tuned_with_the_landmarks_asked_for(tuned, 
 
 
 @pytest.mark.parametrize("own", [False, True])
+@pytest.mark.long
 def test_a_plan_is_trained_with_and_comes_back_with_the_model(own, tuned, bert, tmp_path):
     layers = (LayerChoice("softmax", {}), LayerChoice("nystrom", {"num_landmarks": 4}))
     AttentionPlan(layers).write(tmp_path / "plan.json")

@@ -142,6 +142,7 @@ def test_what_is_finished_is_skipped(whole, grid, capsys):
     assert (whole / "lra.csv").read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_killed_grid_ends_its_runs_and_continues_to_the_same_result(whole, grid, root, tmp_path, capsys):
     code = f"""
 from pathlib import Path

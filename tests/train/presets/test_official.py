@@ -75,6 +75,7 @@ def test_the_rate_is_that_of_its_factors(task, warmup):
         assert preset.learning_rate * factor(step) == pytest.approx(wanted, rel=1e-12)
 
 
+@pytest.mark.long
 def test_a_model_of_it_is_trained_and_pretrained(small_run, tmp_path):
     short = {"preset": "official", "attention": "softmax", "options": None, "steps": 2, "warmup_steps": 1}
     short |= {"evaluate_every": 2, "batch_size": 4}

@@ -41,6 +41,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # A machine of one core warns.
+@pytest.mark.long
 def test_processes_that_make_batches_change_nothing(short_run, tmp_path, unbroken, weights, curves):
     run = short_run(tmp_path / "run", workers=2)
     found, whole = weights(run, 8), weights(unbroken, 8)
@@ -48,6 +49,7 @@ def test_processes_that_make_batches_change_nothing(short_run, tmp_path, unbroke
     assert curves(run) == curves(unbroken)
 
 
+@pytest.mark.long
 def test_accumulated_parts_give_the_run_of_the_whole_batch(short_run, tmp_path, weights, curves):
     # Whole documents, 30 to 90 tokens long: the parts differ in how many words are masked.
     changes = {"dropout": 0.0, "length": 96, "batch_size": 16}
@@ -81,6 +83,7 @@ pretrain(data=Path({str(documents)!r}), to=Path({str(tmp_path / "two")!r}), pres
     assert found == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_compiled_encoder_gives_the_run_of_the_plain_one(short_run, tmp_path, monkeypatch, curves):
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     torch._dynamo.reset()

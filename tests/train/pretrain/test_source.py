@@ -40,6 +40,7 @@ def test_a_bert_keeps_its_weights_and_its_words(short_run, bert, tmp_path):
     assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_exact_attention_becomes_nystrom_and_a_convolution_starts_at_zero(short_run, tmp_path):
     exact = short_run(tmp_path / "exact", attention="softmax", options={}, conv_kernel_size=0, steps=4)
     run = short_run(tmp_path / "run", model=exact / "best", options={"num_landmarks": 24}, **ONE_STEP)
@@ -65,6 +66,7 @@ def test_a_model_keeps_its_attention_unless_another_is_named(short_run, unbroken
     assert all(weight.equal(before[name]) for name, weight in best(run).state_dict().items())
 
 
+@pytest.mark.long
 def test_the_positions_of_a_longer_model_repeat(short_run, unbroken, tmp_path, capsys):
     sizes = dict.fromkeys(("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"))
     run = short_run(tmp_path / "run", model=unbroken / "best", preset="longer", length=40, **ONE_STEP, **sizes)
@@ -74,6 +76,7 @@ def test_the_positions_of_a_longer_model_repeat(short_run, unbroken, tmp_path, c
     assert after.equal(torch.cat([before, before[:16]]))
 
 
+@pytest.mark.long
 def test_weights_of_an_attention_for_another_length_are_new(short_run, tmp_path, capsys):
     linformer = {"attention": "linformer", "options": {"num_features": 4}, "conv_kernel_size": 0}
     short = short_run(tmp_path / "short", steps=4, **linformer)

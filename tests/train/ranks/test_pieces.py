@@ -13,6 +13,7 @@ SETTINGS |= {"evaluate-every": 3, "log-every": 1, "dropout": 0, "device": "cpu",
 WORDS = ["train", "listops", *(word for name, value in SETTINGS.items() for word in (f"--{name}", str(value)))]
 
 
+@pytest.mark.long
 def test_two_processes_that_share_each_sample_give_the_run_of_one(small_run, torchrun, same_run, data, tmp_path):
     changes = {"augment": True, "label_smoothing": 0.1, "ema": 0.5}
     one = small_run(tmp_path / "one", dropout=0.0, **changes)

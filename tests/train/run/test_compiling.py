@@ -31,6 +31,7 @@ def backend(monkeypatch):
     return choose
 
 
+@pytest.mark.long
 def test_a_compiled_run_gives_the_result_of_the_plain_one(small_run, data, tmp_path, backend, weights, curves):
     # With a graph of the backward pass, too.
     backend("aot_eager")
@@ -58,6 +59,7 @@ def test_autocast_and_pairs_compile_too(small_run, pairs, tmp_path, weights, cha
     assert_close(weights(compiled, 3), weights(plain, 3), **close)
 
 
+@pytest.mark.long
 def test_one_graph_serves_all_steps_and_one_each_size_of_evaluation(small_run, tmp_path, backend):
     graphs, shapes = [], []
 

@@ -71,6 +71,7 @@ def test_the_loss_of_a_step_is_that_of_the_class_and_of_the_tokens(small_run, tm
     assert any(name.startswith("denoiser") for name in load_file(run / "checkpoint-3" / "model.safetensors"))
 
 
+@pytest.mark.long
 def test_a_denoising_run_is_resumed_exactly_and_scored_on_clean_inputs(
     small_run, data, tmp_path, monkeypatch, weights, curves, interrupt_at
 ):

@@ -64,6 +64,7 @@ def test_the_loss_is_that_of_the_masked_tokens_alone(small_run, tmp_path, monkey
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.long
 def test_an_interrupted_run_is_resumed_exactly(
     small_run, tmp_path, monkeypatch, weights, curves, interrupt_at, accumulation
 ):

@@ -14,6 +14,7 @@ from nystrom.measure.rows import read_rows
 from nystrom.tasks.lra.listops.task import prepare_listops
 
 
+@pytest.mark.long
 def test_a_killed_run_continues_to_the_same_result(whole, small_run, data, tmp_path, weights, curves):
     script = tmp_path / "killed.py"
     # The process waits in step 8 to be killed; on a loaded machine it might otherwise finish first.
@@ -51,6 +52,7 @@ train("listops", options={{"num_landmarks": 8}}, preset="demo", data=Path({str(d
     assert_close(best[0], best[1], rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_random_landmarks_survive_an_interruption(small_run, tmp_path, monkeypatch, weights, interrupt_at):
     settings = {"attention": "skyformer", "options": {"num_landmarks": 6}}
     whole = small_run(tmp_path / "whole", **settings)

@@ -80,6 +80,7 @@ def test_classes_are_balanced_in_every_split(made):
     assert [Pathfinder(made, split).labels.mean() for split in SPLITS] == [0.5] * 3
 
 
+@pytest.mark.long
 def test_the_seed_determines_the_pictures_for_any_number_of_processes(made, tmp_path, monkeypatch):
     # Another process would not use the smaller chunks.
     monkeypatch.undo()

@@ -113,6 +113,7 @@ def test_a_search_in_jobs_ends_as_one_that_stays_here(tuned, cluster, tmp_path, 
     assert_equal_searches(here, tuned(there, grid=GRID, resume=True, **TWO_STEPS))
 
 
+@pytest.mark.long
 def test_numbers_that_are_not_finite_hold_up_nothing(tuned, submitted, tmp_path, monkeypatch):
     here = tuned(tmp_path / "here", grid=DIVERGES, **TWO_STEPS)
     there = tuned(tmp_path / "there", grid=DIVERGES, on="slurm", **TWO_STEPS)
@@ -132,6 +133,7 @@ def test_numbers_that_are_not_finite_hold_up_nothing(tuned, submitted, tmp_path,
     assert submitted == ["trials/learning_rate-1e+30"]
 
 
+@pytest.mark.long
 def test_a_trial_that_fails_is_named_and_tried_again(tuned, submitted, tmp_path, monkeypatch):
     inner = RunTrainer.training_step
 
@@ -158,6 +160,7 @@ def test_a_search_without_any_finite_numbers_says_so(tuned, submitted, tmp_path)
     assert submitted == ["trials/learning_rate-1e+30"]
 
 
+@pytest.mark.long
 def test_another_search_is_refused_before_any_job(tuned, submitted, tmp_path):
     tuned(tmp_path / "run", grid=SearchGrid(batch_size=(8,)), on="slurm", **TWO_STEPS)
     submitted.clear()
@@ -176,6 +179,7 @@ def test_a_job_that_finds_another_model_stops(tuned, submitted, tmp_path, monkey
     assert not [*tmp_path.glob("run/trials/*/run.json")]
 
 
+@pytest.mark.long
 def test_a_search_with_jobs_in_the_queue_does_not_go_on_here(tuned, submitted, cluster, tmp_path):
     grid = SearchGrid(batch_size=(8,))
     run = tuned(tmp_path / "run", grid=grid, on="slurm", **TWO_STEPS)
