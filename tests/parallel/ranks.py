@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from nystrom.train.ranks.lost import leave
+
 
 def main(rank: int, size: int, folder: Path, checks: Path) -> None:
     torch.set_num_threads(1)
@@ -29,7 +31,7 @@ def main(rank: int, size: int, folder: Path, checks: Path) -> None:
             if "Connection closed" in failed[name] or "Timed out" in failed[name]:
                 break
     (folder / f"failed-{rank}.json").write_text(json.dumps(failed))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
