@@ -85,11 +85,16 @@ def test_the_head_is_relu_without_dropout_and_the_feed_forward_block_drops(desig
 AUTHORS = {"design": "authors", "attention_probs_dropout_prob": 0.5}
 
 
-def test_the_authors_drop_the_weights_of_exact_attention_in_training_alone():
-    attention = make(**AUTHORS).nystromformer.encoder.layer[0].attention.self.method
+@pytest.mark.parametrize("attention", ["softmax", "kernelized"])
+def test_the_authors_drop_the_weights_in_training_alone(attention):
+    name, options = attention, {"attention": attention, "attention_options": {}}
+    attention = make(**AUTHORS, **options).nystromformer.encoder.layer[0].attention.self.method
     q, k, eye = torch.randn(40, 2, 30, 8), torch.randn(40, 2, 30, 8), torch.eye(30).expand(40, 2, 30, 30)
     keep = torch.arange(30) < torch.tensor([[20], [30]]).repeat(20, 1)
-    weights = (q @ k.mT / 8**0.5).masked_fill(~keep[:, None, None, :], -torch.inf).softmax(dim=-1)
+    if name == "softmax":
+        weights = (q @ k.mT / 8**0.5).masked_fill(~keep[:, None, None, :], -torch.inf).softmax(dim=-1)
+    else:
+        weights = torch.exp(-0.5 * torch.cdist(q, k).square() / 8**0.5)
     # Values that are the identity show the weights themselves.
     found = attention.train()(q, k, eye, keep=keep)
     kept = found != 0
@@ -100,7 +105,8 @@ def test_the_authors_drop_the_weights_of_exact_attention_in_training_alone():
     assert_close(found[kept], 2 * weights[kept])
     assert_close(attention.eval()(q, k, eye, keep=keep), torch.where(real, weights, 0.0))
     # The convolution of the values is added to what is left, and is not dropped itself.
-    skip, still = torch.rand(2, 1, 3, 1), make(design="authors").nystromformer.encoder.layer[0].attention.self.method
+    skip, still = torch.rand(2, 1, 3, 1), make(design="authors", **options)
+    still = still.nystromformer.encoder.layer[0].attention.self.method
     torch.manual_seed(1)
     convolved = attention.train()(q, k, eye, keep=keep, skip=skip)
     torch.manual_seed(1)
@@ -117,12 +123,12 @@ def test_a_model_that_drops_weights_has_the_weights_and_the_output_of_one_that_d
     dropped.save_pretrained(tmp_path)
     again = EncoderForSequenceClassification.from_pretrained(tmp_path)
     assert again.config.attention_probs_dropout_prob == 0.5
-    with pytest.raises(ValueError, match=r"a DroppedSoftmax, which does not work over ranks"):
+    with pytest.raises(ValueError, match=r"a DroppedWeights, which does not work over ranks"):
         parallelize(dropped.nystromformer, None)
 
 
-@pytest.mark.parametrize(("attention", "share"), [("softmax", 0.1), ("nystrom", 0.0), ("kernelized", 0.0)])
-def test_a_training_drops_what_the_authors_drop_of_exact_attention(attention, share):
+@pytest.mark.parametrize(("attention", "share"), [("softmax", 0.1), ("kernelized", 0.1), ("nystrom", 0.0)])
+def test_a_training_drops_what_the_authors_drop(attention, share):
     settings = settle(
         "listops", attention=attention, options=None, conv_kernel_size=None, preset="nystromformer", device="cpu",
         precision="float32", accumulation=1, seed=0, changes={"design": "authors"},
@@ -196,8 +202,8 @@ def test_a_saved_model_is_the_same_again(tmp_path):
     [
         ({"design": "paper"}, "design is 'paper'; expected one of 'transformers', 'authors', 'official'"),
         (
-            AUTHORS | {"attention": "kernelized"},
-            "dropout_prob is 0.5, but kernelized of design 'authors' stores no weights",
+            AUTHORS | {"attention": "performer"},
+            "dropout_prob is 0.5, but performer of design 'authors' stores no weights",
         ),
         (AUTHORS | {"design": "official"}, "is 0.5, but softmax of design 'official' stores no weights"),
         (AUTHORS | {"track_error": True}, "track_error is True, but attention_probs_dropout_prob is 0.5"),

@@ -12,6 +12,9 @@ from nystrom.checks import check_names
 # relates no token to another.
 NO_ATTENTION = "none"
 
+# Methods whose weights the papers' code for the Long Range Arena stores, and drops in training.
+DROPS_WEIGHTS = ("softmax", "kernelized")
+
 # The options that the number after a method's name sets, and what it counts; methods that are not here take none.
 SIZES: dict[str, tuple[tuple[str, ...], str]] = {
     "nystrom": (("num_landmarks",), "landmarks"),

@@ -21,12 +21,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from nystrom.attention.heads import AttentionHeads, attend_in_heads, build_attention, merge_heads, split_heads
 from nystrom.attention.method_names import NO_ATTENTION
-from nystrom.attention.options import SoftmaxOptions
+from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.attention.tracked_error import TrackedError
 from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig
-from nystrom.models.dropped_softmax import DroppedSoftmax
+from nystrom.models.dropped_weights import DroppedWeights
 from nystrom.models.rotary import Rotation, rotate
 from nystrom.models.short_convolution import ShortConvolution
 
@@ -37,7 +37,8 @@ def build_method(config: EncoderConfig, layer: int) -> AttentionHeads | None:
     if method == NO_ATTENTION:
         return None
     if share := config.attention_probs_dropout_prob:
-        return DroppedSoftmax(SoftmaxOptions(**options), config.num_attention_heads, config.head_size, share=share)
+        kind = METHODS[method].options
+        return DroppedWeights(method, kind(**options), config.num_attention_heads, config.head_size, share=share)
     built = build_attention(method, num_heads=config.num_attention_heads, head_dim=config.head_size, **options)
     # Linformer's projections, the only weights of a method, were left out of the authors' optimizer.
     return built.requires_grad_(config.design != "authors")

@@ -77,8 +77,9 @@ class EncoderConfig(PreTrainedConfig):
         intermediate_size: Width inside the feed-forward block.
         hidden_act: Activation, a name that transformers knows.
         hidden_dropout_prob: Dropout on embeddings, on what each block adds, and in the classification head.
-        attention_probs_dropout_prob: Dropout on the weights of exact attention of the design "authors", see
-            `nystrom.models.dropped_softmax`; 0 elsewhere.
+        attention_probs_dropout_prob: Dropout on the weights of exact and kernelized attention of the design
+            "authors", see
+            `nystrom.models.dropped_weights`; 0 elsewhere.
         max_position_embeddings: The longest input, padding included; with rotary positions, or none, an input may be
             longer.
         type_vocab_size: Kinds of segments that `token_type_ids` tell apart.

@@ -4,7 +4,7 @@ r"""Head, dropout and initial values of three codes: `design` of `EncoderConfig`
 |---|---|---|---|
 | classification head | width, the activation, two dropouts | feed-forward width, ReLU, no dropout | the same |
 | dropout inside the feed-forward block | no | yes | yes |
-| dropout of the weights of exact attention | no | yes (`nystrom.models.dropped_softmax`) | no |
+| dropout of the weights of exact and kernelized attention | no | yes (`nystrom.models.dropped_weights`) | no |
 | linear layers start | normal, `initializer_range` | torch's | Xavier's uniform, biases at 0 |
 | words start | normal, `initializer_range` | normal, 0.02 | normal, 1 |
 | table of positions starts | normal, `initializer_range` | normal, 0.02 | normal, 0.02 |

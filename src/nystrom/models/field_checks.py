@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, get_args
 
-from nystrom.attention.method_names import NO_ATTENTION
+from nystrom.attention.method_names import DROPS_WEIGHTS, NO_ATTENTION
 from nystrom.attention.plan import PLAN, plan_of_options
 from nystrom.attention.registry import METHODS
 from nystrom.checks import PositionKind, check_at_least, check_choice, check_flag, check_names
@@ -45,11 +45,11 @@ def check_dropped_weights(share: object, attention: str, *, design: str, track_e
     """
     if share == 0:
         return
-    if (design, attention) != ("authors", "softmax"):
+    if design != "authors" or attention not in DROPS_WEIGHTS:
         raise ValueError(
             f"attention_probs_dropout_prob is {share!r}, but {attention} of design {design!r} stores no weights that "
-            "could be dropped, softmax of design 'authors' alone does: expected 0. Use hidden_dropout_prob; of a "
-            "published Nyströmformer drop the value, which transformers does not use either."
+            "could be dropped, softmax and kernelized of design 'authors' alone do: expected 0. Use "
+            "hidden_dropout_prob; of a published Nyströmformer drop the value, which transformers does not use either."
         )
     if track_error:
         raise ValueError(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from nystrom.attention.method_names import DROPS_WEIGHTS
 from nystrom.checks import check_at_least, check_names
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.hardware import processes, usable_device, usable_precision
@@ -94,8 +95,8 @@ class Settings(Recipe, Schedule):
 
     @property
     def drops_weights(self) -> bool:
-        """Whether attention weights are dropped, as the authors drop those of exact attention."""
-        return self.design == "authors" and self.attention == "softmax"
+        """Whether attention weights are dropped, as the authors drop those of exact and kernelized attention."""
+        return self.design == "authors" and self.attention in DROPS_WEIGHTS
 
     def changes(self) -> dict[str, object]:
         """The user's changes of the preset: options of the method as "options.NAME", other settings by their name."""

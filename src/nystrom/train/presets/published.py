@@ -14,8 +14,8 @@ Source: Xiong et al. (2021), arXiv:2102.03902, and its code's LRA/code; Chen et 
 code's code/config.py and code/main.py.
 Departs from their code, where the design "authors" (`nystrom.models.design`) takes back what is marked (*):
 
-- there is no dropout of attention weights, which their exact attention has (*), and other methods of Skyformer's code
-  too;
+- there is no dropout of attention weights, which their exact and kernelized attention have (*), and other methods of
+  Skyformer's code too;
 - the classification head has 64 units, the model's activation and two dropouts, where theirs has 128 units, ReLU and no
   dropout; for Retrieval the head is theirs (*);
 - there is no dropout inside the feed-forward block (*);

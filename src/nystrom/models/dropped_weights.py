@@ -1,13 +1,15 @@
-r"""Exact attention whose weights are dropped in training, as in the papers' code for the Long Range Arena.
+r"""Attention whose weights are dropped in training, as in the papers' code for the Long Range Arena.
 
-$$D(\mathrm{softmax}(c\, Q K^\top))\, V,$$
-where D sets each weight to zero with probability p and divides the others by 1 - p. All n x n weights are stored, as in
-that code; no fused call gives another memory cost and the same draws. In evaluation nothing is dropped, and attention
-is computed as without it.
+$$D(\mathrm{softmax}(c\, Q K^\top))\, V \quad \text{and} \quad D(\kappa(Q, K))\, V,$$
+exact and kernelized attention, where D sets each weight to zero with probability p and divides the others by 1 - p. All
+n x n weights are stored, as in that code; no fused call gives another memory cost and the same draws. In evaluation
+nothing is dropped, and attention is computed as without it.
 
 Source: the code of Xiong et al. (2021), arXiv:2102.03902, LRA/code/attention.py, and of Chen et al. (2021),
 arXiv:2111.00035, code/models.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,17 +19,21 @@ from torch import Tensor
 from nystrom.attention.door import attend
 from nystrom.attention.fused import softmax_rows
 from nystrom.attention.heads import AttentionHeads
-from nystrom.attention.options import SoftmaxOptions
+from nystrom.attention.options import KernelizedOptions, SoftmaxOptions
 from nystrom.attention.skip import check_skip, depthwise_skip
+from nystrom.kernels import KERNELS
+from nystrom.precision import at_least_float32
+from nystrom.shapes import score_scale
 
 
-class DroppedSoftmax(AttentionHeads):
-    """Exact attention over (b, h, n, d), with dropout of its weights in training.
+class DroppedWeights(AttentionHeads):
+    """Attention over (b, h, n, d) by a method that has weights to store, with dropout of them in training.
 
     Draws come from torch's global generator, as those of other dropout.
 
     Args:
-        options: Options of exact attention.
+        method: "softmax" or "kernelized".
+        options: Its options.
         num_heads: Heads.
         head_dim: Width of a query or key in one head.
         share: Probability p that a weight is dropped, in [0, 1).
@@ -36,8 +42,9 @@ class DroppedSoftmax(AttentionHeads):
     # The draws of the ranks would differ from those of one process.
     over_ranks = False
 
-    def __init__(self, options: SoftmaxOptions, num_heads: int, head_dim: int, *, share: float):
-        super().__init__("softmax", options, num_heads, head_dim)
+    def __init__(self, method: str, options: Any, num_heads: int, head_dim: int, *, share: float):
+        super().__init__(method, options, num_heads, head_dim)
+        assert isinstance(options, SoftmaxOptions | KernelizedOptions), "checked by the configuration"
         self.share = share
 
     def forward(
@@ -53,7 +60,7 @@ class DroppedSoftmax(AttentionHeads):
         """Attend, see `AttentionHeads`."""
         if not self.training:
             return super().forward(q, k, v, keep=keep, query_keep=query_keep, skip=skip)
-        out = attend(_dropped, q, k, v, keep, query_keep, self.options.scale, self.share)
+        out = attend(_dropped, q, k, v, keep, query_keep, self.options, self.share)
         if skip is None:
             return out
         check_skip(v, skip, q, keep, query_keep)
@@ -70,10 +77,16 @@ def _dropped(
     v: Float[Tensor, "b h s e"],
     keep: Bool[Tensor, "b s"] | None,
     query_keep: Bool[Tensor, "b n"] | None,
-    scale: float | None,
+    options: SoftmaxOptions | KernelizedOptions,
     share: float,
 ) -> Float[Tensor, "b h n e"]:
-    if v.dtype == torch.float16:
-        # As exact attention does where it stores its weights.
-        q, k, v = q.float(), k.float(), v.float()
-    return F.dropout(softmax_rows(q, k, keep=keep, scale=scale), share) @ v
+    if isinstance(options, KernelizedOptions):
+        q, k, v = (at_least_float32(x) for x in (q, k, v))
+        # Masked keys have values of zero, so that their weights do not matter.
+        weights = KERNELS[options.kernel](q, k, scale=score_scale(q, options.scale))
+    else:
+        if v.dtype == torch.float16:
+            # As exact attention does where it stores its weights.
+            q, k, v = q.float(), k.float(), v.float()
+        weights = softmax_rows(q, k, keep=keep, scale=options.scale)
+    return F.dropout(weights, share) @ v
