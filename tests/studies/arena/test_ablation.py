@@ -127,7 +127,7 @@ def test_the_paper_size_has_the_steps_of_the_preset(data):
     plan = STUDY.plan(Setting(size="paper", data=data))
     assert plan.setting["steps"] == "listops 5000, text 2500"
     assert plan.differs == ""
-    assert STUDY.plan(Setting(data=data)).setting["steps"] == "listops 1200, text 2000"
+    assert STUDY.plan(Setting(data=data)).setting["steps"] == "listops 1200, text 1000"
 
 
 def test_what_is_missing_is_said_before_any_work(data, tmp_path):
