@@ -54,7 +54,7 @@ def test_exact_attention_that_would_take_too_long_is_not_run(tmp_path, monkeypat
     rows = read_rows(tmp_path / "ranks.csv")
     notes = {(row.method, row.n): row.note for row in rows}
     assert notes["softmax, 4 processes", 1024] == notes["nystrom, 4 processes", 65536] == ""
-    assert notes["softmax, 1 process", 65536] == "would take about 4096 s a call, the limit is 10 s"
+    assert notes["softmax, 1 process", 65536] == "one call would take about 4096 s, the limit is 10 s"
     assert "attention bytes sent" in capsys.readouterr().out
     assert (
         main(["report", "ranks", str(tmp_path / "ranks.csv"), "--markdown", "--figure", str(tmp_path / "a.png")]) == 0

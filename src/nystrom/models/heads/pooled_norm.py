@@ -5,7 +5,7 @@ for the pooled tokens p of sequence s, m and v the mean and variance of channel 
 in evaluation, where a sequence is classified by itself.
 
 The mean of many tokens hardly differs from one sequence to another, most of all in a new encoder: what all have in
-common is far larger than what tells them apart, and a head on it learns little else for its first thousand steps.
+common is far larger than what tells them apart, and the gradient of a head follows what is large.
 
 Source: Ioffe and Szegedy (2015), arXiv:1502.03167, batch normalization, without a scale and shift of its own, since a
 linear layer follows. In a training of this library the fixed values are measured before each evaluation, on training

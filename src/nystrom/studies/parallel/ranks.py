@@ -96,7 +96,8 @@ def run_ranks(
             continue
         estimate = _estimate(case, rows)
         if estimate is not None and estimate * repeats > limit_seconds:
-            found: dict[str, Any] | str = f"would take about {estimate:.0f} s a call, the limit is {limit_seconds:g} s"
+            calls = "one call" if repeats == 1 else f"each of {repeats} calls"
+            found: dict[str, Any] | str = f"{calls} would take about {estimate:.0f} s, the limit is {limit_seconds:g} s"
         else:
             found = _measure(case, asked)
         new = _rows(case, found, asked, command)
