@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nystrom.attention.plan import AttentionPlan, LayerChoice
 from nystrom.checks import check_positive
+from nystrom.evaluation import evaluating
 from nystrom.inspection.candidates import EXACT, SOFTMAX, Candidate, read_candidates
 from nystrom.inspection.times import time_methods
 from nystrom.inspection.whole_model import Batch, Results, WholeModel, compare_models, results_of
@@ -53,12 +54,8 @@ def choose_plan(
         )
     if not batches:
         raise ValueError("batches is empty; expected inputs of the model.")
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         return _Search(model, batches, candidates, seconds).find(budget)
-    finally:
-        model.train(training)
 
 
 class _Search:

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nystrom.checks import check_at_least
+from nystrom.evaluation import evaluating
 from nystrom.inspection.candidates import EXACT, SOFTMAX, Candidate, read_candidates
 from nystrom.inspection.layer_sample import LayerSample, sample_layer
 from nystrom.inspection.sampling import Estimate, Sample, estimate_ratio
@@ -125,9 +126,7 @@ def inspect_model(
         )
     generator = torch.Generator().manual_seed(seed)
     found = _Found(candidates, num_queries, whole_model or not candidates, generator)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         exact: list[Results] = []
         for batch in batches:
             with intercepted(model, found.attend, left=lambda call: found.left.setdefault(call.name)):
@@ -159,8 +158,6 @@ def inspect_model(
             num_queries=num_queries,
             dtype=found.kept.q.dtype,
         )
-    finally:
-        model.train(training)
 
 
 class _Found:

@@ -1,7 +1,6 @@
 """Comparison of an ONNX file with the model that it was made from, on other inputs than it was made with."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
+from nystrom.evaluation import evaluating
 from nystrom.models.encoder import EncoderPreTrainedModel
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.models.heads.tokens import EncoderForMultipleChoice
@@ -73,17 +73,6 @@ class OutputEntries(nn.Module):
             return_dict=True,
         )
         return tuple(output.values())
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run a block without dropout and random draws."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def longest(model: EncoderPreTrainedModel) -> int:

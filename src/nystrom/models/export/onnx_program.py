@@ -24,11 +24,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from nystrom.evaluation import evaluating
 from nystrom.measure.rows import check_folder
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.encoder import EncoderPreTrainedModel
-from nystrom.models.export.comparison import OutputEntries, compare, evaluating, example, longest
+from nystrom.models.export.comparison import OutputEntries, compare, example, longest
 from nystrom.models.export.words import IN_WORDS_OF_ONNX
 from nystrom.models.files.loading import check_weights
 from nystrom.models.heads.pairs import EncoderForPairClassification

@@ -13,14 +13,15 @@ samples as an evaluation sees them, without dropout or corruption: Wu and Johnso
 Elsewhere they are the running means of training.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from nystrom.evaluation import evaluating
 
 
 class PooledNorm(nn.BatchNorm1d):
@@ -57,7 +58,7 @@ def measure_pooled(model: nn.Module, calls: Iterable[object]) -> None:
         calls: Each step of it runs the model once, in evaluation mode, on sequences of its own.
     """
     norms = pooled_norms(model)
-    with _evaluating(model):
+    with evaluating(model):
         sums = [torch.zeros(3, norm.num_features, dtype=torch.float64) for norm in norms]
         hooks = [norm.register_forward_pre_hook(_adder(total)) for norm, total in zip(norms, sums, strict=True)]
         try:
@@ -84,13 +85,3 @@ def _adder(total: Float[Tensor, "3 w"]):
         total.add_(torch.stack([torch.full_like(x[0], len(x)), x.sum(dim=0), x.square().sum(dim=0)]))
 
     return add
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
