@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,6 +22,7 @@ from nystrom.integrations import check_attention
 from nystrom.integrations.convert import convert
 from nystrom.measure.rows import read_rows
 from nystrom.models import EncoderForSequenceClassification
+from nystrom.train.finetune import inference
 from nystrom.train.finetune.predict import predict
 from nystrom.train.finetune.saved import SavedClassifier
 from nystrom.train.run.run_trainer import RunTrainer
@@ -90,6 +92,40 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(whole, tuned, tmp_path, monk
     with pytest.raises(ValueError, match=r"learning_rate is 0\.002 but was 0\.001"):
         tuned(tmp_path / "run", resume=True, learning_rate=2e-3)
     assert_equal_runs(tuned(tmp_path / "run", resume=True), whole)
+
+
+def test_an_interrupted_scoring_goes_on_where_it_was(whole, tuned, tmp_path, monkeypatch):
+    monkeypatch.setattr(inference, "_BETWEEN", 0.0)
+    inner, run = inference._write, tmp_path / "run"
+
+    def write(kept, parts):
+        inner(kept, parts)
+        if kept.name.startswith("submission"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(inference, "_write", write)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(run)
+    kept, scored = run / "predictions" / "submission-step6.npy", []
+    kept = kept if kept.exists() else kept.with_name("submission-step3.npy")
+    logits = np.load(kept)
+    assert len(logits) == 8
+    np.save(kept, logits[:0])
+    with pytest.raises(
+        ValueError, match=r"holds numbers of shape \(0, 2\); expected those of at most 10 texts: delete it"
+    ):
+        tuned(run, resume=True)
+    kept.write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"npy cannot be read .*: delete it"):
+        tuned(run, resume=True)
+    np.save(kept, logits)
+    with monkeypatch.context() as patch:
+        patch.setattr(inference, "_write", lambda kept, parts: scored.append((kept.name[:10], sum(map(len, parts)))))
+        tuned(run, resume=True)
+    # Only the last two texts of ten.
+    assert scored == [("submission", 10)]
+    assert_equal_runs(run, whole)
 
 
 def assert_equal_runs(run, whole):

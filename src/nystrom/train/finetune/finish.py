@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -94,6 +95,8 @@ def finish(
         results.append(rows.row("peak memory", megabytes, "MB"))
     with written(run.rows, way_on):
         run.write_rows(results)
+    for name in logits_by_split:
+        _kept(run, name, state.best_global_step).unlink(missing_ok=True)
     print("\n".join(said))
     print(
         f"best after step {state.best_global_step} of {settings.steps}; {seconds:.0f} s of training\n"
@@ -124,11 +127,17 @@ def best_logits(
     load_model(model, run.checkpoint(step) / "model.safetensors")
     make = collate if trainer.pieces is None else trainer.pieces.collate(collate)
     size, device, precision = settings.part_size, settings.device, settings.precision
-    return {
-        name: logits_of(model, split, make, batch_size=size, device=device, precision=precision)
-        for name, split in splits.items()
-        if name != "train"
-    }
+    found = {}
+    for name, split in splits.items():
+        if name != "train":
+            kept = None if trainer.pieces is not None else _kept(run, name, step)
+            found[name] = logits_of(model, split, make, batch_size=size, device=device, precision=precision, kept=kept)
+    return found
+
+
+def _kept(run: RunFolder, name: str, step: int) -> Path:
+    """Where the logits of a split are kept while it is scored."""
+    return run.path / "predictions" / f"{name}-step{step}.npy"
 
 
 def _save(model: PreTrainedModel, tokenizer: Any, settings: FinetuneSettings, run: RunFolder) -> None:

@@ -1,6 +1,9 @@
 """Logits of a model, for each text, in the order in which the texts came."""
 
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,22 @@ from nystrom.train.data.batches import shortest_first
 from nystrom.train.finetune.encoding import EncodedSplit
 from nystrom.train.scoring import DTYPES
 
+# Seconds between two writings of what is scored, each with a line.
+_BETWEEN = 60.0
+
 BatchMaker = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
 
 
 @torch.no_grad()
 def logits_of(
-    model: nn.Module, split: EncodedSplit, collate: BatchMaker, *, batch_size: int, device: str, precision: str
+    model: nn.Module,
+    split: EncodedSplit,
+    collate: BatchMaker,
+    *,
+    batch_size: int,
+    device: str,
+    precision: str,
+    kept: Path | None = None,
 ) -> NDArray[Any]:
     """The logits of each text of a split.
 
@@ -28,17 +41,50 @@ def logits_of(
         batch_size: Texts at a time; affects only speed and memory.
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
+        kept: File of this model's logits of this split, written every minute and gone on with; None for none.
+
+    Raises:
+        ValueError: The file holds something else.
     """
     model.to(device).eval()
     order = shortest_first(split.lengths)
-    parts = []
-    for start in range(0, len(order), batch_size):
+    parts, since = _read(kept, len(order)), time.monotonic()
+    for start in range(sum(map(len, parts)), len(order), batch_size):
         batch = collate([split[i] for i in order[start : start + batch_size]])
         batch.pop("labels", None)
         with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
             logits = model(**{name: value.to(device) for name, value in batch.items()}).logits
         parts.append(logits.float().cpu().numpy())
+        if kept is not None and time.monotonic() - since >= _BETWEEN:
+            _write(kept, parts)
+            print(f"{min(start + batch_size, len(order)):,} of {len(order):,} texts scored for {kept.name}", flush=True)
+            since = time.monotonic()
     found = np.concatenate(parts)
     out = np.empty_like(found)
     out[order] = found
     return out
+
+
+def _read(kept: Path | None, count: int) -> list[NDArray[Any]]:
+    """What an interrupted scoring of so many texts has, as one part."""
+    if kept is None or not kept.exists():
+        return []
+    try:
+        found = np.load(kept, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{kept} cannot be read ({error}): delete it, and its texts are scored again.") from error
+    if found.ndim != 2 or not 0 < len(found) <= count:
+        raise ValueError(
+            f"{kept} holds numbers of shape {found.shape}; expected those of at most {count} texts: delete it, and "
+            "they are scored again."
+        )
+    return [found]
+
+
+def _write(kept: Path, parts: Sequence[NDArray[Any]]) -> None:
+    """Write all parts, which have their name only when they are whole."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    partial = kept.with_name(f"{kept.name}.partial")
+    with partial.open("wb") as file:
+        np.save(file, np.concatenate(parts), allow_pickle=False)
+    os.replace(partial, kept)
