@@ -66,6 +66,32 @@ def test_the_fixed_values_are_those_of_all_that_was_run_without_dropout():
     assert_close(seen[0].mean(dim=0), torch.zeros(16, dtype=torch.float64), **CLOSE)
 
 
+def test_they_are_measured_on_a_compiled_model_too():
+    model, ids = make(), draw_tokens(20, 12)
+    measure_pooled(model, (model(ids) for _ in range(1)))
+    plain = pooled_norms(model)[0].running_mean.clone()
+    model.compile(backend="eager")
+    model.eval()(ids)
+    measure_pooled(model, (model(ids) for _ in range(1)))
+    assert_close(pooled_norms(model)[0].running_mean, plain, **CLOSE)
+
+
+def test_that_nothing_was_measured_is_said():
+    model = make()
+    with pytest.raises(ValueError, match="no sequence reached the norm of the pooled tokens"):
+        measure_pooled(model, [])
+    assert pooled_norms(model)[0].running_mean.eq(0).all()
+
+
+def test_texts_of_a_new_encoder_hardly_differ_without_it():
+    model, seen = make(initializer_range=0.05).train(), []
+    model.classifier.norm.register_forward_hook(lambda _, given, y: seen.extend((given[0], y)))
+    model(draw_tokens(200, 40))
+    (before, after), spread = seen, lambda x: x.std(dim=0, correction=0).square().mean().sqrt()
+    assert spread(before) < 0.3 * before.square().mean().sqrt()
+    assert_close(spread(after), torch.ones((), dtype=torch.float64), rtol=1e-2, atol=0)
+
+
 def test_both_documents_of_a_pair_have_one_norm():
     model, ids, seen = make(EncoderForPairClassification).train(), draw_tokens(5, 2, 12), []
     model.classifier.norm.register_forward_hook(lambda _, given, y: seen.append((given[0], y)))

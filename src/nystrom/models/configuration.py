@@ -8,8 +8,9 @@ A configuration *file* may hold more than these fields: what this class does not
 transformers, and is written again. So an attribute that was set on a configuration survives saving and loading.
 
 Departs from `NystromformerConfig`: no token is padding and no convolution is there unless asked for, and
-`attention_probs_dropout_prob` must be 0 but for exact attention of the design "authors". No other stores weights that
-could be dropped; transformers' own model stores some but never drops them, so a published 0.1 is loaded as 0.
+`attention_probs_dropout_prob` must be 0 but for exact and kernelized attention of the design "authors". No other stores
+weights that could be dropped; transformers' own model stores some but never drops them, so a published 0.1 is loaded as
+0.
 
 A folder has one of two formats. This library's own has `model_type` "nystrom"; AutoModel gives the classes of
 `nystrom.models` for it. The published one has "nystromformer" (see `nystrom.models.files.published`): the classes of
@@ -77,9 +78,8 @@ class EncoderConfig(PreTrainedConfig):
         intermediate_size: Width inside the feed-forward block.
         hidden_act: Activation, a name that transformers knows.
         hidden_dropout_prob: Dropout on embeddings, on what each block adds, and in the classification head.
-        attention_probs_dropout_prob: Dropout on the weights of exact and kernelized attention of the design
-            "authors", see
-            `nystrom.models.dropped_weights`; 0 elsewhere.
+        attention_probs_dropout_prob: Dropout on the weights of exact and kernelized attention of the design "authors",
+            see `nystrom.models.dropped_weights`; 0 elsewhere.
         max_position_embeddings: The longest input, padding included; with rotary positions, or none, an input may be
             longer.
         type_vocab_size: Kinds of segments that `token_type_ids` tell apart.
@@ -99,7 +99,8 @@ class EncoderConfig(PreTrainedConfig):
         pooling: What a head reads that sees one vector per sequence: the "mean" over real tokens, the "first" one, the
             "max" of each channel over them, or "cls", a learned token before the first.
         pooled_norm: "batch" brings each channel of that vector to mean 0 and variance 1 over the sequences before a
-            classification head reads it, see `nystrom.models.heads.pooled_norm`; or "none".
+            classification head reads it, in training those that a process computes at once; or "none". See
+            `nystrom.models.heads.pooled_norm`.
         positions: "learned", a table of vectors that are added to the words; "rotary", queries and keys turned by their
             position, see `nystrom.models.rotary`; or "none".
         rotary_share: Share of the pairs of channels that turn, in (0, 1].

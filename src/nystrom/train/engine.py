@@ -114,7 +114,8 @@ def train(
         short_conv_kernel_size: Size of the convolutions of queries, keys and values before the method; 0 for none.
         pooling: What the classification head reads of the tokens: "mean", "first", "max", or "cls", a learned token
             before the first.
-        pooled_norm: "batch" brings each channel of that to mean 0 and variance 1 over the batch; or "none".
+        pooled_norm: "batch" brings each channel of that to mean 0 and variance 1 over the samples that a process
+            computes at once; or "none".
         feed_forward: "plain", "gated" by the activation (GEGLU, SwiGLU), or "glu", gated by the sigmoid.
         design: Classification head, dropout and initial values as in "transformers", in the papers' code ("authors") or
             in the "official" code of the Long Range Arena.

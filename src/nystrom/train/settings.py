@@ -80,7 +80,8 @@ class Settings(Recipe, Schedule):
     def __post_init__(self):
         super().__post_init__()
         self.check_recipe()
-        if self.pooled_norm != "none" and self.part_size == 1:
+        # Masked inputs are learned without a head.
+        if self.pooled_norm != "none" and self.part_size == 1 and self.mask_share == 0:
             raise ValueError(
                 f"pooled_norm is {self.pooled_norm!r}, but a process computes one sample at a time, which has no "
                 "spread: take a larger batch_size or a smaller accumulation, or pooled_norm 'none'."

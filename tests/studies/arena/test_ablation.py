@@ -116,7 +116,7 @@ def test_every_arm_is_a_training_that_settles_and_is_found_again(data, tmp_path)
         (run / "run.json").write_text(json.dumps({"settings": asdict(settings), "data": {}}))
         append_rows(run / "rows.csv", rows_of("text", "none", 0.5))
         assert train(training, tmp_path).is_finished
-        other = training._replace(arguments={**training.arguments, "positions": "normed", "steps": 3})
+        other = training._replace(arguments={**training.arguments, "positions": "rotary", "steps": 3})
         with pytest.raises(ValueError, match=r"holds a run with (positions|steps) = "):
             train(other, tmp_path)
     # Corrupted inputs are no part of a model.

@@ -1,6 +1,7 @@
 """A fine-tuned model, its predictions and its rows; resuming; and what is wrong is said before anything is trained."""
 
 import csv
+import errno
 import json
 import shlex
 import shutil
@@ -26,6 +27,7 @@ from nystrom.train.finetune import inference
 from nystrom.train.finetune.predict import predict
 from nystrom.train.finetune.saved import SavedClassifier
 from nystrom.train.run.run_trainer import RunTrainer
+from nystrom.train.run.writing import NotWritten
 
 
 def table(path, delimiter="\t"):
@@ -94,6 +96,10 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(whole, tuned, tmp_path, monk
     assert_equal_runs(tuned(tmp_path / "run", resume=True), whole)
 
 
+def full_disk(*given, **named):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_an_interrupted_scoring_goes_on_where_it_was(whole, tuned, tmp_path, monkeypatch):
     monkeypatch.setattr(inference, "_BETWEEN", 0.0)
     inner, run = inference._write, tmp_path / "run"
@@ -116,6 +122,11 @@ def test_an_interrupted_scoring_goes_on_where_it_was(whole, tuned, tmp_path, mon
         ValueError, match=r"holds numbers of shape \(0, 2\); expected those of at most 10 texts: delete it"
     ):
         tuned(run, resume=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(inference.np, "save", full_disk)
+        kept.unlink()
+        with pytest.raises(NotWritten, match=r"npy cannot be written \(No space left.*go on with --resume"):
+            tuned(run, resume=True)
     kept.write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"npy cannot be read .*: delete it"):
         tuned(run, resume=True)
@@ -125,6 +136,7 @@ def test_an_interrupted_scoring_goes_on_where_it_was(whole, tuned, tmp_path, mon
         tuned(run, resume=True)
     # Only the last two texts of ten.
     assert scored == [("submission", 10)]
+    assert not [path.name for path in (run / "predictions").iterdir() if "npy" in path.name]
     assert_equal_runs(run, whole)
 
 
@@ -157,7 +169,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from nystrom.cli.main import main
+import torch
 from nystrom.train.run.run_trainer import RunTrainer
+torch.set_num_threads(int(sys.argv.pop()))
 inner = RunTrainer.training_step
 def training_step(self, *given):
     if self.state.global_step == 4:
@@ -175,7 +189,9 @@ def test_a_killed_run_in_bfloat16_ends_as_an_unbroken_one(bert, films, tmp_path)
             --learning-rate 1e-3 --device cpu --precision bfloat16 --model {bert} --data {films} --to {to}"
         return given.split()
 
-    killed = subprocess.run([sys.executable, "-c", KILLED, *words(tmp_path / "run")], capture_output=True, text=True)
+    # The threads of both, which share a sum.
+    arguments = [*words(tmp_path / "run"), str(torch.get_num_threads())]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-3"]
     assert main(words(tmp_path / "whole")) == 0

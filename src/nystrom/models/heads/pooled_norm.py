@@ -11,6 +11,9 @@ Source: Ioffe and Szegedy (2015), arXiv:1502.03167, batch normalization, without
 linear layer follows. In a training of this library the fixed values are measured before each evaluation, on training
 samples as an evaluation sees them, without dropout or corruption: Wu and Johnson (2021), arXiv:2105.07576, section 3.
 Elsewhere they are the running means of training.
+
+The batch is what a process computes at once: several processes, or a batch computed in parts, give each part a mean and
+variance of its own.
 """
 
 from collections.abc import Iterable
@@ -51,14 +54,18 @@ def pooled_norms(model: nn.Module) -> list[PooledNorm]:
 def measure_pooled(model: nn.Module, calls: Iterable[object]) -> None:
     """Fix the mean and variance of each norm of a model to those of what reaches it.
 
-    Over several processes they are those of all, which must call this together.
+    Over several processes they are those of all, which must call this together. A compiled model runs uncompiled.
 
     Args:
         model: The model; it is left in the mode that it is in.
         calls: Each step of it runs the model once, in evaluation mode, on sequences of its own.
+
+    Raises:
+        ValueError: No sequence reached a norm.
     """
     norms = pooled_norms(model)
-    with evaluating(model):
+    # A compiled graph would not call the hooks.
+    with evaluating(model), torch.compiler.set_stance("force_eager"):
         sums = [torch.zeros(3, norm.num_features, dtype=torch.float64) for norm in norms]
         hooks = [norm.register_forward_pre_hook(_adder(total)) for norm, total in zip(norms, sums, strict=True)]
         try:
@@ -74,6 +81,8 @@ def measure_pooled(model: nn.Module, calls: Iterable[object]) -> None:
         if dist.is_initialized():
             dist.all_reduce(total)
         count, first, second = total
+        if not count.all():
+            raise ValueError("no sequence reached the norm of the pooled tokens: run the model in each call.")
         mean = first / count
         norm.running_mean.copy_(mean)
         norm.running_var.copy_((second / count - mean.square()).clamp(min=0))

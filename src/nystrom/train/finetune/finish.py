@@ -15,7 +15,7 @@ from nystrom.report.plots.curves import draw_curves
 from nystrom.tasks.language.labelled.glue import LabelledTask
 from nystrom.tasks.language.labelled.splits import LabelledData
 from nystrom.train.finetune.encoding import EncodedSplit
-from nystrom.train.finetune.inference import BatchMaker, logits_of
+from nystrom.train.finetune.inference import BatchMaker, forget_kept, logits_of
 from nystrom.train.finetune.results import ResultRows, shown, write_predictions, write_submission
 from nystrom.train.finetune.scores import scores
 from nystrom.train.finetune.settings import FinetuneSettings
@@ -96,7 +96,7 @@ def finish(
     with written(run.rows, way_on):
         run.write_rows(results)
     for name in logits_by_split:
-        _kept(run, name, state.best_global_step).unlink(missing_ok=True)
+        forget_kept(_kept(run, name, state.best_global_step))
     print("\n".join(said))
     print(
         f"best after step {state.best_global_step} of {settings.steps}; {seconds:.0f} s of training\n"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nystrom.train.data.batches import shortest_first
 from nystrom.train.finetune.encoding import EncodedSplit
+from nystrom.train.run.writing import written
 from nystrom.train.scoring import DTYPES
 
 # Seconds between two writings of what is scored, each with a line.
@@ -45,6 +46,7 @@ def logits_of(
 
     Raises:
         ValueError: The file holds something else.
+        NotWritten: It cannot be written.
     """
     model.to(device).eval()
     order = shortest_first(split.lengths)
@@ -81,10 +83,20 @@ def _read(kept: Path | None, count: int) -> list[NDArray[Any]]:
     return [found]
 
 
+def forget_kept(kept: Path) -> None:
+    """Remove what was kept while a split was scored, and what was left by a writing that was cut off."""
+    for path in (kept, _partial(kept)):
+        path.unlink(missing_ok=True)
+
+
 def _write(kept: Path, parts: Sequence[NDArray[Any]]) -> None:
     """Write all parts, which have their name only when they are whole."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    partial = kept.with_name(f"{kept.name}.partial")
-    with partial.open("wb") as file:
-        np.save(file, np.concatenate(parts), allow_pickle=False)
-    os.replace(partial, kept)
+    with written(kept, "go on with --resume"):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with _partial(kept).open("wb") as file:
+            np.save(file, np.concatenate(parts), allow_pickle=False)
+        os.replace(_partial(kept), kept)
+
+
+def _partial(kept: Path) -> Path:
+    return kept.with_name(f".{kept.name}.partial")

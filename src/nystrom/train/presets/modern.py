@@ -8,9 +8,9 @@ short convolutions of So et al., and the gate of Shazeer (GEGLU). All methods ha
 convolution of the values, so that runs differ by the attention alone. Augmentation and denoising are asked for:
 `--augment True --denoise 1`.
 
-"modern-small" is ours, for one core: the same parts, the pooled tokens normed over the batch, which shortens the start,
-and two layers of width 128, on ListOps of 16 to 512 tokens and on texts of 1,000 bytes. Its texts hold validation texts
-out of the training texts, so that few of them are evaluated:
+"modern-small" is ours, for one core: the same parts, the pooled tokens normed over the batch, and two layers of width
+128, on ListOps of 16 to 512 tokens and on texts of 1,000 bytes. Its texts hold validation texts out of the training
+texts, so that few of them are evaluated:
 
     nystrom data prepare text --from aclImdb --max-length 1000 --val-share 0.1 --to data/text-small
 
