@@ -13,6 +13,7 @@ from nystrom.studies.training.finetuned_report import SHARE, scores, word
 from nystrom.studies.training.runs import Training
 from nystrom.studies.training.step_times import ROUNDS, step_times
 from nystrom.studies.training.swapped import swapped_rows
+from nystrom.train.finetune import inference
 
 TABLE_2, TABLE_1 = STUDIES["nystromformer-table-2"], STUDIES["supplement-table-1"]
 METRICS = {"mrpc": "F1", "qqp": "F1"}
@@ -88,7 +89,7 @@ def test_what_a_swap_of_attentions_changes_is_beside_training_with_it():
     ]
 
 
-def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path):
+def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path, monkeypatch):
     words = ["river", "stone", "map", "road"]
     lines = "".join(f"{' '.join(words[: 1 + i % 4] * (1 + i % 5))}\t{i % 2}\n" for i in range(40))
     for name in ("train", "dev"):
@@ -98,13 +99,36 @@ def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path):
         BertForSequenceClassification.from_pretrained(tiny_bert).save_pretrained(tmp_path / "best")
     BertTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path / "best")
     methods = ("softmax", "nystrom-2", "nystrom-64")
-    rows = swapped_rows(tmp_path / "best", "sst2", tmp_path, methods, name="tiny", precision="float32")
-    found = {(row.method, row.quantity): row.value for row in rows}
+
+    def swap():
+        rows = swapped_rows(tmp_path / "best", "sst2", tmp_path, methods, name="tiny", precision="float32")
+        return {(row.method, row.quantity): row.value for row in rows}
+
+    found = swap()
     assert found["softmax", "validation predictions that change"] == 0
     # As many landmarks as tokens are exact.
     assert found["nystrom-64", "validation predictions that change"] == 0
     assert found["nystrom-64", "validation accuracy"] == found["softmax", "validation accuracy"]
     assert 0 <= found["nystrom-2", "validation predictions that change"] <= 1
+    # Interrupted in the last attention, it goes on there.
+    monkeypatch.setattr(inference, "_BETWEEN", 0.0)
+    inner, scored = inference._write, []
+
+    def write(kept, parts):
+        inner(kept, parts)
+        if kept.name == "validation-nystrom-64.npy":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(inference, "_write", write)
+        with pytest.raises(KeyboardInterrupt):
+            swap()
+    with monkeypatch.context() as patch:
+        patch.setattr(inference, "_write", lambda kept, parts: scored.append(kept.name))
+        assert swap() == found
+    # The last eight of 40 texts.
+    assert scored == ["validation-nystrom-64.npy"]
+    assert not list((tmp_path / "predictions").iterdir())
 
 
 def test_longer_positions_are_compared_with_512_both_ways():

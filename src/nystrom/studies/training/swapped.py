@@ -12,7 +12,7 @@ from nystrom.tasks.language.labelled.glue import find_labelled
 from nystrom.tasks.language.labelled.splits import read_labelled
 from nystrom.train.finetune.classifier import find_start, make_classifier, takes_segments
 from nystrom.train.finetune.encoding import EncodedSplit, collator, padding_of
-from nystrom.train.finetune.inference import logits_of
+from nystrom.train.finetune.inference import forget_kept, logits_of
 from nystrom.train.finetune.scores import predicted, scores
 from nystrom.train.finetune.settings import PRESET
 from nystrom.train.results import wilson
@@ -23,11 +23,13 @@ def swapped_rows(
 ) -> Iterable[Row]:
     """Score a model with each attention in turn, without any training.
 
-    Rows are those of the task's metrics on the test texts, or on the validation texts where the test labels are not
-    published, and the share of predictions that differ from those of the first attention.
+    Where it was interrupted, it goes on in the middle of the texts. Rows are those of the task's metrics on the test
+    texts, or on the validation texts where the test labels are not published, and the share of predictions that differ
+    from those of the first attention.
 
     Args:
-        best: Folder of the model, as a fine-tuning leaves it.
+        best: Folder of the model in that of its run, as a fine-tuning leaves it; the run keeps the logits of each
+            attention until all have been scored.
         task: Its task.
         data: The files of the task.
         methods: Attentions by their names with sizes, the model's own first.
@@ -41,6 +43,7 @@ def swapped_rows(
     which = "test" if "test" in found.splits else "validation"
     texts, first = found.splits[which], None
     split: EncodedSplit | None = None
+    kept: list[Path] = []
     for method in methods:
         attention, options = read_method(method)
         start = find_start(str(best), attention=attention, options=options)
@@ -49,7 +52,10 @@ def swapped_rows(
             segments = start.segments and takes_segments(model) and texts.pairs is not None
             split = EncodedSplit(texts, start.tokenizer, max_length=PRESET.max_length, segments=segments)
         collate = collator(padding_of(start.tokenizer))
-        logits = logits_of(model, split, collate, batch_size=PRESET.batch_size, device="cpu", precision=precision)
+        kept.append(best.parent / "predictions" / f"{which}-{method}.npy")
+        logits = logits_of(
+            model, split, collate, batch_size=PRESET.batch_size, device="cpu", precision=precision, kept=kept[-1]
+        )
         guess = predicted(logits, classes=found.classes is not None)
         first = guess if first is None else first
         sizes = f"model={name} splits={'published' if found.published else 'own'}"
@@ -64,3 +70,5 @@ def swapped_rows(
             yield new_row(quantity=f"{which} {metric}", value=results[metric], low=low, high=high, **shared)
         changed = float(np.mean(guess != first))
         yield new_row(quantity=f"{which} predictions that change", value=changed, **shared)
+    for file in kept:
+        forget_kept(file)
