@@ -2,12 +2,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import BertForSequenceClassification, BertTokenizer
 
 from nystrom.measure.rows import new_row
 from nystrom.studies.reproduce.study import Setting
+from nystrom.studies.training.by_length import rows_by_length
 from nystrom.studies.training.finetuned import SMALL, STUDIES
 from nystrom.studies.training.finetuned_report import SHARE, scores, word
 from nystrom.studies.training.runs import Training
@@ -87,6 +89,27 @@ def test_what_a_swap_of_attentions_changes_is_beside_training_with_it():
         ["imdb", "softmax", "90.0", "+0.0", "0.0", "90.0"],
         ["imdb", "near_far", "89.0", "-1.0", "2.5", "91.0"],
     ]
+
+
+def test_short_and_long_texts_are_scored_apart(tmp_path):
+    lengths = np.array([1, 128, 129, 256, 300, 511, 512, 512])
+    right = {"softmax": (1, 1, 1, 1, 1, 1, 1, 0), "nystrom-64": (1, 1, 1, 0, 1, 0, 0, 0)}
+    rows, file = [], tmp_path
+    for method, those in right.items():
+        lines = "".join(f"{i}\t{'pos' if r else 'neg'}\t0.9\tpos\n" for i, r in enumerate(those))
+        file = tmp_path / f"{method}.tsv"
+        file.write_text(f"index\tlabel\tprobability\ttrue label\n{lines}")
+        sizes = "model=m task=imdb kind=by-length"
+        rows += rows_by_length(file, lengths, split="test", method=method, precision="float32", sizes=sizes)
+    assert [row.repeats for row in rows] == [2, 2, 2, 2] * 2
+    table = TABLE_2.tables(rows)[-1]
+    assert table.lines == [
+        ["softmax", "100.0", "100.0", "100.0", "50.0"],
+        ["nystrom-64", "100.0 (+0.0)", "50.0 (-50.0)", "50.0 (-50.0)", "0.0 (-50.0)"],
+    ]
+    assert table.heads[1:3] == ["to 128 tokens (2)", "to 256 tokens (2)"]
+    with pytest.raises(ValueError, match="has 8 texts, and the data have 7: they are of other data"):
+        list(rows_by_length(file, lengths[:7], split="test", method="m", precision="float32", sizes=""))
 
 
 def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path, monkeypatch):

@@ -9,6 +9,8 @@ is not the published split: its rows say splits=own.
 Two attentions only differ on texts with more tokens than landmarks. The share of such texts is in the table; where it
 is 0 the scores are those of exact attention, by construction, and were not measured again.
 
+On IMDB short and long texts are scored apart too, which shows where a gap to exact attention comes from.
+
 Claims and the rules that decide on them. The standard error of a score p over N texts is sqrt(p (1 - p) / N), that of a
 difference the root of the sum of both squared; where there are several seeds the scores are means, and N stays, since
 the texts are the same.
@@ -35,6 +37,7 @@ from nystrom.measure.rows import Row, cpu_name, new_row, read_rows
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.studies.reproduce.encoders import find_folder
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom.studies.training.by_length import rows_by_length
 from nystrom.studies.training.finetuned_report import EXACT, SHARE, figures, tables_1, tables_2, verdicts_1, verdicts_2
 from nystrom.studies.training.runs import Training, train
 from nystrom.studies.training.step_times import step_times
@@ -56,12 +59,14 @@ class Case(NamedTuple):
         extent: How long, as arguments of `nystrom.train.finetune.engine.finetune`.
         seeds: A run each.
         swapped: Attentions that the model trained with exact attention is read with, without training.
+        by_length: Whether short and long texts are scored apart too.
     """
 
     methods: Sequence[str]
     extent: Mapping[str, object] = {}
     seeds: Sequence[int] = (0,)
     swapped: Sequence[str] = ()
+    by_length: bool = False
 
 
 _STEPS = {"steps": 200, "evaluate_every": 100}
@@ -80,7 +85,10 @@ SMALL: dict[str, Case] = {
     "qqp": Case((EXACT, "nystrom-32", "nystrom-16"), {"epochs": 2}),
     "mnli": Case((EXACT, "nystrom-64", "nystrom-32"), {"epochs": 2}),
     "imdb": Case(
-        (EXACT, "nystrom-64", "nystrom-32", "near_far"), _STEPS, swapped=("nystrom-64", "nystrom-32", "near_far")
+        (EXACT, "nystrom-64", "nystrom-32", "near_far"),
+        _STEPS,
+        swapped=("nystrom-64", "nystrom-32", "near_far"),
+        by_length=True,
     ),
 }
 LONG: dict[str, Case] = {"imdb": Case((EXACT, "nystrom-64"), _STEPS)}
@@ -107,6 +115,11 @@ def _table_2(setting: Setting) -> Plan:
             Part(f"{task}-swapped", partial(_measure_swapped, setting, task, case, model, trainings))
             for task, case in cases.items()
             if case.swapped
+        ),
+        *(
+            Part(f"{task}-by-length", partial(_measure_by_length, setting, task, model, trainings))
+            for task, case in cases.items()
+            if case.by_length
         ),
         *(Part(f"{task}-steps", partial(_measure_steps, setting, task, case, model)) for task, case in cases.items()),
     ]
@@ -204,17 +217,36 @@ def _measure(task: str, method: str, training: Training, setting: Setting, folde
 def _measure_lengths(setting: Setting, tasks: Sequence[str], model: Path, folder: Path) -> Iterable[Row]:
     """The share of the scored texts with more tokens than landmarks."""
     assert setting.data is not None, "checked before"
-    tokenizer = load_tokenizer(str(model))
     for task in tasks:
-        data = read_labelled((setting.data / task,), find_labelled(task), own=False, kind="auto", val_share=None)
-        name = "test" if "test" in data.splits else "validation"
-        split = EncodedSplit(data.splits[name], tokenizer, max_length=512, segments=False)
+        name, split = _scored(setting.data / task, task, model)
         for m in _LANDMARKS:
             share = split.longer_than(m)
             sizes = f"model={model.name} task={task} kind=lengths"
             yield new_row(
                 study="", quantity=f"{name} {SHARE}", method="nystrom", value=share, unit="", m=m, n=512,
                 sizes=sizes, device=cpu_name(), repeats=len(split),
+            )  # fmt: skip
+
+
+def _scored(data: Path, task: str, model: Path) -> tuple[str, EncodedSplit]:
+    """The texts that count, test or validation, as tokens."""
+    found = read_labelled((data,), find_labelled(task), own=False, kind="auto", val_share=None)
+    name = "test" if "test" in found.splits else "validation"
+    return name, EncodedSplit(found.splits[name], load_tokenizer(str(model)), max_length=512, segments=False)
+
+
+def _measure_by_length(
+    setting: Setting, task: str, model: Path, trainings: Sequence[tuple[str, str, Training]], folder: Path
+) -> Iterable[Row]:
+    """The accuracy of the first seed of each attention on short and on long texts."""
+    assert setting.data is not None, "checked before"
+    name, split = _scored(setting.data / task, task, model)
+    for of, method, training in trainings:
+        if of == task and training.arguments["seed"] == 0 and "search" not in training.arguments:
+            run = train(training, folder.parent / f"finetuning-{setting.size}")
+            yield from rows_by_length(
+                run.path / "predictions" / f"{name}.tsv", split.lengths, split=name, method=method,
+                precision=setting.precision, sizes=f"model={model.name} task={task} kind=by-length",
             )  # fmt: skip
 
 

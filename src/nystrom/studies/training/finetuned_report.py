@@ -130,6 +130,7 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
     if costs:
         heads = ["task", "attention", "ms", "/ exact", "MB", "run MB"]
         tables.append(Table("a step of 32 texts, forward and backward; all of a run", heads, costs, left=2))
+    tables += _tables_by_length(rows)
     swapped = scores(rows, "swapped")
     if swapped:
         changes = {
@@ -155,6 +156,28 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
             cells.append([row.method, batch, rate, f"{100 * row.value:.1f}", after])
         heads = ["attention", "batch", "rate", "validation F1", "test F1"]
         tables.append(Table("the search on mrpc; the best on validation is tested", heads, cells))
+    return tables
+
+
+def _tables_by_length(rows: Sequence[Row]) -> list[Table]:
+    """The accuracy on short and on long texts, less that of exact attention; a table for each task."""
+    tables = []
+    those = [row for row in rows if word(row, "kind") == "by-length"]
+    for task in dict.fromkeys(word(row, "task") for row in those):
+        found = {(row.method, row.n): row for row in those if word(row, "task") == task}
+        lengths = sorted({n for _, n in found if n is not None})
+        lines = []
+        for method in dict.fromkeys(method for method, _ in found):
+            cells = []
+            for n in lengths:
+                value, exact = found[method, n].value, found.get((EXACT, n))
+                gap = "" if exact is None or method == EXACT else f" ({100 * (value - exact.value):+.1f})"
+                cells.append(f"{100 * value:.1f}{gap}")
+            lines.append([method, *cells])
+        texts = {n: next(row.repeats for (_, length), row in found.items() if length == n) for n in lengths}
+        heads = ["attention", *(f"to {n} tokens ({texts[n]:,})" for n in lengths)]
+        title = f"accuracy on {task} by the length of a text (texts), less that of exact attention, seed 0"
+        tables.append(Table(title, heads, lines))
     return tables
 
 
