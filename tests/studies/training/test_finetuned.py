@@ -160,6 +160,19 @@ def test_longer_positions_are_compared_with_512_both_ways():
         assert [verdict.agrees for verdict in TABLE_1.verdicts(rows)] == [agrees]
 
 
+def test_a_figure_has_the_runs_whose_other_one_is_there(tmp_path):
+    rows = [result("imdb", "softmax", 0.9), result("imdb", "nystrom-64", 0.88), result("qqp", "nystrom-16", 0.7)]
+
+    def drawn(rows):
+        [axes] = TABLE_2.figures(rows, tmp_path)[""].axes
+        return [label.get_text() for label in axes.get_yticklabels()], len(axes.containers)
+
+    assert drawn(rows) == (["imdb"], 1)
+    long = [result("imdb", method, 0.9, n=1024) for method in ("softmax", "nystrom-64", "near_far")]
+    assert drawn([*rows, *long]) == (["imdb"], 2)
+    assert TABLE_2.figures(rows[:1], tmp_path) == {}
+
+
 def test_tables_have_a_line_for_each_attention_and_name_what_is_equal_by_construction():
     rows = [share("sst2", 64, 0.001), share("sst2", 16, 0.6), share("sst2", 32, 0.1)]
     values = (("softmax", 0.9), ("nystrom-16", 0.88), ("near_far", 0.9))

@@ -244,12 +244,16 @@ def verdicts_1(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     """The difference to exact attention, or of 1,024 to 512 tokens, with two standard errors."""
-    found = scores(rows, n=512)
-    pairs = [(task, method, score, found[task, EXACT]) for (task, method), score in found.items() if method != EXACT]
-    long = scores(rows, n=_LONG)
+    found, long = scores(rows, n=512), scores(rows, n=_LONG)
     axis = f"score of {_LONG} tokens less that of 512, points" if long else "score less that of exact attention, points"
-    if long:
-        pairs = [(task, method, score, found[task, method]) for (task, method), score in long.items()]
+    # Each beside exact attention, or beside itself at 512 tokens, where that run is there.
+    pairs = [
+        (task, method, score, found[other])
+        for (task, method), score in (long or found).items()
+        if (long or method != EXACT) and (other := (task, method if long else EXACT)) in found
+    ]
+    if not pairs:
+        return {}
     looks = method_looks(dict.fromkeys(method for _, method, _, _ in pairs))
     tasks = list(dict.fromkeys(task for task, _, _, _ in pairs))
     figure = figure_of(PAGE, 0.9 + 0.45 * max(2, len(tasks)))
