@@ -48,6 +48,12 @@ def test_a_score_is_that_of_the_test_texts_or_of_validation_where_they_have_no_l
     assert found["sst2", "softmax"][1:] == (872, False, "validation")
 
 
+def test_a_test_is_ours_unless_it_has_all_texts_of_the_published_one():
+    cases = (("imdb", 25_000), ("imdb", 4_000), ("qnli", 546))
+    found = [scores([result(task, "softmax", 0.9, texts=n, sizes="splits=own")])[task, "softmax"] for task, n in cases]
+    assert [score.own for score in found] == [False, True, True]
+
+
 def test_nystrom_attention_is_competitive_within_two_standard_errors_where_the_texts_are_long_enough():
     rows = [share("mrpc", 64, 0.3), result("mrpc", "softmax", 0.84, texts=1725)]
     # The standard error of a difference of two shares of .84 over 1,725 texts is .0125.
