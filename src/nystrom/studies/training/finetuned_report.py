@@ -96,7 +96,10 @@ def _number(rows: Sequence[Row], task: str, method: str, quantity: str, kind: st
         for row in rows
         if (word(row, "task"), row.method, row.quantity, word(row, "kind")) == (task, method, quantity, kind)
     ]
-    return f"{statistics.fmean(values):.3g}" if values else ""
+    if not values:
+        return ""
+    mean = statistics.fmean(values)
+    return f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"
 
 
 def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
