@@ -4,7 +4,14 @@ from dataclasses import fields
 
 import pytest
 
-from nystrom.attention.method_names import SIZES, read_method, reformer_buckets, sized_name, split_name
+from nystrom.attention.method_names import (
+    SIZES,
+    near_far_keys,
+    read_method,
+    reformer_buckets,
+    sized_name,
+    split_name,
+)
 from nystrom.attention.registry import METHODS
 from nystrom.studies.speed.contenders.table import CONTENDERS, Ours
 
@@ -72,3 +79,11 @@ def test_a_name_is_its_number():
 
 def test_reformer_has_two_buckets_a_chunk():
     assert [reformer_buckets(n) for n in (1, 64, 65, 1_024, 2_000)] == [2, 2, 4, 32, 64]
+
+
+@pytest.mark.parametrize("number", [8, 16, 64, 256])
+def test_near_far_sees_as_many_keys_as_are_asked_for(number):
+    options = near_far_keys(number)
+    # The window of a block reaches to both sides.
+    assert sum(options.values()) + options["reach"] == number
+    METHODS["near_far"].options(**options)

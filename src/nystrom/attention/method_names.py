@@ -74,6 +74,11 @@ def sized_name(method: str, options: Mapping[str, object]) -> tuple[str, int | N
     return f"{method}-{size}", size
 
 
+def near_far_keys(number: int) -> dict[str, object]:
+    """near_far's options with which a query sees so many keys, at least 8: half near, a quarter heavy, and clusters."""
+    return {"block_size": number // 4, "reach": number // 8, "num_heavy": number // 4, "num_clusters": number // 4}
+
+
 def reformer_buckets(n: int, chunk_size: int = 64) -> int:
     """Reformer's buckets for n tokens: two for each chunk, as in its authors' code."""
     return 2 * -(-n // chunk_size)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from nystrom.attention.methods.near_far import near_far_rows
 from nystrom.attention.methods.nystrom import nystrom_rows
 from nystrom.measure.rows import new_row, read_rows
 from nystrom.studies.approximation.attention_maps import STUDIES, similarity
@@ -39,12 +40,14 @@ def test_an_interrupted_study_goes_on_and_its_maps_are_those_of_the_attention(ti
     summary = run_study(job, lambda line: None)
     rows = read_rows(job.folder / "rows.csv")
     assert rows[: len(before)] == before
-    assert len(rows_of(rows, "cosine similarity")) == 6
-    assert len(summary.tables[1].lines) == 6
+    # Three layers with two kinds of weights, and six heads.
+    assert [sum(r.method == m for r in rows_of(rows, "cosine similarity")) for m in ("nystrom", "near_far")] == [6, 6]
+    assert [sum(line[0] == m for line in summary.tables[1].lines) for m in ("nystrom", "near_far")] == [6, 6]
     (heads,) = find_heads(tiny_setting).layers("pretrained", (1,))
-    made = nystrom_rows(heads.q, heads.k, torch.arange(512))
-    picture = read_pictures(job.folder)["layer 2, head 4"]["nystrom"]
-    np.testing.assert_allclose(picture, block_means(made[0, 3]), atol=1e-6)
+    pictures = read_pictures(job.folder)["layer 2, head 4"]
+    for method, rows_of_attention in (("nystrom", nystrom_rows), ("near_far", near_far_rows)):
+        made = rows_of_attention(heads.q, heads.k, torch.arange(512))
+        np.testing.assert_allclose(pictures[method], block_means(made[0, 3]), atol=1e-6)
     # The same rows and arrays draw the other figure.
     figures = STUDIES["nystromformer-figure-2"].figures(rows, job.folder)
     assert [axes.get_title().split("\n")[0] for axes in figures[""].axes[:5]] == [

@@ -32,6 +32,7 @@ def part(setting, tmp_path_factory):
 def test_every_method_has_both_errors_at_each_size(part):
     found = {(row.method, row.m) for row in part if row.quantity == RELATIVE}
     sized = ["skyformer_softmax", "nystrom", "performer", "informer", "linformer", "longformer", "bigbird", "reformer"]
+    sized += ["near_far"]
     sized += ["skyformer-independent", "nystrom-columns"]
     assert found == {(method, m) for method in sized for m in (16, 32, 64, 128, 256)} | {("linear", None)}
     assert len(part) == 2 * len(found)

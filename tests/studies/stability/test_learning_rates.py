@@ -44,8 +44,8 @@ def test_each_claim_can_agree_and_fail():
 @pytest.mark.slow
 def test_a_run_is_a_part_and_leaves_its_trace(tmp_path):
     plan = STUDY.plan(Setting())
-    assert len(plan.parts) == 5 * 3 * 2
-    assert [part.name for part in plan.parts[:5]] == [f"{method}-0.001-seed=0" for method in METHODS]
+    assert len(plan.parts) == 6 * 3 * 2
+    assert [part.name for part in plan.parts[:6]] == [f"{method}-0.001-seed=0" for method in METHODS]
     rows = list(plan.parts[4].measure(tmp_path))
     assert {row.quantity: row.method for row in rows} == dict.fromkeys(
         ("largest gradient norm", "last loss over first", "diverged", "best accuracy"), "skyformer_softmax"

@@ -8,7 +8,8 @@ iterations for the inverse, in float64. Of each head, all entries of both matric
 - the total variation $\tfrac12 \sum_j |\hat S_{ij} - S_{ij}|$ of a row, mean over the rows; rows of S sum to 1 and
   those of $\hat S$ nearly so, and were no entry negative it would be the part of the weight that is elsewhere.
 
-Rows hold the mean over the heads and texts of a layer, and quartiles.
+Rows hold the mean over the heads and texts of a layer, and quartiles. Beside Nyström attention they are of near_far's
+matrix with its defaults, on which no claim rests.
 
 Claim and the rule that decides on it, for pretrained weights:
 
@@ -28,6 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.attention.fused import softmax_rows
+from nystrom.attention.methods.near_far import near_far_rows
 from nystrom.attention.methods.nystrom import nystrom_factors
 from nystrom.measure.rows import Row
 from nystrom.report.plots.factors import draw_factors
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LANDMARKS, _LIKE = 64, 0.9
+# With their landmarks.
+_METHODS = {"nystrom": _LANDMARKS, "near_far": None}
 _COSINE, _CORRELATION = "cosine similarity", "correlation"
 _ERROR, _VARIATION = "relative error of the matrix", "total variation of a row"
 _SIMILAR = "share of heads with a cosine similarity of 0.9"
@@ -53,7 +57,7 @@ _FACTOR_BAR = "attention weight, long axes in means of 4"
 
 def _plan(setting: Setting) -> Plan:
     real = find_heads(setting)
-    return real.plan(real.by_layer(_measure), (_LANDMARKS,))
+    return real.plan(real.by_layer(_measure), (_LANDMARKS,), methods=" ".join(_METHODS))
 
 
 def _measure(heads: LayerHeads, folder: Path) -> Iterable[Row]:
@@ -61,15 +65,18 @@ def _measure(heads: LayerHeads, folder: Path) -> Iterable[Row]:
     factors = nystrom_factors(heads.q, heads.k, num_landmarks=_LANDMARKS)
     left, right = softmax_rows(heads.q, factors.k_landmarks), softmax_rows(factors.q_landmarks, heads.k)
     approximate = left @ factors.inverse @ right
-    found = similarity(s, approximate)
+    near_far = near_far_rows(heads.q, heads.k, torch.arange(s.shape[-1]))
+    found = {"nystrom": similarity(s, approximate), "near_far": similarity(s, near_far)}
     maps = {"exact": s, "left": left, "inverse": factors.inverse, "right": right, "nystrom": approximate}
-    save_pictures(heads, maps | {_COSINE: found[_COSINE]}, folder)
-    kept = {"n": s.shape[-1], "m": _LANDMARKS, "dtype": "float64"}
-    for quantity, values in found.items():
-        yield spread_row(quantity, "nystrom", values, sizes=heads.sizes, **kept)
-        for head in heads.shown if quantity in _MEASURES else ():
-            sizes = f"layer={heads.layer + 1} head={head + 1}"
-            yield spread_row(f"{quantity} of one head", "nystrom", values[0, head], sizes=sizes, **kept)
+    cosines = {f"{method} {_COSINE}": measured[_COSINE] for method, measured in found.items()}
+    save_pictures(heads, maps | {"near_far": near_far} | cosines, folder)
+    for method, m in _METHODS.items():
+        kept = {"n": s.shape[-1], "m": m, "dtype": "float64"}
+        for quantity, values in found[method].items():
+            yield spread_row(quantity, method, values, sizes=heads.sizes, **kept)
+            for head in heads.shown if quantity in _MEASURES else ():
+                sizes = f"layer={heads.layer + 1} head={head + 1}"
+                yield spread_row(f"{quantity} of one head", method, values[0, head], sizes=sizes, **kept)
 
 
 def similarity(
@@ -92,23 +99,30 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
     lines = []
     for weights in WEIGHTS:
         for quantity in _MEASURES:
-            (row,) = over_layers(rows_of(rows, quantity, weights=weights))
-            lines.append([weights, quantity, f"{row.value:.3f}", f"{row.low:.3f}–{row.high:.3f}"])
+            means = [_only(rows, quantity, method, weights=weights) for method in _METHODS]
+            cells = [cell for row in means for cell in (f"{row.value:.3f}", f"{row.low:.3f}–{row.high:.3f}")]
+            lines.append([weights, quantity, *cells])
     shown = []
     for first in rows_of(rows, f"{_COSINE} of one head"):
-        layer, head = word_of(first, "layer"), word_of(first, "head")
-        cells = [rows_of(rows, f"{quantity} of one head", layer=layer, head=head)[0].value for quantity in _MEASURES]
-        shown.append([layer, head, *(f"{cell:.3f}" for cell in cells)])
+        words = {name: word_of(first, name) for name in ("layer", "head")}
+        cells = [_only(rows, f"{quantity} of one head", first.method, **words).value for quantity in _MEASURES]
+        shown.append([first.method, *words.values(), *(f"{cell:.3f}" for cell in cells)])
+    heads = ["weights", "beside exact attention", *(cell for method in _METHODS for cell in (method, "quartiles"))]
     return [
-        Table("all heads, m = 64", ["weights", "of Nyström and exact", "mean", "quartiles"], lines, left=2),
-        Table("the heads that are shown", ["layer", "head", *_MEASURES.values()], shown),
+        Table("all heads, m = 64", heads, lines, left=2),
+        Table("the heads that are shown", ["method", "layer", "head", *_MEASURES.values()], shown),
     ]
+
+
+def _only(rows: Sequence[Row], quantity: str, method: str, **words: str) -> Row:
+    """The one row of a method, over all layers that the words leave."""
+    (row,) = over_layers(row for row in rows_of(rows, quantity, **words) if row.method == method)
+    return row
 
 
 def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
     similar, cosine, variation = (
-        over_layers(rows_of(rows, quantity, weights="pretrained"))[0].value
-        for quantity in (_SIMILAR, _COSINE, _VARIATION)
+        _only(rows, quantity, "nystrom", weights="pretrained").value for quantity in (_SIMILAR, _COSINE, _VARIATION)
     )
     return [
         Verdict(
@@ -122,17 +136,21 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 def _draw_factors(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     lines = read_pictures(folder)
-    ordered = sorted(lines, key=lambda line: float(lines[line][_COSINE]))
+    ordered = sorted(lines, key=lambda line: float(lines[line][f"nystrom {_COSINE}"]))
     line = ordered[min(2, len(ordered) - 1)]
     n = next(row.n for row in rows)
-    title = f"{line}: n = {n}, m = {_LANDMARKS}, cosine similarity {float(lines[line][_COSINE]):.2f}"
+    title = f"{line}: n = {n}, m = {_LANDMARKS}, cosine similarity {float(lines[line][f'nystrom {_COSINE}']):.2f}"
     return {"": draw_factors(lines[line], title=title, bar=_FACTOR_BAR)}
 
 
 def _draw_heads(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     lines = read_pictures(folder)
-    names = {"exact": "softmax", "nystrom": "Nyström"}
-    captions = {("Nyström", line): f"cosine {float(found[_COSINE]):.2f}" for line, found in lines.items()}
+    names = {"exact": "softmax", "nystrom": "Nyström", "near_far": "near and far"}
+    captions = {
+        (names[method], line): f"cosine {float(found[f'{method} {_COSINE}']):.2f}"
+        for line, found in lines.items()
+        for method in _METHODS
+    }
     return {
         "": draw_maps(
             {name: {line: found[key] for line, found in lines.items()} for key, name in names.items()},

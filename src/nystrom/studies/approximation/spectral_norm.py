@@ -8,7 +8,8 @@ The four methods of the paper's figure, with their size d: landmarks of nystrom 
 calls "Skyformer": d landmarks spread evenly, float32, with a ridge), random features of performer, queries and samples
 of informer. Beside them the other methods of this library that approximate softmax attention, d being the mixtures of
 linformer as initialised, and the keys that a query sees: longformer's window, bigbird's eight blocks, and the two
-chunks of each of reformer's two rounds of hashes, with the keys that are given. linear has no such number.
+chunks of each of reformer's two rounds of hashes, with the keys that are given, and near_far's near tokens, heavy keys
+and clusters together. linear has no such number.
 
 At n = 512 there are two dense references in float64, which store n x n numbers and so are no methods of attention:
 
@@ -44,7 +45,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nystrom.attention.heads import build_attention
-from nystrom.attention.method_names import reformer_buckets, size_options
+from nystrom.attention.method_names import near_far_keys, reformer_buckets, size_options
 from nystrom.attention.registry import find_function
 from nystrom.kernels import gaussian_kernel, half_norms
 from nystrom.linalg import nystrom_columns_and_rows, nystrom_off_diagonal, spectral_norm, uniform_draws
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PAPERS = ("skyformer_softmax", "nystrom", "performer", "informer")
-_OTHERS = ("linformer", "longformer", "bigbird", "reformer", "linear")
+_OTHERS = ("linformer", "longformer", "bigbird", "reformer", "linear", "near_far")
 _REFERENCES = ("skyformer-independent", "nystrom-columns")
 # Where the dense references are computed.
 _DENSE = 512
@@ -122,6 +123,8 @@ def _attend(method: str, given: Recording, m: int | None) -> Float[Tensor, "b h 
     elif method == "reformer":
         chunk = (m or 0) // 4
         options = {"chunk_size": chunk, "num_buckets": reformer_buckets(n, chunk), "shared_qk": False}
+    elif method == "near_far":
+        options = near_far_keys(m or 0)
     else:
         # A window is odd.
         options = {} if m is None else size_options(method, m + (method == "longformer"))

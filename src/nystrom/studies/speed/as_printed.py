@@ -5,7 +5,8 @@ convolution), forward as in the paper, and also forward+backward. The paper name
 heads of 64 are a guess. It prints averages over calls, here are medians of interleaved ones. Table 2 of Skyformer is a
 training step of each task (`nystrom.studies.speed.training`) instead of 50,000 of them with their evaluations.
 
-Both are compared in ratios against exact attention that stores its n x n matrix, `softmax-materialised`.
+Both are compared in ratios against exact attention that stores its n x n matrix, `softmax-materialised`. Beside the
+printed methods are fused exact attention and near_far, on which no claim rests.
 
 Claims of Table 1, on forward passes, and the rules that decide on them:
 
@@ -52,7 +53,7 @@ from nystrom.studies.speed.training import run_training
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TABLE_1_METHODS = (BASE, "softmax", "linformer-256", "longformer-257", "nystrom-64", "nystrom-32")
+_TABLE_1_METHODS = (BASE, "softmax", "linformer-256", "longformer-257", "nystrom-64", "nystrom-32", "near_far")
 
 # Method: column: (memory, time). The columns are lengths or tasks.
 _Values = Mapping[str, Mapping[str, tuple[float, float]]]

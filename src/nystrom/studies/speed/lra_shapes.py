@@ -45,7 +45,7 @@ SHAPES: dict[str, TaskShape] = {
 
 LAYERS, WIDTH, HEADS, HIDDEN = 2, 64, 2, 128
 
-# The methods of Table 2 of Skyformer, with their numbers, and fused exact attention.
+# The methods of Table 2 of Skyformer, with their numbers, fused exact attention, and near_far.
 TABLE_2_METHODS = (
     "softmax-materialised",
     "softmax",
@@ -57,4 +57,5 @@ TABLE_2_METHODS = (
     "reformer-2",
     "bigbird-3",
     "skyformer-128",
+    "near_far",
 )

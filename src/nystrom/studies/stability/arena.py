@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nystrom.attention.method_names import SIZES, near_far_keys
 from nystrom.tasks.lra.facts import LRA
 from nystrom.tasks.store.header import HEADER
 from nystrom.train.data.tasks import LabelledSplit, Model, find_task
@@ -97,6 +98,13 @@ def find_sources(data: Path | None, drawn: Mapping[str, DataSizes]) -> list[Aren
 def preset_of(task: str) -> Preset:
     """The settings of the paper for a task."""
     return find_preset(task, PRESET)
+
+
+def size_of(method: str, landmarks: int) -> dict[str, object]:
+    """The options that give a method so many landmarks, or near_far as many keys that a query sees."""
+    if method == "near_far":
+        return near_far_keys(landmarks)
+    return {"num_landmarks": landmarks} if SIZES.get(method, ((), ""))[0] == ("num_landmarks",) else {}
 
 
 def new_model(
