@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from transformers import BertForSequenceClassification, BertTokenizer
 
 from nystrom.measure.rows import new_row
 from nystrom.studies.reproduce.study import Setting
+from nystrom.studies.training import finetuned
 from nystrom.studies.training.by_length import rows_by_length
 from nystrom.studies.training.finetuned import SMALL, STUDIES
 from nystrom.studies.training.finetuned_report import SHARE, scores, word
@@ -16,6 +18,7 @@ from nystrom.studies.training.runs import Training
 from nystrom.studies.training.step_times import ROUNDS, step_times
 from nystrom.studies.training.swapped import swapped_rows
 from nystrom.train.finetune import inference
+from nystrom.train.run.folder import RunFolder
 
 TABLE_2, TABLE_1 = STUDIES["nystromformer-table-2"], STUDIES["supplement-table-1"]
 METRICS = {"mrpc": "F1", "qqp": "F1"}
@@ -116,6 +119,38 @@ def test_short_and_long_texts_are_scored_apart(tmp_path):
     assert table.heads[1:3] == ["to 128 tokens (2)", "to 256 tokens (2)"]
     with pytest.raises(ValueError, match="has 8 texts, and the data have 7: they are of other data"):
         list(rows_by_length(file, lengths[:7], split="test", method="m", precision="float32", sizes=""))
+
+
+def test_the_study_scores_the_first_run_of_each_attention_by_length(tiny_bert, tmp_path, monkeypatch):
+    (tmp_path / "imdb").mkdir()
+    texts = ["river " * n for n in (3, 200, 20, 500)]
+    for name in ("train", "test"):
+        lines = (json.dumps({"text": text, "label": i % 2}) + "\n" for i, text in enumerate(texts))
+        (tmp_path / "imdb" / f"{name}.jsonl").write_text("".join(lines))
+    plan = TABLE_2.plan(Setting(data=tmp_path, model=tiny_bert))
+    found = []
+
+    def trained(training, runs):
+        found.append(training.name)
+        path = runs / training.name / "predictions"
+        path.mkdir(parents=True)
+        # The second text alone is wrong.
+        right = "".join(f"{i}\t{1 - i % 2 if i == 1 else i % 2}\t.9\t{i % 2}\n" for i in range(4))
+        (path / "test.tsv").write_text(f"index\tlabel\tprobability\ttrue label\n{right}")
+        return RunFolder(path.parent)
+
+    monkeypatch.setattr(finetuned, "train", trained)
+    [part] = (part for part in plan.parts if part.name.endswith("by-length"))
+    assert part.name == "imdb-by-length"
+    rows = list(part.measure(tmp_path / "study"))
+    methods = ["softmax", "nystrom-64", "nystrom-32", "near_far"]
+    assert found == [f"imdb-{method}-seed0" for method in methods]
+    values = {"1 to 128": (2, 1.0), "129 to 256": (1, 0.0), "257 to 511": (1, 1.0)}
+    assert [(row.method, row.quantity, row.repeats, row.value) for row in rows] == [
+        (method, f"test accuracy of texts of {bounds} tokens", *value)
+        for method in methods
+        for bounds, value in values.items()
+    ]
 
 
 def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path, monkeypatch):

@@ -125,7 +125,9 @@ def test_an_interrupted_scoring_goes_on_where_it_was(whole, tuned, tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(inference.np, "save", full_disk)
         kept.unlink()
-        with pytest.raises(NotWritten, match=r"npy cannot be written \(No space left.*go on with --resume"):
+        with pytest.raises(
+            NotWritten, match=r"npy cannot be written \(No space left.*start the same command again, .* with --resume"
+        ):
             tuned(run, resume=True)
     kept.write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"npy cannot be read .*: delete it"):

@@ -69,3 +69,9 @@ def test_one_sample_at_a_time_is_refused(small_run, tmp_path):
     with pytest.raises(ValueError, match="pooled_norm is 'batch', but a process computes one sample at a time"):
         small_run(tmp_path / "run", accumulation=8, **SHORT)
     assert not (tmp_path / "run").exists()
+
+
+def test_masked_training_ignores_the_norm_of_a_preset_and_takes_one_sample_at_a_time(small_run, tmp_path):
+    short = {"steps": 2, "warmup_steps": 1, "evaluate_every": 2, "max_length": 64}
+    run = small_run(tmp_path / "run", preset="modern-small", accumulation=8, mask_share=0.1, **short)
+    assert (run / "best" / "model.safetensors").is_file()

@@ -91,7 +91,7 @@ def forget_kept(kept: Path) -> None:
 
 def _write(kept: Path, parts: Sequence[NDArray[Any]]) -> None:
     """Write all parts, which have their name only when they are whole."""
-    with written(kept, "go on with --resume"):
+    with written(kept, "start the same command again, nystrom finetune with --resume"):
         kept.parent.mkdir(parents=True, exist_ok=True)
         with _partial(kept).open("wb") as file:
             np.save(file, np.concatenate(parts), allow_pickle=False)
