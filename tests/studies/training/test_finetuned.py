@@ -201,6 +201,18 @@ def test_longer_positions_are_compared_with_512_both_ways():
         assert [verdict.agrees for verdict in TABLE_1.verdicts(rows)] == [agrees]
 
 
+def test_a_step_stands_beside_the_score_of_its_length():
+    rows = [result("imdb", "nystrom-64", value, n=n) for n, value in ((512, 0.86), (1024, 0.87))]
+    steps = (("step time", "ms", 900.0), ("step time / exact", "", 0.8), ("step memory", "MB", 5000.0))
+    rows += [
+        new_row(study="", quantity=quantity, method="nystrom-64", value=value, unit=unit, n=1024,
+                sizes="model=m task=imdb kind=steps", device="a CPU")
+        for quantity, unit, value in steps
+    ]  # fmt: skip
+    [table] = TABLE_1.tables(rows)
+    assert [[line[2], *line[-3:]] for line in table.lines] == [["512", "", "", ""], ["1024", "900", "0.8", "5,000"]]
+
+
 def test_a_figure_has_the_runs_whose_other_one_is_there(tmp_path):
     rows = [result("imdb", "softmax", 0.9), result("imdb", "nystrom-64", 0.88), result("qqp", "nystrom-16", 0.7)]
 
@@ -237,6 +249,10 @@ def test_what_is_missing_is_said_before_any_work(tiny_bert, tmp_path):
     names = [part.name for part in TABLE_2.plan(Setting(model=tiny_bert, data=tmp_path)).parts]
     assert names[0] == "lengths"
     assert len(names) == 1 + 3 * len(SMALL["mrpc"].methods) + 3
+    (tmp_path / "imdb").mkdir()
+    names = [part.name for part in TABLE_1.plan(Setting(model=tiny_bert, data=tmp_path)).parts]
+    runs = [f"imdb{more}-{method}-seed0" for more in ("", "-1024") for method in ("softmax", "nystrom-64")]
+    assert names == [*runs, "imdb-steps", "imdb-1024-steps"]
     with pytest.raises(ValueError, match="holds no folder of sst2, qnli"):
         TABLE_2.plan(Setting(model=tiny_bert, data=tmp_path, size="paper"))
 
@@ -257,7 +273,7 @@ def test_step_times_are_ratios_to_exact_attention_on_the_same_batches(tiny_bert,
     words = ["river", "stone", "map", "road"]
     lines = "".join(f"{' '.join(words[: 1 + i % 4] * (1 + i % 5))}\t{i % 2}\n" for i in range(120))
     (tmp_path / "train.tsv").write_text(f"sentence\tlabel\n{lines}")
-    shared = {"data": [str(tmp_path)], "model": str(tiny_bert)}
+    shared = {"data": [str(tmp_path)], "model": str(tiny_bert), "max_length": 8}
     arguments = {
         "softmax": shared | {"attention": "softmax", "options": {}},
         "nystrom-4": shared | {"attention": "nystrom", "options": {"num_landmarks": 4}},
@@ -269,4 +285,7 @@ def test_step_times_are_ratios_to_exact_attention_on_the_same_batches(tiny_bert,
     assert ours.low <= ours.value
     assert ours.repeats == ROUNDS
     assert rows["nystrom-4", "step memory"].value > 0
+    assert {row.n for row in rows.values()} == {8}
+    # Three batches of 32 texts, cut to eight tokens.
+    assert int(word(ours, "tokens")) <= 3 * 32 * 8
     assert word(ours, "tokens") == word(rows["softmax", "step time"], "tokens")

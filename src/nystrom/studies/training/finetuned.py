@@ -121,7 +121,10 @@ def _table_2(setting: Setting) -> Plan:
             for task, case in cases.items()
             if case.by_length
         ),
-        *(Part(f"{task}-steps", partial(_measure_steps, setting, task, case, model)) for task, case in cases.items()),
+        *(
+            Part(f"{task}-steps", partial(_measure_steps, setting, task, case, str(model), 512))
+            for task, case in cases.items()
+        ),
     ]
     return Plan(
         parts, _said(model, cases, search=" ".join(searched)), _SMALL_DIFFERS if setting.size == "small" else ""
@@ -136,7 +139,14 @@ def _table_1(setting: Setting) -> Plan:
     trainings = _trainings(setting, cases, str(model))
     made = f"{model.name}-{_LONG}"
     trainings += _trainings(setting, cases, made, f"-{_LONG}", {"max_length": _LONG})
-    parts = [Part(training.name, partial(_measure, *rest, training, setting)) for *rest, training in trainings]
+    parts = [
+        *(Part(training.name, partial(_measure, *rest, training, setting)) for *rest, training in trainings),
+        *(
+            Part(f"{task}{ending}-steps", partial(_measure_steps, setting, task, case, name, length))
+            for task, case in cases.items()
+            for ending, name, length in (("", str(model), 512), (f"-{_LONG}", made, _LONG))
+        ),
+    ]
     differs = (
         "IMDB alone, since the other texts are far shorter than 512 tokens; all-MiniLM-L6-v2 with its table of "
         "positions repeated instead of a model that was pretrained on 1,024 tokens; 200 steps"
@@ -201,17 +211,22 @@ def _said(model: Path, cases: Mapping[str, Case], **more: str) -> dict[str, str]
 def _measure(task: str, method: str, training: Training, setting: Setting, folder: Path) -> Iterable[Row]:
     """The rows of a run; the model with more positions is made first."""
     runs = folder.parent / f"finetuning-{setting.size}"
-    arguments = dict(training.arguments)
-    model, _ = find_folder(setting.model)
-    if arguments["model"] == f"{model.name}-{_LONG}":
-        made = runs / str(arguments["model"])
-        if not (made / "config.json").is_file():
-            convert(model, made, num_landmarks=64, conv_kernel_size=None, max_position_embeddings=_LONG)
-        arguments["model"] = str(made)
+    arguments = {**training.arguments, "model": _made(setting, str(training.arguments["model"]), runs)}
     run = train(training._replace(arguments=arguments), runs)
     kind = "search" if arguments.get("search") else "run"
     for row in read_rows(run.rows):
         yield replace(row, method=method, sizes=f"{row.sizes} task={task} kind={kind}")
+
+
+def _made(setting: Setting, name: str, runs: Path) -> str:
+    """The folder of a model; the one with more positions is made from the given one where it is missing."""
+    model, _ = find_folder(setting.model)
+    if name != f"{model.name}-{_LONG}":
+        return name
+    made = runs / name
+    if not (made / "config.json").is_file():
+        convert(model, made, num_landmarks=64, conv_kernel_size=None, max_position_embeddings=_LONG)
+    return str(made)
 
 
 def _measure_lengths(setting: Setting, tasks: Sequence[str], model: Path, folder: Path) -> Iterable[Row]:
@@ -263,9 +278,10 @@ def _measure_swapped(
         yield replace(row, sizes=f"{row.sizes} task={task} kind=swapped")
 
 
-def _measure_steps(setting: Setting, task: str, case: Case, model: Path, folder: Path) -> Iterable[Row]:
+def _measure_steps(setting: Setting, task: str, case: Case, model: str, max_length: int, folder: Path) -> Iterable[Row]:
     """The time of a step with each attention, in turn on the same batches."""
-    arguments = {method: _arguments(setting, task, method, str(model)) for method in case.methods}
+    made, length = _made(setting, model, folder.parent / f"finetuning-{setting.size}"), {"max_length": max_length}
+    arguments = {method: _arguments(setting, task, method, made) | length for method in case.methods}
     for row in step_times(task, arguments, precision=setting.precision):
         yield replace(row, sizes=f"{row.sizes} task={task} kind=steps")
 

@@ -34,6 +34,7 @@ def step_times(task: str, arguments: Mapping[str, Mapping[str, Any]], *, precisi
         precision: As in `finetune`.
     """
     first = next(iter(arguments.values()))
+    max_length = int(first["max_length"])
     data = read_labelled(tuple(map(Path, first["data"])), find_labelled(task), own=False, kind="auto", val_share=None)
     train = data.splits["train"]
     models, batches = {}, []
@@ -43,7 +44,7 @@ def step_times(task: str, arguments: Mapping[str, Mapping[str, Any]], *, precisi
         models[method] = model.train()
         if not batches:
             segments = start.segments and takes_segments(model) and train.pairs is not None
-            split = EncodedSplit(train, start.tokenizer, max_length=PRESET.max_length, segments=segments)
+            split = EncodedSplit(train, start.tokenizer, max_length=max_length, segments=segments)
             order = list(TrainingOrder(split.lengths, batch_size=PRESET.batch_size, steps=BATCHES, seed=0))
             collate = collator(padding_of(start.tokenizer))
             picked = np.array(order).reshape(BATCHES, PRESET.batch_size)
@@ -65,7 +66,7 @@ def step_times(task: str, arguments: Mapping[str, Mapping[str, Any]], *, precisi
     exact, *_ = times.values()
     tokens = sum(batch["input_ids"].numel() for batch in batches)
     sizes = f"model={Path(first['model']).name} b={PRESET.batch_size} batches={BATCHES} tokens={tokens}"
-    shared = {"device": cpu_name(), "dtype": precision, "sizes": sizes, "n": PRESET.max_length, "seed": 0}
+    shared = {"device": cpu_name(), "dtype": precision, "sizes": sizes, "n": max_length, "seed": 0}
     for method, measured in times.items():
         memory = peak_bytes(lambda method=method: passes(method), _CPU) / 1e6
         ratios = [ours / theirs for ours, theirs in zip(measured, exact, strict=True)]
