@@ -181,7 +181,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_S}, Fig. 2 and section 5",
         home="stability.learning_rates",
         paper_needs="days on two cores",
-        minutes=6,
+        minutes=7,
     ),
     "skyformer-theorem-2": Entry(
         shows="error of independent draws beside the statistical dimension",
