@@ -106,9 +106,9 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
     """The scores beside the printed ones, the search, and what a step costs."""
     found, shares = scores(rows), _shares(rows)
     lines, costs = [], []
-    # Runs may have ended in any order.
+    # Runs may have ended in any order; exact attention comes first.
     tasks = list(dict.fromkeys(task for task, _ in found))
-    for (task, method), score in sorted(found.items(), key=lambda item: tasks.index(item[0][0])):
+    for (task, method), score in sorted(found.items(), key=lambda each: (tasks.index(each[0][0]), each[0][1] != EXACT)):
         base, m = split_name(method)
         share = shares.get((task, m))
         exact = found.get((task, EXACT))
