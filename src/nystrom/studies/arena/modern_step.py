@@ -107,12 +107,16 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
             found = _by_length(rows, quantity, name)
             if found:
                 slope = growth(found) if unit else None
-                values = [f"{found[n].value:.3g}" if n in found else "" for n in lengths]
+                values = [_shown(found[n].value) if n in found else "" for n in lengths]
                 cells.append(
                     [f"{quantity}{unit and f', {unit}'}", name, *values, "" if slope is None else f"{slope:.2f}"]
                 )
     heads = ["cost", "model", *(f"n = {n}" for n in lengths), "slope"]
     return [Table("a step of one text: medians; slope of the logarithms", heads, cells, left=2)]
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:

@@ -260,6 +260,7 @@ CATALOGUE: dict[str, Entry] = {
         shows="a training step of the preset modern beside the plain model's, over the length",
         source="this library",
         home="arena.modern_step",
+        minutes=3,
     ),
     "blog": Entry(
         shows="the masked word of the Hugging Face post, its five scores",
