@@ -94,6 +94,8 @@ def test_an_interrupted_study_goes_on_with_the_seeds_that_are_missing(data, tmp_
     plan = STUDY.plan(setting)
     assert [part.name for part in plan.parts][:3] == [f"listops-seed={seed}" for seed in range(3)]
     assert "pathfinder (drawn" in plan.setting["tasks"]
+    # So that a folder with the rows of fewer methods is refused.
+    assert plan.setting["methods"] == " ".join(METHODS)
     assert "text, retrieval, image" in plan.differs
 
     def job(name, parts):

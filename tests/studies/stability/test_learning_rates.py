@@ -32,6 +32,8 @@ def test_each_claim_can_agree_and_fail():
     norms = {"softmax": 2.0, "kernelized": 1.0, "nystrom": 2.0, "skyformer": 1.5, "skyformer_softmax": 5.0}
     assert words(runs(norms)) == ["agrees", "does not agree", "agrees"]
     assert words(runs(norms, {("nystrom", 0.1): 1.0}))[1] == "agrees"
+    # No claim rests on near_far.
+    assert words(runs(norms | {"near_far": 2.0}, {("near_far", 0.1): 1.0}))[1] == "does not agree"
     assert words(runs(norms | {"skyformer_softmax": 3.9}))[0] == "does not agree"
     assert words(runs(norms | {"skyformer": 2.1}))[2] == "does not agree"
     assert words(runs(norms, {("kernelized", 0.1): 1.0}))[2] == "does not agree"

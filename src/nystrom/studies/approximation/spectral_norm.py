@@ -82,6 +82,7 @@ def _plan(setting: Setting) -> Plan:
     said = {
         "model": encoder.name,
         "texts": encoder.prose.name,
+        "methods": " ".join(_PAPERS + _OTHERS),
         "lengths": " ".join(map(str, lengths)),
         "features": " ".join(map(str, features)),
         "sequences": str(windows),

@@ -79,6 +79,7 @@ def _plan(setting: Setting) -> Plan:
     ]
     said = {
         "tasks": sources_text(sources),
+        "methods": " ".join(METHODS),
         "batches": " ".join(str(batches[source.task]) for source in sources),
         "seeds": str(len(seeds)),
         "steps": str(STEPS),
