@@ -12,7 +12,9 @@ from nystrom.studies.reproduce.catalogue import CATALOGUE, find_study
 from tools.gather_gallery import write_page
 
 ROOT = Path(__file__).parents[3]
-FILES = [*(ROOT / "results").glob("reproduce-small_*.csv"), *(ROOT / "results").glob("reproduce-trained-small_*.csv")]
+FILES = [
+    file for kind in ("small", "trained-small") for file in sorted((ROOT / "results").glob(f"reproduce-{kind}_*.csv"))
+]
 
 
 def rows_by_study():
