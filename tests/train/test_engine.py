@@ -9,9 +9,12 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.measure.rows import read_rows
+from nystrom.models import EncoderForSequenceClassification
 from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
 from nystrom.train.engine import evaluate, train
 from nystrom.train.presets.published import PRESETS, DataSizes
+from nystrom.train.run import finish
+from nystrom.train.run.finish import score_best
 
 
 def test_a_run_leaves_its_curves_its_best_model_and_its_rows(whole):
@@ -55,6 +58,32 @@ def test_rows_record_the_results(whole, data):
     assert rows["largest class of test"].value == ListOps(data, "test").majority_share
     assert rows["steps"].value == 12
     assert rows["training time"].unit == "s"
+
+
+def test_the_training_time_holds_no_scoring_of_the_test(tmp_path, small_run, monkeypatch, capsys):
+    def after_an_hour(trainer, *given):
+        trainer._seconds += 3600
+        return score_best(trainer, *given)
+
+    monkeypatch.setattr(finish, "score_best", after_an_hour)
+    run = small_run(tmp_path / "run", steps=3)
+    [row] = [row for row in read_rows(run / "rows.csv") if row.quantity == "training time"]
+    assert 0 < row.value < 3600
+    assert f"; {row.value:.0f} s of training" in capsys.readouterr().out
+
+
+def test_batches_have_few_lengths(tmp_path, small_run, monkeypatch):
+    seen, forward = set(), EncoderForSequenceClassification.forward
+
+    def seeing(self, input_ids=None, **given):
+        seen.add(input_ids.shape[1])
+        return forward(self, input_ids=input_ids, **given)
+
+    monkeypatch.setattr(EncoderForSequenceClassification, "forward", seeing)
+    small_run(tmp_path / "run", steps=3)
+    # Expressions have up to 41 tokens, lengths from 32 on are even.
+    assert max(seen) > 32
+    assert all(length % 2 == 0 for length in seen if length > 32)
 
 
 def test_tensorboard_gets_the_curves_where_it_is_installed(whole):

@@ -5,6 +5,7 @@ Every sample counts once, also those of the last batch.
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -136,7 +137,7 @@ def accuracy(model: Model, split: LabelledSplit, task: Task, *, batch_size: int,
         split,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
         batch_size=batch_size,
         sampler=shortest_first(split.lengths),
-        collate_fn=task.collate,
+        collate_fn=partial(task.collate, most=model.config.max_position_embeddings),
     )
     for batch in loader:
         batch = {name: value.to(device) for name, value in batch.items()}

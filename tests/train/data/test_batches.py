@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from nystrom.tasks.lra.listops.task import ListOps
-from nystrom.train.data.batches import TrainingOrder, collate, collate_pairs, collate_whole, shortest_first
+from nystrom.train.data.batches import TrainingOrder, collate, collate_pairs, collate_whole, rounded, shortest_first
+from nystrom.train.finetune.encoding import collator
 
 LENGTHS = np.random.default_rng(0).integers(5, 500, size=1003)
 
@@ -58,6 +61,27 @@ def test_a_batch_is_padded_at_its_end_and_says_what_is_real():
     longer = collate(samples, length=5)
     assert longer["input_ids"].tolist() == [[3, 4, 5, 0, 0], [9, 0, 0, 0, 0]]
     assert longer["attention_mask"].sum(-1).tolist() == [3, 1]
+
+
+@given(length=st.integers(1, 20_000), more=st.integers(0, 20_000))
+def test_a_length_is_rounded_up_by_at_most_a_sixteenth_and_few_are_left(length, more):
+    assert length <= rounded(length, length + more) <= min(length + length / 16, length + more)
+    octave = range(length, 2 * length)
+    assert len({rounded(each, 40_000) for each in octave}) <= 17
+
+
+def test_a_batch_is_rounded_up_in_trainings_alone():
+    samples = [{"input_ids": np.ones(size, dtype=np.uint8), "labels": 0} for size in (5, 65)]
+    pairs = [{"input_ids": [sample["input_ids"]] * 2, "labels": 0} for sample in samples]
+    for make, some, tokens in ((collate, samples, 70), (collate_pairs, pairs, 140)):
+        widths = [make(some, most=most)["attention_mask"].shape[-1] for most in (None, 65, 66, 1000)]
+        assert widths == [65, 65, 66, 68]
+        assert make(some, most=1000)["attention_mask"].sum() == tokens
+    fine_tuned = collator(7, most=1000)(samples)
+    assert fine_tuned["input_ids"].shape == fine_tuned["attention_mask"].shape == (2, 68)
+    assert fine_tuned["attention_mask"].sum() == 70
+    assert fine_tuned["input_ids"][1, 65:].tolist() == [7, 7, 7]
+    assert collator(7)(samples)["input_ids"].shape == (2, 65)
 
 
 def test_pairs_are_padded_to_the_longest_document_of_all():

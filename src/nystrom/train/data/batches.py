@@ -8,7 +8,8 @@ every step takes the mean over the same number of samples.
 
 Evaluation goes through all samples in order of length.
 
-A batch is padded to its longest sample, or to a given length, so that all batches have one shape.
+A batch is padded to its longest sample, or to a given length, so that all batches have one shape; in trainings the
+longest is rounded up by at most a sixteenth, see `rounded`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +27,16 @@ POOL = 50
 class Collate(Protocol):
     """Makes a batch of samples."""
 
-    def __call__(self, samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, Tensor]:
-        """Put samples together, padded to `length` tokens, or to the longest."""
+    def __call__(
+        self, samples: Sequence[Mapping[str, Any]], *, length: int | None = None, most: int | None = None
+    ) -> dict[str, Tensor]:
+        """Put samples together.
+
+        Args:
+            samples: The samples.
+            length: Tokens to pad to; None for those of the longest.
+            most: Where these are meant, pad on to `rounded(longest, most)`.
+        """
         ...
 
 
@@ -68,26 +77,42 @@ class TrainingOrder(Sampler[int]):
         return rng.permutation(order.reshape(-1, self.batch_size), axis=0)
 
 
+def rounded(length: int, most: int) -> int:
+    """A length rounded up by at most a sixteenth, to one of 16 in each doubling; not to more than `most`.
+
+    With a length of its own for each batch, a training on a CPU comes to hold several times the memory that it uses: a
+    freed tensor leaves no place for one that is slightly larger. Few lengths let each take the place of another.
+    """
+    grain = 1 << max(0, (length // 16).bit_length() - 1)
+    return min(-(-length // grain) * grain, most)
+
+
 def shortest_first(lengths: NDArray[np.int64]) -> list[int]:
     """All samples by length, so that a batch holds little padding."""
     return np.argsort(lengths, kind="stable").tolist()
 
 
-def collate(samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, Tensor]:
-    """Pad samples at their end, and mark the real tokens."""
-    tokens, real = _padded([sample["input_ids"] for sample in samples], length)
+def collate(
+    samples: Sequence[Mapping[str, Any]], *, length: int | None = None, most: int | None = None
+) -> dict[str, Tensor]:
+    """Pad samples at their end, and mark the real tokens; see `Collate`."""
+    tokens, real = _padded([sample["input_ids"] for sample in samples], length, most)
     return {"input_ids": tokens, "attention_mask": real, "labels": _labels(samples)}
 
 
-def collate_pairs(samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, Tensor]:
-    """Pad pairs of documents at their end, all to one length, and mark the real tokens; (b, 2, n)."""
-    tokens, real = _padded([document for sample in samples for document in sample["input_ids"]], length)
+def collate_pairs(
+    samples: Sequence[Mapping[str, Any]], *, length: int | None = None, most: int | None = None
+) -> dict[str, Tensor]:
+    """Pad pairs of documents at their end, all to one length, and mark the real tokens; (b, 2, n). See `Collate`."""
+    tokens, real = _padded([document for sample in samples for document in sample["input_ids"]], length, most)
     shape = (len(samples), 2, -1)
     return {"input_ids": tokens.view(shape), "attention_mask": real.view(shape), "labels": _labels(samples)}
 
 
-def collate_whole(samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, Tensor]:
-    """Stack samples of one length, with all tokens real and no mask.
+def collate_whole(
+    samples: Sequence[Mapping[str, Any]], *, length: int | None = None, most: int | None = None
+) -> dict[str, Tensor]:
+    """Stack samples of one length, with all tokens real and no mask, so that `most` has nothing to do.
 
     Raises:
         ValueError: Samples have different lengths, or another one than `length`.
@@ -102,11 +127,15 @@ def collate_whole(samples: Sequence[Mapping[str, Any]], *, length: int | None = 
     return {"input_ids": tokens.long(), "labels": _labels(samples)}
 
 
-def _padded(documents: Sequence[NDArray[np.unsignedinteger]], length: int | None) -> tuple[Tensor, Tensor]:
+def _padded(
+    documents: Sequence[NDArray[np.unsignedinteger]], length: int | None, most: int | None
+) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(document) for document in documents])
     longest = int(lengths.max())
-    assert length is None or longest <= length, "open_splits raises for samples longer than the model"
-    tokens = np.zeros((len(documents), longest if length is None else length), dtype=np.int64)
+    assert longest <= (length or most or longest), "open_splits raises for samples longer than the model"
+    if length is None:
+        length = longest if most is None else rounded(longest, most)
+    tokens = np.zeros((len(documents), length), dtype=np.int64)
     for row, document in zip(tokens, documents, strict=True):
         row[: len(document)] = document
     return torch.from_numpy(tokens), torch.arange(tokens.shape[1]) < lengths[:, None]

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nystrom.tasks.language.labelled.splits import TextSplit
+from nystrom.train.data.batches import rounded
 
 _AT_ONCE = 1000
 
@@ -92,15 +93,24 @@ def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
     return token if isinstance(token, int) else 0
 
 
-def collator(pad_token_id: int) -> Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]:
-    """A function that makes a batch of samples, padded at their end to the longest of them."""
+def collator(
+    pad_token_id: int, *, most: int | None = None
+) -> Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]:
+    """A function that makes a batch of samples, padded at their end to the longest of them.
+
+    Args:
+        pad_token_id: Token that pads.
+        most: The longest input of the model, to pad on to `rounded(longest, most)`.
+    """
 
     def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         lengths = torch.tensor([len(sample["input_ids"]) for sample in samples])
-        batch = {"input_ids": _padded([sample["input_ids"] for sample in samples], pad_token_id)}
-        batch["attention_mask"] = (torch.arange(batch["input_ids"].shape[1]) < lengths[:, None]).long()
+        longest = int(lengths.max())
+        width = longest if most is None else rounded(longest, most)
+        batch = {"input_ids": _padded([sample["input_ids"] for sample in samples], width, pad_token_id)}
+        batch["attention_mask"] = (torch.arange(width) < lengths[:, None]).long()
         if "token_type_ids" in samples[0]:
-            batch["token_type_ids"] = _padded([sample["token_type_ids"] for sample in samples], 0)
+            batch["token_type_ids"] = _padded([sample["token_type_ids"] for sample in samples], width, 0)
         if "labels" in samples[0]:
             labels = torch.tensor(np.array([sample["labels"] for sample in samples]))
             batch["labels"] = labels.float() if labels.is_floating_point() else labels
@@ -109,8 +119,8 @@ def collator(pad_token_id: int) -> Callable[[Sequence[Mapping[str, Any]]], dict[
     return collate
 
 
-def _padded(rows: Sequence[NDArray[Any]], fill: int) -> Tensor:
-    out = np.full((len(rows), max(map(len, rows))), fill, dtype=np.int64)
+def _padded(rows: Sequence[NDArray[Any]], width: int, fill: int) -> Tensor:
+    out = np.full((len(rows), width), fill, dtype=np.int64)
     for place, row in zip(out, rows, strict=True):
         place[: len(row)] = row
     return torch.from_numpy(out)

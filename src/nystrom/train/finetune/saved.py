@@ -60,10 +60,10 @@ class SavedClassifier:
         columns = list(zip(*texts, strict=True))
         split = TextSplit(list(columns[0]), list(columns[1]) if self.pairs else None, None)
         encoded = EncodedSplit(split, self.tokenizer, max_length=self.max_length, segments=self.segments)
+        collate = collator(padding_of(self.tokenizer), most=self.max_length)
         logits = logits_of(
-            self.model, encoded, collator(padding_of(self.tokenizer)), batch_size=batch_size, device=self.device,
-            precision=self.precision,
-        )  # fmt: skip
+            self.model, encoded, collate, batch_size=batch_size, device=self.device, precision=self.precision
+        )
         guess = predicted(logits, classes=self.classes is not None)
         if self.classes is None:
             yield from ((float(number), None) for number in guess)

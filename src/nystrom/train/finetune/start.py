@@ -138,7 +138,7 @@ def run_once(
         name: EncodedSplit(split, start.tokenizer, max_length=settings.max_length, segments=segments)
         for name, split in data.splits.items()
     }
-    collate = collator(padding_of(start.tokenizer))
+    collate = collator(padding_of(start.tokenizer), most=settings.max_length)
     if is_main():
         versions = {
             name: importlib.metadata.version(name) for name in ("nystrom", "torch", "transformers", "accelerate")

@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from nystrom.measure.rows import Row
 from nystrom.models import EncoderConfig, EncoderModel
@@ -19,6 +20,32 @@ from nystrom.train.scoring import accuracy, load_model
 from nystrom.train.settings import Settings
 
 
+class Costs(NamedTuple):
+    """What a training took before anything was scored, and which of its steps is kept.
+
+    Attributes:
+        seconds: Of training, evaluations and checkpoints included.
+        best_step: The kept step.
+        steps: Steps.
+        megabytes: Peak memory; 0 where it is not known.
+    """
+
+    seconds: float
+    best_step: int
+    steps: int
+    megabytes: float
+
+    def rows(self, config: EncoderConfig, place: Place) -> list[Row]:
+        """A row of each that is known."""
+        measured = (
+            ("training time", self.seconds, "s"),
+            ("best step", self.best_step, ""),
+            ("steps", self.steps, ""),
+            ("peak memory", self.megabytes, "MB"),
+        )
+        return [result_row(config, quantity, value, unit, place) for quantity, value, unit in measured if value]
+
+
 def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, command: str) -> None:
     """Write curves, the best model and, last, the results, and print them.
 
@@ -31,7 +58,7 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, comma
     Raises:
         OSError: A file could not be written; the message names it and how to continue.
     """
-    state, seconds = trainer.state, trainer.seconds
+    state, costs = trainer.state, _costs(trainer)
     _write_curves(trainer, run)
     assert state.best_global_step, "the last step is evaluated, and counts"
     assert state.best_metric is not None
@@ -45,14 +72,14 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, comma
         accuracy_row(best.config, "test accuracy", share, len(test), place),
         accuracy_row(best.config, "validation accuracy", state.best_metric, len(val), place),
         result_row(best.config, "largest class of test", test.majority_share, "", place),
-        *_costs(trainer, best.config, place),
+        *costs.rows(best.config, place),
     ]
     with written(run.rows, "go on with --resume"):
         run.write_rows(rows)
     print(
         f"test accuracy {share:.1%} ({rows[0].low:.1%} to {rows[0].high:.1%} on {len(test)} samples), largest class "
         f"{test.majority_share:.1%}; best after step {state.best_global_step} with validation accuracy "
-        f"{state.best_metric:.1%}; {seconds:.0f} s of training\n"
+        f"{state.best_metric:.1%}; {costs.seconds:.0f} s of training\n"
         f"model  {run.best}\ncurves {run.curves}, {run.plot}\nrows   {run.rows}"
     )
 
@@ -82,7 +109,7 @@ def score_best(trainer: EncoderTrainer, settings: Settings, run: RunFolder) -> t
 
 def finish_masked(trainer: MaskedTrainer, settings: Settings, run: RunFolder, *, command: str) -> None:
     """Write curves, the best encoder and, last, the results of a run on masked tokens, and print them; see `finish`."""
-    state = trainer.state
+    state, costs = trainer.state, _costs(trainer)
     _write_curves(trainer, run)
     step = state.best_global_step
     assert step, "the last step is evaluated"
@@ -97,14 +124,14 @@ def finish_masked(trainer: MaskedTrainer, settings: Settings, run: RunFolder, *,
     rows = [
         result_row(best.config, ACCURACY, accuracy, "", place, repeats=len(val)),
         result_row(best.config, LOSS, loss, "", place, repeats=len(val)),
-        *_costs(trainer, best.config, place),
+        *costs.rows(best.config, place),
     ]
     rows = [replace(row, study=f"pretrain {settings.task}") for row in rows]
     with written(run.rows, "go on with --resume"):
         run.write_rows(rows)
     print(
         f"of the masked tokens of {len(val)} validation samples {accuracy:.1%} are predicted, loss {loss:.4g}; best "
-        f"after step {step}; {trainer.seconds:.0f} s of training\n"
+        f"after step {step}; {costs.seconds:.0f} s of training\n"
         f"model  {run.best}\ncurves {run.curves}, {run.plot}\nrows   {run.rows}"
     )
 
@@ -120,15 +147,8 @@ def _place(settings: Settings, command: str) -> Place:
     return Place(settings.device, settings.precision, settings.seed, settings=words, command=command)
 
 
-def _costs(trainer: EncoderTrainer, config: EncoderConfig, place: Place) -> list[Row]:
-    """What the run took, and which of its steps is kept."""
-    measured = [
-        ("training time", trainer.seconds, "s"),
-        ("best step", trainer.state.best_global_step, ""),
-        ("steps", trainer.settings.steps, ""),
-        ("peak memory", trainer.megabytes, "MB"),
-    ]
-    return [result_row(config, quantity, value, unit, place) for quantity, value, unit in measured if value]
+def _costs(trainer: EncoderTrainer) -> Costs:
+    return Costs(trainer.seconds, trainer.state.best_global_step or 0, trainer.settings.steps, trainer.megabytes)
 
 
 def _save(model: Model | EncoderModel, folder: Path) -> None:

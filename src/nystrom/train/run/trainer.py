@@ -63,9 +63,9 @@ class EncoderTrainer(RunTrainer):
         if settings.denoise:
             model.denoiser = Denoiser(model.config)
             model.denoiser.apply(model._init_weights)
-        collate = find_task(settings.task).collate
+        extent = {"length" if settings.compile else "most": settings.max_length}
+        collate = partial(find_task(settings.task).collate, **extent)
         if settings.compile:
-            collate = partial(collate, length=settings.max_length)
             compile_model(model)
         super().__init__(
             model,
