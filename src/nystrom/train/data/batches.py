@@ -132,10 +132,9 @@ def _padded(
 ) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(document) for document in documents])
     longest = int(lengths.max())
-    assert longest <= (length or most or longest), "open_splits raises for samples longer than the model"
-    if length is None:
-        length = longest if most is None else rounded(longest, most)
-    tokens = np.zeros((len(documents), length), dtype=np.int64)
+    width = length or (longest if most is None else rounded(longest, most))
+    assert longest <= width, "open_splits raises for samples longer than the model"
+    tokens = np.zeros((len(documents), width), dtype=np.int64)
     for row, document in zip(tokens, documents, strict=True):
         row[: len(document)] = document
     return torch.from_numpy(tokens), torch.arange(tokens.shape[1]) < lengths[:, None]
