@@ -5,6 +5,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,8 @@ class BareLoop:
             splits.train,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
             batch_size=settings.batch_size,
             sampler=order,
-            collate_fn=find_task(settings.task).collate,
+            # Lengths as the engine's, so that both have the same work.
+            collate_fn=partial(find_task(settings.task).collate, most=settings.max_length),
             pin_memory=settings.device != "cpu",
         )
         self.batches = iter(loader)
