@@ -10,7 +10,8 @@ from torch.testing import assert_close
 
 from nystrom.measure.rows import read_rows
 from nystrom.models import EncoderForSequenceClassification
-from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
+from nystrom.report.lra.runs import FIRST_OPERATOR
+from nystrom.tasks.lra.listops.task import ListOps, first_operator_share, prepare_listops
 from nystrom.train.engine import evaluate, train
 from nystrom.train.presets.published import PRESETS, DataSizes
 from nystrom.train.run import finish
@@ -55,7 +56,9 @@ def test_rows_record_the_results(whole, data):
     assert (test.study, test.method, test.m, test.repeats, test.seed) == ("train listops", "nystrom-8+skip", 8, 30, 0)
     assert test.low is not None
     assert test.low < test.value < test.high
-    assert rows["largest class of test"].value == ListOps(data, "test").majority_share
+    splits = [ListOps(data, split) for split in ("train", "test")]
+    assert rows["largest class of test"].value == splits[1].majority_share
+    assert rows[FIRST_OPERATOR].value == first_operator_share(*splits)
     assert rows["steps"].value == 12
     assert rows["training time"].unit == "s"
 

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,14 @@ def test_lines_are_shown_with_both_papers_and_missing_cells_are_dashes():
         "  Skyformer T1",
     ]
     assert lra_lines(rows)[1][1] == ["37.15", "65.52", "79.56", "41.58", "70.94", "58.95"]
+
+
+def test_what_the_first_operator_tells_is_said_below():
+    rows = rows_of("listops", "nystrom-32", [0.36, 0.37], preset="demo")
+    guess = "- listops: the first operator of an expression alone tells 35.1 % of the test samples."
+    told = [replace(row, quantity="first operator of test", value=0.3512) for row in rows]
+    assert lra_markdown([*rows, *told]).count(guess) == 1
+    assert "first operator" not in lra_markdown(rows)
 
 
 def test_the_mean_needs_all_five_tasks():

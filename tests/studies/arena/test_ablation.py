@@ -1,7 +1,7 @@
 """The ablation of the arena: its arms can be trained, and its rules decide both ways on rows made by hand."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -60,12 +60,15 @@ def test_seeds_are_averaged_and_their_spread_widens_the_error():
     assert verdict("normed", "papers", rows_of("listops", "normed", 0.45, 0.45, 0.45), spread[1]).agrees is True
 
 
-def test_two_arms_at_chance_are_said_to_be_there():
+def test_two_arms_at_the_best_guess_are_said_to_be_there():
     # The largest class has .2; one standard error is .9 points.
     found = verdict("normed", "papers", rows_of("text", "normed", 0.21), rows_of("text", "papers", 0.2))
-    assert "text +1.0 ± 1.3 points, equal, both at chance (1 seed)" in found.numbers
-    found = verdict("normed", "papers", rows_of("text", "normed", 0.23), rows_of("text", "papers", 0.2))
-    assert "chance" not in found.numbers
+    assert "text +1.0 ± 1.3 points, equal, both at the guess of the largest class (1 seed)" in found.numbers
+    both = (rows_of("text", "normed", 0.23), rows_of("text", "papers", 0.2))
+    assert "guess" not in verdict("normed", "papers", *both).numbers
+    first = [replace(row, quantity="first operator of test", value=0.22) for row in both[0]]
+    found = verdict("normed", "papers", *both, first[:1])
+    assert "above, both at the guess of the first operator (1 seed)" in found.numbers
 
 
 def test_the_table_and_the_figure_show_the_seeds_and_arms_that_are_there():

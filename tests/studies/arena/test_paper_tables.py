@@ -39,6 +39,9 @@ def test_on_par_is_at_most_two_standard_errors_below(of, agrees):
         # One task is enough to break it.
         both = rows(listops=of, text={"softmax": 0.6, "nystrom-32": 0.6})
         assert NYSTROMFORMER.verdicts(both)[0].agrees is agrees
+        guess = replace(row("listops", "softmax", 0.355), quantity="listops first operator of test")
+        said = NYSTROMFORMER.verdicts([*both, guess])[0].numbers
+        assert said.endswith("the first operator of an expression alone tells 35.5 % of the test samples.")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 from nystrom.measure.rows import Row
-from nystrom.report.lra.runs import Accuracy, Line, lra_cells
+from nystrom.report.lra.runs import Accuracy, Line, lra_cells, lra_guesses
 from nystrom.report.markdown import markdown_table
 from nystrom.report.printed.accuracies import LRA_TASKS, PAPERS, SKYFORMER_TABLE_1
 
@@ -105,7 +105,7 @@ def _known(cells: dict[Line, dict[str, Accuracy]]) -> dict[Line, dict[str, Accur
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    """Steps, test samples, positions, landmarks and where it ran; a line each for what several methods share."""
+    """Steps, test samples, positions, landmarks, guesses and where it ran; a line each for what several share."""
     shared: dict[tuple[str, str], list[str]] = {}
     for line, row in lra_cells(rows).items():
         for task, cell in row.items():
@@ -115,6 +115,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
             preset = f" ({line.preset})" if line.preset else ""
             shared.setdefault((f"{task}{preset}", what), []).append(line.method)
     notes = [f"{task}: {what}; {', '.join(dict.fromkeys(methods))}." for (task, what), methods in shared.items()]
+    notes += lra_guesses(rows)
     tested = [row for row in rows if row.quantity == "test accuracy"]
     places = dict.fromkeys(
         f"{row.device}, {row.dtype}, torch {row.torch}, commit {row.commit or 'unknown'}, {row.date}." for row in tested

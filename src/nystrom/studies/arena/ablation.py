@@ -19,7 +19,8 @@ of the sum of both squared. An arm is above or below another by more than two of
 
 - A part lifts the accuracy, if the arm with it is above the one before it on a task and below it on none; it does not
   where it is below on one; the rows cannot tell where both are equal on all tasks, or were not trained. Where neither
-  is above the largest class, they are said to be at chance.
+  is above the best guess without a model, the largest class or what the first operator of an expression tells, they
+  are said to be at it.
 - An attention adds to convolutions by the same rule, beside the arm with all of it and none; and what a window does not
   see adds by the same rule, of exact attention beside the window.
 
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nystrom.measure.rows import Row, read_rows
-from nystrom.studies.arena.ablation_report import figures, tables, verdicts
+from nystrom.studies.arena.ablation_report import GUESSES, figures, tables, verdicts
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom.studies.training.runs import Training, train
 from nystrom.tasks.store.header import HEADER
@@ -50,7 +51,7 @@ STEPS: dict[str, dict[str, int]] = {
     "text": {"steps": 1000, "evaluate_every": 250},
 }
 _LIFTS: dict[str, dict[str, Any]] = {"listops": {"augment": True}, "text": {"denoise": 1.0}}
-_READ = ("test accuracy", "largest class of test", "training time", "peak memory")
+_READ = ("test accuracy", *GUESSES, "training time", "peak memory")
 _SMALL_DIFFERS = "1,200 of the preset's 5,000 steps on ListOps and 1,000 of 5,000 on Text; no paper has it"
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nystrom.measure.rows import Row, read_rows
-from nystrom.report.lra.runs import Accuracy, lra_cells
+from nystrom.report.lra.runs import FIRST_OPERATOR, Accuracy, lra_cells, lra_guesses
 from nystrom.report.lra.tables import lra_lines
 from nystrom.report.plots.canvas import PAGE, figure_of, method_look
 from nystrom.report.printed.accuracies import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _Printed = Mapping[str, tuple[float, float, float, float, float]]
 _SEEDS = 3
-_READ = ("test accuracy", "steps")
+_READ = ("test accuracy", "steps", FIRST_OPERATOR)
 
 
 def _plan(setting: Setting, printed: _Printed, preset: str) -> Plan:
@@ -173,7 +173,7 @@ def _verdicts_3(rows: Sequence[Row]) -> Sequence[Verdict]:
     par = Verdict(
         "Nyström attention is on par with softmax attention in every task.",
         all(gap >= -2 * error for gap, error, _ in gaps.values()) if gaps else None,
-        f"{said}." if gaps else "not measured on one task.",
+        " ".join([f"{said}.", *lra_guesses(_as_trained(rows))]) if gaps else "not measured on one task.",
     )
     others = _above(
         cells,

@@ -21,7 +21,7 @@ from nystrom.tasks.lra.augmentation import crop_text, crop_texts, mirror_picture
 from nystrom.tasks.lra.facts import LRA
 from nystrom.tasks.lra.image import Image
 from nystrom.tasks.lra.listops.shuffle import shuffle_arguments
-from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
+from nystrom.tasks.lra.listops.task import ListOps, first_operator_share, prepare_listops
 from nystrom.tasks.lra.pathfinder.task import Pathfinder, prepare_pathfinder
 from nystrom.tasks.lra.texts.own_texts import prepare_own
 from nystrom.tasks.lra.texts.retrieval import Retrieval
@@ -77,6 +77,18 @@ class Splits(NamedTuple):
     test: LabelledSplit | None
 
 
+class Guess(NamedTuple):
+    """A guess at the class that needs no model, and that a trained one should be above.
+
+    Attributes:
+        name: What it sees.
+        share: The share of the second split that it tells, after the first split.
+    """
+
+    name: str
+    share: Callable[[Any, Any], float]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What training needs of a task in addition to its facts (`nystrom.tasks.lra.facts`).
@@ -88,6 +100,7 @@ class Task:
         collate: Makes a batch of samples.
         vary: Makes another training input of one, by random numbers; the class stays.
         takes_own_texts: Whether a user's own labelled texts, or pairs of them, can be trained on as they are.
+        guess: The best guess known beyond the largest class.
     """
 
     open: Callable[[Path, str], LabelledSplit]
@@ -96,6 +109,7 @@ class Task:
     collate: Collate = collate
     vary: Callable[[Any, np.random.Generator], Any]
     takes_own_texts: bool = False
+    guess: Guess | None = None
 
 
 def _prepare_listops(folder: Path, sizes: DataSizes) -> None:
@@ -116,7 +130,12 @@ def _prepare_pathfinder(folder: Path, sizes: DataSizes) -> None:
 
 
 TASKS: dict[str, Task] = {
-    "listops": Task(open=ListOps, prepare=_prepare_listops, vary=shuffle_arguments),
+    "listops": Task(
+        open=ListOps,
+        prepare=_prepare_listops,
+        vary=shuffle_arguments,
+        guess=Guess("first operator", first_operator_share),
+    ),
     "text": Task(open=Text, vary=crop_text, takes_own_texts=True),
     "retrieval": Task(
         open=Retrieval,

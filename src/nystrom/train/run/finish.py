@@ -9,7 +9,7 @@ from nystrom.measure.rows import Row
 from nystrom.models import EncoderConfig, EncoderModel
 from nystrom.parallel import parallelize
 from nystrom.report.plots.curves import draw_curves
-from nystrom.train.data.tasks import Model, class_names, find_task
+from nystrom.train.data.tasks import Model, Splits, class_names, find_task
 from nystrom.train.results import Place, accuracy_row, result_row, setting_words
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.masked_trainer import ACCURACY, LOSS, MaskedTrainer
@@ -67,21 +67,30 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, comma
     best, share = score_best(trainer, settings, run)
     with written(run.best, "go on with --resume"):
         _save(best, run.best)
-    place = _place(settings, command)
+    place, guesses = _place(settings, command), _guesses(settings.task, trainer.splits)
     rows = [
         accuracy_row(best.config, "test accuracy", share, len(test), place),
         accuracy_row(best.config, "validation accuracy", state.best_metric, len(val), place),
-        result_row(best.config, "largest class of test", test.majority_share, "", place),
+        *(result_row(best.config, f"{name} of test", told, "", place) for name, told in guesses.items()),
         *costs.rows(best.config, place),
     ]
     with written(run.rows, "go on with --resume"):
         run.write_rows(rows)
+    beside = ", ".join(f"{name} {told:.1%}" for name, told in guesses.items())
     print(
-        f"test accuracy {share:.1%} ({rows[0].low:.1%} to {rows[0].high:.1%} on {len(test)} samples), largest class "
-        f"{test.majority_share:.1%}; best after step {state.best_global_step} with validation accuracy "
-        f"{state.best_metric:.1%}; {costs.seconds:.0f} s of training\n"
+        f"test accuracy {share:.1%} ({rows[0].low:.1%} to {rows[0].high:.1%} on {len(test)} samples), {beside}; best "
+        f"after step {state.best_global_step} with validation accuracy {state.best_metric:.1%}; "
+        f"{costs.seconds:.0f} s of training\n"
         f"model  {run.best}\ncurves {run.curves}, {run.plot}\nrows   {run.rows}"
     )
+
+
+def _guesses(task: str, splits: Splits) -> dict[str, float]:
+    """Accuracies on the test split of guesses that need no model."""
+    assert splits.test is not None, "a run that classifies opens the test split"
+    known = {"largest class": splits.test.majority_share}
+    guess = find_task(task).guess
+    return known if guess is None else known | {guess.name: guess.share(splits.train, splits.test)}
 
 
 def score_best(trainer: EncoderTrainer, settings: Settings, run: RunFolder) -> tuple[Model, float]:

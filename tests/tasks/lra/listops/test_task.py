@@ -10,7 +10,7 @@ import pytest
 
 from nystrom.tasks.lra.listops import task as lra_listops
 from nystrom.tasks.lra.listops.expressions import VOCABULARY
-from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
+from nystrom.tasks.lra.listops.task import ListOps, first_operator_share, prepare_listops
 from nystrom.tasks.store.header import SPLITS
 
 SMALL = {"train": 300, "val": 40, "test": 50, "min_length": 10, "max_length": 60, "max_depth": 5, "max_args": 6}
@@ -104,6 +104,17 @@ def test_the_data_set_is_what_a_loader_and_a_model_ask_for(made):
     assert data.majority_share == max(data.labels.tolist().count(digit) for digit in range(10)) / 40
 
 
+def test_the_first_operator_alone_tells_more_than_the_largest_class(made):
+    train, test = ListOps(made, "train"), ListOps(made, "test")
+    seen = {}
+    for sample in train:
+        seen.setdefault(sample["input_ids"][0], []).append(sample["labels"])
+    right = [statistics.mode(sorted(seen[sample["input_ids"][0]])) == sample["labels"] for sample in test]
+    told = first_operator_share(train, test)
+    assert told == statistics.fmean(right)
+    assert told > test.majority_share
+
+
 def test_a_copy_for_another_process_carries_no_data(made):
     data = ListOps(made, "train")
     content = pickle.dumps(data)
@@ -114,7 +125,9 @@ def test_a_copy_for_another_process_carries_no_data(made):
 def test_a_split_may_be_empty(tmp_path):
     to = prepare(tmp_path / "data", val=0, train=0)
     assert [len(ListOps(to, split)) for split in SPLITS] == [0, 0, 50]
-    assert ListOps(to, "val").majority_share == 0
+    empty, test = ListOps(to, "val"), ListOps(to, "test")
+    assert empty.majority_share == 0
+    assert first_operator_share(test, empty) == 0
 
 
 def test_a_folder_is_used_again(made, capsys):

@@ -118,6 +118,22 @@ class ListOps(Split):
             path = self.folder / f"{split}_tokens.npy"
             raise damaged(path, f"holds the token {largest}, and there are {self.vocab_size}", TASK)
 
+    @property
+    def firsts(self) -> NDArray[np.unsignedinteger]:
+        """First token of each expression, which is its operator."""
+        return self._samples.tokens[self._samples.offsets[:-1]]
+
+
+def first_operator_share(train: ListOps, test: ListOps) -> float:
+    """Share of `test` that the first operator alone tells.
+
+    The guess is the value that most expressions of `train` with that operator have: 0 after MIN, 9 after MAX. It is
+    right in a third of all expressions, twice as many as the largest class has.
+    """
+    counts = np.zeros((ListOps.vocab_size, ListOps.num_labels), dtype=np.int64)
+    np.add.at(counts, (train.firsts, train.labels), 1)
+    return float(np.mean(counts.argmax(1)[test.firsts] == test.labels)) if len(test) else 0.0
+
 
 def _generate(to: Path, settings: Mapping[str, int], workers: int, progress: bool) -> None:
     """Draw the data set of these settings, unless the folder holds it."""
