@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from nystrom.models import short_convolution
 from nystrom.models.short_convolution import ShortConvolution
 
 
@@ -40,8 +41,14 @@ def test_it_starts_near_the_identity():
     assert abs(away.mean()) < 0.02
 
 
-@pytest.mark.parametrize(("n", "size"), [(76, 33), (100, 31), (33, 15)])
-def test_the_gradients_of_float32_are_right_at_lengths_where_a_library_was_wrong(n, size):
+# Kernels below and above those whose gradient is a product of windows, at lengths around a window's 32 tokens and where
+# torch's library was wrong.
+@pytest.mark.parametrize(
+    ("n", "size"), [(76, 33), (100, 31), (33, 15), (32, 15), (1, 15), (5, 65), (64, 65), (90, 13), (3, 13)]
+)
+def test_the_gradients_of_float32_are_those_of_float64(n, size, monkeypatch):
+    # One sequence at a time.
+    monkeypatch.setattr(short_convolution, "_NUMBERS", 1)
     conv, x = ShortConvolution(12, size), torch.randn(2, n, 12, requires_grad=True)
     grad = torch.randn(2, n, 12)
     single = torch.autograd.grad(conv(x, None), (x, conv.weight), grad)
@@ -50,3 +57,31 @@ def test_the_gradients_of_float32_are_right_at_lengths_where_a_library_was_wrong
     # float32 sums over some 200 products of numbers about 1.
     assert_close(single[0], double[0], rtol=1e-4, atol=1e-4)
     assert_close(single[1].double(), double[1], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [5, 15])
+def test_float32_has_second_derivatives_and_gradients_of_each_sample(size):
+    conv, x = ShortConvolution(3, size), torch.randn(2, 7, 3)
+
+    def loss(x, weight):
+        return torch.func.functional_call(conv, {"weight": weight}, (x, None)).tanh().square().sum()
+
+    def sharpness(x, weight):
+        return sum(grad.square().sum() for grad in torch.func.grad(loss, argnums=(0, 1))(x, weight))
+
+    weight = conv.weight.detach()
+    single = torch.func.grad(sharpness, argnums=(0, 1))(x, weight)
+    double = torch.func.grad(sharpness, argnums=(0, 1))(x.double(), weight.double())
+    # float32 rounding of sums of some 100 products.
+    assert_close(single, tuple(grad.float() for grad in double), rtol=1e-4, atol=1e-4)
+    gradients = torch.func.grad(loss, argnums=1)
+    each = torch.func.vmap(gradients, in_dims=(0, None))(x[:, None], weight)
+    assert_close(each, torch.stack([gradients(sample[None], weight) for sample in x]), rtol=1e-5, atol=1e-5)
+
+
+def test_it_is_exported_and_cast_as_a_plain_convolution():
+    conv, x = ShortConvolution(4, 15), torch.randn(2, 9, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert conv(x, None).dtype == torch.bfloat16
+    exported = torch.export.export(conv, (x, None))
+    assert_close(exported.module()(x, None), conv(x, None))

@@ -6,6 +6,11 @@ at either end changes nothing; holes inside count as positions.
 
 The kernels start near the identity: 1 in the middle, plus uniform draws within $\tfrac12 K^{-1/2}$.
 
+On a CPU torch's `conv2d` does this fast for float32, and its gradients slowly: that of the tokens several times as long
+as the same convolution with the kernel reversed, which it is, and that of kernels longer than 13 many times as long as
+the sums of diagonals of products of windows, with $g$ the gradient of $y$,
+$$\frac{\partial}{\partial w_{c,t}} = \sum_i g_{i,c}\, x_{i + t - (K-1)/2,\, c}.$$
+
 Source: So et al. (2021), arXiv:2109.08668, which convolves queries, keys and values after their projections with K = 3.
 Departs from it: the convolution looks to both sides, and starts near the identity.
 """
@@ -14,6 +19,14 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+
+from nystrom.attention.parts.stretches import for_one_gradient, known_signature
+
+# Taps up to which torch's gradient of a kernel is fast.
+_SHORT = 13
+# Outputs per window, and numbers of all channels that are taken at once, about 1 MB.
+_WINDOW = 32
+_NUMBERS = 2**18
 
 
 class ShortConvolution(nn.Module):
@@ -48,10 +61,61 @@ class ShortConvolution(nn.Module):
         """
         x = x if keep is None else torch.where(keep[..., None], x, 0.0)
         weight = self.weight.to(x.dtype)
-        # On a CPU a row of a picture is convolved several times as fast as a line.
-        lines = F.conv2d(x.mT[:, :, None], weight[:, :, None], padding=(0, weight.shape[2] // 2), groups=len(weight))
-        return lines[:, :, 0].mT
+        own = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        return _Convolution.apply(x, weight) if own and not torch.compiler.is_compiling() else _convolved(x, weight)
 
     def extra_repr(self) -> str:
         """Channels and taps, for print."""
         return f"width={self.weight.shape[0]}, kernel_size={self.weight.shape[2]}"
+
+
+class _Convolution(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    @known_signature
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return _convolved(x, weight)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @for_one_gradient
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (grad,), (x, weight) = grads, ctx.saved_tensors
+        needs_x, needs_weight = ctx.needs_input_grad
+        return (
+            _convolved(grad, weight.flip(2)) if needs_x else None,
+            _kernel_gradient(x, grad, weight) if needs_weight else None,
+        )
+
+
+def _convolved(x: Float[Tensor, "b n w"], weight: Float[Tensor, "w 1 k"]) -> Float[Tensor, "b n w"]:
+    # On a CPU a row of a picture is convolved several times as fast as a line.
+    return F.conv2d(_row(x), weight[:, :, None], padding=(0, weight.shape[2] // 2), groups=len(weight))[:, :, 0].mT
+
+
+def _row(x: Float[Tensor, "b n w"]) -> Float[Tensor, "b w 1 n"]:
+    return x.mT[:, :, None]
+
+
+def _kernel_gradient(
+    x: Float[Tensor, "b n w"], grad: Float[Tensor, "b n w"], weight: Float[Tensor, "w 1 k"]
+) -> Float[Tensor, "w 1 k"]:
+    (b, n, channels), size = x.shape, weight.shape[2]
+    half, fill = size // 2, -n % _WINDOW
+    if size <= _SHORT:
+        outputs = [False, True, False]
+        return torch.ops.aten.convolution_backward(
+            _row(grad), _row(x), weight[:, :, None], None, [1, 1], [0, half], [1, 1], False, [0, 0], channels, outputs
+        )[1][:, :, 0]
+    products, group = x.new_zeros(channels, _WINDOW, _WINDOW + size - 1), max(1, _NUMBERS // (n * channels))
+    for first in range(0, b, group):
+        lines, blocks = (part[first : first + group].permute(2, 0, 1) for part in (x, grad))
+        windows = F.pad(lines, (half, half + fill)).unfold(2, _WINDOW + size - 1, _WINDOW).flatten(1, 2)
+        products = products + F.pad(blocks, (0, fill)).unflatten(2, (-1, _WINDOW)).flatten(1, 2).mT @ windows
+    row = torch.arange(_WINDOW)
+    column = row + torch.arange(size)[:, None]
+    return products[:, row.expand_as(column), column].sum(-1)[:, None]
