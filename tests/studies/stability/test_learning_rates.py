@@ -1,11 +1,14 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from nystrom.measure.rows import new_row
 from nystrom.studies.reproduce.study import Setting
+from nystrom.studies.stability import learning_rates
 from nystrom.studies.stability.learning_rates import METHODS, STUDIES
+from nystrom.studies.stability.loop import Trace
 
 STUDY = STUDIES["skyformer-figure-2"]
 
@@ -43,6 +46,18 @@ def test_each_claim_can_agree_and_fail():
     assert words(runs({"softmax": 2.0})) == ["cannot tell", "does not agree", "cannot tell"]
 
 
+@pytest.mark.parametrize(
+    ("last", "norm", "diverged"), [(2.31, 4.0, 0.0), (2.6, 4.0, 1.0), (1.0, 1001.0, 1.0), (math.nan, 4.0, 1.0)]
+)
+def test_a_run_that_stays_where_it_began_has_not_diverged(last, norm, diverged, monkeypatch, tmp_path):
+    none = np.zeros(0)
+    trace = Trace(np.array([2.3] + [last] * 20), np.array([3.0] * 20 + [norm]), none, none, none, none)
+    monkeypatch.setattr(learning_rates, "train_plainly", lambda *_, **__: trace)
+    monkeypatch.setattr(learning_rates, "_SHORT", replace(learning_rates._SHORT, train=32, val=64))
+    rows = STUDY.plan(Setting()).parts[0].measure(tmp_path)
+    assert [row.value for row in rows if row.quantity == "diverged"] == [diverged]
+
+
 @pytest.mark.slow
 def test_a_run_is_a_part_and_leaves_its_trace(tmp_path):
     plan = STUDY.plan(Setting())
@@ -55,7 +70,8 @@ def test_a_run_is_a_part_and_leaves_its_trace(tmp_path):
     trace = np.load(tmp_path / "trace-skyformer_softmax-0.001-0.npz")
     by_quantity = {row.quantity: row.value for row in rows}
     assert by_quantity["largest gradient norm"] == trace["norm"].max()
-    assert by_quantity["diverged"] == float(trace["loss"][-10:].mean() > trace["loss"][0] or trace["norm"].max() > 1e3)
+    ratio = trace["loss"][-10:].mean() / trace["loss"][0]
+    assert by_quantity["diverged"] == float(ratio > 1.1 or trace["norm"].max() > 1e3)
     assert len(STUDY.figures(rows, tmp_path)[""].axes) == 2
     assert [line[0] for line in STUDY.tables(rows)[0].lines] == ["skyformer_softmax"]
 
