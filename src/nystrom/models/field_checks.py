@@ -89,7 +89,8 @@ def check_taps(name: str, value: object) -> None:
         check_at_least(name, value, 1)
         if value % 2 == 0:  # pyright: ignore[reportOperatorIssue]
             raise ValueError(
-                f"{name} is {value}; expected an odd number, so that it has a middle, or None for no convolution."
+                f"{name} is {value}; expected an odd number, so that it has a middle, or no convolution: None in a "
+                "configuration, 0 in nystrom train."
             )
 
 
