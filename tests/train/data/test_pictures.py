@@ -1,11 +1,15 @@
 """Pictures have no padding: no mask reaches the model, and black pixels are tokens like all others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from nystrom.measure.rows import read_rows
 from nystrom.models import EncoderForSequenceClassification
 from nystrom.tasks.lra.pathfinder.task import Pathfinder, prepare_pathfinder
+from nystrom.train.data.tasks import prepare_if_missing
+from nystrom.train.presets.published import find_preset
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +38,11 @@ def test_every_pixel_is_a_token(pictures, small_run, tmp_path, after_forward):
     assert model.config.id2label == {0: "apart", 1: "joined"}
     row = {row.quantity: row for row in read_rows(run / "rows.csv")}["test accuracy"]
     assert (row.study, row.n, row.repeats) == ("train pathfinder", 1024, 6)
+
+
+def test_a_preset_draws_snakes_of_its_own_length(tmp_path):
+    sizes = replace(find_preset("pathfinder", "modern-small").data, train=2, val=2, test=2)
+    prepare_if_missing("pathfinder", tmp_path / "pictures", sizes)
+    drawn = prepare_pathfinder(tmp_path / "same", contour=3, train=2, val=2, test=2, workers=1, progress=False)
+    found, expected = Pathfinder(tmp_path / "pictures", "train"), Pathfinder(drawn, "train")
+    assert [found[i]["input_ids"].tolist() for i in (0, 1)] == [expected[i]["input_ids"].tolist() for i in (0, 1)]

@@ -126,7 +126,7 @@ def _prepare_listops(folder: Path, sizes: DataSizes) -> None:
 def _prepare_pathfinder(folder: Path, sizes: DataSizes) -> None:
     size = math.isqrt(sizes.max_length)
     assert size == 32, "the presets are for pictures of 32 x 32"
-    prepare_pathfinder(folder, size=size, train=sizes.train, val=sizes.val, test=sizes.test)
+    prepare_pathfinder(folder, size=size, contour=sizes.contour, train=sizes.train, val=sizes.val, test=sizes.test)
 
 
 TASKS: dict[str, Task] = {

@@ -16,6 +16,7 @@ class DataSizes:
         test: Samples for the test.
         min_length: Drawn samples have more tokens than this.
         max_length: No sample, or document of one, has more tokens than this: the positions of the model.
+        contour: Dashes of a long snake of Pathfinder; None for those of the published hard pictures.
     """
 
     folder: str
@@ -24,6 +25,7 @@ class DataSizes:
     test: int
     min_length: int = 0
     max_length: int
+    contour: int | None = None
 
 
 def published_sizes(task: str, *, max_length: int | None = None) -> DataSizes:
