@@ -88,11 +88,12 @@ def test_gathered_curves_draw_the_same_figure(tmp_path, drawn):
 
 
 def test_gathered_curves_know_methods_and_presets_with_numbers(tmp_path, drawn):
-    for preset in ("nystromformer", "nystromformer-1000"):
+    for preset in ("modern-small", "nystromformer", "nystromformer-1000"):
         add_run(tmp_path, "text", "nystrom-64", 0, [(10, 0.5, 1.0), (20, 0.5, 2.0)], preset=preset)
     gather_curves(tmp_path, tmp_path / "gathered.csv")
     draw_lra_curves(tmp_path / "gathered.csv", tmp_path / "curves.png")
-    assert [line.get_label() for line in drawn[0].axes[0].lines][:2] == [
+    assert [line.get_label() for line in drawn[0].axes[0].lines][:3] == [
+        "nystrom-64 (modern-small)",
         "nystrom-64 (nystromformer)",
         "nystrom-64 (nystromformer-1000)",
     ]

@@ -43,7 +43,9 @@ _CHANCE = "chance"
 GATHERED = ("run", "step", "quantity", "value", "seconds")
 
 # TASK-METHOD-PRESET-seedSEED, and a suffix of a copy.
-_RUN_NAME = re.compile(r"(?P<task>\w+)-(?P<method>.+)-(?P<preset>[a-z]\w*(?:-\d+)?)-seed\d+(?:-(?P<besides>\w+))?")
+_RUN_NAME = re.compile(
+    r"(?P<task>\w+)-(?P<method>.+?)-(?P<preset>modern-small|[a-z]\w*(?:-\d+)?)-seed\d+(?:-(?P<besides>\w+))?"
+)
 
 # step: (seconds, value)
 _Curve = dict[int, tuple[float, float]]

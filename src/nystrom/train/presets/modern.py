@@ -16,7 +16,7 @@ of them are evaluated:
     nystrom data prepare text --from aclImdb --max-length 1000 --val-share 0.1 --to data/text-small
 
 On Pathfinder, of pictures with short snakes, the width is 64, and convolutions of 65 pixels reach the rows above and
-below. It is meant to start from an encoder that was trained on masked pictures: without that it stayed at chance.
+below. It is meant to start from an encoder that has learned masked pictures (`nystrom pretrain pathfinder`).
 
 With Nyström attention it has been trained to its end on each task, once (docs/long-range-arena.md); "modern" has not.
 
