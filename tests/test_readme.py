@@ -39,6 +39,7 @@ NOT_RUN += (
     "nystrom pretrain --preset bert",
     "nystrom pretrain --preset longer",
     "nystrom pretrain listops",
+    "nystrom pretrain pathfinder",
     "nystrom evaluate mlm-sop --model runs/base",
 )
 

@@ -30,7 +30,7 @@ def test_every_curve_is_of_a_run_whose_rows_are_there(path):
     assert runs == sorted(runs), "the order in which --gather writes them"
     commands = [row.command for file in ROWS if file.name.startswith("lra-") for row in read_rows(file)]
     for run in {run.removesuffix("-4000") for run in runs}:
-        assert any(command.endswith(f"/{run}") for command in commands), run
+        assert any(f"/{run} " in f"{command} " for command in commands), run
 
 
 def test_the_page_names_every_file():
