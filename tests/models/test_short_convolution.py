@@ -59,6 +59,30 @@ def test_the_gradients_of_float32_are_those_of_float64(n, size, monkeypatch):
     assert_close(single[1].double(), double[1], rtol=1e-4, atol=1e-3)
 
 
+# torch.func.jvp imports a part of torch that is deprecated.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("size", [5, 15])
+def test_float32_has_forward_derivatives_of_values_and_of_gradients(size):
+    conv, x = ShortConvolution(3, size), torch.randn(2, 40, 3)
+    weight, along = conv.weight.detach(), (torch.randn_like(x), torch.randn_like(conv.weight))
+
+    def out(x, weight):
+        return torch.func.functional_call(conv, {"weight": weight}, (x, None))
+
+    def gradients(x, weight):
+        return torch.func.grad(lambda *given: out(*given).tanh().square().sum(), argnums=(0, 1))(x, weight)
+
+    for function in (out, gradients):
+        for moved in ((0,), (1,), (0, 1)):
+            ways = [way if i in moved else torch.zeros_like(way) for i, way in enumerate(along)]
+            single = torch.func.jvp(function, (x, weight), tuple(ways))[1]
+            double = torch.func.jvp(function, (x.double(), weight.double()), tuple(way.double() for way in ways))[1]
+            # float32 rounding of sums of some 1,000 products.
+            torch.testing.assert_close(single, double, rtol=1e-4, atol=1e-3, check_dtype=False)
+    alone = torch.func.jvp(lambda x: out(x, weight), (x,), along[:1])[1]
+    assert_close(alone, out(along[0], weight), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("size", [5, 15])
 def test_float32_has_second_derivatives_and_gradients_of_each_sample(size):
     conv, x = ShortConvolution(3, size), torch.randn(2, 7, 3)

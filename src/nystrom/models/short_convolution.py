@@ -80,6 +80,14 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx, *tangents: Tensor | None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x, weight), (along_x, along_weight) = ctx.saved_tensors, tangents
+        parts = [] if along_x is None else [_convolved(along_x, weight)]
+        parts += [] if along_weight is None else [_convolved(x, along_weight)]
+        return sum(parts[1:], parts[0])
 
     @staticmethod
     @for_one_gradient
