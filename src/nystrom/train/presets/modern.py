@@ -18,6 +18,9 @@ of them are evaluated:
 On Pathfinder, of pictures with short snakes, the width is 64, and convolutions of 65 pixels reach the rows above and
 below. It is meant to start from an encoder that has learned masked pictures (`nystrom pretrain pathfinder`).
 
+Image has the model of Pathfinder, the published pictures, and random weights to start from. Pairs of Retrieval have
+the convolutions of Text, width 64, and batches of eight, 4,000 bytes of each document.
+
 With Nyström attention it has been trained to its end on each task, once (docs/long-range-arena.md); "modern" has not.
 
 Source: Ma et al. (2022), arXiv:2209.10655; arXiv:2501.14850; So et al. (2021), arXiv:2109.08668; Shazeer (2020),
@@ -141,5 +144,19 @@ MODERN: tuple[Preset, ...] = (
             ),
         ),
         short_conv_kernel_size=65, feed_forward="plain", pooling="max",
+    ),
+    replace(
+        _preset(
+            "image", layers=2, width=64, batch_size=32, steps=5_000, learning_rate=2e-3, warmup_steps=250,
+            evaluate_every=500, dropout=0.0, data=published_sizes("image"),
+        ),
+        short_conv_kernel_size=65, feed_forward="plain", pooling="max",
+    ),
+    replace(
+        _preset(
+            "retrieval", layers=2, width=64, batch_size=8, steps=1_500, learning_rate=1e-3, warmup_steps=100,
+            evaluate_every=150, data=published_sizes("retrieval"),
+        ),
+        short_conv_kernel_size=13, feed_forward="plain", pooling="max",
     ),
 )  # fmt: skip
