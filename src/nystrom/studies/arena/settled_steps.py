@@ -116,7 +116,7 @@ def estimated(run: SettledSteps, n: int, batch: int, *, limit_seconds: float) ->
     if need > free:
         note = f"needs about {need / 1e9:.3g} GB, {MEMORY_SHARE:.0%} of the free memory is {free / 1e9:.3g} GB"
     elif estimate > limit_seconds:
-        note = f"would take about {estimate:.0f} s a step, the limit is {limit_seconds:g} s"
+        note = f"would take about {estimate:.3g} s a step, the limit is {limit_seconds:g} s"
     return StepCosts(estimate, run.weights, note)
 
 
