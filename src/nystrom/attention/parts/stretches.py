@@ -63,7 +63,7 @@ def for_one_gradient(backward: F) -> F:
             if "Batching rule not implemented" not in str(error):
                 raise
             raise RuntimeError(
-                "is_grads_batched is True, which the backward pass of this attention does not take: use torch.vmap "
+                "is_grads_batched is True, which this backward pass does not take: use torch.vmap "
                 "over the function that torch.func.vjp gives, or one gradient at a time."
             ) from error
 
