@@ -18,8 +18,11 @@ of them are evaluated:
 On Pathfinder, of pictures with short snakes, the width is 64, and convolutions of 65 pixels reach the rows above and
 below. It is meant to start from an encoder that has learned masked pictures (`nystrom pretrain pathfinder`).
 
-Image has the model of Pathfinder, the published pictures, and random weights to start from. Pairs of Retrieval have
-the convolutions of Text, width 64, and batches of eight, 4,000 bytes of each document.
+Image has the model of Pathfinder, the published pictures, and random weights to start from. Retrieval has the
+convolutions of Text with the mean of the tokens, width 64, and the first 1,000 bytes of each document of a set as small
+as ScisummNet's:
+
+    nystrom data prepare retrieval --from documents-and-links --max-length 1000 --to data/retrieval-small
 
 With Nyström attention it has been trained to its end on each task, once (docs/long-range-arena.md); "modern" has not.
 
@@ -154,9 +157,10 @@ MODERN: tuple[Preset, ...] = (
     ),
     replace(
         _preset(
-            "retrieval", layers=2, width=64, batch_size=8, steps=1_500, learning_rate=1e-3, warmup_steps=100,
-            evaluate_every=150, data=published_sizes("retrieval"),
+            "retrieval", layers=2, width=64, batch_size=16, steps=1_000, learning_rate=1e-3, warmup_steps=100,
+            evaluate_every=100,
+            data=DataSizes(folder="retrieval-small", train=2_514, val=576, test=584, max_length=1_000),
         ),
-        short_conv_kernel_size=13, feed_forward="plain", pooling="max",
+        short_conv_kernel_size=13, feed_forward="plain",
     ),
 )  # fmt: skip
