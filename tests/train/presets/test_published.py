@@ -175,6 +175,22 @@ def test_modern_has_the_sizes_of_mega_and_the_rates_of_attention(task, sizes, tr
     assert learned.encoder_config().rotary_share == 1
 
 
+@pytest.mark.parametrize(
+    ("task", "width", "taps", "pooling", "feed_forward"),
+    [
+        ("listops", 128, 3, "mean", "gated"),
+        ("text", 128, 13, "max", "plain"),
+        ("retrieval", 64, 13, "mean", "plain"),
+        ("image", 64, 65, "max", "plain"),
+        ("pathfinder", 64, 65, "max", "plain"),
+    ],
+)
+def test_modern_small_norms_the_pooled_tokens_of_every_task(task, width, taps, pooling, feed_forward):
+    config = settled("modern-small", task=task).encoder_config()
+    assert (config.num_hidden_layers, config.hidden_size, config.pooled_norm) == (2, width, "batch")
+    assert (config.short_conv_kernel_size, config.pooling, config.feed_forward) == (taps, pooling, feed_forward)
+
+
 def test_a_preset_names_methods_that_exist():
     for (task, name), preset in PRESETS.items():
         assert (preset.task, preset.name) == (task, name)
