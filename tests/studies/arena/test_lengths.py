@@ -69,6 +69,8 @@ def test_the_table_and_the_figure_show_what_is_there():
     ]
     [figure] = STUDY.figures(rows, Path()).values()
     assert [axes.get_title() for axes in figure.axes][2:] == ["pathfinder-64", "pathfinder-128"]
+    time, memory = figure.axes[:2]
+    assert (time.get_yscale(), memory.get_yscale(), memory.get_ylim()[0]) == ("log", "linear", 0)
     [curve] = figure.axes[2].get_lines()
     assert list(curve.get_ydata()) == pytest.approx([0.9, 0.8, 0.7])
 

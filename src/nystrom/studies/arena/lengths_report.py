@@ -105,7 +105,7 @@ def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
 
 
 def _draw_costs(axes: "Axes", rows: Sequence[Row], cases: Mapping[str, int], quantity: str) -> None:
-    axes.set(xscale="log", yscale="log" if quantity == TIME else "linear")
+    axes.set(xscale="log")
     for method in METHODS:
         found = [(n, _row(rows, case, method, quantity)) for case, n in cases.items()]
         points = [(float(n), row.value) for n, row in found if row is not None and not math.isnan(row.value)]
@@ -114,6 +114,7 @@ def _draw_costs(axes: "Axes", rows: Sequence[Row], cases: Mapping[str, int], qua
     axes.set_xticks(list(cases.values()), [str(n) for n in cases.values()])
     axes.minorticks_off()
     if quantity == TIME:
+        axes.set(yscale="log")
         plain_numbers(axes, "y")
     else:
         axes.set_ylim(0, 1.1 * axes.get_ylim()[1])

@@ -22,7 +22,7 @@ Image has the model of Pathfinder, the published pictures, and random weights to
 convolutions of Text with the mean of the tokens, width 64, and the first 1,000 bytes of each document of a set as small
 as ScisummNet's:
 
-    nystrom data prepare retrieval --from documents-and-links --max-length 1000 --to data/retrieval-small
+    nystrom data prepare retrieval --from scisummnet --max-length 1000 --to data/retrieval-small
 
 With Nyström attention it has been trained to its end on each task, once (docs/long-range-arena.md); "modern" has not.
 
