@@ -87,6 +87,20 @@ def test_the_table_and_the_figure_show_the_seeds_and_arms_that_are_there():
     assert len(axes.containers) == 2
 
 
+def test_minutes_are_averaged_on_one_device_alone():
+    here = rows_of("text", "papers", 0.5, 0.52)
+    there = [
+        replace(row, device="another CPU, 2 cores", seed=2, value=min(row.value, 180.0))
+        for row in rows_of("text", "papers", 0.54)
+    ]
+    [table] = STUDY.tables(here + there + rows_of("text", "none", 0.5))
+    assert table.heads[-2:] == ["min, a CPU", "min, another CPU"]
+    assert table.lines == [
+        ["text", "the papers' model", "3", "52.0 ± 2.0", "", "", "10.0", "3.0"],
+        ["text", "all, no attention", "1", "50.0", "", "", "10.0", ""],
+    ]
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Small texts, and small expressions."""

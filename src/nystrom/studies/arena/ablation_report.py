@@ -126,25 +126,32 @@ def _gap(found: Mapping[tuple[str, str], ArmScore], task: str, arm: str, other: 
 
 
 def tables(rows: Sequence[Row]) -> Sequence[Table]:
-    """The accuracies of all arms, beside the arm that each adds a part to, and beside no attention."""
+    """The accuracies of all arms, beside the arm that each adds a part to, and beside no attention.
+
+    The minutes of training have a column for each device, since seeds may have been trained on several.
+    """
     found, lines = scores(rows), []
+    devices = list(dict.fromkeys(row.device for row in rows))
     for (task, arm), score in found.items():
         others = (_BEFORE.get(arm), "none" if (arm, "none") in CLAIMS else None)
         gaps = [None if other is None else _gap(found, task, arm, other) for other in others]
-        seconds = [row.value for row in rows if _names(row, task, arm) and row.quantity == "training time"]
-        minutes = f"{statistics.fmean(seconds) / 60:.1f}" if seconds else ""
         lines.append([task, NAMES[arm], str(len(score.values)), score.shown])
-        lines[-1] += ["" if gap is None else gap.shown for gap in gaps] + [minutes]
+        lines[-1] += ["" if gap is None else gap.shown for gap in gaps]
+        lines[-1] += [_minutes([row for row in rows if row.device == device], task, arm) for device in devices]
     title = (
         "test accuracy and its standard deviation over seeds; differences in points and their standard errors, to the "
         "arm above and to no attention; minutes of training"
     )
-    heads = ["task", "arm", "seeds", "accuracy, %", "to the arm above", "to no attention", "min"]
+    heads = ["task", "arm", "seeds", "accuracy, %", "to the arm above", "to no attention"]
+    heads += ["min"] if len(devices) == 1 else [f"min, {device.partition(',')[0]}" for device in devices]
     return [Table(title, heads, lines, left=2)]
 
 
-def _names(row: Row, task: str, arm: str) -> bool:
-    return (word(row, "task"), row.method) == (task, arm)
+def _minutes(rows: Sequence[Row], task: str, arm: str) -> str:
+    """Mean minutes of the trainings of an arm among rows of one device; "" where there are none."""
+    trainings = [row for row in rows if (word(row, "task"), row.method) == (task, arm)]
+    seconds = [row.value for row in trainings if row.quantity == "training time"]
+    return f"{statistics.fmean(seconds) / 60:.1f}" if seconds else ""
 
 
 def verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
