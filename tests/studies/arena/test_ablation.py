@@ -93,7 +93,7 @@ def test_minutes_are_averaged_on_one_device_alone():
         replace(row, device="another CPU, 2 cores", seed=2, value=min(row.value, 180.0))
         for row in rows_of("text", "papers", 0.54)
     ]
-    [table] = STUDY.tables(here + there + rows_of("text", "none", 0.5))
+    [table] = STUDY.tables(there + here + rows_of("text", "none", 0.5))
     assert table.heads[-2:] == ["min, a CPU", "min, another CPU"]
     assert table.lines == [
         ["text", "the papers' model", "3", "52.0 ± 2.0", "", "", "10.0", "3.0"],

@@ -131,7 +131,7 @@ def tables(rows: Sequence[Row]) -> Sequence[Table]:
     The minutes of training have a column for each device, since seeds may have been trained on several.
     """
     found, lines = scores(rows), []
-    devices = list(dict.fromkeys(row.device for row in rows))
+    devices = sorted({row.device for row in rows})
     for (task, arm), score in found.items():
         others = (_BEFORE.get(arm), "none" if (arm, "none") in CLAIMS else None)
         gaps = [None if other is None else _gap(found, task, arm, other) for other in others]
