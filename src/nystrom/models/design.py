@@ -4,14 +4,15 @@ r"""Head, dropout and initial values of three codes: `design` of `EncoderConfig`
 |---|---|---|---|
 | classification head | width, the activation, two dropouts | feed-forward width, ReLU, no dropout | the same |
 | dropout inside the feed-forward block | no | yes | yes |
-| dropout of the weights of exact and kernelized attention | no | yes (`nystrom.models.dropped_weights`) | no |
+| dropout of the weights of exact and kernelized attention | no | `attention_probs_dropout_prob` | no |
 | linear layers start | normal, `initializer_range` | torch's | Xavier's uniform, biases at 0 |
 | words start | normal, `initializer_range` | normal, 0.02 | normal, 1 |
 | table of positions starts | normal, `initializer_range` | normal, 0.02 | normal, 0.02 |
 | segments start | normal, `initializer_range` | at 0 | at 0 |
 | Linformer's projections | learned | keep their start | learned |
 
-Neither of the two codes has segments; at 0 they are none at first.
+Neither of the two codes has segments; at 0 they are none at first. Weights are dropped by
+`nystrom.models.dropped_weights`, which stores them; 0 leaves exact attention fused.
 
 Source: the code of Xiong et al. (2021), arXiv:2102.03902, and of Chen et al. (2021), arXiv:2111.00035, for the Long
 Range Arena, LRA/code/model.py and code/models; of Tay et al. (2021), arXiv:2011.04006,

@@ -94,11 +94,6 @@ class Settings(Recipe, Schedule):
         """The longest sequence of the model: its positions."""
         return find_preset(self.task, self.preset).data.max_length if self.positions is None else self.positions
 
-    @property
-    def drops_weights(self) -> bool:
-        """Whether attention weights are dropped, as the authors drop those of exact and kernelized attention."""
-        return self.design == "authors" and self.attention in DROPS_WEIGHTS
-
     def changes(self) -> dict[str, object]:
         """The user's changes of the preset: options of the method as "options.NAME", other settings by their name."""
         base = find_preset(self.task, self.preset)
@@ -126,6 +121,7 @@ class Settings(Recipe, Schedule):
         from nystrom.models import EncoderConfig
 
         facts, preset = LRA[self.task], find_preset(self.task, self.preset)
+        drops_weights = self.drop_weights and self.attention in DROPS_WEIGHTS
         names = [str(label) for label in range(facts.num_labels)] if classes is None else classes
         return EncoderConfig(
             vocab_size=facts.vocab_size,
@@ -140,7 +136,7 @@ class Settings(Recipe, Schedule):
             intermediate_size=preset.intermediate_size,
             hidden_act=preset.hidden_act,
             hidden_dropout_prob=self.dropout,
-            attention_probs_dropout_prob=self.dropout if self.drops_weights else 0.0,
+            attention_probs_dropout_prob=self.dropout if drops_weights else 0.0,
             initializer_range=preset.initializer_range,
             norm=preset.norm,
             pooling=self.pooling,

@@ -88,7 +88,7 @@ def test_a_model_of_it_is_trained_and_pretrained(small_run, tmp_path):
 
 
 def test_the_authors_linformer_is_trained_with_projections_that_keep_their_start(small_run, tmp_path):
-    changes = {"preset": "nystromformer", "attention": "linformer", "design": "authors", "steps": 3, "warmup_steps": 0}
+    changes = {"preset": "nystromformer", "attention": "linformer", "steps": 3, "warmup_steps": 0}
     changes |= {"options": {"num_features": 4, "max_length": 2_000}, "evaluate_every": 1, "ema": 0.5}
     run = small_run(tmp_path / "run", **changes)
     early, late = (load_file(run / f"checkpoint-{step}" / "model.safetensors") for step in (2, 3))
@@ -97,4 +97,8 @@ def test_the_authors_linformer_is_trained_with_projections_that_keep_their_start
     assert_close({n: late[n] for n in projections}, {n: early[n] for n in projections}, rtol=0, atol=0)
     name = "nystromformer.encoder.layer.0.output.dense.weight"
     assert not torch.equal(late[name], early[name])
-    assert "design=authors" in (run / "rows.csv").read_text()
+    other = small_run(tmp_path / "other", **changes | {"design": "transformers"})
+    early, late = (load_file(other / f"checkpoint-{step}" / "model.safetensors") for step in (2, 3))
+    assert not any(torch.equal(late[name], early[name]) for name in projections)
+    assert "design=transformers" in (other / "rows.csv").read_text()
+    assert "design=" not in (run / "rows.csv").read_text()

@@ -35,6 +35,7 @@ def test_the_papers_share_one_model_and_optimiser(task, name):
     )
     assert (preset.norm, preset.pooling, preset.hidden_dropout_prob) == ("pre", "mean", 0.1)
     assert (preset.adam_betas, preset.adam_epsilon, preset.weight_decay) == ((0.9, 0.999), 1e-6, 0)
+    assert (preset.design, preset.drop_weights) == ("transformers" if name == "demo" else "authors", False)
 
 
 @pytest.mark.parametrize(

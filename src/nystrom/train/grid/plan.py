@@ -63,6 +63,7 @@ def run_grid(
     pooled_norm: PooledNormKind | None = None,
     feed_forward: FeedForward | None = None,
     design: Design | None = None,
+    drop_weights: bool | None = None,
     schedule: LearningRateSchedule | None = None,
     clip_norm: float | None = None,
     adam_betas: tuple[float, float] | None = None,
@@ -121,6 +122,8 @@ def run_grid(
         feed_forward: "plain", "gated" by the activation (GEGLU, SwiGLU), or "glu", gated by the sigmoid.
         design: Classification head, dropout and initial values as in "transformers", in the papers' code ("authors") or
             in the "official" code of the Long Range Arena.
+        drop_weights: Drop weights of exact and kernelized attention, which are then stored, in the design "authors";
+            other methods have none to drop.
         schedule: The learning rate after the warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the inverse
             root of the step.
         clip_norm: Largest norm of the gradient of a step; 0 for any.
@@ -192,6 +195,7 @@ def run_grid(
         "pooled_norm": pooled_norm,
         "feed_forward": feed_forward,
         "design": design,
+        "drop_weights": drop_weights,
         "schedule": schedule,
         "clip_norm": clip_norm,
         "adam_betas": adam_betas,

@@ -72,6 +72,7 @@ def _preset(
         steps=steps,
         evaluate_every=evaluate_every,
         log_every=log_every,
+        design="authors",
     )
 
 

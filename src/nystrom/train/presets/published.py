@@ -12,20 +12,17 @@ pooling, dropout 0.1; AdamW(0.9, 0.999, 1e-6) without weight decay, linear warm-
 
 Source: Xiong et al. (2021), arXiv:2102.03902, and its code's LRA/code; Chen et al. (2021), arXiv:2111.00035, and its
 code's code/config.py and code/main.py.
-Departs from their code, where the design "authors" (`nystrom.models.design`) takes back what is marked (*):
+The head, its missing dropout, the dropout inside the feed-forward block, the initial values and Linformer's
+untrained projections are theirs, the design "authors" of `nystrom.models.design`.
 
-- there is no dropout of attention weights, which their exact and kernelized attention have (*), and other methods of
-  Skyformer's code too;
-- the classification head has 64 units, the model's activation and two dropouts, where theirs has 128 units, ReLU and no
-  dropout; for Retrieval the head is theirs (*);
-- there is no dropout inside the feed-forward block (*);
+Departs from their code:
+
+- there is no dropout of attention weights, which their exact and kernelized attention have, and other methods of
+  Skyformer's code too; `--drop-weights True` is that of exact and kernelized attention;
 - the learning rate rises from 0 and falls to 0, where theirs rises from 1/25 of its peak and falls to 1/250,000 of it
   (torch's OneCycleLR);
 - in mixed precision attention is computed in bfloat16, its inverse and its sums in float32, where theirs is computed in
   float32 as a whole; `--precision float32` computes all in float32;
-- all weights start with one standard deviation, that of torch's initialisation at width 64; theirs is 0.02 for
-  embeddings (*);
-- Linformer's projections are trained, where theirs keep their initial values (*);
 - the number of Reformer's buckets is 2 n / 64 itself, where theirs is the power of two below it for n padded to a power
   of two;
 - a method without an entry in `methods` runs with its defaults.

@@ -35,6 +35,8 @@ class Recipe:
         pooled_norm: Norm of that over the sequences of a batch.
         feed_forward: The feed-forward block.
         design: Whose head, dropout and initial values the model has.
+        drop_weights: Whether weights of exact and kernelized attention are dropped, with the dropout of the hidden
+            states, in the design "authors"; other methods have none to drop.
         schedule: Of the learning rate after its linear warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the
             inverse root of the step.
         clip_norm: Largest norm of the gradient of a step, larger ones are scaled down to it; 0 for any.
@@ -54,6 +56,7 @@ class Recipe:
     pooled_norm: PooledNormKind = "none"
     feed_forward: FeedForward = "plain"
     design: Design = "transformers"
+    drop_weights: bool = False
     schedule: LearningRateSchedule = "linear"
     clip_norm: float = 0.0
     adam_betas: tuple[float, float] = (0.9, 0.999)
@@ -72,6 +75,12 @@ class Recipe:
         check_at_least("short_conv_kernel_size", self.short_conv_kernel_size, 0)
         check_choice("schedule", self.schedule, get_args(LearningRateSchedule))
         check_flag("augment", self.augment)
+        check_flag("drop_weights", self.drop_weights)
+        if self.drop_weights and self.design != "authors":
+            raise ValueError(
+                f"drop_weights is True, but design is {self.design!r}, which stores no weights that could be dropped: "
+                "take design 'authors', or leave drop_weights out."
+            )
         for name in ("clip_norm", "weight_decay", "denoise"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected a number of at least 0, 0 for none.")

@@ -50,6 +50,7 @@ def _preset(
         steps=50_000,
         evaluate_every=evaluate_every,
         log_every=log_every,
+        design="authors",
         best_after=0.2,
         clip_value=1.0,
     )
