@@ -129,10 +129,10 @@ def test_a_model_that_drops_weights_has_the_weights_and_the_output_of_one_that_d
 
 @pytest.mark.parametrize(("attention", "share"), [("softmax", 0.1), ("kernelized", 0.1), ("nystrom", 0.0)])
 def test_a_training_drops_what_the_authors_drop_if_it_is_asked_to(attention, share):
-    def settled(**changes):
+    def settled(track_error=False, **changes):
         return settle(
             "listops", attention=attention, options=None, conv_kernel_size=None, preset="nystromformer", device="cpu",
-            precision="float32", accumulation=1, seed=0, changes=changes,
+            precision="float32", accumulation=1, seed=0, track_error=track_error, changes=changes,
         )  # fmt: skip
 
     assert settled().encoder_config().attention_probs_dropout_prob == 0
@@ -141,6 +141,11 @@ def test_a_training_drops_what_the_authors_drop_if_it_is_asked_to(attention, sha
     assert asked.changes() == {"drop_weights": True}
     with pytest.raises(ValueError, match=r"drop_weights is True, but design is 'transformers'.*leave drop_weights out"):
         settled(drop_weights=True, design="transformers")
+    if share:
+        with pytest.raises(ValueError, match=f"the error of {attention} would be that of the dropped weights"):
+            settled(track_error=True, drop_weights=True)
+    else:
+        assert settled(track_error=True, drop_weights=True).track_error
 
 
 def test_only_the_authors_projections_of_linformer_keep_their_start():

@@ -80,6 +80,11 @@ class Settings(Recipe, Schedule):
     def __post_init__(self):
         super().__post_init__()
         self.check_recipe()
+        if self.drop_weights and self.track_error and self.attention in DROPS_WEIGHTS:
+            raise ValueError(
+                f"drop_weights and track_error are both True: the error of {self.attention} would be that of the "
+                "dropped weights: leave one of them out."
+            )
         # Masked inputs are learned without a head.
         if self.pooled_norm != "none" and self.part_size == 1 and self.mask_share == 0:
             raise ValueError(
