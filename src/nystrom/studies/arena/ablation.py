@@ -1,13 +1,14 @@
 """What each part lifts on Text and ListOps, at equal steps, and what attention adds to all of them.
 
 Each arm is a run of `nystrom train`, in the folder arena-small or arena-paper beside those of the studies, with the
-preset modern-small: two layers of width 128, the same data, batches, steps and training, plain feed-forward blocks. The
-arms stand on each other: the model of the papers (Nyström attention with 32 landmarks, a learned table of positions,
-mean pooling, a convolution of the values with 35 taps, which stays in all arms); a norm of the pooled tokens over the
-batch (`nystrom.models.heads.pooled_norm`); rotary positions in place of the table; short convolutions of queries, keys
-and values, with the preset's 3 taps on ListOps and 13 on Text; denoising on Text, shuffled arguments on ListOps;
-near_far in place of Nyström attention. With all of it, and only the attention another: exact attention, a window of 33
-tokens, and none, so that the convolutions alone join tokens.
+preset modern-small: two layers of width 128, the same data, batches, steps and training, plain feed-forward blocks, and
+a head with dropout, which the papers' code has not (`nystrom.models.design`). The arms stand on each other: the model
+of the papers (Nyström attention with 32 landmarks, a learned table of positions, mean pooling, a convolution of the
+values with 35 taps, which stays in all arms); a norm of the pooled tokens over the batch
+(`nystrom.models.heads.pooled_norm`); rotary positions in place of the table; short convolutions of queries, keys and
+values, with the preset's 3 taps on ListOps and 13 on Text; denoising on Text, shuffled arguments on ListOps; near_far
+in place of Nyström attention. With all of it, and only the attention another: exact attention, a window of 33 tokens,
+and none, so that the convolutions alone join tokens.
 
 A seed of all arms is trained before the next seed, and tables, figures and verdicts are those of the runs that are
 there. "small" has steps for about ten minutes a run of ListOps on one slow core, the mean over the arms, evaluations
