@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from nystrom.measure.rows import new_row
 from nystrom.report import show_study
-from nystrom.report.plots.canvas import check_figure
+from nystrom.report.plots.canvas import METHOD_LOOKS, check_figure, method_look
 from nystrom.report.plots.curves import draw_curves
 from nystrom.report.plots.efficiency import draw_efficiency
 from nystrom.report.plots.families import families
@@ -92,6 +92,15 @@ def test_a_skip_keeps_its_methods_colour(rows, drawn, tmp_path):
     softmax, alone, skip = drawn[0].axes[0].lines
     assert alone.get_color() == skip.get_color() != softmax.get_color()
     assert alone.get_linestyle() != skip.get_linestyle()
+
+
+@pytest.mark.parametrize(
+    "name", ["nystrom-64", "nystrom-64+skip, nystromformer", "nystrom-64 (nystromformer)", "nystrom, 4000"]
+)
+def test_a_size_and_what_follows_it_keep_their_methods_look(name):
+    assert method_look(name) == METHOD_LOOKS["nystrom"]
+    assert method_look(name.replace("nystrom", "longformer", 1)) == METHOD_LOOKS["longformer"]
+    assert method_look("softmax-materialised") == METHOD_LOOKS["softmax-materialised"]
 
 
 def test_the_default_methods_have_a_colour_each_within_their_panel(rows, drawn, tmp_path):

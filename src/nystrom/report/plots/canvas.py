@@ -89,7 +89,7 @@ METHOD_LOOKS: dict[str, Look] = {
 
 def method_look(name: str) -> Look:
     """How a method looks, by its name in rows, such as "nystrom-64" or "nystrom, 4000": what follows does not count."""
-    base = re.sub(r"((-\d+)+|,.*| \(.*)$", "", name.removesuffix("+skip"))
+    base = re.sub(r"(-\d+)*(\+skip)?(,.*| \(.*)?$", "", name)
     known = METHOD_LOOKS.get(base)
     if known is not None:
         return known
