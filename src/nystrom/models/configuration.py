@@ -83,7 +83,7 @@ class EncoderConfig(PreTrainedConfig):
         max_position_embeddings: The longest input, padding included; with rotary positions, or none, an input may be
             longer.
         type_vocab_size: Kinds of segments that `token_type_ids` tell apart.
-        initializer_range: Standard deviation of the start weights.
+        initializer_range: Standard deviation of the start weights in the design "transformers" alone.
         layer_norm_eps: Added to the variance in a norm.
         pad_token_id: The token whose embedding stays zero; None where every id is a real token.
         conv_kernel_size: Size of the depthwise convolution of the values that is added to the attention; odd, or None

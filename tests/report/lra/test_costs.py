@@ -59,3 +59,13 @@ def test_runs_that_do_not_belong_together_are_not_averaged():
     longer = [dataclasses.replace(row, value=900) if row.quantity == "steps" else row for row in longer]
     with pytest.raises(ValueError, match="differ in steps"):
         cost_lines([*ROWS, *longer], time=True, memory=False)
+
+
+def test_a_narrow_terminal_cuts_no_number(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    print_costs(rows_of("text", "nystrom-128+skip-of-a-long-name", [1800], [1250]), time=True, memory=True)
+    printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines()) <= 80
+    assert "…" not in printed
+    assert "0.50" in printed
+    assert "1.25" in printed

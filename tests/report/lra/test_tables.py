@@ -168,3 +168,13 @@ def test_the_notes_say_steps_samples_and_commands(capsys):
     printed = capsys.readouterr().out
     assert "softmax, skyformer" in printed
     assert "37.10" in printed
+
+
+def test_a_narrow_terminal_cuts_no_number(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    print_lra(rows_of("listops", "nystrom-64+skip", [0.166], preset="nystromformer design=transformers"))
+    printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines()) <= 80
+    assert "…" not in printed
+    for number in ("16.6", "37.15", "65.52", "79.56", "41.58", "70.94", "58.95"):
+        assert number in printed

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 from nystrom.measure.rows import Row
+from nystrom.report.lra.printing import print_table
 from nystrom.report.lra.runs import Line, line_of
 from nystrom.report.markdown import markdown_table
 from nystrom.report.printed.accuracies import LRA_TASKS
@@ -50,18 +51,8 @@ def print_costs(rows: Sequence[Row], *, time: bool, memory: bool) -> None:
     Raises:
         ValueError: As `cost_lines`.
     """
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    notes = escape("\n".join(_notes(rows)))
-    table = Table(box=box.SIMPLE_HEAD, title=_title(time, memory), caption=notes, caption_justify="left")
-    for column in ("", *LRA_TASKS):
-        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
-    for name, cells in cost_lines(rows, time=time, memory=memory):
-        table.add_row(f"[dim]{escape(name)}[/dim]" if name.startswith(" ") else escape(name), *cells)
-    Console().print(table)
+    lines = cost_lines(rows, time=time, memory=memory)
+    print_table(_title(time, memory), LRA_TASKS, lines, "\n".join(_notes(rows)))
 
 
 def cost_markdown(rows: Sequence[Row], *, time: bool, memory: bool) -> str:

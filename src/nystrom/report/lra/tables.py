@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 from nystrom.measure.rows import Row
+from nystrom.report.lra.printing import print_table
 from nystrom.report.lra.runs import Accuracy, Line, lra_cells, lra_guesses
 from nystrom.report.markdown import markdown_table
 from nystrom.report.printed.accuracies import LRA_TASKS, PAPERS, SKYFORMER_TABLE_1
@@ -53,20 +54,8 @@ def print_lra(rows: Sequence[Row]) -> None:
     Raises:
         ValueError: As `lra_lines`.
     """
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    notes = escape("\n".join([_CAPTION, *_notes(rows)]))
-    table = Table(box=box.SIMPLE_HEAD, title=_TITLE, caption=notes, caption_justify="left", padding=(0, 1, 0, 0))
-    table.pad_edge = table.show_edge = False
-    for column in ("", *LRA_TASKS, "mean"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
-    for name, cells in lra_lines(rows):
-        # What the papers print comes below what was measured, indented.
-        table.add_row(f"[dim]{escape(name)}[/dim]" if name.startswith(" ") else escape(name), *cells)
-    Console().print(table)
+    notes = "\n".join([_CAPTION, *_notes(rows)])
+    print_table(_TITLE, [*LRA_TASKS, "mean"], lra_lines(rows), notes)
 
 
 def lra_markdown(rows: Sequence[Row]) -> str:

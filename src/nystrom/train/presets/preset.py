@@ -55,7 +55,7 @@ class Preset(Recipe):
         hidden_act: Activation.
         hidden_dropout_prob: Dropout.
         norm: Place of the norms.
-        initializer_range: Standard deviation of the initial weights.
+        initializer_range: Standard deviation of the initial weights in the design "transformers" alone.
         adam_epsilon: Of AdamW.
     """
 

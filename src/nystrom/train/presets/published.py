@@ -8,13 +8,12 @@ are Text again, cut at 1,000 bytes. "modern" has what lifts attention, and "mode
 (`nystrom.train.presets.official`). "demo" is ours, for a few minutes on two cores (`nystrom.train.presets.demo`).
 
 The papers share one model: 2 layers of width 64, 128 inside the feed-forward block, 2 heads of 32, pre-norm, mean
-pooling, dropout 0.1; AdamW(0.9, 0.999, 1e-6) without weight decay, linear warm-up, then linear decay.
+pooling, dropout 0.1; AdamW(0.9, 0.999, 1e-6) without weight decay, linear warm-up, then linear decay. Head, dropout,
+initial values and Linformer's untrained projections are those of their code, the design "authors" of
+`nystrom.models.design`.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, and its code's LRA/code; Chen et al. (2021), arXiv:2111.00035, and its
 code's code/config.py and code/main.py.
-The head, its missing dropout, the dropout inside the feed-forward block, the initial values and Linformer's
-untrained projections are theirs, the design "authors" of `nystrom.models.design`.
-
 Departs from their code:
 
 - there is no dropout of attention weights, which their exact and kernelized attention have, and other methods of
