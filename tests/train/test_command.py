@@ -30,11 +30,13 @@ def trained(monkeypatch):
 
 
 def settings_of(
-    task="listops", attention="nystrom", options=None, conv_kernel_size=None, accumulation=1, mask_share=0.0, **changes
-):
+    task="listops", attention="nystrom", options=None, conv_kernel_size=None, accumulation=1, mask_share=0.0,
+    compile=False, track_error=False, **changes
+):  # fmt: skip
     return settle(
         task, attention=attention, options=options, conv_kernel_size=conv_kernel_size, preset="demo", device="cpu",
-        precision="auto", accumulation=accumulation, seed=3, changes=changes, mask_share=mask_share,
+        precision="auto", accumulation=accumulation, seed=3, changes=changes, mask_share=mask_share, compile=compile,
+        track_error=track_error,
     )  # fmt: skip
 
 
@@ -57,6 +59,7 @@ def settings_of(
             "clip_norm": 1.0,
         },
         {"schedule": "cosine", "label_smoothing": 0.1, "ema": 0.99, "augment": True, "denoise": 1.0},
+        {"compile": True, "track_error": True},
     ],
 )
 def test_the_words_make_the_settings(given, trained):
@@ -71,7 +74,7 @@ def test_the_words_make_the_settings(given, trained):
         trained["task"], attention=trained["attention"], options=trained["options"],
         conv_kernel_size=trained.get("conv_kernel_size"), preset=trained["preset"], device=trained["device"],
         precision=trained["precision"], accumulation=trained.get("accumulation", 1), seed=trained["seed"],
-        changes=changed,
+        changes=changed, compile=trained.get("compile", False), track_error=trained.get("track_error", False),
     )  # fmt: skip
     assert again == settings
 

@@ -6,6 +6,9 @@ from nystrom.tasks.lra.facts import LRA
 from nystrom.train.data.columns import NO_COLUMNS, Columns
 from nystrom.train.settings import Settings
 
+# What is asked for by the name alone.
+_FLAGS = ("compile", "track_error")
+
 
 def train_words(
     settings: Settings,
@@ -40,7 +43,7 @@ def train_words(
     words = ["pretrain" if settings.mask_share else "train", settings.task]
     for name, value in named.items():
         flag = f"--{name.replace('_', '-')}"
-        if name == "compile" and value:
+        if name in _FLAGS and value:
             words.append(flag)
         elif isinstance(value, tuple):
             words += [flag, *map(str, value)]

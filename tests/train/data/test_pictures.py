@@ -40,6 +40,15 @@ def test_every_pixel_is_a_token(pictures, small_run, tmp_path, after_forward):
     assert (row.study, row.n, row.repeats) == ("train pathfinder", 1024, 6)
 
 
+def test_a_run_does_not_go_on_with_other_pictures_of_the_same_classes(pictures, small_run, tmp_path):
+    other = prepare_pathfinder(tmp_path / "easy", contour=3, train=16, val=6, test=6, workers=1, progress=False)
+    assert (Pathfinder(other, "train").labels == Pathfinder(pictures, "train").labels).all()
+    changes = {"task": "pathfinder", "steps": 2, "warmup_steps": 0, "evaluate_every": 1, "batch_size": 4}
+    small_run(tmp_path / "run", data=pictures, **changes)
+    with pytest.raises(ValueError, match="whose data were others"):
+        small_run(tmp_path / "run", data=other, resume=True, **changes)
+
+
 def test_a_preset_draws_snakes_of_its_own_length(tmp_path):
     sizes = replace(find_preset("pathfinder", "modern-small").data, train=2, val=2, test=2)
     prepare_if_missing("pathfinder", tmp_path / "pictures", sizes)

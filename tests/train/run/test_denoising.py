@@ -52,6 +52,27 @@ def test_the_loss_is_the_mean_over_sequences_of_that_over_their_tokens():
     assert_close(denoiser.loss(x, ids, None), F.cross_entropy(logits.flatten(0, 1), ids.flatten()))
 
 
+def test_every_weight_that_learns_takes_part():
+    # Several processes would wait for the gradient of one that does not.
+    _, denoiser = make()
+    ids = torch.randint(1, 9, (3, 6))
+    chosen = torch.ones_like(ids, dtype=torch.bool)
+    x = denoiser.masked(ids, chosen, torch.nn.Embedding(9, 8))
+    denoiser.loss(x, ids, chosen).backward()
+    assert [name for name, weight in denoiser.named_parameters() if weight.requires_grad and weight.grad is None] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [["train", "listops", "--denoise", "0.5"], ["pretrain", "listops"]])
+def test_two_processes_share_the_batches(words, torchrun, data, tmp_path):
+    done = torchrun(
+        2, *words, "--preset", "demo", "--steps", 3, "--warmup-steps", 1, "--batch-size", 8, "--evaluate-every", 3,
+        "--device", "cpu", "--threads", 1, "--data", data, "--to", tmp_path / "run",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "run" / "checkpoint-3").is_dir()
+
+
 def test_the_loss_of_a_step_is_that_of_the_class_and_of_the_tokens(small_run, tmp_path, after_forward, curves):
     parts = {"class": [], "tokens": []}
 

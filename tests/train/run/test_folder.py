@@ -148,6 +148,13 @@ def test_a_run_is_resumed_with_its_own_data_only(run, settings):
         run.check_data("12345678")
 
 
+def test_a_run_of_before_the_files_were_summed_goes_on(run, settings):
+    start(run, settings)
+    run.check_data("00000000-12345678")
+    with pytest.raises(ValueError, match="data were others"):
+        run.check_data("12345678-00000000")
+
+
 def test_there_must_be_a_run_to_resume(run, settings):
     with pytest.raises(ValueError, match="holds no run to resume"):
         hold(run, settings, resume=True)

@@ -13,6 +13,7 @@ from nystrom.measure.rows import read_rows
 from nystrom.models import EncoderModel
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.data.masked import masking, unmasked
+from nystrom.train.grid.status import status_lines
 from nystrom.train.run.masked_trainer import MaskedTrainer
 
 SHORT = {"steps": 6, "warmup_steps": 2, "evaluate_every": 3, "mask_share": 0.1}
@@ -107,6 +108,9 @@ def test_the_saved_model_is_the_encoder_without_head_and_mask(small_run, tmp_pat
     best = min((value, step) for step, quantity, value in curves(run) if quantity == "validation loss")[1]
     of_best = load_file(run / f"checkpoint-{best}" / "model.safetensors")
     assert_close(EncoderModel.from_pretrained(run / "best").state_dict(), {name: of_best[name] for name in saved})
+    line, count = status_lines(tmp_path)
+    assert line.startswith("run: validation masked ")
+    assert count == "1 of 1 finished"
 
 
 def test_every_evaluation_masks_the_same_tokens_of_whole_pairs(pairs, tmp_path, monkeypatch):

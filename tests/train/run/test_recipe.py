@@ -27,6 +27,12 @@ def test_the_schedule_is_its_closed_form(small_run, tmp_path, curves, schedule, 
     assert rates == pytest.approx([1e-3 * (i / 2 if i < 2 else rate(i)) for i in range(6)])
 
 
+def test_the_inverse_root_of_the_step_needs_no_warm_up(small_run, tmp_path, curves):
+    run = small_run(tmp_path / "run", schedule="rsqrt", **SHORT | {"warmup_steps": 0})
+    rates = [value for _, quantity, value in curves(run) if quantity == "learning rate"]
+    assert rates == pytest.approx([1e-3 / (i + 1) ** 0.5 for i in range(6)])
+
+
 def test_the_norm_of_the_gradient_is_clipped(small_run, tmp_path, around_step, curves):
     norms = {}
 

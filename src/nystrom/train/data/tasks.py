@@ -27,7 +27,7 @@ from nystrom.tasks.lra.texts.own_texts import prepare_own
 from nystrom.tasks.lra.texts.retrieval import Retrieval
 from nystrom.tasks.lra.texts.reviews import Text
 from nystrom.tasks.store.byte_split import ByteSplit
-from nystrom.tasks.store.header import HEADER
+from nystrom.tasks.store.header import HEADER, read_header
 from nystrom.tasks.store.picture_files import PictureSplit
 from nystrom.train.data.batches import Collate, collate, collate_pairs, collate_whole
 from nystrom.train.data.columns import NO_COLUMNS, Columns
@@ -273,10 +273,20 @@ def check_lengths(folder: Path, name: str, split: LabelledSplit, positions: int)
         )
 
 
-def fingerprint(splits: Splits) -> str:
-    """Eight hexadecimal digits, a checksum of the number, lengths and classes of all samples of the open splits."""
-    digest = 0
+def fingerprint(splits: Splits, folder: Path) -> str:
+    """Two checksums of the open splits: of the lengths and classes of all samples, and of their files.
+
+    An older run has the first alone, which says nothing of pictures that are all of one size.
+
+    Args:
+        splits: The splits.
+        folder: Their folder.
+    """
+    seen = 0
     for split in filter(None, splits):
         for array in (split.lengths, split.labels):
-            digest = zlib.crc32(np.ascontiguousarray(array, dtype=np.int64).tobytes(), digest)
-    return f"{digest:08x}"
+            seen = zlib.crc32(np.ascontiguousarray(array, dtype=np.int64).tobytes(), seen)
+    files = read_header(folder)["files"]
+    sums = sorted((name, file["sha256"]) for name, file in files.items())
+    opened = [each for each in sums if splits.test is not None or not each[0].startswith("test_")]
+    return f"{seen:08x}-{zlib.crc32(repr(opened).encode()):08x}"

@@ -289,7 +289,7 @@ def _check(to: Path, planned: Sequence[Planned], data: Path) -> None:
 
     first = planned[0].settings
     splits = open_splits(first.task, data, positions=first.max_length, batch_size=first.batch_size)
-    digest = fingerprint(splits)
+    digest = fingerprint(splits, data)
     for name, settings in planned:
         run = RunFolder(to / name)
         if run.is_started:

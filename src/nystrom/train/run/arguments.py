@@ -80,6 +80,8 @@ def training_arguments(
         gradient_accumulation_steps=settings.accumulation,
         learning_rate=settings.learning_rate,
         lr_scheduler_type=_SCHEDULES[schedule],
+        # Without a warm-up the inverse root is that of the step; transformers would take the root of 10,000 steps more.
+        lr_scheduler_kwargs={"timescale": max(settings.warmup_steps, 1)} if schedule == "rsqrt" else {},
         warmup_steps=settings.warmup_steps,
         optim="adamw_torch_fused",
         adam_beta1=preset.adam_betas[0],

@@ -43,6 +43,8 @@ class Denoiser(nn.Module):
         self.vocab_size, self.std = config.vocab_size, config.initializer_range
         self.mask = nn.Parameter(torch.empty(config.hidden_size))
         self.head = LanguageHead(config)
+        # The second name of a bias, which only published models have: processes wait for each gradient there is.
+        self.head.predictions.bias.requires_grad_(False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -151,7 +151,9 @@ class RunFolder:
         Raises:
             ValueError: They differ.
         """
-        if self.is_started and (before := self.read()["data"])["fingerprint"] != fingerprint:
+        # An older run has the first of the two parts alone.
+        known = (fingerprint, fingerprint.partition("-")[0])
+        if self.is_started and (before := self.read()["data"])["fingerprint"] not in known:
             raise ValueError(
                 f"{self.path} holds a run on {before['folder']}, whose data were others (fingerprint "
                 f"{before['fingerprint']}, now {fingerprint}): name the folder of those with --data."

@@ -103,7 +103,7 @@ def train_model(
         batch_size=settings.batch_size,
         test=not settings.mask_share,
     )
-    digest = fingerprint(splits)
+    digest = fingerprint(splits, folder)
     run.check_data(digest)
     if is_main():
         versions = {
