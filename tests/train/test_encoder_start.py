@@ -116,6 +116,19 @@ def test_the_encoder_of_another_vocabulary_and_folders_without_one_are_refused(p
         train("listops", model=tmp_path, to=tmp_path / "run", **SHORT)
 
 
+def test_inputs_beyond_its_projections_are_refused_before_a_run_begins(data, tmp_path):
+    settings = SHORT | {"steps": 1, "evaluate_every": 1, "batch_size": 2, "data": data}
+    rotary = {"attention": "linformer", "positions": "rotary", "preset": "demo", "mask_share": 0.5, "max_length": 600}
+    model = train("listops", to=tmp_path / "run", **rotary, **settings) / "best"
+    with pytest.raises(ValueError, match=r"max_length is 700 but model .* has projections \(linformer\) of 600 pos"):
+        train("listops", model=model, to=tmp_path / "longer", max_length=700, **settings)
+    with pytest.raises(ValueError, match=r"of 600 positions, but sequences would have 601, the token of the class"):
+        train("listops", model=model, to=tmp_path / "classed", pooling="cls", **settings)
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    trained = train("listops", model=model, to=tmp_path / "trained", **settings)
+    assert json.loads((trained / "best" / "config.json").read_text())["max_position_embeddings"] == 600
+
+
 def test_inputs_beyond_its_table_of_positions_are_refused(data, tmp_path):
     from nystrom.tasks.lra.pathfinder.task import prepare_pathfinder
 

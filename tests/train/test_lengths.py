@@ -98,9 +98,19 @@ def test_the_longest_sequence_of_a_method_follows_the_data(preset, positions):
     assert {**plain.options, "max_length": positions} == settings.options
 
 
+@pytest.mark.parametrize(("preset", "positions"), [("official", None), ("official", 4_096), ("skyformer", 4_096)])
+def test_the_token_of_the_class_is_one_more(preset, positions):
+    settings = _settled("linformer", preset, positions, pooling="cls")
+    assert settings.options["max_length"] == settings.max_length + 1
+    assert not [name for name in settings.changes() if name.startswith("options.")]
+    assert _settled("linformer", preset, positions, pooling="mean").options["max_length"] == settings.max_length
+    with pytest.raises(ValueError, match="the model sees sequences of 1025 tokens"):
+        _settled("linformer", preset, None, {"max_length": 1024}, pooling="cls")
+
+
 def test_a_longest_sequence_that_is_too_short_raises():
     assert _settled("linformer", "demo", 4096, {"max_length": 5000}).options["max_length"] == 5000
-    with pytest.raises(ValueError, match="option max_length of linformer is 1024 but the data hold sequences of 4096"):
+    with pytest.raises(ValueError, match="option max_length of linformer is 1024 but the model sees sequences of 4096"):
         _settled("linformer", "demo", 4096, {"max_length": 1024})
 
 
@@ -120,10 +130,10 @@ def test_a_run_keeps_its_size_of_pictures(root, small_run, tmp_path):
         evaluate("pathfinder", model=run / "best", data=root / "pathfinder-demo", device="cpu")
 
 
-def _settled(attention, preset, positions, options=None):
+def _settled(attention, preset, positions, options=None, **changes):
     return settle(
         "pathfinder", attention=attention, options=options, conv_kernel_size=None, preset=preset, device="cpu",
-        precision="auto", accumulation=1, seed=0, changes={}, positions=positions,
+        precision="auto", accumulation=1, seed=0, changes=changes, positions=positions,
     )  # fmt: skip
 
 

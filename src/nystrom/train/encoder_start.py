@@ -15,6 +15,7 @@ from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights
 from nystrom.tasks.lra.facts import LRA
 from nystrom.tasks.store.checksums import sha256
+from nystrom.train.lengths import has_longest
 from nystrom.train.presets.preset import MethodSetting, Preset
 
 # Of an encoder, by their names in presets and in `EncoderConfig`.
@@ -71,7 +72,7 @@ class StartEncoder:
         )
 
     def positions(self, base: Preset, of_data: int | None) -> int | None:
-        """The positions of the model: the encoder's, or those of longer data where it has no table of them.
+        """The positions of the model: the encoder's, or those of longer data where it has no weight for each.
 
         Args:
             base: The preset.
@@ -81,22 +82,41 @@ class StartEncoder:
             None for those of the preset.
 
         Raises:
-            ValueError: Another length was asked for than that of its table.
+            ValueError: Another length was asked for than that of its weights.
         """
-        own = self.config.max_position_embeddings
-        if (
-            self.config.positions == "learned"
-            and of_data is not None
-            and not LRA[base.task].any_size
-            and of_data != own
-        ):
+        own, fixed = self.config.max_position_embeddings, self._fixed
+        if fixed and of_data is not None and not LRA[base.task].any_size and of_data != own:
             raise ValueError(
-                f"max_length is {of_data} but model {self.folder} has a table of {own} positions: leave it out, or "
+                f"max_length is {of_data} but model {self.folder} has {fixed} {own} positions: leave it out, or "
                 "pretrain another encoder with it."
             )
-        if self.config.positions != "learned":
+        if not fixed:
             own = max(own, base.data.max_length if of_data is None else of_data)
         return None if own == base.data.max_length else own
+
+    @property
+    def _fixed(self) -> str:
+        """What of it has a weight for each position; "" for nothing."""
+        if self.config.positions == "learned":
+            return "a table of"
+        return f"projections ({self.config.attention}) of" if has_longest(self.config.attention) else ""
+
+    def check_longest(self, longest: int | None) -> None:
+        """Check that its attention sees sequences of this length.
+
+        Args:
+            longest: Tokens, that of the class included; None for those of its preset.
+
+        Raises:
+            ValueError: Its projections are shorter.
+        """
+        own = self.config.attention_options.get("max_length")
+        if longest is not None and isinstance(own, int) and own < longest:
+            raise ValueError(
+                f"model {self.folder} has projections ({self.config.attention}) of {own} positions, but sequences would"
+                f" have {longest}, the token of the class included: take another pooling than 'cls', or pretrain "
+                f"another encoder with --options.max-length {longest}."
+            )
 
     def check(self, base: Preset, given: Mapping[str, object]) -> None:
         """Check that it is an encoder for a task and preset, and that nothing which was asked for contradicts it.

@@ -55,30 +55,49 @@ def lengthened(preset: Preset, max_length: int) -> Preset:
     return replace(preset, data=replace(data, folder=f"{preset.task}-{max_length}", max_length=max_length))
 
 
+def has_longest(attention: str) -> bool:
+    """Whether a method is built for a longest sequence, which its option `max_length` sets.
+
+    Raises:
+        ValueError: An unknown method.
+    """
+    check_names("attention", [attention], (*METHODS, NO_ATTENTION))
+    return attention != NO_ATTENTION and _LONGEST in {option.name for option in fields(METHODS[attention].options)}
+
+
+def attended(preset: Preset, positions: int | None, pooling: str) -> int | None:
+    """Tokens that attention sees at most, that of the class included; None for the preset's.
+
+    Args:
+        preset: The preset.
+        positions: Positions of the model, if not the preset's.
+        pooling: The model's; "cls" adds a token.
+    """
+    if pooling != "cls":
+        return positions
+    return (preset.data.max_length if positions is None else positions) + 1
+
+
 def fit_options(
     attention: str, options: Mapping[str, object], given: Mapping[str, object], positions: int | None
 ) -> dict[str, Any]:
-    """Options of a method for a model with so many positions.
+    """Options of a method for sequences of so many tokens.
 
     Args:
         attention: The method.
         options: Those of the preset.
         given: Chosen options, which override the preset's.
-        positions: Positions, if not the preset's.
+        positions: Tokens that attention sees at most, if not the preset's; see `attended`.
 
     Raises:
-        ValueError: An unknown method, or a chosen longest sequence that is shorter than those of the data.
+        ValueError: An unknown method, or a chosen longest sequence that is shorter than that.
     """
-    check_names("attention", [attention], (*METHODS, NO_ATTENTION))
-    if attention == NO_ATTENTION:
-        return {**options, **given}
-    needs_length = _LONGEST in {option.name for option in fields(METHODS[attention].options)}
-    if positions is None or not needs_length:
+    if not has_longest(attention) or positions is None:
         return {**options, **given}
     chosen = given.get(_LONGEST)
     if isinstance(chosen, int) and chosen < positions:
         raise ValueError(
-            f"option {_LONGEST} of {attention} is {chosen} but the data hold sequences of {positions} tokens: leave it "
-            f"out, or take {positions} or more."
+            f"option {_LONGEST} of {attention} is {chosen} but the model sees sequences of {positions} tokens: leave "
+            f"it out, or take {positions} or more."
         )
     return {**options, _LONGEST: positions, **given}

@@ -51,6 +51,9 @@ def setting_words(settings: Settings) -> str:
     changed = {name: value for name, value in settings.changes().items() if name not in {*named, *_SAID_ELSEWHERE}}
     changed |= {"mask_share": settings.mask_share} if settings.mask_share else {}
     changed |= {"model": settings.weights} if settings.weights else {}
+    if settings.pooled_norm != "none" and settings.part_size != settings.batch_size:
+        # Its mean and variance are those of the samples that a process takes at a time.
+        changed["part_size"] = settings.part_size
     return " ".join(f"{name}={value}" for name, value in {"preset": settings.preset, **changed}.items())
 
 

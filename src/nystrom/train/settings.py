@@ -9,7 +9,7 @@ from nystrom.attention.method_names import DROPS_WEIGHTS
 from nystrom.checks import check_at_least, check_names
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.hardware import processes, usable_device, usable_precision
-from nystrom.train.lengths import fit_options
+from nystrom.train.lengths import attended, fit_options
 from nystrom.train.presets.published import PRESETS, MethodSetting, Preset, find_preset
 from nystrom.train.presets.recipe import ARGUMENTS, RECIPE, Recipe
 from nystrom.train.schedule import RunSettings, Schedule
@@ -103,7 +103,7 @@ class Settings(Recipe, Schedule):
         """The user's changes of the preset: options of the method as "options.NAME", other settings by their name."""
         base = find_preset(self.task, self.preset)
         method = base.methods(self.max_length).get(self.attention, MethodSetting())
-        before = fit_options(self.attention, method.options, {}, self.positions)
+        before = fit_options(self.attention, method.options, {}, attended(base, self.positions, self.pooling))
         changed = {f"options.{name}": value for name, value in self.options.items() if value != before.get(name)}
         if self.conv_kernel_size != method.conv_kernel_size:
             changed["conv_kernel_size"] = self.conv_kernel_size or 0
@@ -232,11 +232,14 @@ def settle(
     check_at_least("steps", steps, 1)
     given = _preset_values(base, method, chosen.get("position_kind"), steps, chosen.get("evaluate_every"))
     assert chosen.keys() <= given.keys()
+    longest = attended(base, positions, (given | chosen)["pooling"])
+    if start is not None:
+        start.check_longest(longest)
     device = device if elsewhere else usable_device(device)
     settings = Settings(
         task=task,
         attention=attention,
-        options=fit_options(attention, method.options, options or {}, positions),
+        options=fit_options(attention, method.options, options or {}, longest if start is None else None),
         conv_kernel_size=method.conv_kernel_size if conv_kernel_size is None else conv_kernel_size or None,
         preset=preset,
         seed=seed,

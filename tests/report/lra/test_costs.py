@@ -57,8 +57,12 @@ def test_runs_that_do_not_belong_together_are_not_averaged():
         cost_lines([*ROWS, *rows_of("listops", "sparse", [100], [250])], time=True, memory=False)
     longer = [dataclasses.replace(row, seed=1) for row in rows_of("listops", "sparse", [7200], [250])]
     longer = [dataclasses.replace(row, value=900) if row.quantity == "steps" else row for row in longer]
-    with pytest.raises(ValueError, match="differ in steps"):
+    with pytest.raises(ValueError, match="differ in steps: 500, 900"):
         cost_lines([*ROWS, *longer], time=True, memory=False)
+    for change, says in (({"n": 4_000}, "n: None, 4000"), ({"device": "a GPU"}, "device: a device, a GPU")):
+        other = [dataclasses.replace(row, seed=1, **change) for row in rows_of("listops", "sparse", [7200], [250])]
+        with pytest.raises(ValueError, match=f"differ in {says}"):
+            cost_lines([*ROWS, *other], time=True, memory=False)
 
 
 def test_a_narrow_terminal_cuts_no_number(capsys, monkeypatch):

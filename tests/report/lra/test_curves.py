@@ -17,10 +17,12 @@ def drawn(monkeypatch):
     return figures
 
 
-def add_run(folder, task, method, seed, points, preset="demo", header="step,quantity,value,seconds"):
-    run = folder / f"{task}-{method}-{preset}-seed{seed}"
+def add_run(folder, task, method, seed, points, preset="demo", header="step,quantity,value,seconds", **more):
+    start = ["pretrained"] if more.get("model") else []
+    positions = [str(more["positions"])] if more.get("positions") else []
+    run = folder / "-".join([task, method, preset, *start, *positions, f"seed{seed}"])
     run.mkdir()
-    settings = {"task": task, "attention": method, "preset": preset, "seed": seed}
+    settings = {"task": task, "attention": method, "preset": preset, "seed": seed} | more
     (run / "run.json").write_text(json.dumps({"settings": settings, "data": {}}))
     lines = [
         ",".join(map(str, (step, "validation accuracy", value, seconds)[: header.count(",") + 1]))
@@ -122,6 +124,27 @@ def test_several_presets_are_distinguished(tmp_path, drawn):
         "softmax (skyformer)",
         "chance",
     ]
+
+
+@pytest.mark.parametrize("preset", ["demo", "modern-small", "skyformer-1000"])
+def test_an_encoder_that_was_pretrained_and_another_length_are_lines_of_their_own(preset, tmp_path, drawn):
+    points = [(10, 0.5, 1.0), (20, 0.5, 2.0)]
+    for more in ({}, {"model": "runs/a/best"}, {"positions": 512}, {"model": "runs/a/best", "positions": 512}):
+        add_run(tmp_path, "text", "nystrom-64", 0, points, preset=preset, **more)
+    gather_curves(tmp_path, tmp_path / "gathered.csv")
+    for source in (tmp_path, tmp_path / "gathered.csv"):
+        draw_lra_curves(source, tmp_path / "curves.png")
+    said = {f"nystrom-64 ({preset}{more})" for more in ("", ", pretrained", ", 512", ", pretrained, 512")}
+    for figure in drawn:
+        assert {line.get_label() for line in figure.axes[0].lines} == said | {"chance"}
+
+
+def test_runs_of_other_settings_are_not_seeds_of_one_method(tmp_path):
+    points = [(10, 0.5, 1.0), (20, 0.5, 2.0)]
+    add_run(tmp_path, "text", "softmax", 0, points, learning_rate=0.1, device="cpu")
+    add_run(tmp_path, "text", "softmax", 1, points, learning_rate=0.2, device="cuda")
+    with pytest.raises(ValueError, match=r"holds text-softmax-demo-seed0 and text-softmax-demo-seed1, .* in learning"):
+        draw_lra_curves(tmp_path, tmp_path / "curves.png")
 
 
 def test_a_picture_is_written(tmp_path):

@@ -27,7 +27,8 @@ def cost_lines(rows: Sequence[Row], *, time: bool, memory: bool) -> list[tuple[s
         memory: Show gigabytes; behind the hours if both are shown.
 
     Raises:
-        ValueError: No training time among the rows, two different runs of one seed, or seeds with different steps.
+        ValueError: No training time among the rows, two different runs of one seed, or seeds that differ in steps,
+            length, precision or device.
     """
     cells = _cells(rows)
     lines = []
@@ -75,23 +76,30 @@ def cost_markdown(rows: Sequence[Row], *, time: bool, memory: bool) -> str:
 def _cells(rows: Sequence[Row]) -> dict[tuple[Line, str], dict[str, float]]:
     """Means over the seeds, by line and task, of seconds and megabytes."""
     found: dict[tuple[Line, str], dict[str, dict[int | None, float]]] = {}
+    places: dict[tuple[Line, str], dict[str, dict[object, None]]] = {}
     for row in rows:
         if not row.study.startswith("train ") or row.quantity not in (_TIME, _MEMORY, _STEPS):
             continue
         line, task = place = (line_of(row), row.study.removeprefix("train "))
         seeds = found.setdefault(place, {}).setdefault(row.quantity, {})
+        if row.quantity == _STEPS:
+            places.setdefault(place, {}).setdefault("steps", {})[f"{row.value:g}"] = None
+        else:
+            for what in ("n", "dtype", "device"):
+                places.setdefault(place, {}).setdefault(what, {})[getattr(row, what)] = None
         if seeds.setdefault(row.seed, row.value) != row.value:
             raise ValueError(
                 f"rows hold two runs of {line.method} ({line.preset}) on {task} with seed {row.seed}, one with "
                 f"{row.quantity} {seeds[row.seed]:g} and one with {row.value:g}: tabulate them separately."
             )
-    for (line, task), values in found.items():
-        if len(steps := set(values.get(_STEPS, {}).values())) > 1:
-            raise ValueError(
-                f"runs of {line.method} ({line.preset}) on {task} differ in steps: "
-                f"{', '.join(f'{count:g}' for count in sorted(steps))}; a mean over seeds needs the same settings: "
-                "tabulate them separately."
-            )
+    for (line, task), wanted in places.items():
+        for what, different in wanted.items():
+            if len(different) > 1:
+                raise ValueError(
+                    f"runs of {line.method} ({line.preset}) on {task} differ in {what}: "
+                    f"{', '.join(map(str, different))}; a mean over seeds needs the same settings: "
+                    "tabulate them separately."
+                )
     if not any(_TIME in values for values in found.values()):
         raise ValueError("rows hold no training time; expected rows of `nystrom lra run` or `nystrom train`.")
     return {

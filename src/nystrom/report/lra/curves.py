@@ -13,7 +13,7 @@ import re
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from nystrom.checks import check_choice
 from nystrom.report.plots.canvas import (
@@ -42,10 +42,13 @@ _QUANTITIES: dict[Shown, str] = {
 _CHANCE = "chance"
 GATHERED = ("run", "step", "quantity", "value", "seconds")
 
-# TASK-METHOD-PRESET-seedSEED, and a suffix of a copy.
+# TASK-METHOD-PRESET-seedSEED, with what the encoder came from and the positions, and a suffix of a copy.
 _RUN_NAME = re.compile(
-    r"(?P<task>\w+)-(?P<method>.+?)-(?P<preset>modern-small|[a-z]\w*(?:-\d+)?)-seed\d+(?:-(?P<besides>\w+))?"
+    r"(?P<task>\w+)-(?P<method>.+?)-(?P<preset>modern-small|[a-z]\w*(?:-1000)?)"
+    r"(?:-(?P<start>pretrained))?(?:-(?P<positions>\d+))?-seed\d+(?:-(?P<besides>\w+))?"
 )
+# Settings that runs of one method may differ in.
+_FREE = {"seed", "accumulation", "processes", "device", "compile", "evaluate_every", "log_every", "model"}
 
 # step: (seconds, value)
 _Curve = dict[int, tuple[float, float]]
@@ -152,6 +155,7 @@ def _by_method(found: Sequence[_Drawn]) -> dict[tuple[str, str], list[_Curve]]:
 
 
 def _read_runs(folder: Path, quantity: str) -> Iterator[_Drawn]:
+    before: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
     for path in sorted(folder.glob("*/run.json")):
         if not (curves := path.with_name("curves.csv")).is_file():
             continue
@@ -163,7 +167,24 @@ def _read_runs(folder: Path, quantity: str) -> Iterator[_Drawn]:
         # Runs of an earlier version do not name their size.
         method = content.get("method", settings["attention"])
         curve = {int(step): (seconds, value) for step, value, seconds in points}
-        yield _Drawn(settings["task"], method, settings["preset"], curve)
+        drawn = _Drawn(
+            settings["task"],
+            method,
+            _preset(settings["preset"], "pretrained" if settings.get("model") else None, settings.get("positions")),
+            curve,
+        )
+        first, same = before.setdefault(drawn[:3], (path.parent.name, settings))
+        different = [name for name in sorted(same.keys() & settings.keys() - _FREE) if same[name] != settings[name]]
+        if different:
+            raise ValueError(
+                f"{folder} holds {first} and {path.parent.name}, which differ in {', '.join(different)}; a mean over "
+                "seeds needs the same settings: draw them from folders of their own."
+            )
+        yield drawn
+
+
+def _preset(name: str, start: str | None, positions: str | int | None) -> str:
+    return ", ".join(str(word) for word in (name, start, positions) if word)
 
 
 def _read_gathered(path: Path, wanted: str) -> Iterator[_Drawn]:
@@ -185,7 +206,8 @@ def _read_gathered(path: Path, wanted: str) -> Iterator[_Drawn]:
         if (named := _RUN_NAME.fullmatch(run)) is None:
             raise ValueError(f"{path} names the run {run!r}; expected TASK-METHOD-PRESET-seedSEED.")
         besides = f", {named['besides']}" if named["besides"] else ""
-        yield _Drawn(named["task"], named["method"] + besides, named["preset"], curve)
+        preset = _preset(named["preset"], named["start"], named["positions"])
+        yield _Drawn(named["task"], named["method"] + besides, preset, curve)
 
 
 def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, look: Look, over: Axis, factor: float) -> None:

@@ -20,8 +20,7 @@ from nystrom.train.presets.sizes import published_sizes
 
 
 def _methods(length: int) -> Mapping[str, MethodSetting]:
-    # With the token of the class.
-    return {"linformer": linformer(128, length + 1), "reformer": reformer(length)}
+    return {"linformer": linformer(128, length), "reformer": reformer(length)}
 
 
 def _rsqrt(warmup: int, steps: int) -> dict[str, Any]:

@@ -139,3 +139,11 @@ def test_own_files_are_prepared_once_under_a_name_of_their_content_and_fields(tm
     assert len([*(tmp_path / "data").iterdir()]) == 3
     with pytest.raises(ValueError, match="--pair-field is 'b', but a sample of text is one text"):
         prepare_own("text", source, under=tmp_path / "data", progress=False, **fields)
+
+
+def test_documents_and_links_are_prepared_first(tmp_path):
+    for name in ("documents.csv", "links.csv"):
+        (tmp_path / name).write_text("a,b\n")
+    with pytest.raises(ValueError, match=r"holds documents and links \(documents\.csv, links\.csv\), .*--from"):
+        prepare_own("retrieval", tmp_path, under=tmp_path / "data", progress=False)
+    assert not (tmp_path / "data").exists()

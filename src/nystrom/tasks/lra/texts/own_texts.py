@@ -7,6 +7,7 @@ from pathlib import Path
 from nystrom.tasks.lra.texts import retrieval, reviews
 from nystrom.tasks.lra.texts.held_out import HeldOut
 from nystrom.tasks.lra.texts.labelled_texts import prepare_texts
+from nystrom.tasks.lra.texts.linked_documents import find_linked
 
 
 def prepare_own(
@@ -36,8 +37,8 @@ def prepare_own(
         The folder; the same for the same content and fields, so that it is made once.
 
     Raises:
-        ValueError: There are no such texts, a field is not there, or `pair_field` is given for single texts; see
-            `prepare_text` and `prepare_retrieval`.
+        ValueError: There are no such texts, or documents and links instead of pairs, a field is not there, or
+            `pair_field` is given for single texts; see `prepare_text` and `prepare_retrieval`.
     """
     files = Path(files).expanduser()
     if task == reviews.TASK:
@@ -50,6 +51,12 @@ def prepare_own(
             files, reviews.wanted_fields(label_field=label_field, text_field=text_field), progress=progress
         )
     else:
+        if files.is_dir() and (linked := find_linked(files)) is not None:
+            raise ValueError(
+                f"{files} holds documents and links ({linked.documents.name}, {linked.links.name}), which are prepared "
+                f"first: nystrom data prepare {task} --from {files} --to data/{task}, then train with --data "
+                f"data/{task}."
+            )
         wanted = retrieval.wanted_fields(label_field=label_field, text_field=text_field, pair_field=pair_field)
         found = retrieval.find_pairs(files, wanted, progress=progress)
     content = json.dumps([found.kind, dict(found.settings)], sort_keys=True)
