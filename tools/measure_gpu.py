@@ -3,18 +3,24 @@
 The steps are those of `STEPS`: the tests that need a GPU, tile sizes, tables of time and memory, errors, training
 steps, and real runs. Each is a process of its own, with its output in TO/NAME.log and its rows in TO/NAME; a step that
 ended well leaves TO/NAME.done. The same command goes on with the steps that are left, and an interrupted table or run
-goes on where it was. No step begins that would not end in the minutes that are left. One that fails is named at the
-end, and does not keep the others from running.
+goes on where it was. No step begins that would not end in the minutes that are left, and none goes on beyond them. One
+that fails is named at the end, and does not keep the others from running; rows without a value are printed with what
+they say. The package need not be installed: the steps find it in src.
 
 All but the last fit into 40 minutes; that one trains on data/text, which `nystrom data prepare text` makes.
 """
 
 import argparse
+import csv
+import importlib.util
+import os
+import signal
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +28,10 @@ from typing import NamedTuple
 _FOLDER, _PYTHON = "{to}", sys.executable
 _NYSTROM = (_PYTHON, "-m", "nystrom")
 _LENGTHS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
+_SOURCES = Path(__file__).resolve().parents[1] / "src"
+# Seconds that an interrupted step has to say how far it was.
+_GRACE = 10
+_PEERS = ("nystrom-attention-64",) if importlib.util.find_spec("nystrom_attention") else ()
 
 
 class Step(NamedTuple):
@@ -31,7 +41,7 @@ class Step(NamedTuple):
         name: Its name, that of its folder.
         minutes: About how long it takes on an H200; it is ended after half as long again.
         words: The command; {to} is the folder of the step.
-        resumes: Word that is added where its folder is there already.
+        resumes: Words that are added where its folder holds a run already.
     """
 
     name: str
@@ -48,16 +58,24 @@ def _tiles(name: str, *words: str) -> Step:
     return Step(f"tiles-{name}", 2, (_PYTHON, "tools/tune_tiles.py", *words))
 
 
-def _kernels(dtype: str) -> list[Step]:
+def _tests(name: str, minutes: float, *words: str) -> Step:
+    """Tests; what other versions than those they are written for warn of is no error."""
+    command = (_PYTHON, "-m", "pytest", "-m", "gpu", "-q", "-W", "default", "-p", "no:cacheprovider")
+    return Step(f"tests-{name}", minutes, (*command, *words))
+
+
+def _kernels(dtype: str, lengths: Sequence[str], minutes: float) -> list[Step]:
     """The shapes that the kernels are held to, beside plain PyTorch and fused exact attention."""
     of = ("--dtype", dtype, "--skip", "both", "--repeats", "15")
-    methods = ("softmax", "nystrom-64", "nystrom-triton-64", "nystrom-compiled-64", "near_far", "near_far-triton")
+    methods = ("softmax", "nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton")
     return [
         _efficiency(
             f"kernels-16384-{dtype}", 1.5, "--batch", "4", "--heads", "16", "--width", "128", "--lengths", "16384",
-            "--methods", *methods, *of,
+            "--methods", *methods, "nystrom-compiled-64", *of,
         ),
-        _efficiency(f"kernels-lengths-{dtype}", 3, "--batch", "8", "--lengths", *_LENGTHS, "--methods", *methods, *of),
+        _efficiency(
+            f"kernels-lengths-{dtype}", minutes, "--batch", "8", "--lengths", *lengths, "--methods", *methods, *of,
+        ),
     ]  # fmt: skip
 
 
@@ -67,15 +85,17 @@ def _run(task: str, method: str, minutes: float, *words: str) -> Step:
 
 
 STEPS = (
-    Step("tests", 5, (_PYTHON, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider")),
-    *_kernels("bfloat16"),
+    # Most of their time is the compiler's.
+    _tests("kernels", 4, "-n", "8", "tests/gpu"),
+    *_kernels("bfloat16", _LENGTHS, 3),
     Step("errors", 1, (_PYTHON, "tools/gpu_errors.py", "--to", f"{_FOLDER}/errors.csv")),
     _tiles("16384", "--width", "128"),
     _tiles("8192", "--batch", "8", "--heads", "8", "--tokens", "8192"),
-    *_kernels("float32"),
+    # Beyond, exact attention alone takes minutes a length.
+    *_kernels("float32", _LENGTHS[:5], 2),
     _efficiency(
         "table-1", 2, "--methods", "softmax-materialised", "softmax", "linformer-256", "longformer-257", "nystrom-64",
-        "nystrom-32", "nystrom-triton-64", "nystrom-triton-32", "nystrom-attention-64", "near_far", "near_far-triton",
+        "nystrom-32", "nystrom-triton-64", "nystrom-triton-32", *_PEERS, "near_far", "near_far-triton",
         "--lengths", "512", "1024", "2048", "4096", "8192", "--skip", "both",
     ),
     Step(
@@ -87,15 +107,21 @@ STEPS = (
         (*_NYSTROM, "bench", "model", "--device", "cuda", "--dtype", "bfloat16", "--methods", "softmax", "nystrom-64",
          "--to", _FOLDER),
     ),
-    _run("listops", "nystrom", 4),
-    _run("listops", "softmax", 5),
-    _run("listops", "skyformer", 5),
+    _tests("times", 3, "tests/measure", "tests/studies/speed", "tests/tools/test_tune_tiles.py"),
+    _run("listops", "nystrom", 3),
+    _run("listops", "softmax", 4),
+    _run("listops", "skyformer", 4),
     _run("text", "nystrom", 15, "--options.backend", "triton"),
 )  # fmt: skip
 
 
 def measure(
-    steps: Sequence[Step], to: Path, *, minutes: float, clock: Callable[[], float] = time.monotonic
+    steps: Sequence[Step],
+    to: Path,
+    *,
+    minutes: float,
+    clock: Callable[[], float] = time.monotonic,
+    after: Callable[[], None] = lambda: None,
 ) -> tuple[list[str], list[str]]:
     """Run the steps that are left, as long as there is time.
 
@@ -104,6 +130,7 @@ def measure(
         to: The folder of all of them.
         minutes: Time for all steps together.
         clock: Seconds.
+        after: Called after each step.
 
     Returns:
         The names of the steps that failed now, and of those for which there was no time.
@@ -118,22 +145,48 @@ def measure(
             left.append(step.name)
             continue
         words = [word.replace(_FOLDER, str(folder)) for word in step.words]
-        words += step.resumes if folder.exists() else ()
+        words += step.resumes if (folder / "run.json").exists() else ()
         began = clock()
-        with (to / f"{step.name}.log").open("ab") as log:
-            try:
-                code = subprocess.run(
-                    words, stdout=log, stderr=subprocess.STDOUT, timeout=90 * step.minutes, check=False
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = -1
+        code = _run_for(words, to / f"{step.name}.log", min(90 * step.minutes, end - began))
         if code == 0:
             done.touch()
         else:
             failed.append(step.name)
-        state = "done" if code == 0 else "out of time" if code == -1 else f"exit code {code}"
+        state = "done" if code == 0 else "out of time" if code is None else f"exit code {code}"
         print(f"{step.name}: {state}, {clock() - began:.0f} s", flush=True)
+        for note in dict.fromkeys(_notes(folder)):
+            print(f"  {note}", flush=True)
+        after()
     return failed, left
+
+
+def _run_for(words: Sequence[str], log: Path, seconds: float) -> int | None:
+    """The exit code of a command; None where it had to be ended."""
+    path = os.pathsep.join([str(_SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with (
+        log.open("ab") as file,
+        subprocess.Popen(
+            words, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": path}
+        ) as process,
+    ):
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return None
+
+
+def _notes(folder: Path) -> Iterator[str]:
+    """What rows without a value say."""
+    for path in sorted(folder.glob("*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row.get("note") and row.get("value") in ("", "nan"):
+                    yield f"{row.get('method')}, n={row.get('n')}: {row['note']}"
 
 
 def pack(to: Path, file: Path) -> None:
@@ -157,9 +210,9 @@ def main() -> int:
             state = "done" if (asked.to / f"{step.name}.done").exists() else f"about {step.minutes:g} min"
             print(f"{step.name:28} {state}")
         return 0
-    failed, left = measure(STEPS, asked.to, minutes=asked.minutes)
-    if asked.pack is not None:
-        pack(asked.to, asked.pack)
+    after = (lambda: None) if asked.pack is None else partial(pack, asked.to, asked.pack)
+    failed, left = measure(STEPS, asked.to, minutes=asked.minutes, after=after)
+    after()
     for name, what in ((failed, "failed, see its log"), (left, "left for the next call")):
         for each in name:
             print(f"{each}: {what}")

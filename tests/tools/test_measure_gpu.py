@@ -34,8 +34,15 @@ def test_a_step_that_fails_is_named_tried_again_and_does_not_stop_the_others(tmp
     assert (tmp_path / "good.done").exists()
     steps[0] = python("bad", 1, WRITE, resumes=("--resume",))
     (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").touch()
     assert measure(steps, tmp_path, minutes=10) == ([], [])
     assert (tmp_path / "bad" / "rows.csv").read_text() == "['--resume']"
+
+
+def test_a_folder_without_a_run_is_not_resumed(tmp_path):
+    (tmp_path / "one").mkdir()
+    assert measure([python("one", 1, WRITE, resumes=("--resume",))], tmp_path, minutes=10) == ([], [])
+    assert (tmp_path / "one" / "rows.csv").read_text() == "[]"
 
 
 def test_no_step_begins_that_would_not_end_in_time_but_a_shorter_one_does(tmp_path):
@@ -44,9 +51,37 @@ def test_no_step_begins_that_would_not_end_in_time_but_a_shorter_one_does(tmp_pa
     assert (tmp_path / "short.done").exists()
 
 
-def test_a_step_that_hangs_is_ended(tmp_path):
-    hangs = python("hangs", 0.01, "import time; time.sleep(60)")
+STARTED = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).mkdir(); "
+
+
+def test_a_step_that_hangs_is_interrupted_and_can_say_how_far_it_was(tmp_path, capsys):
+    hangs = python("hangs", 0.05, STARTED + "time.sleep(60)")
     assert measure([hangs], tmp_path, minutes=1) == (["hangs"], [])
+    assert "hangs: out of time" in capsys.readouterr().out
+    assert "KeyboardInterrupt" in (tmp_path / "hangs.log").read_text()
+
+
+def test_a_step_that_does_not_hear_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tools.measure_gpu._GRACE", 0.1)
+    deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " + STARTED + "time.sleep(60)"
+    assert measure([python("deaf", 0.05, deaf)], tmp_path, minutes=1) == (["deaf"], [])
+
+
+def test_no_step_goes_on_beyond_the_minutes_of_all(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr("tools.measure_gpu._run_for", lambda words, log, seconds: given.append(seconds))
+    for minutes in (7, 40):
+        measure([Step("one", 6, ())], tmp_path, minutes=minutes, clock=lambda: 0.0)
+    assert given == [7 * 60, 9 * 60]
+
+
+def test_rows_without_a_value_are_told_and_what_there_is_is_packed_after_each_step(tmp_path, capsys):
+    rows = "method,n,value,note\nsoftmax,64,nan,out of memory\nlinear,64,2.0,\n"
+    code = WRITE.replace("str(sys.argv[2:])", repr(rows))
+    packed = []
+    measure([python("one", 1, code), python("two", 1, WRITE)], tmp_path, minutes=10, after=lambda: packed.append(1))
+    assert "  softmax, n=64: out of memory\n" in capsys.readouterr().out
+    assert packed == [1, 1]
 
 
 def test_the_archive_holds_rows_and_logs_but_no_models(tmp_path):

@@ -2,7 +2,8 @@
 
 Sums are taken in float32 at least. float32 operands are multiplied as three tf32 products, which together round about
 as one float32 product does; float16 weights and the values they multiply are multiplied as tf32, which has the
-precision of float16 and the range of float32.
+precision of float16 and the range of float32. They are rounded to it here: tensor cores would cut the last 13 bits off,
+which makes every weight smaller while the sum that divides them is not.
 
 Triton's interpreter multiplies the bits of bfloat16 tensors and truncates where a GPU rounds. There both operations are
 done in float32 and rounded to the nearest even number by hand: results then equal a GPU's, up to the order of sums.
@@ -18,12 +19,23 @@ INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 @triton.jit
 def product(x, y, PRECISION: tl.constexpr):
     """Matrix product, accumulated in float32 at least."""
+    if PRECISION == "tf32":
+        x, y = nearest_tf32(x), nearest_tf32(y)
     if x.dtype == tl.float64:
         return tl.dot(x, y, out_dtype=tl.float64)
     elif INTERPRETED:
         return tl.dot(x.to(tl.float32), y.to(tl.float32), input_precision="ieee")
     else:
         return tl.dot(x, y, input_precision=PRECISION)
+
+
+@triton.jit
+def nearest_tf32(x):
+    """The nearest values with 10 bits of fraction, ties away from zero; those that have fewer are themselves."""
+    if x.dtype == tl.float32:
+        bits = (x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000
+        x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    return x
 
 
 @triton.jit

@@ -25,9 +25,9 @@ from nystrom.shapes import score_scale
 # Means of the queries that decide which keys are heavy.
 QUERY_MEANS = 8
 # Distances to centres that are held at a time: these, or half of the tokens' own size where that is more, but no more
-# than fit into a cache.
+# than fit into the cache of a CPU. On a GPU it is the number of launches that counts.
 _FEWEST = 2**14
-_MOST = 2**19
+_MOST, _MOST_ON_A_GPU = 2**19, 2**26
 
 
 class Chosen(NamedTuple):
@@ -192,7 +192,8 @@ def nearest_cluster(
     if torch.compiler.is_compiling() or not isinstance(s, int):
         # The number of stretches would be part of a compiler's graph.
         return among(slice(None), slice(None)).long().unflatten(0, (b, h))
-    length = max(1, min(max(_FEWEST, x.numel() // 2), _MOST) // m)
+    most = _MOST if x.device.type == "cpu" else _MOST_ON_A_GPU
+    length = max(1, min(max(_FEWEST, x.numel() // 2), most) // m)
     heads = max(1, length // s)
     found = [
         torch.cat([among(slice(row, row + heads), slice(i, i + length)) for i in range(0, s, length)], dim=1)

@@ -1,8 +1,6 @@
 """One fine-tuning, from a user's choices to the results."""
 
-import importlib.metadata
 import importlib.util
-import platform
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -30,6 +28,7 @@ from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.progress import no_file_bars
 from nystrom.train.run.run_trainer import RunTrainer
 from nystrom.train.run.to_the_end import train_to_the_end
+from nystrom.train.versions import versions
 
 
 @then_leave
@@ -140,13 +139,10 @@ def run_once(
     }
     collate = collator(padding_of(start.tokenizer), most=settings.max_length)
     if is_main():
-        versions = {
-            name: importlib.metadata.version(name) for name in ("nystrom", "torch", "transformers", "accelerate")
-        }
         run.start(
             settings,
             data={"folder": material.folder, "fingerprint": digest},
-            versions={"python": platform.python_version(), **versions},
+            versions=versions(),
         )
     trainer = FinetuneTrainer(model, settings, material.task, data, splits, collate, run, timeout=timeout)
     train_to_the_end(trainer, resume=resume)

@@ -1,10 +1,8 @@
 """One pretraining, from what was asked to its results."""
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,6 +28,7 @@ from nystrom.train.run.compiling import check_compiler
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.progress import no_file_bars
 from nystrom.train.run.to_the_end import train_to_the_end
+from nystrom.train.versions import versions
 
 
 @then_leave
@@ -140,7 +139,7 @@ def pretrain_model(
                 network, new = start_model(settings, source)
             if is_main():
                 run.start(
-                    settings, data={"folder": str(data.resolve()), "fingerprint": fingerprint}, versions=_versions()
+                    settings, data={"folder": str(data.resolve()), "fingerprint": fingerprint}, versions=versions()
                 )
                 if source is not None:
                     print(f"{describe(source, settings, new)}.", flush=True)
@@ -163,8 +162,3 @@ def _summary(
         f"parameters; {train.documents:,} documents, {train.tokens:,} tokens, {len(train):,} instances of "
         f"{settings.length} tokens in an epoch, {len(held_out):,} of {len(held_out.data):,} held-out instances scored"
     )
-
-
-def _versions() -> dict[str, str]:
-    packages = ("nystrom", "torch", "transformers", "accelerate")
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in packages}

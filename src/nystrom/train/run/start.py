@@ -1,8 +1,6 @@
 """One training run, from its checked settings to its results."""
 
-import importlib.metadata
 import importlib.util
-import platform
 from pathlib import Path
 
 import torch
@@ -35,6 +33,7 @@ from nystrom.train.run.progress import no_file_bars, no_load_report
 from nystrom.train.run.to_the_end import train_to_the_end
 from nystrom.train.run.trainer import EncoderTrainer
 from nystrom.train.settings import Settings
+from nystrom.train.versions import versions
 
 
 @then_leave
@@ -106,13 +105,10 @@ def train_model(
     digest = fingerprint(splits, folder)
     run.check_data(digest)
     if is_main():
-        versions = {
-            name: importlib.metadata.version(name) for name in ("nystrom", "torch", "transformers", "accelerate")
-        }
         run.start(
             settings,
             data={"folder": str(folder.resolve()), "fingerprint": digest},
-            versions={"python": platform.python_version(), **versions},
+            versions=versions(),
         )
     set_seed(settings.seed)
     with no_file_bars():
