@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nystrom.checks import check_at_least, check_choice, check_flag, check_names, check_positive, ranges
+from nystrom.checks import check_at_least, check_choice, check_flag, check_names, check_positive, check_seed, ranges
 
 
 @pytest.mark.parametrize("value", [0, True, 2.0, "3", None])
@@ -12,6 +12,14 @@ def test_a_number_below_the_least_or_of_another_kind_raises(value):
     with pytest.raises(ValueError, match=f"^steps is {value!r}; expected a whole number of at least 1\\.$"):
         check_at_least("steps", value, 1)
     check_at_least("steps", 1, 1)
+
+
+@pytest.mark.parametrize("value", [-1, 2**32, 0.0, False, "1", None])
+def test_a_seed_has_32_bits(value):
+    with pytest.raises(ValueError, match=f"^seed is {value!r}; expected a whole number from 0 to 4294967295\\.$"):
+        check_seed("seed", value)
+    for seed in (0, 2**32 - 1):
+        check_seed("seed", seed)
 
 
 @pytest.mark.parametrize("value", [0.0, -1, math.inf, math.nan, True, "1"])

@@ -33,6 +33,12 @@ def check_at_least(name: str, value: object, least: int) -> None:
         raise ValueError(f"{name} is {value!r}; expected a whole number of at least {least}.")
 
 
+def check_seed(name: str, value: object) -> None:
+    """Raise if a value is no seed, which torch and numpy both take: a whole number of 32 bits."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+        raise ValueError(f"{name} is {value!r}; expected a whole number from 0 to {2**32 - 1}.")
+
+
 def check_flag(name: str, value: object) -> None:
     """Raise if a value is neither True nor False."""
     if not isinstance(value, bool):

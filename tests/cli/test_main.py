@@ -34,6 +34,12 @@ def test_the_version_is_that_of_the_package(capsys):
         (["trian", "listops"], "there is no command 'trian listops'. Perhaps you meant 'nystrom train'"),
         (["--verison"], "Perhaps you meant 'nystrom --version'"),
         (["bench", "eficiency"], "Perhaps you meant 'nystrom bench efficiency'"),
+        (["bench", "x"], "there is no command 'bench x'. With bench begin 'bench efficiency', 'bench model', "),
+        (
+            ["lra", "run", "--tasks", "listops", "--methods", "nystrom", "--preset", "official"],
+            "--preset is 'official'; expected one of 'demo', 'modern', 'modern-small', 'nystromformer', "
+            "'nystromformer-1000', 'skyformer', 'skyformer-1000'. See nystrom lra run --help.",
+        ),
         (["train", "listops", "--attention", "nystorm"], "attention method 'nystorm' is unknown"),
         (["bench", "efficiency", "--methods", "magic"], "method 'magic' is unknown"),
         (["bench", "efficiency", "--lengths", "0"], "an entry of lengths is 0"),

@@ -102,6 +102,13 @@ def test_a_cell_that_is_no_number_is_named(tmp_path):
         read_rows(path)
 
 
+def test_a_cell_that_no_row_has_is_named_by_its_line(tmp_path):
+    path = tmp_path / "rows.csv"
+    append_rows(path, [a_row(note="x" * 200_000)])
+    with pytest.raises(ValueError, match=r"rows\.csv, line 2 is not CSV \(field larger than field limit"):
+        read_rows(path)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"none\.csv is not a file"):
         read_rows(tmp_path / "none.csv")

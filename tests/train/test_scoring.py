@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nystrom.models import EncoderForSequenceClassification
-from nystrom.tasks.lra.listops.task import ListOps
+from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
 from nystrom.train.data.tasks import class_names, find_task
 from nystrom.train.engine import evaluate
 from nystrom.train.scoring import accuracy, load_model
@@ -102,6 +102,12 @@ def test_a_model_without_its_classifier_is_not_scored(whole, data, tmp_path):
     EncoderForSequenceClassification.from_pretrained(whole / "best").nystromformer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"does not fit its config.json, for example in classifier.dense.bias"):
         evaluate("listops", model=tmp_path, data=data, device="cpu")
+
+
+def test_a_split_without_samples_is_named(whole, tmp_path):
+    folder = prepare_listops(tmp_path / "data", train=8, val=0, test=4, min_length=5, max_length=30, workers=1)
+    with pytest.raises(ValueError, match=r"data .* holds no samples in val; expected at least one"):
+        evaluate("listops", model=whole / "best", data=folder, split="val", device="cpu")
 
 
 def test_an_unknown_split_raises(whole, data):

@@ -12,6 +12,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
+# What tyro says of a word that is none of the choices, which it takes from a set.
+_CHOICE = re.compile(r"invalid choice '([^']*)' for argument '([^']*)'\. Expected one of \(([^)]*)\)")
 # Where tyro begins the name of an option in its box, and the help on it.
 _ITEM, _HELP = 5, 9
 
@@ -116,7 +118,14 @@ def one_line(boxed: str, name: str) -> str:
         for headings, items in sections
         if headings and not headings[0].startswith(("For full helptext", "Argument helptext"))
     ]
-    return f"{'; '.join(said)}. See nystrom {name} --help." if said else boxed.strip()
+    return f"{_CHOICE.sub(_choice, '; '.join(said))}. See nystrom {name} --help." if said else boxed.strip()
+
+
+def _choice(said: re.Match[str]) -> str:
+    """A word that is none of the choices in the words of `check_choice`: the choices in order, and of words alone."""
+    value, argument, choices = said.groups()
+    words = sorted(word for word in re.findall(r"'([^']*)'", choices) if word != "None")
+    return f"{argument} is {value!r}; expected one of {', '.join(map(repr, words))}"
 
 
 def _item(name: str, *lines: str) -> str:

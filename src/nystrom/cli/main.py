@@ -51,11 +51,14 @@ def _answer(words: list[str]) -> int:
 
 
 def _hint(words: list[str]) -> str:
-    """The command whose words are nearest to as many of these, in a sentence; empty if none is near."""
-    heads = {name: " ".join(words[: len(name.split())]) for name in (*COMMANDS, "--version")}
+    """The command whose words are nearest to as many of these, or those with the same first word; empty if none is."""
+    family = [name for name in COMMANDS if name.split()[0] == words[0]]
+    heads = {name: " ".join(words[: len(name.split())]) for name in family or (*COMMANDS, "--version")}
     likeness = {name: difflib.SequenceMatcher(None, name, head).ratio() for name, head in heads.items()}
     name = max(likeness, key=likeness.__getitem__)
-    return f" Perhaps you meant 'nystrom {name}'." if likeness[name] >= 0.6 else ""
+    if likeness[name] >= (0.8 if family else 0.6):
+        return f" Perhaps you meant 'nystrom {name}'."
+    return f" With {words[0]} begin {', '.join(map(repr, family))}." if family else ""
 
 
 def _guarded(act: Callable[[list[str]], int | None], words: list[str]) -> int:

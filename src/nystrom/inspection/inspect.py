@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nystrom.checks import check_at_least
+from nystrom.checks import check_at_least, check_seed
 from nystrom.evaluation import evaluating
 from nystrom.inspection.candidates import EXACT, SOFTMAX, Candidate, read_candidates
 from nystrom.inspection.layer_sample import LayerSample, sample_layer
@@ -119,6 +119,7 @@ def inspect_model(
             can serve, such as a decoder's.
     """
     check_at_least("num_queries", num_queries, 2)
+    check_seed("seed", seed)
     candidates = tuple(candidate for candidate in read_candidates(methods) if candidate.method != EXACT)
     if not batches:
         raise ValueError(

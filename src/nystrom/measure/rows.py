@@ -196,7 +196,10 @@ def read_rows(path: Path) -> list[Row]:
     _check_ends(path, content)
     reader = csv.reader(io.StringIO(content.decode(errors="replace"), newline=""))
     next(reader)
-    return [_row(cells, f"{path}, line {reader.line_num}") for cells in reader]
+    try:
+        return [_row(cells, f"{path}, line {reader.line_num}") for cells in reader]
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num} is not CSV ({error}): delete that line.") from error
 
 
 def check_folder(folder: Path) -> None:

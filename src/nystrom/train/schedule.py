@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import Field
 from typing import Any, ClassVar, Protocol
 
-from nystrom.checks import check_at_least, check_positive
+from nystrom.checks import check_at_least, check_positive, check_seed
 
 
 class Schedule:
@@ -37,7 +37,7 @@ class Schedule:
     def __post_init__(self):
         for name in ("steps", "batch_size", "accumulation", "context_parallel", "evaluate_every", "log_every"):
             check_at_least(name, getattr(self, name), 1)
-        check_at_least("seed", self.seed, 0)
+        check_seed("seed", self.seed)
         check_at_least("warmup_steps", self.warmup_steps, 0)
         check_positive("learning_rate", self.learning_rate)
         if self.warmup_steps >= self.steps:

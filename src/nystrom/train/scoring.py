@@ -39,6 +39,10 @@ def score(
     wanted = find_task(task)
     folder = prepared_folder(task, data, max_length=positions(model), columns=columns)
     samples = wanted.open(folder, split)
+    if len(samples) == 0:
+        raise ValueError(
+            f"data {folder} holds no samples in {split}; expected at least one: name another with --split."
+        )
     with no_file_bars():
         loaded = load_model(model, task, classes=class_names(samples))
     check_lengths(folder, split, samples, loaded.config.max_position_embeddings)
@@ -64,8 +68,8 @@ def load_model(folder: Path, task: str, *, classes: Sequence[str]) -> Model:
     came = (config.task, config.vocab_size, config.num_labels)
     if came != (task, facts.vocab_size, len(classes)):
         raise ValueError(
-            f"model {folder} was trained on {came[0]}, with {came[1]} tokens and {came[2]} classes; expected {task}, "
-            f"with {facts.vocab_size} tokens and {len(classes)} classes: name a model of this task."
+            f"model {folder} was trained on {came[0] or 'no task of the arena'}, with {came[1]} tokens and {came[2]} "
+            f"classes; expected {task}, with {facts.vocab_size} tokens and {len(classes)} classes: name a model of it."
         )
     _check_classes(folder, config, classes)
     model, report = find_task(task).model.from_pretrained(folder, config=config, output_loading_info=True)

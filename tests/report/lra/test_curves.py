@@ -180,3 +180,24 @@ def test_losses_and_norms_of_gradients_are_drawn_too_over_time_or_steps(tmp_path
         assert norm.get_yscale() == "log"
     with pytest.raises(ValueError, match="quantity"):
         draw_lra_curves(tmp_path, tmp_path / "curves.png", quantity="norm")
+
+
+def test_runs_that_learn_no_class_of_a_task_are_left_out(tmp_path, drawn):
+    add_run(tmp_path, "text", "softmax", 0, [(10, 0.5, 1.5), (20, 0.6, 2.0)])
+    add_run(tmp_path, "text", "linear", 0, [(10, 0.5, 1.5), (20, 0.6, 2.0)], mask_share=0.15)
+    finetuned = tmp_path / "finetune-sst2-seed0"
+    finetuned.mkdir()
+    (finetuned / "run.json").write_text(json.dumps({"settings": {"task": "sst2", "seed": 0}, "data": {}}))
+    (finetuned / "curves.csv").write_text("step,quantity,value,seconds\n1,validation accuracy,0.5,1\n")
+    gather_curves(tmp_path, tmp_path / "gathered.csv")
+    for source in (tmp_path, tmp_path / "gathered.csv"):
+        draw_lra_curves(source, tmp_path / "curves.png")
+        assert [line.get_label() for line in drawn[-1].axes[0].lines] == ["softmax", "chance"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"settings": []}'])
+def test_a_run_that_is_not_described_is_named(content, tmp_path):
+    (tmp_path / "text-softmax-demo-seed0").mkdir()
+    (tmp_path / "text-softmax-demo-seed0" / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=r"text-softmax-demo-seed0.run\.json does not describe a run"):
+        draw_lra_curves(tmp_path, tmp_path / "curves.png")

@@ -175,6 +175,9 @@ def test_what_would_take_too_long_or_too_much_is_not_run(tmp_path, capsys):
     rows = steps.measure_tasks(SMALL["tasks"], setup(free_bytes=lambda device: 1000), tmp_path / "large.csv")
     assert all(math.isnan(row.value) and "needs about" in row.note for row in rows)
     assert "text: softmax is not measured: needs about" in capsys.readouterr().err
+    # A batch that the machine cannot hold at all: 2^50 inputs and more.
+    rows = steps.measure_tasks(SMALL["tasks"], setup(batch=2**50), tmp_path / "endless.csv")
+    assert all(math.isnan(row.value) and row.note for row in rows)
 
 
 def test_half_precision_is_autocast(tmp_path):

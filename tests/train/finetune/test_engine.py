@@ -319,6 +319,8 @@ def test_what_is_wrong_is_said_before_anything_is_trained(tuned, bert, films, tm
     says("single texts: leave it out", pair_field="other")
     says("labels is 'numbers', but sst2 says", labels="numbers")
     says("48 training texts", batch_size=64)
+    says("threads is 0", threads=0)
+    says("seed is 4294967296", seed=2**32)
 
 
 def test_predict_says_what_is_wrong(whole, bert, films, tmp_path):
@@ -329,6 +331,7 @@ def test_predict_says_what_is_wrong(whole, bert, films, tmp_path):
         ("there is no 'words' among", {"text_field": "words"}),
         ("ends in .tsv", {"to": tmp_path / "out.xls"}),
         ("is not a file", {"data": tmp_path / "none"}),
+        ("threads is 0", {"threads": 0}),
     ):
         with pytest.raises(ValueError, match=match):
             predict(**({"model": str(whole / "best"), "data": films / "test.tsv", "device": "cpu"} | changes))

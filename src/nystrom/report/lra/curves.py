@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from nystrom.checks import check_choice
+from nystrom.measure.rows import check_folder
 from nystrom.report.plots.canvas import (
     REFERENCE,
     Look,
@@ -127,11 +128,12 @@ def gather_curves(folder: Path, to: Path) -> None:
         to: The file.
 
     Raises:
-        ValueError: The folder holds no curves.
+        ValueError: The folder holds no curves, or the file cannot be written.
     """
-    files = sorted(Path(folder).glob("*/curves.csv"))
+    files = [curves for curves, _ in _classifying(Path(folder))]
     if not files:
         raise ValueError(f"{folder} holds no run with curves; expected the folder of `nystrom lra run`.")
+    check_folder(Path(to).parent)
     with Path(to).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(GATHERED)
@@ -156,13 +158,10 @@ def _by_method(found: Sequence[_Drawn]) -> dict[tuple[str, str], list[_Curve]]:
 
 def _read_runs(folder: Path, quantity: str) -> Iterator[_Drawn]:
     before: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
-    for path in sorted(folder.glob("*/run.json")):
-        if not (curves := path.with_name("curves.csv")).is_file():
-            continue
+    for curves, content in _classifying(folder):
         points = read_curves(curves).get(quantity, [])
         if any(math.isnan(seconds) for *_, seconds in points):
             raise ValueError(f"{curves} has no seconds: it is of an earlier version; train that run again.")
-        content = json.loads(path.read_text(encoding="utf-8"))
         settings = content["settings"]
         # Runs of an earlier version do not name their size.
         method = content.get("method", settings["attention"])
@@ -173,14 +172,31 @@ def _read_runs(folder: Path, quantity: str) -> Iterator[_Drawn]:
             _preset(settings["preset"], "pretrained" if settings.get("model") else None, settings.get("positions")),
             curve,
         )
-        first, same = before.setdefault(drawn[:3], (path.parent.name, settings))
-        different = [name for name in sorted(same.keys() & settings.keys() - _FREE) if same[name] != settings[name]]
+        name = curves.parent.name
+        first, same = before.setdefault(drawn[:3], (name, settings))
+        different = [key for key in sorted(same.keys() & settings.keys() - _FREE) if same[key] != settings[key]]
         if different:
             raise ValueError(
-                f"{folder} holds {first} and {path.parent.name}, which differ in {', '.join(different)}; a mean over "
+                f"{folder} holds {first} and {name}, which differ in {', '.join(different)}; a mean over "
                 "seeds needs the same settings: draw them from folders of their own."
             )
         yield drawn
+
+
+def _classifying(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The curves of the runs in a folder that learn the classes of a task, each with its run.json.
+
+    What a folder holds beside them, such as the pretraining of their encoder, is left out.
+    """
+    for path in sorted(folder.glob("*/run.json")):
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            settings = content["settings"]
+            classifies = {"task", "preset", "attention"} <= settings.keys() and not settings.get("mask_share")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} does not describe a run ({error}): move its folder elsewhere.") from error
+        if classifies and (curves := path.with_name("curves.csv")).is_file():
+            yield curves, content
 
 
 def _preset(name: str, start: str | None, positions: str | int | None) -> str:

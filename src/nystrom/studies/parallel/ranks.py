@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from nystrom.attention.registry import METHODS
-from nystrom.checks import check_at_least, check_choice, check_names
+from nystrom.checks import check_at_least, check_choice, check_names, check_seed
 from nystrom.measure.rows import Row, append_rows, check_folder, cpu_name, new_row, read_rows
 from nystrom.studies.speed.asked import command_line, differing_setting
 from nystrom.studies.speed.choices import Dtype
@@ -118,7 +118,7 @@ def _check(asked: dict[str, Any]) -> None:
     check_names("method", asked["methods"], able)
     for name in ("batch", "heads", "width", "layers", "landmarks", "repeats", "threads"):
         check_at_least(name, asked[name], 1)
-    check_at_least("seed", asked["seed"], 0)
+    check_seed("seed", asked["seed"])
     if not asked["limit_seconds"] > 0:
         raise ValueError(f"limit_seconds is {asked['limit_seconds']}; expected a positive number.")
     for size in asked["processes"]:

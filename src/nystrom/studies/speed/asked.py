@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-from nystrom.checks import check_at_least, check_choice
+from nystrom.checks import check_at_least, check_choice, check_seed
 from nystrom.measure.rows import Row, cpu_name
 from nystrom.studies.speed.choices import Dtype, Pass, Skip
 
@@ -63,7 +63,7 @@ def check_measured(asked: Mapping[str, Any]) -> None:
     check_choice("dtype", asked["dtype"], get_args(Dtype))
     for name in ("batch", "kernel_size", "repeats"):
         check_at_least(name, asked[name], 1)
-    check_at_least("seed", asked["seed"], 0)
+    check_seed("seed", asked["seed"])
     if asked["threads"] is not None:
         check_at_least("threads", asked["threads"], 1)
     if asked["kernel_size"] % 2 == 0:

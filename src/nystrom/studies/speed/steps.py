@@ -119,7 +119,6 @@ class _Training:
 def measure_task(task: str, setup: StepSetup) -> list[Row]:
     """The rows of one task."""
     size = setup.batch or setup.shapes[task].batch
-    batch = random_batch(setup.shapes[task], size, setup.seed, setup.device)
     times: dict[str, list[float]] = {}
     peaks: dict[str, int] = {}
     notes = dict.fromkeys(setup.methods, "")
@@ -141,6 +140,7 @@ def measure_task(task: str, setup: StepSetup) -> list[Row]:
                 ready[name], times[name] = training, []
 
         each(setup.methods, probe)
+        batch = random_batch(setup.shapes[task], size if ready else 1, setup.seed, setup.device)
         each(tuple(ready), lambda name: ready[name].step(batch))
         for _ in range(setup.repeats):
             each(tuple(ready), lambda name: times[name].append(ready[name].seconds(batch)))
@@ -155,8 +155,8 @@ def measure_task(task: str, setup: StepSetup) -> list[Row]:
 def _too_much(training: _Training, task: str, size: int, setup: StepSetup) -> str:
     """Why a full step should not be run, judging by an eighth of it; empty if it should."""
     part = max(1, size // _PROBE)
-    batch = random_batch(setup.shapes[task], part, setup.seed, setup.device)
     try:
+        batch = random_batch(setup.shapes[task], part, setup.seed, setup.device)
         training.step(batch)
         wanted = training.seconds(batch) * size / part
         if wanted > setup.limit_seconds:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from nystrom.checks import check_at_least, check_choice, check_names
+from nystrom.checks import check_at_least, check_choice, check_names, check_seed
 from nystrom.measure.rows import Row, check_folder
 from nystrom.studies.speed.asked import command_line, find_device
 from nystrom.studies.speed.choices import StepDtype
@@ -90,7 +90,7 @@ def _check(asked: Mapping[str, Any]) -> None:
     check_names("task", asked["tasks"], SHAPES)
     check_choice("precision", asked["precision"], get_args(StepDtype))
     check_at_least("repeats", asked["repeats"], 1)
-    check_at_least("seed", asked["seed"], 0)
+    check_seed("seed", asked["seed"])
     for name in ("batch", "threads"):
         if asked[name] is not None:
             check_at_least(name, asked[name], 1)

@@ -125,9 +125,10 @@ def finetune(
     device = slurm.device(device, precision) if elsewhere else usable_device(device)  # pyright: ignore[reportAssignmentType]
     precision = usable_precision(precision, device, has_bfloat16=elsewhere or None)  # pyright: ignore[reportAssignmentType]
     cluster = None
+    if threads is not None:
+        check_at_least("threads", threads, 1)
     if elsewhere:
         threads = 1 if threads is None else threads
-        check_at_least("threads", threads, 1)
         cluster = Jobs(run.path, slurm, cpus=threads, at_once=jobs)
     named: dict[str, object] = {"model": model, "data": data, "attention": attention, "plan": plan}
     named |= options or {}

@@ -56,6 +56,8 @@ def predict(
         ValueError: A folder, file, column, device or precision that cannot be used.
     """
     check_at_least("batch_size", batch_size, 1)
+    if threads is not None:
+        check_at_least("threads", threads, 1)
     if not data.is_file():
         raise ValueError(f"data is {data}, which is not a file: name the file of the texts.")
     if to is not None and to.suffix.lower() not in _ENDINGS:
