@@ -6,8 +6,9 @@
 The rows of the studies in the folder become a file, results/reproduce-small_DEVICE_DATE.csv, those of the studies that
 train another, results/reproduce-trained-small_DEVICE_DATE.csv; rows that older files have of these studies are
 taken out there. Figures and summaries go to docs/gallery/, and docs/gallery.md is written from all summaries there,
-those of earlier days too. Rows of a checkout with changes raise an error, and so do rows of several commits of one
-study where nothing is trained: numbers that are printed together must be measured together. Trainings take days.
+those of earlier days too; what it says of devices, precisions, commits and dates is read from the rows in results/.
+Rows of a checkout with changes raise an error, and so do rows of several commits of one study where nothing is trained:
+numbers that are printed together must be measured together. Trainings take days.
 
 With --restore the rows in results/ become folders of studies again, each without the figures, where there is none yet:
 `nystrom reproduce NAME --to runs/reproduce` then goes on with the parts that have no rows.
@@ -17,13 +18,14 @@ import argparse
 import re
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image
 
 from nystrom.measure.rows import Row, append_rows, read_rows
 from nystrom.report.markdown_gallery import gallery_markdown
-from nystrom.report.summary import Summary, read_summary, write_summary
+from nystrom.report.summary import Summary, provenance_of, read_summary, write_summary
 from nystrom.studies.reproduce.catalogue import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,18 +62,14 @@ def gather(runs: Path, results: Path, docs: Path) -> list[Path]:
         write_summary(summary, pictures, f"{name}.json")
         for figure in summary.figures:
             _copy_small(folders[name] / figure, pictures / figure)
-    write_page(docs)
+    write_page(results, docs)
     return files
 
 
 def restore(runs: Path, results: Path) -> list[Path]:
     """Write the gathered rows of each study into its folder, and return the folders that were made."""
-    studies: dict[str, list[Row]] = {}
-    for file in sorted(results.glob("reproduce-*.csv")):
-        for row in read_rows(file):
-            studies.setdefault(row.study, []).append(row)
     made = []
-    for name, rows in studies.items():
+    for name, rows in _gathered(results).items():
         folder = runs / f"{name}-small"
         if not folder.exists():
             folder.mkdir(parents=True)
@@ -80,16 +78,29 @@ def restore(runs: Path, results: Path) -> list[Path]:
     return made
 
 
-def write_page(docs: Path) -> None:
-    """Write the page from the summaries in DOCS/gallery."""
-    kept = {name: read_summary(docs / "gallery", f"{name}.json") for name in CATALOGUE}
-    summaries: dict[str, Summary] = {name: summary for name, summary in kept.items() if summary is not None}
+def write_page(results: Path, docs: Path) -> None:
+    """Write the page from the summaries in DOCS/gallery, and the provenance of each from the rows in RESULTS."""
+    gathered = _gathered(results)
+    summaries: dict[str, Summary] = {}
+    for name in CATALOGUE:
+        if (kept := read_summary(docs / "gallery", f"{name}.json")) is not None:
+            summaries[name] = replace(kept, rows=len(gathered[name]), provenance=provenance_of(gathered[name]))
+            write_summary(summaries[name], docs / "gallery", f"{name}.json")
     missing = {
         name: f"not among these rows; needs {entry.needs or 'nothing'}"
         for name, entry in CATALOGUE.items()
         if name not in summaries
     }
     (docs / "gallery.md").write_text(gallery_markdown(list(summaries.values()), missing, "gallery"), encoding="utf-8")
+
+
+def _gathered(results: Path) -> dict[str, list[Row]]:
+    """The rows in RESULTS by study."""
+    studies: dict[str, list[Row]] = {}
+    for file in sorted(results.glob("reproduce-*.csv")):
+        for row in read_rows(file):
+            studies.setdefault(row.study, []).append(row)
+    return studies
 
 
 def _check_commits(folder: Path, rows: list[Row], *, several: bool) -> None:

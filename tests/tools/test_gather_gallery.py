@@ -51,7 +51,8 @@ def test_rows_figures_and_the_page_are_taken_in(runs, tmp_path):
         "It is linear. Agrees: 2 products.",
         "| nystrom | 2 |",
         "gallery/complexity.png",
-        "```bash\nnystrom reproduce --all",
+        "`nystrom reproduce --all`, on float32, A CPU, 2 cores, torch ",
+        ", commit abc1234, 2026-01-02.",
     ):
         assert words in page
     assert "- `blog`: not among these rows; needs" in page
@@ -116,7 +117,7 @@ def test_trainings_may_be_of_several_commits(runs, tmp_path):
     summary = read_summary(source)
     assert summary is not None
     write_summary(dataclasses.replace(summary, name="nystromformer-figure-5", figures=[]), folder)
-    [row] = read_rows(source / "rows.csv")
+    row = dataclasses.replace(read_rows(source / "rows.csv")[0], study="nystromformer-figure-5")
     append_rows(folder / "rows.csv", [row, dataclasses.replace(row, commit="def5678", date="2026-01-03")])
     gather(runs, results, tmp_path / "docs")
     names = sorted(file.name for file in results.iterdir())

@@ -18,9 +18,6 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], p
     """
     verdicts = [verdict for summary in summaries for verdict in summary.verdicts]
     counts = {word: sum(verdict.agrees is word for verdict in verdicts) for word in (True, False, None)}
-    first = summaries[0]
-    # Rows of the speed studies name the measurement that they came from.
-    command = next((s.command for s in summaries if s.command.startswith("nystrom reproduce")), first.command)
     own = any(summary.source == "this library" for summary in summaries)
     ours, whose = (", and of this library", "the papers and of this library") if own else ("", "the papers")
     parts = [
@@ -31,12 +28,13 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], p
         f"for {counts[None]} the rows cannot tell. A rule on the rows decides each, and the "
         "documentation of the study states it.",
         "",
-        f"Measured on {first.provenance}; the rows are in [results](../results/README.md).",
+        "Each study ends with its command, and with the precisions, devices, commits and dates of its rows, which are "
+        "in [results](../results/README.md). All studies by name:",
         "",
-        f"```bash\n{command}\n```",
+        "```bash\nnystrom reproduce --list\n```",
         "",
         markdown_table(("study", "shows", "the claims"), (_line(summary) for summary in summaries), left=3),
-        *(_section(summary, pictures, command) for summary in summaries),
+        *(_section(summary, pictures) for summary in summaries),
     ]
     if missing:
         parts += ["## Not run", "", *(f"- `{name}`: {why}" for name, why in missing.items()), ""]
@@ -60,17 +58,15 @@ def _line(summary: Summary) -> tuple[str, str, str]:
     return f"[{summary.name}](#{summary.name})", summary.shows, verdict_counts(summary.verdicts) or "none"
 
 
-def _section(summary: Summary, pictures: str, command: str) -> str:
+def _section(summary: Summary, pictures: str) -> str:
     images = "".join(f"![{summary.shows}]({pictures}/{figure})\n\n" for figure in summary.figures)
     setting = "; ".join(f"{name}: {value}" for name, value in summary.setting.items())
     differs = f"Differs from the paper: {summary.differs}. " if summary.differs else ""
-    own = summary.command.startswith("nystrom reproduce") and summary.command != command
     # Rows that were gathered elsewhere say nothing of it.
     time = f" in {summary.minutes:.1f} minutes" if summary.minutes else ""
-    measured = f" `{summary.command}`, on {summary.provenance}." if own else ""
     return (
         f"## {summary.name}\n\n{summary.shows[0].upper()}{summary.shows[1:]} ({summary.source}).\n\n"
         f"{verdicts_markdown(summary.verdicts)}\n{images}{tables_markdown(summary.tables)}\n"
-        f"{differs}Setting: {setting}. {summary.rows} rows{time}."
-        f"{measured}\n"
+        f"{differs}Setting: {setting}. {summary.rows} rows{time}. "
+        f"`{summary.command}`, on {summary.provenance}.\n"
     )

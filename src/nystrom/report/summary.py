@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nystrom.measure.rows import Row
+
 SUMMARY = "summary.json"
 
 
@@ -87,6 +89,14 @@ class Summary:
     provenance: str
     command: str
     minutes: float
+
+
+def provenance_of(rows: Sequence[Row]) -> str:
+    """Dtypes, devices, versions of torch, commits and dates of rows, each once and in order."""
+    shared = [
+        (row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date) for row in rows
+    ]
+    return ", ".join(" and ".join(sorted(set(values))) for values in zip(*shared, strict=True))
 
 
 def write_summary(summary: Summary, folder: Path, name: str = SUMMARY) -> None:

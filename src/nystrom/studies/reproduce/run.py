@@ -135,7 +135,7 @@ def draw_study(job: Job) -> Summary:
         verdicts=list(job.study.verdicts(plain)),
         figures=figures,
         rows=len(rows),
-        provenance=_provenance(rows),
+        provenance=provenance_of(rows),
         command=started_as() if entry.trains else ", then ".join(commands),
         minutes=max(trained, sum(_seconds(job.folder).values())) / 60,
     )
@@ -194,10 +194,3 @@ def _seconds(folder: Path) -> dict[str, float]:
 def _add_seconds(folder: Path, part: str, seconds: float) -> None:
     text = json.dumps(_seconds(folder) | {part: round(seconds, 3)}, indent=1) + "\n"
     (folder / "seconds.json").write_text(text, encoding="utf-8")
-
-
-def _provenance(rows: Sequence[Row]) -> str:
-    shared = [
-        (row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date) for row in rows
-    ]
-    return ", ".join(" and ".join(dict.fromkeys(values)) for values in zip(*shared, strict=True))

@@ -77,7 +77,7 @@ def read_fields(
     line, kind = 0, _kind(path)
     try:
         with open_unpacked(path, max_unpacked=max_unpacked, progress=progress) as file:
-            _pass_byte_order_mark(path, file)
+            pass_byte_order_mark(path, file)
             if kind in (".csv", ".tsv"):
                 cells = _csv_rows(file) if kind == ".csv" else _tsv_rows(file)
                 rows = _chosen_cells(path, cells, wanted, columns, on_broken)
@@ -99,7 +99,7 @@ def first_fields(path: Path, *, max_unpacked: float | None = None) -> list[str]:
     """
     try:
         with open_unpacked(path, max_unpacked=max_unpacked) as file:
-            _pass_byte_order_mark(path, file)
+            pass_byte_order_mark(path, file)
             if (kind := _kind(path)) in (".csv", ".tsv"):
                 return _header(path, _csv_rows(file) if kind == ".csv" else _tsv_rows(file))[1]
             return list(json.loads(next(line for line in file if not line.isspace())))
@@ -127,7 +127,12 @@ def _kind(path: Path) -> str:
     return Path(name).suffix
 
 
-def _pass_byte_order_mark(path: Path, file: BinaryIO) -> None:
+def pass_byte_order_mark(path: Path, file: BinaryIO) -> None:
+    """Read over the mark of UTF-8 at the beginning of a file.
+
+    Raises:
+        ValueError: The mark is that of UTF-16.
+    """
     start = file.peek(3)[:3]  # type: ignore[attr-defined]
     if start[:2] in UTF_16:
         raise ValueError(f"{path} is UTF-16: save it as UTF-8.")

@@ -141,3 +141,8 @@ def test_a_plain_file_has_a_text_in_each_line(tmp_path):
     assert list(read_texts(path, TASKS["sst2"])) == [('a "b',), ("",), ("c",)]
     with pytest.raises(ValueError, match="task is on pairs"):
         list(read_texts(path, TASKS["mrpc"]))
+    path.write_text("\ufefffirst\nsecond\n")
+    assert list(read_texts(path, TASKS["sst2"])) == [("first",), ("second",)]
+    path.write_text("first\n", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"texts\.txt is UTF-16: save it as UTF-8"):
+        list(read_texts(path, TASKS["sst2"]))

@@ -58,6 +58,23 @@ def test_validation_is_drawn_where_there_is_none_or_asked_for(tmp_path):
     assert sizes(asked) == {"train": 32, "validation": 8, "test": 2, "submission": 2}
 
 
+def test_equal_texts_are_in_one_of_the_splits_that_are_drawn(tmp_path):
+    rows = [{"text": f"text {i // 3}", "label": i // 3 % 2} for i in range(300)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "dev.jsonl").write_text((tmp_path / "rows.jsonl").read_text())
+    for data, wanted in (
+        (tmp_path / "rows.jsonl", {"train", "validation"}),
+        (tmp_path / "dev", {"train", "validation", "test"}),
+    ):
+        splits = read_labelled([data], own_task(), own=True).splits
+        assert {*splits} == wanted
+        assert sum(len(split.texts) for split in splits.values()) == 300
+        found = [{*split.texts} for split in splits.values()]
+        assert sum(map(len, found)) == 100, "each text in one of them"
+        assert all(30 <= len(split.texts) <= 32 for name, split in splits.items() if name != "train")
+
+
 def test_matched_and_mismatched_are_kept_apart(tmp_path):
     for name, size in (("train", 3), ("dev_matched", 2), ("dev_mismatched", 1), ("test_matched", 4)):
         rows = [{"premise": "a", "hypothesis": "b", "label": "neutral"} for _ in range(size)]
@@ -98,6 +115,13 @@ def test_labels_of_own_texts_are_classes_or_numbers(tmp_path):
         read_labelled([tmp_path], own_task(), own=True, kind="numbers")
     write(tmp_path / "train.jsonl", [1] * 10)
     with pytest.raises(ValueError, match="the labels have 1 values"):
+        read_labelled([tmp_path], own_task(), own=True)
+    write(tmp_path / "train.jsonl", ["0.5", "1.5", "nan"] * 10)
+    with pytest.raises(ValueError, match="line 3: the label is 'nan', and others are numbers"):
+        read_labelled([tmp_path], own_task(), own=True)
+    assert read_labelled([tmp_path], own_task(), own=True, kind="classes").classes == ("0.5", "1.5", "nan")
+    write(tmp_path / "train.jsonl", ["0", "1", "1.0"] * 10)
+    with pytest.raises(ValueError, match=r"the labels '1', '1.0' are equal numbers: write one"):
         read_labelled([tmp_path], own_task(), own=True)
 
 

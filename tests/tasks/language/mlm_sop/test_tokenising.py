@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nystrom.tasks.language.mlm_sop.blocks import BlockPlan, read_block, write_block
+from nystrom.tasks.language.mlm_sop.blocks import BlockPlan, is_held_out, read_block, write_block
 from nystrom.tasks.language.mlm_sop.kept_folder import kept_folder
 from nystrom.tasks.language.mlm_sop.tokenising import shards, tokenise
 from nystrom.tasks.sources.corpora import Corpus, find_corpora
-from nystrom.tasks.sources.documents import TextPiece
+from nystrom.tasks.sources.documents import PIECE, TextPiece, pieces_of_lines
 
 SETTINGS = {"seed": 0}
 
@@ -152,7 +152,7 @@ import numpy as np
 from nystrom.tasks.language.mlm_sop.blocks import BlockPlan
 from nystrom.tasks.language.mlm_sop.tokenising import tokenise
 from nystrom.tasks.sources.corpora import Corpus
-from nystrom.tasks.sources.documents import TextPiece
+from nystrom.tasks.sources.documents import PIECE, TextPiece, pieces_of_lines
 
 def pieces(progress):
     for number in range(4):
@@ -181,3 +181,21 @@ def test_the_processes_end_with_the_one_that_reads(tmp_path, words, how):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert ("KeyboardInterrupt" in done.stderr) == (how == "interrupted")
+
+
+def test_equal_documents_are_on_one_side_wherever_they_stand(tmp_path, plan):
+    sides = []
+    for number in range(100):
+        document = f"document {number} of some words"
+        content = f"{document}\n\n{document}\r\n \n\n{document}".encode()
+        pieces = [*pieces_of_lines(content.splitlines(keepends=True))]
+        assert len(pieces) == 3
+        sides.append({is_held_out(piece.text, plan) for piece in pieces})
+    assert all(len(side) == 1 for side in sides)
+    assert 0 < sum(True in side for side in sides) < 100
+    # A long one too, whose first piece ends elsewhere after a blank line.
+    for number in range(20):
+        long = f"{number} " * (PIECE // 2)
+        first, after = (next(pieces_of_lines([start + long.encode()])) for start in (b"", b"\n\n "))
+        assert len(first.text) >= PIECE // 2
+        assert is_held_out(first.text, plan) == is_held_out(after.text, plan)

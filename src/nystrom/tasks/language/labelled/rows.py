@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nystrom.tasks.language.labelled.glue import LabelledTask
 from nystrom.tasks.sources.parquet import SUFFIX, parquet_columns, parquet_fields
-from nystrom.tasks.sources.row_files import first_fields, has_field, plain_name, read_fields
+from nystrom.tasks.sources.row_files import first_fields, has_field, pass_byte_order_mark, plain_name, read_fields
 from nystrom.tasks.sources.saved_arrow import SavedPart
 from nystrom.tasks.sources.unpacking import BROKEN, open_unpacked, unreadable
 
@@ -104,6 +104,7 @@ def read_texts(path: Path, task: LabelledTask) -> Iterator[tuple[str, ...]]:
             raise ValueError(f"{path} has a text in each line, but the task is on pairs: name a .tsv, .csv or .jsonl.")
         try:
             with open_unpacked(path) as file:
+                pass_byte_order_mark(path, file)
                 for line in file:
                     yield (line.decode("utf-8", errors="replace").rstrip("\r\n"),)
         except BROKEN as error:

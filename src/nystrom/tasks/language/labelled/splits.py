@@ -8,7 +8,8 @@
   tenths of it become train, one validation, one test; where there is a test split with labels, nine and one. The result
   then is not that of the published split, and says so.
 
-What is drawn is drawn with a fixed seed, so that runs of all seeds share their data.
+What is drawn is drawn with a fixed seed, so that runs of all seeds share their data. Equal texts, or pairs, stay
+together: none that is learned from is scored.
 """
 
 import hashlib
@@ -149,8 +150,20 @@ def _own_classes(rows: dict[str, SplitRows], kind: LabelKind) -> tuple[str, ...]
     words = {*source.labels}
     numbers = [_number(word) for word in words]
     numeric = all(number is not None for number in numbers)
-    if kind == "numbers" or (kind == "auto" and numeric and any(not float(n or 0).is_integer() for n in numbers)):
+    broken = any(not float(number or 0).is_integer() for number in numbers)
+    if kind == "auto" and broken and not numeric:
+        row = next(row for row, word in enumerate(source.labels) if _number(word) is None)
+        raise ValueError(
+            f"{source.places(row)}: the label is {source.labels[row]!r}, and others are numbers: leave the row out, or "
+            "take --labels classes, if each is the name of a class."
+        )
+    if kind == "numbers" or (kind == "auto" and broken):
         return None
+    if numeric and len(words) > len({*numbers}):
+        spelt = sorted(word for word, number in zip(words, numbers, strict=True) if numbers.count(number) > 1)
+        raise ValueError(
+            f"{source.places(0)}: the labels {', '.join(map(repr, spelt[:4]))} are equal numbers: write one."
+        )
     if not 2 <= len(words) <= _MOST_CLASSES:
         way = ": take --labels numbers, if they are numbers." if numeric else ": name the column with --label-field."
         raise ValueError(f"{source.places(0)}: the labels have {len(words)} values; expected 2 to {_MOST_CLASSES}{way}")
@@ -228,9 +241,17 @@ def _complete(found: LabelledData, where: str, val_share: float | None) -> Label
 
 def _drawn(whole: TextSplit, shares: dict[str, float], where: str) -> dict[str, TextSplit]:
     """Parts of a split, and what is left of it as "train"; each in the order of the file."""
-    order, parts = np.random.default_rng(_SEED).permutation(len(whole.texts)), {}
+    numbers: dict[tuple[str, ...], int] = {}
+    columns = (whole.texts, *(() if whole.pairs is None else (whole.pairs,)))
+    equal = np.array([numbers.setdefault(row, len(numbers)) for row in zip(*columns, strict=True)], dtype=np.int64)
+    # All rows, in the order in which the different texts are drawn.
+    places = np.empty(len(numbers), dtype=np.int64)
+    places[np.random.default_rng(_SEED).permutation(len(numbers))] = np.arange(len(numbers))
+    order, parts = np.argsort(places[equal], kind="stable"), {}
     for name, share in shares.items():
         size = max(1, round(share * len(whole.texts)))
+        while 0 < size < len(order) and equal[order[size]] == equal[order[size - 1]]:
+            size += 1
         parts[name], order = np.sort(order[:size]), order[size:]
     if not len(order):
         raise ValueError(f"{where} holds {len(whole.texts)} texts, too few to draw {' and '.join(shares)} from them.")

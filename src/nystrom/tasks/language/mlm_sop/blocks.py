@@ -3,9 +3,9 @@
 A block is an uncompressed numpy archive with the tokens of its documents, end to end, how many tokens each has,
 whether it is held out, and counts of what was left out. It appears under its name when it is complete.
 
-A document is held out if a hash of its text and the seed says so; so the place of a document, the other documents and
-the number of processes play no part, and equal documents are on one side. The pieces of a long document go with its
-first.
+A document is held out if a hash of its words and the seed says so; so the place of a document, the blanks and ends of
+lines around its words, the other documents and the number of processes play no part, and equal documents are on one
+side. The pieces of a long document go with its first.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.tasks.sources.documents import TextPiece
+from nystrom.tasks.sources.documents import PIECE, TextPiece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -65,7 +65,9 @@ class Block(NamedTuple):
 
 def is_held_out(text: bytes, plan: BlockPlan) -> bool:
     """Whether the document that begins with a piece is held out."""
-    digest = hashlib.blake2b(text, digest_size=8, key=str(plan.seed).encode()).digest()
+    # A blank line before a long document moves the end of its first piece, so that the end is not looked at.
+    words = b" ".join(text.split())[: PIECE // 2]
+    digest = hashlib.blake2b(words, digest_size=8, key=str(plan.seed).encode()).digest()
     return int.from_bytes(digest, "little") < plan.held_out * 2**64
 
 
