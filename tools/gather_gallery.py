@@ -62,7 +62,8 @@ def gather(runs: Path, results: Path, docs: Path) -> list[Path]:
         write_summary(summary, pictures, f"{name}.json")
         for figure in summary.figures:
             _copy_small(folders[name] / figure, pictures / figure)
-    write_page(results, docs)
+    write_provenance(results, docs)
+    write_page(docs)
     return files
 
 
@@ -78,14 +79,18 @@ def restore(runs: Path, results: Path) -> list[Path]:
     return made
 
 
-def write_page(results: Path, docs: Path) -> None:
-    """Write the page from the summaries in DOCS/gallery, and the provenance of each from the rows in RESULTS."""
-    gathered = _gathered(results)
-    summaries: dict[str, Summary] = {}
-    for name in CATALOGUE:
+def write_provenance(results: Path, docs: Path) -> None:
+    """Write what the rows in RESULTS are of, and how many, into the summaries in DOCS/gallery."""
+    for name, rows in _gathered(results).items():
         if (kept := read_summary(docs / "gallery", f"{name}.json")) is not None:
-            summaries[name] = replace(kept, rows=len(gathered[name]), provenance=provenance_of(gathered[name]))
-            write_summary(summaries[name], docs / "gallery", f"{name}.json")
+            changed = replace(kept, rows=len(rows), provenance=provenance_of(rows))
+            write_summary(changed, docs / "gallery", f"{name}.json")
+
+
+def write_page(docs: Path) -> None:
+    """Write the page from the summaries in DOCS/gallery."""
+    kept = {name: read_summary(docs / "gallery", f"{name}.json") for name in CATALOGUE}
+    summaries: dict[str, Summary] = {name: summary for name, summary in kept.items() if summary is not None}
     missing = {
         name: f"not among these rows; needs {entry.needs or 'nothing'}"
         for name, entry in CATALOGUE.items()

@@ -55,6 +55,13 @@ def test_a_mistake_ends_with_one_line_and_code_2(words, message, capsys, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_the_home_folder_is_found_where_the_shell_leaves_its_sign(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for words in (["lra", "table", "~/none.csv"], ["lra", "curves", "~/none.csv", "--figure=~/x.png"]):
+        assert main(words) == 2
+        assert str(tmp_path / "none.csv") in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["--help"], ["methods"]])
 def test_a_reader_that_has_seen_enough_is_no_mistake(words):
     reader, writer = os.pipe()

@@ -7,7 +7,6 @@ import pytest
 
 from nystrom.measure.rows import read_rows
 from nystrom.report.lra.curves import GATHERED
-from nystrom.report.summary import provenance_of, read_summary
 
 RESULTS = Path(__file__).parents[2] / "results"
 CURVES = sorted(RESULTS.glob("lra-curves_*.csv"))
@@ -37,12 +36,3 @@ def test_every_curve_is_of_a_run_whose_rows_are_there(path):
 def test_the_page_names_every_file():
     page = (RESULTS / "README.md").read_text(encoding="utf-8")
     assert [path.name for path in RESULTS.glob("*.csv") if path.name not in page] == []
-
-
-def test_the_gallery_says_the_devices_precisions_commits_and_dates_of_its_rows():
-    rows = [row for path in sorted(RESULTS.glob("reproduce-*.csv")) for row in read_rows(path)]
-    for path in sorted((RESULTS.parent / "docs" / "gallery").glob("*.json")):
-        summary = read_summary(path.parent, path.name)
-        assert summary is not None
-        of = [row for row in rows if row.study == summary.name]
-        assert (summary.rows, summary.provenance) == (len(of), provenance_of(of)), path.name

@@ -43,7 +43,8 @@ def arguments_of(
     signature = inspect.Signature(parameters)
 
     def collect(*values: Any, **named: Any) -> dict[str, Any]:
-        return dict(signature.bind(*values, **named).arguments)
+        # The shell leaves ~ as it is in --to=~/runs.
+        return {key: _at_home(value) for key, value in signature.bind(*values, **named).arguments.items()}
 
     collect.__signature__ = signature  # type: ignore[attr-defined]
     collect.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -60,6 +61,13 @@ def arguments_of(
         # Warnings, which are no errors, keep their form.
         if not isinstance(sys.exception(), UsageError):
             sys.stderr.write(said.getvalue())
+
+
+def _at_home(value: Any) -> Any:
+    """A path, or several, without ~."""
+    if isinstance(value, Path):
+        return value.expanduser()
+    return tuple(map(_at_home, value)) if type(value) is tuple else value
 
 
 def positional(function: Callable[..., Any], name: str) -> inspect.Parameter:

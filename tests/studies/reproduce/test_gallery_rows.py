@@ -8,6 +8,7 @@ import pytest
 
 from nystrom.measure.rows import read_rows
 from nystrom.report.markdown_gallery import tables_markdown, verdicts_markdown
+from nystrom.report.summary import provenance_of, read_summary
 from nystrom.studies.reproduce.catalogue import CATALOGUE, find_study
 from tools.gather_gallery import write_page
 
@@ -49,3 +50,10 @@ def test_the_page_is_that_of_its_summaries(tmp_path):
     write_page(tmp_path)
     assert (tmp_path / "gallery.md").read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
     assert {file.stem for file in pictures.glob("*.json")} == set(ROWS)
+
+
+@pytest.mark.parametrize("name", list(ROWS))
+def test_the_page_says_the_devices_precisions_commits_and_dates_of_the_rows(name):
+    summary = read_summary(ROOT / "docs" / "gallery", f"{name}.json")
+    assert summary is not None
+    assert (summary.rows, summary.provenance) == (len(ROWS[name]), provenance_of(ROWS[name]))

@@ -10,6 +10,7 @@ from nystrom.report.summary import Table, Verdict, read_summary
 from nystrom.studies.reproduce.catalogue import CATALOGUE, find_study
 from nystrom.studies.reproduce.run import Job, check_setting, draw_study, folder_of, run_study
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom.train.grid.alone import alone
 
 NAME = "complexity"
 
@@ -94,6 +95,27 @@ def test_a_damaged_summary_is_named(squares, tmp_path):
     (job.folder / "summary.json").write_text("{")
     with pytest.raises(ValueError, match=r"summary\.json"):
         read_summary(job.folder)
+
+
+def test_two_commands_in_one_folder_raise(squares, tmp_path):
+    job = job_of(squares, tmp_path)
+    with (
+        alone(job.folder, "nystrom reproduce"),
+        pytest.raises(ValueError, match="in use by another `nystrom reproduce`"),
+    ):
+        run_study(job, lambda line: None)
+    assert squares.measured == []
+
+
+def test_a_damaged_file_of_seconds_is_named_before_anything_is_measured(squares, tmp_path):
+    job = job_of(squares, tmp_path)
+    (job.folder / "seconds.json").write_text('{"n=0": 0.')
+    with pytest.raises(ValueError, match=r"seconds\.json is damaged .*: delete it"):
+        run_study(job, lambda line: None)
+    assert squares.measured == []
+    (job.folder / "seconds.json").unlink()
+    run_study(job, lambda line: None)
+    assert not [path for path in job.folder.iterdir() if path.suffix == ".partial"]
 
 
 def test_rows_of_another_setting_are_not_mixed_in(squares, tmp_path):

@@ -1,5 +1,8 @@
 """Medians over runs, and ratios taken within a run."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from nystrom.measure.rows import new_row, read_rows
@@ -28,6 +31,22 @@ def test_a_ratio_is_the_median_of_the_runs_ratios():
     }
     assert {row.repeats for row in rows} == {3}
     assert {row.seed for row in rows} == {3}
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_what_one_run_did_not_measure_has_no_value_and_says_why(place):
+    runs = [run_of(2.0, 1.0) for _ in range(3)]
+    runs[place][1] = replace(runs[place][1], value=math.nan, note="needs about 9 GB")
+    for row in summary(runs, "nystrom bench runs", 0):
+        if row.method == "nystrom-2+skip":
+            assert math.isnan(row.value)
+            assert (row.low, row.high, row.repeats) == (None, None, 2)
+            assert row.note == f"run {place + 1} of 3: needs about 9 GB"
+        else:
+            assert (row.value, row.repeats, row.note) == (2.0, 3, "")
+    runs[1][0] = replace(runs[1][0], value=math.nan, note="other")
+    notes = {row.quantity: row.note for row in summary(runs, "nystrom bench runs", 0) if row.method == "authors-2+skip"}
+    assert notes == {"forward time": "run 2 of 3: other"}
 
 
 @pytest.mark.slow

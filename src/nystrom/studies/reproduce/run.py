@@ -9,6 +9,7 @@ A study has a folder of its own, TO/NAME-SIZE:
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,11 +19,12 @@ from typing import NamedTuple
 
 from nystrom.measure.rows import Row, append_rows, check_folder, read_rows, started_as
 from nystrom.report.plots.canvas import house_style, save_figure
-from nystrom.report.summary import Summary, write_summary
+from nystrom.report.summary import Summary, provenance_of, write_summary
 from nystrom.studies.reproduce.catalogue import CATALOGUE, find_study
 from nystrom.studies.reproduce.study import Plan, Setting, Study
+from nystrom.train.grid.alone import alone
 
-SETTING, ROWS = "setting.json", "rows.csv"
+SETTING, ROWS, SECONDS = "setting.json", "rows.csv", "seconds.json"
 
 
 class Job(NamedTuple):
@@ -72,10 +74,21 @@ def run_study(job: Job, say: Callable[[str], None] = print) -> Summary:
     Args:
         job: What `check_study` returned.
         say: Takes a line for each part that is done.
+
+    Raises:
+        ValueError: Another command is at work in the folder, or a file there is damaged.
     """
+    with alone(job.folder, "nystrom reproduce"):
+        _measure(job, say)
+        return draw_study(job)
+
+
+def _measure(job: Job, say: Callable[[str], None]) -> None:
+    """Measure the parts that have no rows yet."""
     name, file, parts = job.name, job.folder / ROWS, job.plan.parts
-    done = _measured(job)
-    (job.folder / SETTING).write_text(json.dumps(dict(job.plan.setting), indent=1) + "\n", encoding="utf-8")
+    done, _ = _measured(job), _seconds(job.folder)
+    check_setting(job.folder, job.plan.setting)
+    _write(job.folder / SETTING, dict(job.plan.setting))
     if done:
         say(f"{name}: going on, {len(done)} of {len(parts)} parts have their rows.")
     for place, part in enumerate(parts, start=1):
@@ -91,7 +104,6 @@ def run_study(job: Job, say: Callable[[str], None] = print) -> Summary:
         append_rows(file, [_tagged(row, name, part.name) for row in rows])
         _add_seconds(job.folder, part.name, seconds)
         say(f"{name}: part {place} of {len(parts)}, {part.name}, {seconds:.1f} s")
-    return draw_study(job)
 
 
 def is_measured(job: Job) -> bool:
@@ -187,10 +199,19 @@ def _without_part(sizes: str) -> str:
 
 
 def _seconds(folder: Path) -> dict[str, float]:
-    file = folder / "seconds.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    file = folder / SECONDS
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}): delete it; it says how long the parts took.") from error
 
 
 def _add_seconds(folder: Path, part: str, seconds: float) -> None:
-    text = json.dumps(_seconds(folder) | {part: round(seconds, 3)}, indent=1) + "\n"
-    (folder / "seconds.json").write_text(text, encoding="utf-8")
+    _write(folder / SECONDS, _seconds(folder) | {part: round(seconds, 3)})
+
+
+def _write(file: Path, content: Mapping[str, object]) -> None:
+    """Write a file of JSON, which is never half written."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, file)

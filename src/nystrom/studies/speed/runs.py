@@ -5,6 +5,7 @@ within a run; what is reported is the median of the runs' ratios with their quar
 runs are kept, so the same command continues where it was interrupted.
 """
 
+import math
 import statistics
 import subprocess
 import sys
@@ -78,6 +79,9 @@ def run_runs(
 def summary(runs: Sequence[Sequence[Row]], command: str, seed: int) -> list[Row]:
     """Medians and quartiles over runs of one setting, then the ratios to the first method.
 
+    What one of the runs did not measure has no value, and says why: a median over the others would be of other moments
+    of the machine.
+
     Args:
         runs: The rows of each run, of the same methods and lengths in the same order.
         command: The command that measured them.
@@ -88,32 +92,48 @@ def summary(runs: Sequence[Sequence[Row]], command: str, seed: int) -> list[Row]
         for row in rows:
             values.setdefault((row.n, row.quantity, row.method), []).append(row.value)
     first, found = runs[0][0].method, {(row.n, row.quantity, row.method): row for row in runs[0]}
-    made = [_row(found[key], key[1], each, found[key].unit, command, seed) for key, each in values.items()]
+    # The first run that did not measure it says why.
+    notes = {
+        (row.n, row.quantity, row.method): f"run {number} of {len(runs)}: {row.note}"
+        for number, rows in reversed([*enumerate(runs, start=1)])
+        for row in rows
+        if row.note
+    }
+    made = [
+        _row(found[key], key[1], each, found[key].unit, command, seed, notes.get(key, ""))
+        for key, each in values.items()
+    ]
     for key, each in values.items():
         n, quantity, method = key
         if method != first:
-            ratios = [base / value for base, value in zip(values[n, quantity, first], each, strict=True)]
-            made.append(_row(found[key], f"{quantity}: times less than {first}", ratios, "", command, seed))
+            base = (n, quantity, first)
+            ratios = [one / value for one, value in zip(values[base], each, strict=True)]
+            note = notes.get(key, notes.get(base, ""))
+            made.append(_row(found[key], f"{quantity}: times less than {first}", ratios, "", command, seed, note))
     return made
 
 
-def _row(like: Row, quantity: str, values: Sequence[float], unit: str, command: str, seed: int) -> Row:
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+def _row(like: Row, quantity: str, values: Sequence[float], unit: str, command: str, seed: int, note: str) -> Row:
+    measured = [value for value in values if not math.isnan(value)]
+    whole = len(measured) == len(values)
+    low, high = None, None
+    if whole:
+        low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     return new_row(
         study="runs",
         quantity=quantity,
         method=like.method,
-        value=statistics.median(values),
+        value=statistics.median(values) if whole else math.nan,
         unit=unit,
         device=like.device,
         sizes=like.sizes,
         dtype=like.dtype,
         seed=seed,
         command=command,
-        note=like.note,
+        note=note,
         low=low,
         high=high,
-        repeats=len(values),
+        repeats=len(measured),
         n=like.n,
         m=like.m,
     )

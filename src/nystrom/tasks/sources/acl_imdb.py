@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from tqdm import tqdm
 
 from nystrom.tasks.sources.source import LabelledSample, Source
-from nystrom.tasks.sources.unpacking import BROKEN, open_unpacked, unreadable
+from nystrom.tasks.sources.unpacking import BROKEN, member_content, open_unpacked, unreadable
 from nystrom.tasks.store.checksums import sha256, sha256_of_files
 
 IMDB_COUNTS = {"train": 25_000, "test": 25_000}
@@ -123,6 +123,4 @@ def _members(archive: Path, members: tarfile.TarFile, parts: Sequence[str]) -> I
         if f"{split}/{label}/{name}" in seen:
             raise ValueError(f"{place} is in the archive twice: this is not the published archive.")
         seen.add(f"{split}/{label}/{name}")
-        content = members.extractfile(member)
-        assert content is not None, "a plain file has content"
-        yield _row(place, split, label, name, content.read())
+        yield _row(place, split, label, name, member_content(archive, members, member))

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.tasks.sources.cifar_pickle import WHERE_PUBLISHED, read_pickled_batch
-from nystrom.tasks.sources.unpacking import BROKEN, Limit, open_unpacked
+from nystrom.tasks.sources.unpacking import BROKEN, Limit, member_content, open_unpacked
 from nystrom.tasks.store.checksums import sha256
 from nystrom.tasks.store.picture_files import Pictures
 
@@ -165,9 +165,7 @@ def _read_archive(path: Path, max_unpacked: float | None) -> tuple[Pictures, Pic
         for member in archive:
             name = PurePosixPath(member.name)
             if member.isfile() and name.parent.name in (PYTHON, BINARY) and name.name.removesuffix(".bin") in BATCHES:
-                content = archive.extractfile(member)
-                assert content is not None, "a plain file has content"
-                found[name.name] = content.read()
+                found[name.name] = member_content(path, archive, member)
         # To the very end, where the checksum of the compression is.
         while file.read(1 << 20):
             pass

@@ -152,6 +152,19 @@ class _Limited(io.RawIOBase):
         return len(piece)
 
 
+def member_content(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    """Read a plain file of an archive.
+
+    Raises:
+        ValueError: The file has holes: what they unpack to is not in the archive, and so not counted by the limit.
+    """
+    if member.issparse():
+        raise ValueError(f"{path}, {member.name} is a file with holes, which is not read: pack it without them.")
+    content = archive.extractfile(member)
+    assert content is not None, "a plain file has content"
+    return content.read()
+
+
 def unreadable(path: Path, error: Exception, place: str = "") -> Exception:
     """Make the error for a file that ends too early or is damaged; errors of the disk stay what they are."""
     if isinstance(error, OSError) and error.errno is not None:

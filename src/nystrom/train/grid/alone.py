@@ -1,4 +1,4 @@
-"""One grid at a time in a folder."""
+"""One command at a time in a folder."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,18 +10,22 @@ from nystrom.measure.rows import check_folder
 
 
 @contextmanager
-def alone(to: Path) -> Iterator[None]:
-    """Lock the folder, so that two grids do not write the same runs; the system unlocks it when the process ends.
+def alone(to: Path, command: str) -> Iterator[None]:
+    """Lock the folder, so that two do not write the same runs or rows; the system unlocks it when the process ends.
+
+    Args:
+        to: The folder, which is made where it is missing.
+        command: The command that works there, for the message.
 
     Raises:
-        ValueError: The folder cannot be written, or another grid has it.
+        ValueError: The folder cannot be written, or another process has it.
     """
     check_folder(to)
     lock = FileLock(to / ".lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise ValueError(f"{to} is in use by another `nystrom lra run`: wait for it, or take another folder.") from None
+        raise ValueError(f"{to} is in use by another `{command}`: wait for it, or take another folder.") from None
     try:
         yield
     finally:

@@ -233,7 +233,7 @@ def run_grid(
                 )
                 planned.append(Planned(run_name(task, method, named, seed, model, max_length), settings))
         plans.append((base, folder, planned))
-    with alone(to):
+    with alone(to, "nystrom lra run"):
         if cluster is None:
             check_no_jobs(to)
         _prepare(to, plans, check_compile=compile and usable == "cpu" and cluster is None)

@@ -56,7 +56,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path):
-        self.path = path
+        self.path = path = Path(path).expanduser()
         self.curves, self.plot = path / "curves.csv", path / "curves.png"
         self.best, self.rows = path / "best", path / "rows.csv"
 

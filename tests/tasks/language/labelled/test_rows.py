@@ -66,6 +66,9 @@ def test_broken_rows_of_qqp_are_counted_and_those_of_other_tasks_are_errors(tmp_
     assert rows.texts == ["a", "d"]
     assert "1 rows" in rows.remarks[0]
     assert "line 3" in rows.remarks[0]
+    # A test is scored elsewhere by the numbers of its rows.
+    with pytest.raises(ValueError, match="line 3: 1 fields where 3 are wanted"):
+        read_rows([path], TASKS["qqp"], may_lack_labels=True)
     path.write_text("sentence1\tsentence2\tlabel\na\tb\tentailment\nc\n")
     with pytest.raises(ValueError, match="line 3: 1 fields where 3 are wanted"):
         read_rows([path], TASKS["rte"], may_lack_labels=False)

@@ -19,7 +19,7 @@ def sizes(data):
 
 def test_splits_are_taken_as_they_come(tmp_path):
     write(tmp_path / "train.jsonl", [0, 1, 1])
-    write(tmp_path / "dev.jsonl", [0, "positive"])
+    write(tmp_path / "dev.jsonl", [0, "positive"], start=3)
     write(tmp_path / "test.jsonl", [None, None])
     data = read_labelled([tmp_path], TASKS["sst2"])
     assert sizes(data) == {"train": 3, "validation": 2, "submission": 2}
@@ -73,6 +73,17 @@ def test_equal_texts_are_in_one_of_the_splits_that_are_drawn(tmp_path):
         found = [{*split.texts} for split in splits.values()]
         assert sum(map(len, found)) == 100, "each text in one of them"
         assert all(30 <= len(split.texts) <= 32 for name, split in splits.items() if name != "train")
+
+
+def test_texts_that_are_learned_from_and_scored_are_told_and_copies_of_a_split_refused(tmp_path):
+    write(tmp_path / "train.jsonl", [0, 1] * 5)
+    write(tmp_path / "dev.jsonl", [0, 1, 0], start=8)
+    write(tmp_path / "test.jsonl", [0, 1], start=20)
+    found = read_labelled([tmp_path], own_task(), own=True)
+    assert found.remarks == ["2 of the 3 texts of validation are training texts, too"]
+    write(tmp_path / "test.jsonl", [0, 1] * 5)
+    with pytest.raises(ValueError, match=r"the same texts for training and as test: one of the files is a copy"):
+        read_labelled([tmp_path], own_task(), own=True)
 
 
 def test_matched_and_mismatched_are_kept_apart(tmp_path):
@@ -156,13 +167,15 @@ def test_a_saved_data_set_gives_its_splits_and_the_order_of_its_classes(save_arr
 
 
 def test_the_matched_and_mismatched_splits_of_a_saved_data_set_are_kept_apart(save_arrow):
-    pair = {"premise": ["a"], "hypothesis": ["b"]}
     names = ("train", "validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
-    parts = {name: pair | {"label": [-1 if name.startswith("test") else 2]} for name in names}
+    parts = {
+        name: {"premise": ["a"], "hypothesis": [name]} | {"label": [-1 if name.startswith("test") else 2]}
+        for name in names
+    }
     saved = save_arrow(parts, {"label": ["entailment", "neutral", "contradiction"]})
     splits = read_labelled([saved], TASKS["mnli"]).splits
     assert {*splits} == {"train", "validation", "validation_mismatched", "submission", "submission_mismatched"}
-    assert splits["train"] == (["a"], ["b"], [2])
+    assert splits["train"] == (["a"], ["train"], [2])
 
 
 def test_what_is_wrong_with_a_saved_data_set_is_named_with_its_row(save_arrow, tmp_path):

@@ -214,6 +214,17 @@ def test_an_archive_with_something_else_in_it_raises(tmp_path, entry, message):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aclImdb_v1.tar", "x"]
 
 
+def test_a_file_with_holes_is_refused_before_it_is_unpacked(tmp_path):
+    # As GNU tar writes a review of 200 MB with nothing but a hole in it: 1 KB that no limit on the archive sees.
+    archive = packed(acl(tmp_path / "x"), tmp_path / "aclImdb_v1.tar", "w:")
+    info, empty = member("aclImdb/train/pos/70_1.txt", b"")
+    info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.map": "209715200,0", "GNU.sparse.size": "209715200"}
+    with tarfile.open(archive, "a", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info, empty)
+    with pytest.raises(ValueError, match=r"aclImdb_v1.tar, aclImdb/train/pos/70_1.txt is a file with holes"):
+        prepare_text(archive, tmp_path / "to", progress=False)
+
+
 def test_own_texts_in_one_file_are_split_by_their_content(tmp_path):
     to = prepare_text(many(tmp_path / "a.csv", classes=3), tmp_path / "to", progress=False)
     data = {split: Text(to, split) for split in SPLITS}

@@ -45,6 +45,10 @@ class TextSplit(NamedTuple):
     pairs: list[str] | None
     labels: list[int] | list[float] | None
 
+    def rows(self) -> list[tuple[str, ...]]:
+        """The texts, or the pairs."""
+        return list(zip(self.texts, *(() if self.pairs is None else (self.pairs,)), strict=True))
+
     def taken(self, rows: Sequence[int]) -> "TextSplit":
         """Some of the rows."""
         return TextSplit(*([column[row] for row in rows] if column is not None else None for column in self))  # pyright: ignore[reportArgumentType]
@@ -110,8 +114,10 @@ def read_labelled(
         labels = None if read.labels is None else _labels(read, task, classes)
         target = name.replace("test", "submission") if labels is None else name
         splits[target] = TextSplit(read.texts, read.pairs, labels)
-    found = LabelledData(splits, classes, remarks)
-    return _complete(found, ", ".join(map(str, data)), val_share)
+    where = ", ".join(map(str, data))
+    data_of = _complete(LabelledData(splits, classes, remarks), where, val_share)
+    _check_apart(data_of, where)
+    return data_of
 
 
 def _read(data: Sequence[Path], task: LabelledTask, *, strict: bool) -> tuple[dict[str, SplitRows], list[str]]:
@@ -239,11 +245,23 @@ def _complete(found: LabelledData, where: str, val_share: float | None) -> Label
     return replace(found, splits=_ordered(splits), remarks=remarks, published=False)
 
 
+def _check_apart(found: LabelledData, where: str) -> None:
+    """Remark on texts that are learned from and scored, and raise where two splits are the same."""
+    splits = found.splits
+    train = {*splits["train"].rows()}
+    for name, split in splits.items():
+        if name == "train" or split.labels is None:
+            continue
+        if split.rows() == splits["train"].rows():
+            raise ValueError(f"{where} has the same texts for training and as {name}: one of the files is a copy.")
+        if both := sum(row in train for row in split.rows()):
+            found.remarks.append(f"{both:,} of the {len(split.texts):,} texts of {name} are training texts, too")
+
+
 def _drawn(whole: TextSplit, shares: dict[str, float], where: str) -> dict[str, TextSplit]:
     """Parts of a split, and what is left of it as "train"; each in the order of the file."""
     numbers: dict[tuple[str, ...], int] = {}
-    columns = (whole.texts, *(() if whole.pairs is None else (whole.pairs,)))
-    equal = np.array([numbers.setdefault(row, len(numbers)) for row in zip(*columns, strict=True)], dtype=np.int64)
+    equal = np.array([numbers.setdefault(row, len(numbers)) for row in whole.rows()], dtype=np.int64)
     # All rows, in the order in which the different texts are drawn.
     places = np.empty(len(numbers), dtype=np.int64)
     places[np.random.default_rng(_SEED).permutation(len(numbers))] = np.arange(len(numbers))
