@@ -28,6 +28,14 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
+def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast, and what is beyond the largest float16 becomes that: an infinity would be NaN in the next layer."""
+    if dtype == torch.float16 and x.dtype != dtype:
+        largest = torch.finfo(dtype).max
+        x = x.clamp(-largest, largest)
+    return x.to(dtype)
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """Raise bfloat16 and float16 to float32; leave float32 and float64."""
     return x.to(accumulator(x.dtype))

@@ -158,6 +158,13 @@ def test_low_precision_and_autocast(dtype):
     torch.testing.assert_close(cast, depthwise_skip(v.to(dtype), w.to(dtype)), rtol=0, atol=0)
 
 
+def test_the_default_device_plays_no_part():
+    v, w = torch.randn(1, 2, 40, 3, dtype=torch.float64), torch.randn(2, 1, 5, 1, dtype=torch.float64)
+    expected = depthwise_skip(v, w)
+    with torch.device("meta"):
+        torch.testing.assert_close(depthwise_skip(v, w), expected)
+
+
 def test_it_compiles_and_exports_at_any_length():
     skip = DepthwiseSkip(2, 7).double()
     v, _ = draw(3, 2, 2, 50, 3, 7)

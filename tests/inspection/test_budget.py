@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModel, BertConfig, BertForSequenceClassification
 
 from nystrom.attention.plan import LayerChoice
-from nystrom.inspection import choose_plan
+from nystrom.inspection import choose_plan, whole_model
 from nystrom.integrations import set_attention
 
 METHODS = ["nystrom-2", "nystrom-8", "nystrom-16", "softmax"]
@@ -57,6 +57,20 @@ def test_a_budget_that_nothing_meets_names_what_comes_nearest(bert, batch):
     with pytest.raises(ValueError, match=r"budget is 1e-06, .* nearest comes an error of 0\.\d+ with nystrom-8 in"):
         choose_plan(bert, [batch], budget=1e-6, methods=METHODS[:2], seconds=SECONDS)
     assert bert.config._attn_implementation == "sdpa"
+
+
+def test_a_method_whose_results_are_not_finite_meets_no_budget(bert, batch, monkeypatch):
+    attend = whole_model.attend_by
+
+    def broken(method, call, options):
+        return attend(method, call, options) * (torch.nan if options.get("num_landmarks") == 2 else 1.0)
+
+    monkeypatch.setattr(whole_model, "attend_by", broken)
+    plan = choose_plan(bert, [batch], budget=10.0, methods=METHODS, seconds=SECONDS)
+    assert plan.layers == (LayerChoice("nystrom", {"num_landmarks": 8}),) * 2
+    assert plan.found["error"] <= 10
+    with pytest.raises(ValueError, match="nearest comes an error of inf"):
+        choose_plan(bert, [batch], budget=10.0, methods=METHODS[:1], seconds=SECONDS)
 
 
 def test_times_are_measured_and_predictions_counted(sizes, batch):

@@ -62,3 +62,17 @@ def test_queries_are_drawn_from_the_real_ones_without_replacement():
     assert len(set(map(tuple, draws))) > 5
     assert {place for drawn in draws for place in drawn} == set(real.tolist())
     assert draw_queries(real, 6, generator) is real
+
+
+def test_what_is_not_a_number_is_no_ratio_of_zero():
+    top, bottom = tailed(20)
+    bottom[1, 3] = torch.nan
+    estimate = estimate_ratio([Sample(20, top, bottom)])
+    assert estimate.value.isnan().tolist() == [False, True, False]
+    assert estimate.low.isnan().tolist() == [False, True, False]
+
+
+def test_draws_are_on_the_cpu_whatever_the_default_device_is():
+    with torch.device("meta"):
+        drawn = draw_queries(torch.arange(50, device="cpu"), 7, torch.Generator("cpu").manual_seed(0))
+    assert len({*drawn.tolist()}) == 7

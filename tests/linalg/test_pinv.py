@@ -85,6 +85,15 @@ def test_the_start_of_a_sequence_is_that_of_the_authors_for_it_alone():
     torch.testing.assert_close(pinv(a[0, 0], z0="sequence"), pinv(a[0, 0], z0="paper"), rtol=1e-12, atol=1e-12)
 
 
+def test_the_residual_of_what_is_not_finite_is_nan_and_its_neighbours_are_left_alone():
+    a = torch.eye(3, dtype=torch.float64).repeat(3, 1, 1)
+    z = a.clone()
+    a[0, 1, 1], z[2, 0, 2] = torch.inf, torch.nan
+    found = residual(a, z)
+    assert found[1] == 0
+    assert found[[0, 2]].isnan().all()
+
+
 def test_the_residual_is_the_spectral_norm():
     a = attention_matrix(6, 4)
     z = pinv_iterative(a, steps=2)

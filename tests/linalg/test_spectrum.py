@@ -143,3 +143,10 @@ def test_the_loewner_gap_is_the_least_that_is_added():
     added = rotation @ torch.diag(torch.tensor([0.25, 1, 2, 3, 4, 5], dtype=torch.float64)) @ rotation.mT
     torch.testing.assert_close(loewner_gap(a, a + added), torch.full((3,), 0.25, dtype=torch.float64))
     assert (loewner_gap(a + added, a) < 0).all()
+
+
+def test_the_default_device_plays_no_part():
+    a = normal(2, 5, 7)
+    expected = spectral_norm(a)
+    with torch.device("meta"):
+        torch.testing.assert_close(spectral_norm(a), expected)

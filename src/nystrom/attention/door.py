@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.precision import cast_for_autocast, without_autocast
+from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import Group, check_inputs, check_self_attention, zero_masked
 
 
@@ -52,15 +52,15 @@ def attend(
     else:
         check_self_attention(self_attention, q, k, v, keep, query_keep)
         query_keep = keep
+    q, k, v = cast_for_autocast(q, k, v)
     if any(isinstance(size, int) and size == 0 for size in (q.shape[0], q.shape[2], k.shape[2])):
         return nothing(q, k, v)
-    q, k, v = cast_for_autocast(q, k, v)
     with without_autocast(q):
         if not clean:
             return core(q, k, v, keep, query_keep, *rest)
         dtype = v.dtype
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
-        return zero_masked(core(q, k, v, keep, query_keep, *rest), query_keep).to(dtype)
+        return narrowed(zero_masked(core(q, k, v, keep, query_keep, *rest), query_keep), dtype)
 
 
 def nothing(

@@ -284,5 +284,6 @@ def _slot(length: int, size: int) -> int:
 def _band(w: Float[Tensor, "h k"]) -> Float[Tensor, "h t l"]:
     """Row i holds the kernel, shifted right by i."""
     size = w.shape[1]
-    offset = torch.arange(_WINDOW + size - 1)[None] - torch.arange(_WINDOW)[:, None]
+    place = torch.arange(_WINDOW + size - 1, device=w.device)
+    offset = place[None] - place[:_WINDOW, None]
     return torch.where((offset >= 0) & (offset < size), w[:, offset.clamp(0, size - 1)], 0.0)

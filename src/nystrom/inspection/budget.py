@@ -8,6 +8,7 @@ model: where it misses the budget, more such steps follow, each measured; where 
 last first, as long as it does.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
@@ -138,6 +139,9 @@ class _Search:
             if candidate.method != EXACT:
                 choice: dict[int | None, Candidate] = {None: SOFTMAX, layer: candidate}
                 error = compare_models(self.model, self.batches, self.exact, choice).error
+            # What is not finite is chosen where there is nothing else.
+            if ladder and math.isinf(ladder[-1][1]):
+                ladder.pop()
             if not ladder or error**2 < ladder[-1][1]:
                 ladder.append((self.times[candidate.name], error**2, candidate))
             if candidate.method == EXACT:

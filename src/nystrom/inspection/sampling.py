@@ -67,12 +67,14 @@ def draw_queries(real: Int[Tensor, " N"], count: int, generator: torch.Generator
     """
     if len(real) <= count:
         return real
-    drawn = torch.randperm(len(real), generator=generator)[:count].sort().values
+    drawn = torch.randperm(len(real), generator=generator, device=generator.device)[:count].sort().values
     return real[drawn.to(real.device)]
 
 
 def estimate_ratio(samples: Sequence[Sample], *, root: bool = False) -> Estimate:
-    """Estimate the ratio of two sums over all queries of some sequences; 0 where the sum below the line is 0.
+    """Estimate the ratio of two sums over all queries of some sequences.
+
+    It is 0 where the sum below the line is 0, and NaN where a sum is.
 
     Args:
         samples: One for each sequence, each with at least one query.
@@ -83,7 +85,7 @@ def estimate_ratio(samples: Sequence[Sample], *, root: bool = False) -> Estimate
         torch.stack([w * x.double().sum(dim=1) for w, x in zip(weights, values, strict=True)]).sum(dim=0)
         for values in ([sample.top for sample in samples], [sample.bottom for sample in samples])
     )
-    ratio = torch.where(bottom > 0, top / bottom, 0.0)
+    ratio = torch.where(bottom == 0, 0.0, top / bottom)
     variance = torch.zeros_like(ratio)
     for sample in samples:
         count = sample.top.shape[1]

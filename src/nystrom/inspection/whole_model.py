@@ -1,5 +1,6 @@
 """A model's hidden states and predictions, and how far a method is from exact attention in them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ class WholeModel:
     """A method in all layers of a model.
 
     Attributes:
-        error: Relative error of the hidden states after the last layer, over the real tokens of all texts.
+        error: Relative error of the hidden states after the last layer, over the real tokens of all texts; infinite
+            where states are not finite.
         changed: Share of the predictions that change; None without a head that classifies.
     """
 
@@ -96,7 +98,8 @@ def compare_models(
         if came.predictions is not None and wanted.predictions is not None:
             changed += int((came.predictions != wanted.predictions).sum())
             count += wanted.predictions.numel()
-    return WholeModel((off / size) ** 0.5 if size else 0.0, changed / count if count else None)
+    error = (off / size) ** 0.5 if size else 0.0
+    return WholeModel(error if math.isfinite(error) else math.inf, changed / count if count else None)
 
 
 def _first(out: Any) -> Any:

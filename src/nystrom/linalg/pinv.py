@@ -161,9 +161,15 @@ def pinv_similar(
 
 
 def residual(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b"]:
-    r"""Spectral norm of $I - A Z$ per matrix: 0 for an inverse, 1 where some direction of A was not inverted."""
-    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    return torch.linalg.matrix_norm(eye - a @ z, ord=2)
+    r"""Spectral norm of $I - A Z$ per matrix: 0 for an inverse, 1 where some direction of A was not inverted.
+
+    It is NaN where the matrix or its inverse is not finite.
+    """
+    left = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) - a @ z
+    finite = left.isfinite().all(dim=(-2, -1))
+    # A singular value decomposition of what is not finite raises.
+    norm = torch.linalg.matrix_norm(torch.where(finite[..., None, None], left, 0.0), ord=2)
+    return torch.where(finite, norm, torch.nan)
 
 
 def _norm_product(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b 1 1"]:

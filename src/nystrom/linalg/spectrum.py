@@ -44,7 +44,8 @@ def spectral_norm(a: Float[Tensor, "*b n s"], *, steps: int = 32) -> Float[Tenso
     size = a.abs().amax(dim=(-2, -1), keepdim=True)
     a = torch.where(size.isfinite() & (size > 0), a / size, 0.0)
     # From a separate generator: the start is the same in every call, and no other draw changes.
-    start = torch.randn(a.shape[-1], 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(a.shape[-1], 1, generator=generator, device="cpu", dtype=torch.float64)
     x = start.to(a).expand(*a.shape[:-2], -1, -1)
     basis = x[..., :0]
     for _ in range(min(steps, a.shape[-1])):

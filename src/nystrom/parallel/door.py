@@ -15,7 +15,7 @@ from nystrom.attention.registry import METHODS
 from nystrom.parallel.agreement import agree, check_group, facts_of
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.tokens import Tokens, find_tokens
-from nystrom.precision import cast_for_autocast, without_autocast
+from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import Group, check_inputs, check_self_attention, zero_masked
 
 
@@ -72,7 +72,7 @@ def attend_over_ranks(
         queries = keys if query_keep is keep and n == s else find_tokens(ranks, n, query_keep, len(q), q.device)
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
         out = _run(ranks, method, queries, keys, q, k, v, rest)
-        return ranks.end_with(zero_masked(out[:, :, : q.shape[2]], query_keep).to(v.dtype))
+        return ranks.end_with(narrowed(zero_masked(out[:, :, : q.shape[2]], query_keep), v.dtype))
 
 
 def _run(

@@ -193,8 +193,7 @@ def _near_far(options: Any, sizes: CutSizes) -> Iterator[_Step]:
     yield _Step("sum", QUERY_MEANS * (d + 1) * wide, False)
     for kind in ("maximum", "sum"):
         yield _Step(kind, QUERY_MEANS * wide, False)
-    for size in (wide, 8):
-        yield _Step("gather", g * size * (sizes.ranks - 1), False)
+    yield _Step("gather", g * 8 * (sizes.ranks - 1), False)
     # The first centres are means of segments, and a step of k-means follows for each but the last iteration.
     for _ in range(options.iterations):
         yield _Step("sum", m * (d + 1) * wide, False)

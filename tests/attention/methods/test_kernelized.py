@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nystrom import kernelized_attention
+from nystrom import kernelized_attention, skyformer_attention
 from nystrom.kernels import KERNELS, gaussian_kernel
 
 
@@ -51,6 +51,13 @@ def test_huge_norms_stay_finite(size):
     assert out.isfinite().all()
     assert out.abs().max() <= 10 * v.abs().max()
     assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("attend", [kernelized_attention, skyformer_attention])
+def test_a_sum_beyond_float16_is_the_largest_number_of_it(attend):
+    q, v = torch.ones(1, 1, 3000, 8, dtype=torch.float16), 50 * torch.ones(1, 1, 3000, 8, dtype=torch.float16)
+    out = attend(q, q, v)
+    assert (out == torch.finfo(torch.float16).max).all()
 
 
 @pytest.mark.parametrize("offset", [0.0, 10.0])

@@ -101,6 +101,13 @@ def test_the_residual_can_be_had():
     assert (many < 1e-6).all()
 
 
+def test_a_landmark_for_each_token_leaves_no_residual_with_and_without_a_mask():
+    q, k, _ = draw(5, 10)
+    for keep in (None, torch.ones(2, 10, dtype=torch.bool)):
+        factors = nystrom_factors(q, k, num_landmarks=16, keep=keep)
+        assert residual(factors.a, factors.inverse).abs().max() < 1e-12, "the identity and its inverse, as documented"
+
+
 def test_gradients_reach_queries_through_landmarks():
     q, k, v = (x[:1, :1].requires_grad_() for x in draw(6, 11, d=3))
     assert torch.autograd.gradcheck(lambda *x: nystrom_attention(*x, num_landmarks=4, pinv="ridge"), (q, k, v))

@@ -101,6 +101,18 @@ def test_the_error_falls_like_one_over_the_root_of_the_features():
     assert 3.2 < small / large < 5.0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_default_dtype_of_torch_changes_no_draw(dtype):
+    q = torch.randn(1, 1, 20, 8)
+    expected, before = performer_attention(q, q, q), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        torch.testing.assert_close(performer_attention(q, q, q), expected, rtol=0, atol=0)
+        assert build_attention("performer", num_heads=1, head_dim=8).weights.projection.dtype == dtype
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_a_redraw_is_decided_by_its_generator():
     q, k, v = draw(11, 9)
     layer = build_attention("performer", num_heads=3, head_dim=8, num_features=20)

@@ -60,6 +60,17 @@ def test_more_landmarks_come_nearer_to_kernelized():
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
 
 
+@pytest.mark.parametrize("offset", [10.0, 1000.0])
+def test_what_all_tokens_have_in_common_costs_no_digits(offset):
+    # A power of two less, so that float32 holds the tokens of both as exactly.
+    tokens = [(x * 2**8).round() / 2**8 for x in draw(4, 40, d=32)]
+    q, k, v = (x + offset * (number < 2) for number, x in enumerate(tokens))
+    attend = partial(skyformer_attention, num_landmarks=8, pinv_steps=12)
+    expected = attend(*tokens, generator=torch.Generator().manual_seed(0))
+    out = attend(*(x.float() for x in (q, k, v)), generator=torch.Generator().manual_seed(0))
+    assert (out - expected).norm() < 1e-5 * expected.norm()
+
+
 @pytest.mark.refuses
 @pytest.mark.parametrize(
     ("options", "message"),

@@ -32,7 +32,7 @@ from nystrom.attention.parts.shared_gradient import with_segment_means
 from nystrom.attention.parts.stretches import add_attention, runs_in_stretches
 from nystrom.attention.skip import check_skip, depthwise_skip, with_skip
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue
-from nystrom.landmarks import all_are_short, draw, kmeans, segment_means, uniform
+from nystrom.landmarks import all_are_short, all_real, draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import Generator, Group, check_inputs, check_positions, score_scale, zero_masked
@@ -143,6 +143,9 @@ def nystrom_factors(
     q, k = cast_for_autocast(q, k)
     with without_autocast(q):
         q, k = zero_masked(q, query_keep), zero_masked(k, keep)
+        if all_are_short(q, k, num_landmarks):
+            # Their limit needs masks, in which all are real where none is given.
+            keep, query_keep = (all_real(x) if mask is None else mask for x, mask in ((k, keep), (q, query_keep)))
         return _factors(q, k, exact_limit(q, k, keep, query_keep, num_landmarks), options, generator)
 
 

@@ -133,11 +133,14 @@ def draw_projection(
     """
     device = device if generator is None else generator.device
     blocks = -(-num_features // head_dim)
-    normal = torch.randn(blocks, head_dim, head_dim, generator=generator, device=device)
-    norms = torch.randn(num_features, head_dim, generator=generator, device=device).norm(dim=-1, keepdim=True)
+    # In float32 whatever torch's default is, so that draws are the same under all of them.
+    drawn = {"generator": generator, "device": device, "dtype": torch.float32}
+    normal = torch.randn(blocks, head_dim, head_dim, **drawn)
+    norms = torch.randn(num_features, head_dim, **drawn).norm(dim=-1, keepdim=True)
     q, r = torch.linalg.qr(normal)
     # Householder's signs make a column lean to one side; with those of R it is uniform on the sphere.
-    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    diagonal = r.diagonal(dim1=-2, dim2=-1)
+    signs = torch.ones_like(diagonal).masked_fill(diagonal < 0, -1.0)
     return norms * (q * signs[:, None, :]).mT.flatten(0, 1)[:num_features]
 
 

@@ -97,7 +97,7 @@ def _skyformer(
     if all_are_short(q, k, m):
         return weigh(q, k, v, keep=keep)
     landmarks = mixed_landmarks(q, k, keep, query_keep, draw(m, generator, q.device))
-    inverse = ridged_inverse(KERNELS[options.kernel](landmarks, landmarks, scale=scale), options)
+    inverse = ridged_inverse(kernel_of_landmarks(landmarks, options.kernel, scale), options)
     limit = exact_limit(q, k, keep, query_keep, m)
     if limit is None:
         right = weigh(landmarks, k, v)
@@ -150,6 +150,12 @@ def mixed_landmarks(
     half = m // 2
     from_queries = uniform(q, half, keep=query_keep, draws=draws[:half])
     return torch.cat([from_queries, uniform(k, m - half, keep=keep, draws=draws[half:])], dim=2)
+
+
+def kernel_of_landmarks(landmarks: Float[Tensor, "b h m d"], kernel: Kernel, scale: float) -> Float[Tensor, "b h m m"]:
+    """The kernel of all pairs of landmarks; what they have in common, which no kernel sees, would cost digits."""
+    landmarks = landmarks - landmarks.detach().mean(dim=2, keepdim=True)
+    return KERNELS[kernel](landmarks, landmarks, scale=scale)
 
 
 def ridged_inverse(

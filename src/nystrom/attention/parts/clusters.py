@@ -1,7 +1,8 @@
 r"""Heavy keys, and clusters of the other keys, of each sequence and head.
 
 Heavy keys are those on which attention falls most. With $\tilde Q$ the means of eight segments of the queries, key j
-has the weight $\sum_i \mathrm{softmax}(c\, \tilde Q K^\top)_{ij}$; the g largest are taken.
+has the weight $\sum_i \mathrm{softmax}(c\, \tilde Q K^\top)_{ij}$; the g largest are taken, and of keys whose weights
+are within a thousandth of each other the first: those of equal keys differ by rounding, which hangs on padding.
 
 Clusters are found by k-means, which starts from segment means. All steps but the last move the centres by a sample of
 the keys, another one in each step: of s keys a quarter, but at least m (or all) and at most 8 m, spread evenly. The
@@ -28,6 +29,11 @@ QUERY_MEANS = 8
 # than fit into the cache of a CPU. On a GPU it is the number of launches that counts.
 _FEWEST = 2**14
 _MOST, _MOST_ON_A_GPU = 2**19, 2**26
+
+
+# Heavy keys are ordered by the logarithm of their weight, in steps of 1 / _STEPS, and then by their place.
+_STEPS, _PLACES = 2**10, 2**27
+NOT_REAL = torch.iinfo(torch.long).min
 
 
 class Chosen(NamedTuple):
@@ -129,12 +135,31 @@ def _heavy(
         scores = scores.masked_fill(~keep[:, None, None], -torch.inf)
     # In logarithms: weights that vanish would be equal.
     weight = scores.log_softmax(dim=-1).logsumexp(dim=2)
-    if keep is not None:
-        weight = torch.where(keep[:, None], weight, -torch.inf)
+    place = torch.arange(k.shape[2], device=k.device)
+    return heaviest(heaviness(weight, place, None if keep is None else keep[:, None]), options.num_heavy)
+
+
+def heaviness(
+    weight: Float[Tensor, "b h s"], place: Int[Tensor, "*b s"], keep: Bool[Tensor, "b #h s"] | None
+) -> Int[Tensor, "b h s"]:
+    """Numbers that are in the order of keys: by weight, and among about equal ones the first; least where not real.
+
+    Args:
+        weight: Logarithms of the weights.
+        place: Places of the keys in their sequence, padding included.
+        keep: Real keys; None where all are.
+    """
+    level = (weight.clamp(-(2**25), 2**25) * _STEPS).round().long()
+    order = level * _PLACES + (_PLACES - 1 - place)
+    return order if keep is None else torch.where(keep, order, NOT_REAL)
+
+
+def heaviest(order: Int[Tensor, "b h s"], g: int) -> tuple[Int[Tensor, "b h g"], Bool[Tensor, "b h g"]]:
+    """Places of the first g keys in the order of `heaviness`, and which of them are real."""
     # A sequence, perhaps of a length that is only a symbol, may have fewer keys than are asked for.
-    weight = F.pad(weight, (0, options.num_heavy), value=-torch.inf)
-    top = weight.topk(options.num_heavy, dim=-1)
-    return top.indices.clamp(max=k.shape[2] - 1), top.values > -torch.inf
+    top = F.pad(order, (0, g), value=NOT_REAL).topk(g, dim=-1).values
+    found = top > NOT_REAL
+    return torch.where(found, _PLACES - 1 - (top & (_PLACES - 1)), 0), found
 
 
 def _centres(

@@ -19,9 +19,12 @@ from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import (
+    NOT_REAL,
     QUERY_MEANS,
     cluster_sizes,
     cluster_sums,
+    heaviest,
+    heaviness,
     nearest_cluster,
     open_where_empty,
     sampled_ranks,
@@ -123,12 +126,10 @@ def _heaviest(
     # A sequence may have no real key on this rank, or on none.
     top = ranks.largest(logs).clamp(min=torch.finfo(logs.dtype).min)
     logs = top + ranks.sum((logs - top).exp()).log()
-    weight = torch.where(real, (scores - logs).logsumexp(dim=2), -torch.inf)
-    own = F.pad(weight, (0, g), value=-torch.inf).topk(g, dim=-1)
-    weights = ranks.gather(own.values).movedim(0, -2).flatten(-2)
-    positions = ranks.gather(own.indices + keys.start).movedim(0, -2).flatten(-2)
-    heaviest = weights.topk(g, dim=-1)
-    return positions.gather(-1, heaviest.indices), heaviest.values > -torch.inf
+    place = keys.start + torch.arange(k.shape[2], device=k.device)
+    order = heaviness((scores - logs).logsumexp(dim=2), place, real)
+    own = F.pad(order, (0, g), value=NOT_REAL).topk(g, dim=-1).values
+    return heaviest(ranks.gather(own).movedim(0, -2).flatten(-2), g)
 
 
 def _far_keys(

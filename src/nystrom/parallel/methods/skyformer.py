@@ -10,9 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.attention.methods.kernelized import sum_by_kernel
-from nystrom.attention.methods.skyformer import ridged_inverse
+from nystrom.attention.methods.skyformer import kernel_of_landmarks, ridged_inverse
 from nystrom.attention.options import SkyformerOptions
-from nystrom.kernels import KERNELS
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.landmarks import shared_draws, uniform
 from nystrom.parallel.short import find_short
@@ -36,7 +35,7 @@ def skyformer_over_ranks(
     draws, half = shared_draws(ranks, m, generator, q.device), m // 2
     from_queries = uniform(ranks, queries, q, half, draws[:half])
     landmarks = torch.cat([from_queries, uniform(ranks, keys, k, m - half, draws[half:])], dim=2)
-    inverse = ridged_inverse(KERNELS[options.kernel](landmarks, landmarks, scale=scale), options)
+    inverse = ridged_inverse(kernel_of_landmarks(landmarks, options.kernel, scale), options)
     short = find_short(queries, keys, m)
     landmarks = short.queries_as_landmarks(ranks, landmarks, q)
     right = ranks.sum(weigh(landmarks, k, v, keep=keys.keep))
