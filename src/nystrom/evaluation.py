@@ -8,10 +8,11 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run a block without dropout and random draws; then the model is in the mode that it was in."""
-    training = model.training
+    """Run a block without dropout and random draws; then each of its parts is in the mode that it was in."""
+    before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module, training in before:
+            module.training = training

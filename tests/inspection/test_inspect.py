@@ -1,5 +1,8 @@
 """A model is measured layer by layer and as a whole, and agrees with dense sums in float64."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +14,7 @@ from transformers import (
     BertForMaskedLM,
     BertForSequenceClassification,
     BertLMHeadModel,
+    BertModel,
     DebertaConfig,
     GPT2Config,
     WhisperConfig,
@@ -264,3 +268,13 @@ def test_near_far_sees_its_near_tokens_under_padding(bert, batch):
         off += (find_function("near_far")(q, k, v, num_heavy=2, num_clusters=2) - out).square().sum(dim=(0, 2, 3))
         size += out.square().sum(dim=(0, 2, 3))
     assert_close(found.layers[0].methods["near_far-2"].error.value, (off / size).sqrt(), **CLOSE)
+
+
+def test_a_context_that_has_ended_holds_no_model(sizes):
+    model = BertModel(BertConfig(**sizes)).eval()
+    with torch.no_grad(), intercepted(model, lambda call: attend_by("softmax", call, {})):
+        model(torch.zeros(1, 5, dtype=torch.long))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

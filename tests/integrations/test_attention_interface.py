@@ -17,6 +17,7 @@ from transformers import (
     ViTConfig,
 )
 
+from nystrom import near_far_attention
 from nystrom.integrations import set_attention
 from nystrom.integrations.attention_interface import REGISTERED, attend_layer, option_names
 from nystrom.models import EncoderConfig
@@ -137,6 +138,13 @@ def test_layers_that_are_named_run_exact_attention():
     assert_close(run(make(num_landmarks=4, exact_layers=[0, 1]), **text())[0], exact, **CLOSE)
     half = run(make(num_landmarks=4), **text(), exact_layers=(1,))[0]
     assert min((half - exact).abs().max(), (half - few).abs().max()) > 1e-3
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("layers", [[-1], [2], [True], ["0"]])
+def test_layers_that_the_model_has_not_raise(layers):
+    with pytest.raises(ValueError, match=r"exact_layers is .*; expected layers 0 to 1 of this model"):
+        run(make(num_landmarks=4, exact_layers=layers), **text())
 
 
 def test_exact_layers_keep_their_padding():
@@ -272,6 +280,22 @@ def test_cross_attention_of_equal_lengths_keeps_all_queries(layer, elsewhere):
     real = torch.ones_like(keep) if elsewhere else keep
     assert_close(out[real], exact.transpose(1, 2)[real], **CLOSE)
     assert (out[~real] == 0).all()
+
+
+def test_cross_attention_has_no_near_tokens_with_and_without_a_mask():
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 40, 8, generator=g) for _ in range(3))
+    options = {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3}
+    some = torch.arange(40) < torch.tensor([[40], [31]])
+    masks = (None, torch.ones(2, 1, 1, 40, dtype=torch.bool), some[:, None, None])
+    for layer, near in ((OtherLayer(), False), (Layer(), True)):
+        outs = [attend_layer("near_far", layer, q, k, v, mask, **options)[0][0] for mask in masks]
+        # The first sequence is real to its end, whatever its neighbour is.
+        assert_close(outs[1], outs[0], **CLOSE)
+        assert_close(outs[2], outs[0], **CLOSE)
+        query_keep = None if near else torch.ones(2, 40, dtype=torch.bool)
+        expected = near_far_attention(q, k, v, query_keep=query_keep, **options)
+        assert_close(outs[0], expected[0].transpose(0, 1), **CLOSE)
 
 
 @pytest.mark.refuses

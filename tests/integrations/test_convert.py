@@ -38,6 +38,7 @@ from nystrom.models import (
     EncoderForMaskedLM,
     EncoderForPreTraining,
     EncoderForQuestionAnswering,
+    EncoderForSequenceClassification,
     EncoderForTokenClassification,
     EncoderModel,
 )
@@ -473,6 +474,41 @@ def test_a_model_of_this_library_gets_another_method_too(tmp_path):
     save(EncoderModel(EncoderConfig(**BERT, attention="linformer")), tmp_path / "d")
     with pytest.raises(ValueError, match=r"the attention of .* is 'linformer', which has weights of its own"):
         convert(tmp_path / "d", tmp_path / "e", attention="near_far")
+
+
+@pytest.mark.refuses
+def test_a_model_without_attention_gets_none(tmp_path):
+    save(EncoderModel(EncoderConfig(**BERT, attention="none", conv_kernel_size=3)), tmp_path / "a")
+    with pytest.raises(ValueError, match="is a model without attention, which has neither queries nor keys"):
+        convert(tmp_path / "a", tmp_path / "b", attention="near_far")
+
+
+def test_the_token_of_the_class_keeps_its_position(tmp_path):
+    torch.manual_seed(0)
+    source = EncoderForSequenceClassification(EncoderConfig(**BERT, pooling="cls", attention="softmax")).eval()
+    save(source, tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "b", max_position_embeddings=50)
+    convert(tmp_path / "a", tmp_path / "c", attention="nystrom", options={"num_landmarks": 30})
+    ids = draw_batch(0)[0]
+    for name in ("b", "c"):
+        ours = EncoderForSequenceClassification.from_pretrained(tmp_path / name)
+        # A landmark for each token is exact attention.
+        assert_close(ours(ids).logits, source(ids).logits, **LOGITS)
+    longer = EncoderForSequenceClassification.from_pretrained(tmp_path / "b")
+    assert longer(torch.zeros(1, 50, dtype=torch.long)).logits.isfinite().all()
+
+
+def test_buffers_that_older_versions_saved_are_left_out(tmp_path):
+    torch.manual_seed(0)
+    config = NystromformerConfig(**BERT, num_landmarks=8, segment_means_seq_len=8, conv_kernel_size=5)
+    source = NystromformerForMaskedLM(config).eval()
+    save(source, tmp_path / "a")
+    tensors = load_file(tmp_path / "a" / "model.safetensors")
+    tensors["nystromformer.embeddings.position_ids"] = torch.arange(24)[None] + 2
+    save_file(tensors, tmp_path / "a" / "model.safetensors", metadata={"format": "pt"})
+    convert(tmp_path / "a", tmp_path / "b", max_position_embeddings=50)
+    ids = draw_batch(0)[0]
+    assert_close(EncoderForMaskedLM.from_pretrained(tmp_path / "b")(ids).logits, source(ids).logits, **LOGITS)
 
 
 def test_the_command_takes_a_method_with_its_options(tmp_path, capsys):

@@ -136,12 +136,12 @@ def test_cross_attention_with_other_widths_equals_its_source(batch_first, bias):
 def test_one_sequence_without_a_batch_and_one_module_in_two_places():
     torch.manual_seed(0)
     attention = nn.MultiheadAttention(16, 4)
-    model = nn.ModuleDict({"a": attention, "b": nn.ModuleDict({"again": attention})}).eval()
+    model = nn.ModuleDict({"a": attention, "b": nn.ModuleDict({"again": attention, "and again": attention})}).eval()
     x, k = torch.randn(9, 16), torch.randn(9, 16)
     ignore = torch.arange(9) > 6
     expected = model["a"](x, k, k, key_padding_mask=ignore)[0]
     assert replace_attention(model) == 1
-    assert model["a"] is model["b"]["again"]
+    assert model["a"] is model["b"]["again"] is model["b"]["and again"]
     assert_close(model["a"](x, k, k, key_padding_mask=ignore)[0], expected, **CLOSE)
 
 

@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from nystrom.attention.registry import METHODS
+from nystrom.evaluation import evaluating
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification, EncoderModel
 
 # So few landmarks that a sequence of a dozen tokens takes the method's own path.
@@ -268,3 +269,31 @@ ids = draw_tokens(2, 6)
 def test_inputs_that_do_not_fit_are_refused_by_name(wrong, says):
     with pytest.raises(ValueError, match=says):
         make(kind=EncoderModel)(**wrong)
+
+
+@pytest.mark.parametrize("attention_mask", [None, torch.ones(2, 0, dtype=torch.long)])
+@pytest.mark.parametrize("pooling", ["mean", "first", "max", "cls"])
+def test_sequences_without_a_token_have_finite_logits_and_gradients(pooling, attention_mask):
+    model = EncoderForSequenceClassification(make_config(pooling=pooling, short_conv_kernel_size=3))
+    logits = model(torch.zeros(2, 0, dtype=torch.long), attention_mask=attention_mask).logits
+    assert logits.shape == (2, 3)
+    logits.sum().backward()
+    assert logits.isfinite().all()
+
+
+@pytest.mark.refuses
+def test_the_attention_of_a_model_over_ranks_is_not_changed():
+    model = EncoderModel(make_config())
+    model.group = object()
+    with pytest.raises(ValueError, match="set the attention before `parallelize`"):
+        model.set_attention("softmax", {})
+
+
+def test_each_part_is_in_its_mode_after_an_evaluation():
+    model = EncoderModel(make_config()).train()
+    model.embeddings.eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert before == {name: module.training for name, module in model.named_modules()}
+    assert len({*before.values()}) == 2

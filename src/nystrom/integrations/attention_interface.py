@@ -27,7 +27,7 @@ Departs from the methods' own default in one place: "reformer" has shared_qk=Fal
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -141,8 +141,10 @@ def attend_layer(
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     query_keep = None
-    if route.keep is not None and query.shape[2] == key.shape[2] and attends_elsewhere(module):
-        # The keys' padding says nothing about the queries: all are real.
+    told = route.keep is not None or METHODS[method].positional
+    if told and query.shape[2] == key.shape[2] and attends_elsewhere(module):
+        # The keys' padding says nothing about the queries: all are real. Without a mask, too, a method with a rule
+        # about positions would take as many queries as keys for the same tokens.
         query_keep = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
     scale = {"scale": scaling} if "scale" in _FIELDS[method] else {}
     options = DEFAULTS.get(method, {}) | route.options | ({} if group is None else {"group": group})
@@ -160,7 +162,7 @@ def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, 
         method, stored = plan_of_options(stored).layers[_number(module, "a plan is set")]
         exact = method == "softmax"
     options = {} if exact else _options(method, module, stored, named)
-    layers = options.pop("exact_layers", ())
+    layers = _exact_layers(module, options.pop("exact_layers", ()))
     exact = exact or (bool(layers) and _number(module, f"exact_layers is {layers!r}") in layers)
     if attention_mask is None:
         return Route(method, exact or named.get("sliding_window") is not None, None, options)
@@ -246,6 +248,20 @@ def _options(method: str, module: nn.Module, stored: Mapping[str, Any], named: M
             f'are {", ".join(sorted(known))}. Leave it out, or set attn_implementation to "sdpa" or "eager".'
         )
     return dict(stored) | called
+
+
+def _exact_layers(module: nn.Module, layers: Sequence[int]) -> Sequence[int]:
+    """Check the numbers of the layers that are to keep exact attention."""
+    if not layers:
+        return layers
+    config = getattr(module, "config", None)
+    counts = [getattr(config, name, 0) or 0 for name in ("num_hidden_layers", "encoder_layers", "decoder_layers")]
+    most = max(counts) or None
+    for layer in layers:
+        if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0 or (most is not None and layer >= most):
+            among = "whole numbers from 0" if most is None else f"layers 0 to {most - 1} of this model"
+            raise ValueError(f"exact_layers is {layers!r}; expected {among}.")
+    return layers
 
 
 def _number(module: nn.Module, why: str) -> int:

@@ -132,8 +132,10 @@ def convert(
     if made.config.positions == "learned":
         name = f"{made.prefix}{POSITIONS}"
         table = one_tensor(made.tensors, name, source)
-        resized = resize_positions(table[POSITION_OFFSET:], wanted, how=positions)
-        made.tensors[name] = torch.cat([table[:POSITION_OFFSET], resized])
+        # The token of the class has a position of its own, the first.
+        kept = POSITION_OFFSET + (made.config.pooling == "cls")
+        resized = resize_positions(table[kept:], wanted, how=positions)
+        made.tensors[name] = torch.cat([table[:kept], resized])
     made.config.max_position_embeddings = wanted
     model = with_weights(made, source)
     with fresh_folder(to) as partial:

@@ -46,6 +46,7 @@ class LayerCall(NamedTuple):
         keep: Real keys; None where all are.
         query_keep: Real queries; None where all are.
         scale: Factor on the scores; None means 1 / sqrt(d).
+        elsewhere: Whether the keys are other tokens than the queries, though there are as many.
     """
 
     layer: int
@@ -56,10 +57,14 @@ class LayerCall(NamedTuple):
     keep: Bool[Tensor, "b s"] | None
     query_keep: Bool[Tensor, "b n"] | None
     scale: float | None
+    elsewhere: bool = False
 
     def said_queries(self) -> Bool[Tensor, "b n"] | None:
-        """Real queries, also where all are but some keys are not: a function would take None for the keys' mask."""
-        if self.query_keep is None and self.keep is not None:
+        """Real queries, also where all are but some keys are not: a function would take None for the keys' mask.
+
+        Without any mask, methods with a rule about positions would take as many queries as keys for the same tokens.
+        """
+        if self.query_keep is None and (self.keep is not None or self.elsewhere):
             return torch.ones(self.q.shape[0], self.q.shape[2], dtype=torch.bool, device=self.q.device)
         return self.query_keep
 
@@ -146,6 +151,13 @@ def intercepted(
             config._attn_implementation = implementation
             if options is not None:
                 config.attention_options = options
+        # What was registered holds the model.
+        AttentionInterface.register(_INTERCEPTED, _ended)
+
+
+def _ended(*tensors: Tensor, **named: Any) -> tuple[Tensor, None]:
+    """What stands under the name between two contexts."""
+    raise RuntimeError(f"{_INTERCEPTED} attention serves only inside `intercepted`.")
 
 
 class _Calls:
@@ -173,7 +185,8 @@ class _Calls:
                 query_keep = keep
             assert isinstance(module, AttentionHeads)
             scale = getattr(module.options, "scale", None)
-            result = self.attend(LayerCall(self.next(), name, q, k, v, keep, query_keep, scale))
+            elsewhere = query_keep is not keep and q.shape[2] == k.shape[2]
+            result = self.attend(LayerCall(self.next(), name, q, k, v, keep, query_keep, scale, elsewhere))
             return result if skip is None else depthwise_skip(v, skip, keep=keep, to=result)
 
         return hook
@@ -202,8 +215,9 @@ class _Calls:
                 return sdpa_attention_forward(
                     module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
                 )
-            if query.shape[2] != key.shape[2] or (route.keep is not None and attends_elsewhere(module)):
-                call = call._replace(query_keep=None)
+            elsewhere = query.shape[2] == key.shape[2] and attends_elsewhere(module)
+            if query.shape[2] != key.shape[2] or elsewhere:
+                call = call._replace(query_keep=None, elsewhere=elsewhere)
             return self.attend(call).transpose(1, 2).contiguous(), None
 
         return attention

@@ -144,8 +144,9 @@ def replace_attention(model: nn.Module, method: str = "nystrom", options: Mappin
         if isinstance(parent, nn.TransformerEncoder) and any(module in made for module in parent.modules()):
             parent.use_nested_tensor = False
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in made:
+        # Under each of its names: `named_children` has only the first of a module that several layers share.
+        for name, child in list(parent._modules.items()):
+            if child is not None and child in made:
                 setattr(parent, name, made[child].train(child.training))
     return len(made)
 

@@ -3,6 +3,7 @@
 What is carried over, what is left behind and what starts at zero says `nystrom.integrations.convert`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,7 +18,7 @@ from nystrom.checks import check_names
 from nystrom.integrations.bert_names import FAMILIES, Renamed, read_config, rename
 from nystrom.integrations.modules import DEFAULTS
 from nystrom.models.classes import model_class
-from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
+from nystrom.models.configuration import NO_ATTENTION, POSITION_OFFSET, EncoderConfig
 from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel
 from nystrom.models.files.folder import read_tensors
 from nystrom.models.heads.language import EncoderForMaskedLM, EncoderForPreTraining
@@ -186,6 +187,11 @@ def from_own(source: Path, asked: AskedAttention, conv_kernel_size: int | Litera
         )
     changes: dict[str, Any] = {}
     if asked.attention not in (None, config.attention):
+        if config.attention == NO_ATTENTION:
+            raise ValueError(
+                f"{source} is a model without attention, which has neither queries nor keys: make a model with "
+                f"{asked.attention} and train it."
+            )
         if config.attention != PLAN:
             _check_weightless(f"the attention of {source}", config.attention)
         changes["attention"] = asked.attention
@@ -196,7 +202,11 @@ def from_own(source: Path, asked: AskedAttention, conv_kernel_size: int | Litera
         # cannot say all that may have been asked for.
         config = EncoderConfig.from_pretrained(source, **changes, segment_means_seq_len=None)
     model = model_class(config, source)
-    tensors = read_tensors(source)
+    # Buffers that older versions saved and nothing reads.
+    passed = [re.compile(pattern) for pattern in EncoderPreTrainedModel._keys_to_ignore_on_load_unexpected or ()]
+    tensors = {
+        name: tensor for name, tensor in read_tensors(source).items() if not any(each.search(name) for each in passed)
+    }
     if model is EncoderForMaskedLM and any(name.startswith("sop.") for name in tensors):
         # The published format has one name for both.
         model = EncoderForPreTraining

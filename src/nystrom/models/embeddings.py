@@ -144,7 +144,7 @@ class EncoderEmbeddings(nn.Module):
 def count_positions(words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Int[Tensor, "#b n"]:
     """The row of the position table for each token."""
     place = torch.arange(words.shape[1], device=words.device)[None]
-    if keep is not None:
+    if keep is not None and not (isinstance(keep.shape[1], int) and keep.shape[1] == 0):
         # argmax gives the first of equal values, so the index of the first real token.
         place = (place - keep.int().argmax(dim=-1, keepdim=True)).clamp(min=0)
     return place + POSITION_OFFSET

@@ -169,6 +169,11 @@ class EncoderPreTrainedModel(PreTrainedModel):
                 f"attention {attention!r} cannot replace {self.config.attention!r}: a model without attention has "
                 "neither queries nor keys. Make a model with this attention and train it."
             )
+        if self.group is not None:
+            raise ValueError(
+                "the tokens of this model are cut over ranks, which its new attention would not know: set the "
+                "attention before `parallelize`."
+            )
         config = EncoderConfig.from_dict(self.config.to_dict() | changed)
         layers = [module for module in self.modules() if isinstance(module, EncoderSelfAttention)]
         built = [method.to(self.device) for i in range(len(layers)) if (method := build_method(config, i)) is not None]

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from nystrom.checks import check_at_least, check_choice
+from nystrom.evaluation import evaluating
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.heads.language import EncoderForMaskedLM
 from nystrom.precision import at_least_float32
@@ -191,13 +192,9 @@ class MaskFiller:
         places: Int[Tensor, " masks"],
     ) -> Float[Tensor, "masks v"]:
         model, device = self.model, self.model.device
-        training = model.training
-        model.eval()
-        try:
+        with evaluating(model):
             x = model.nystromformer(ids.to(device), attention_mask=keep.to(device)).last_hidden_state
             logits = model.cls(x[rows.to(device), places.to(device)])
-        finally:
-            model.train(training)
         return at_least_float32(logits).softmax(dim=-1).cpu()
 
     def _put(self, line: str, mask_number: int, token: str) -> str:

@@ -59,6 +59,8 @@ class ShortConvolution(nn.Module):
             x: Tokens.
             keep: Real tokens, None where all are; the others count as zeros.
         """
+        if isinstance(x.shape[1], int) and x.shape[1] == 0:
+            return x
         x = x if keep is None else torch.where(keep[..., None], x, 0.0)
         weight = self.weight.to(x.dtype)
         own = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")

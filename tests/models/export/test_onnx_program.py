@@ -112,7 +112,10 @@ def test_onnx_of_other_landmarks(landmarks, tmp_path):
 
 @pytest.mark.parametrize(
     "attention",
-    [name if name in ("nystrom", "linformer") else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+    [
+        name if name in ("nystrom", "near_far", "linformer") else pytest.param(name, marks=pytest.mark.slow)
+        for name in METHODS
+    ],
 )
 def test_a_program_takes_any_batch_and_length(attention):
     model = make(attention, conv_kernel_size=5, num_hidden_layers=1)

@@ -120,3 +120,17 @@ def test_the_loss_is_taken_in_float32():
 def test_labels_that_do_not_fit_are_refused_by_name(wrong, says):
     with pytest.raises(ValueError, match=says):
         make()(draw()[0], **wrong)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_more_words_are_saved_and_loaded(tied, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 17, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = EncoderConfig(**sizes, intermediate_size=16, max_position_embeddings=20, tie_word_embeddings=tied)
+    model = EncoderForMaskedLM(config).eval()
+    model.resize_token_embeddings(23)
+    model.save_pretrained(tmp_path)
+    again = EncoderForMaskedLM.from_pretrained(tmp_path)
+    ids = torch.randint(23, (2, 9))
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=0, atol=0)
+    assert (again.cls.predictions.bias is again.cls.predictions.decoder.bias) is tied

@@ -266,7 +266,7 @@ def _blocks(
         cluster = pad_to_blocks((cluster - m)[..., None], size)[..., 0] + m
         out = attend_rows(q, k, v, Chosen(heavy, found, cluster), options)
         return without_padding(out.unflatten(0, (b, h)), n)
-    row = torch.arange(len(cluster), device=q.device) // h
+    row = torch.arange(cluster.shape[0], device=q.device) // h
     positions, real, first, _ = (x[row] for x in from_first_real(keep, size))
     q, k, v = (torch.where(real[..., None], take_rows(x, positions), 0.0) for x in (q, k, v))
     cluster = torch.where(real, cluster.gather(1, positions), m)

@@ -104,12 +104,17 @@ class _WithLanguageHead(EncoderPreTrainedModel):
         return self.cls.predictions.decoder
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replace the last layer of the masked LM head, and its bias under both names."""
+        """Replace the last layer of the masked LM head, and its bias under both names.
+
+        Where they are not tied the bias under the other name, which nothing reads, is one of its own: a file holds two.
+        """
         assert isinstance(new_embeddings, nn.Linear), (
             "transformers passes back what get_output_embeddings gave, resized"
         )
         self.cls.predictions.decoder = new_embeddings
-        self.cls.predictions.bias = new_embeddings.bias
+        bias = new_embeddings.bias
+        tied = self.config.tie_word_embeddings
+        self.cls.predictions.bias = bias if tied else nn.Parameter(bias.detach().clone())
 
     def _score(
         self, x: Float[Tensor, "b n w"], labels: Int[Tensor, "b n"] | None

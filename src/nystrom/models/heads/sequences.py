@@ -118,6 +118,8 @@ def pool(
     """
     if group is not None:
         return pool_over_ranks(group, x, keep, how=how)
+    if isinstance(x.shape[1], int) and x.shape[1] == 0:
+        return x.sum(dim=1)
     if keep is None:
         if how == "first":
             return x[:, 0]
