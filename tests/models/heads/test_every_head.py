@@ -136,6 +136,13 @@ def test_a_mask_of_heads_is_none_or_raises(head):
 
 
 @every_head
+def test_labels_may_be_whole_numbers_of_any_width(head):
+    model, (ids, labels) = make(head), draw(head)
+    narrow = {name: value.int() for name, value in labels.items()}
+    assert_close(model(ids, **narrow).loss, model(ids, **labels).loss, rtol=0, atol=0)
+
+
+@every_head
 def test_a_tuple_holds_what_the_object_holds(head):
     model, (ids, labels) = make(head), draw(head)
     whole = model(ids, **labels, output_hidden_states=True)

@@ -96,5 +96,5 @@ class EncoderForPairClassification(EncoderPreTrainedModel):
         x = encoded.last_hidden_state
         pooled = pool_encoded(self.config, x, mask)
         logits = self.classifier(pooled.unflatten(0, (-1, 2)))
-        loss = None if labels is None else F.cross_entropy(logits, labels)
+        loss = None if labels is None else F.cross_entropy(logits, labels.long())
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)

@@ -84,6 +84,8 @@ class EncoderForSequenceClassification(EncoderPreTrainedModel):
         )
         x = encoded.last_hidden_state
         logits = self.classifier(pool_encoded(self.config, x, attention_mask, group=self.group))
+        if labels is not None and not labels.is_floating_point():
+            labels = labels.long()
         loss = None if labels is None else ForSequenceClassificationLoss(labels, logits, self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 

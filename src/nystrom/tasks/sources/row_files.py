@@ -149,9 +149,22 @@ class _RowError(Exception):
 
 
 def _tsv_rows(file: BinaryIO) -> Numbered:
-    for number, line in enumerate(file, start=1):
-        if row := line.removesuffix(b"\n").removesuffix(b"\r"):
-            yield number, row.split(b"\t")
+    lines = enumerate(file, start=1)
+    return _without_blank_lines((n, line.removesuffix(b"\n").removesuffix(b"\r").split(b"\t")) for n, line in lines)
+
+
+def _without_blank_lines(rows: Numbered) -> Numbered:
+    """Leave out blank lines; but in a file of one column, one between two rows is a row whose cell is empty."""
+    width, blank = 0, list[tuple[int, list[bytes]]]()
+    for number, cells in rows:
+        if cells == [b""]:
+            blank.append((number, cells))
+            continue
+        if width == 1:
+            yield from blank
+        blank.clear()
+        width = width or len(cells)
+        yield number, cells
 
 
 def _csv_rows(file: BinaryIO) -> Numbered:
@@ -161,10 +174,15 @@ def _csv_rows(file: BinaryIO) -> Numbered:
         # The csv module reads text; bytes that are not UTF-8 go through it as lone surrogates, and come out unchanged.
         with io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="") as text:
             reader = csv.reader(text, strict=True)
-            for cells in reader:
-                if cells:
-                    yield line, [cell.encode("utf-8", errors="surrogateescape") for cell in cells]
-                line = reader.line_num + 1
+
+            def rows() -> Numbered:
+                nonlocal line
+                for cells in reader:
+                    # The csv module gives no cell for a blank line.
+                    yield line, [cell.encode("utf-8", errors="surrogateescape") for cell in cells or [""]]
+                    line = reader.line_num + 1
+
+            yield from _without_blank_lines(rows())
     except csv.Error as error:
         raise _RowError(line, f"the row is not CSV ({error}): a quote is missing, or the file is cut short.") from error
     finally:

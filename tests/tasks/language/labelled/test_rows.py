@@ -149,3 +149,13 @@ def test_a_plain_file_has_a_text_in_each_line(tmp_path):
     path.write_text("first\n", encoding="utf-16")
     with pytest.raises(ValueError, match=r"texts\.txt is UTF-16: save it as UTF-8"):
         list(read_texts(path, TASKS["sst2"]))
+
+
+@pytest.mark.parametrize("ending", [".tsv", ".csv"])
+def test_a_blank_line_between_the_rows_of_one_column_is_an_empty_text(ending, tmp_path):
+    path = tmp_path / f"texts{ending}"
+    path.write_text("\nsentence\n\nfirst\n\n\nfourth\n\n")
+    assert list(read_texts(path, TASKS["sst2"])) == [("",), ("first",), ("",), ("",), ("fourth",)]
+    separator = "\t" if ending == ".tsv" else ","
+    path.write_text(f"sentence{separator}label\nfirst{separator}1\n\nsecond{separator}0\n")
+    assert list(read_texts(path, TASKS["sst2"])) == [("first",), ("second",)]
