@@ -32,7 +32,8 @@ _MOST, _MOST_ON_A_GPU = 2**19, 2**26
 
 
 # Heavy keys are ordered by the logarithm of their weight, in steps of 1 / _STEPS, and then by their place.
-_STEPS, _PLACES = 2**10, 2**27
+# Together they fit into 63 bits: weights beyond exp(2^22) and 2^30 places are more than any sequence has.
+_STEPS, _PLACES, _FURTHEST = 2**10, 2**30, 2**22
 NOT_REAL = torch.iinfo(torch.long).min
 
 
@@ -149,7 +150,7 @@ def heaviness(
         place: Places of the keys in their sequence, padding included.
         keep: Real keys; None where all are.
     """
-    level = (weight.clamp(-(2**25), 2**25) * _STEPS).round().long()
+    level = (weight.clamp(-_FURTHEST, _FURTHEST) * _STEPS).round().long()
     order = level * _PLACES + (_PLACES - 1 - place)
     return order if keep is None else torch.where(keep, order, NOT_REAL)
 
