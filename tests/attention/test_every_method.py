@@ -838,6 +838,7 @@ def test_inductor_gives_the_same(name, backend):
     keep = draw_keep(12, 2, 40)
     out = torch.compile(attend, fullgraph=True)(q, k, v, keep=keep)
     torch.testing.assert_close(out, attend(q, k, v, keep=keep), rtol=1e-3, atol=1e-4)
+    torch.compiler.reset()
 
 
 @every_case_masked
