@@ -828,6 +828,15 @@ def test_compiles_to_one_graph_for_any_length(name, backend):
     torch.compiler.reset()
 
 
+@every_exact_case
+def test_compiles_for_one_length_where_nothing_is_trained(name, backend):
+    attend = build(name, {**VARIANTS[name][0], **backend})
+    inputs, keep = draw(12, 40), draw_keep(12, 2, 40)
+    out = torch.compile(attend, fullgraph=True, dynamic=False, backend="aot_eager")(*inputs, keep=keep)
+    torch.testing.assert_close(out, attend(*inputs, keep=keep), **CLOSE)
+    torch.compiler.reset()
+
+
 @pytest.mark.slow
 # torch's own code generator imports a part of torch that is deprecated.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")

@@ -9,7 +9,7 @@ from nystrom.measure.rows import append_rows, new_row, read_rows
 from nystrom.studies.training.runs import CHILD, Training, train
 from nystrom.train.run.folder import RunFolder
 
-ROWS = [(f"{'good' if i % 2 else 'bad'} {'the ' * (i % 5)}film", i % 2) for i in range(24)]
+ROWS = [(f"{'good' if i % 2 else 'bad'} {'the ' * (i % 12)}", i % 2) for i in range(24)]
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def training(tiny_bert, tmp_path):
     """Eight steps of fine-tuning on 24 texts."""
     folder = tmp_path / "sst2"
     folder.mkdir()
-    for name in ("train", "dev"):
-        lines = "".join(f"{text}\t{label}\n" for text, label in ROWS)
+    for name, noun in {"train": "film", "dev": "book"}.items():
+        lines = "".join(f"{text}{noun}\t{label}\n" for text, label in ROWS)
         (folder / f"{name}.tsv").write_text(f"sentence\tlabel\n{lines}")
     arguments = {
         "task": "sst2", "model": str(tiny_bert), "data": [str(folder)], "attention": "nystrom",

@@ -124,6 +124,6 @@ def band_of(
     real = bias_of(windows(pad_to_blocks(others[..., None], size), size, half).mT, dtype)
     bias = real + bias_of((offset >= 0) & (offset <= 2 * half), dtype)
     # A query always attends to itself: one that is not real may have no other key, and softmax over none may be NaN.
-    bias.diagonal(half, -2, -1).zero_()
+    bias.masked_fill_(offset == half, 0)
     # With fewer than g real tokens all of them are global, and all of these results are replaced.
     return F.pad(bias, (g, 0))[:, None] if g else bias[:, None]

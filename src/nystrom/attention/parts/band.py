@@ -102,9 +102,12 @@ def attend_blocks(
     bias = bias.expand(-1, q.shape[1], -1, -1, -1)
     if not copies or torch.compiler.is_exporting():
         attend = _attend_head
+    elif torch.compiler.is_compiling():
+        # A compiler traces through a checkpoint; where nothing is trained it refuses one around fused attention.
+        attend = _attend_head_again if any(x.requires_grad for x in (q, k, v)) else _attend_head
     else:
-        # A compiler traces through a checkpoint; torch.func does not, but knows an autograd Function.
-        attend = _attend_head_again if torch.compiler.is_compiling() else _AttendHead.apply
+        # torch.func does not trace through a checkpoint, but knows an autograd Function.
+        attend = _AttendHead.apply
     heads = zip(q.unbind(1), k.unbind(1), v.unbind(1), bias.unbind(1), strict=True)
     out = [attend(reach, head, size, scale, *tensors, *tables) for head, tensors in enumerate(heads)]
     return torch.stack(out, dim=1)[..., :e]
