@@ -50,6 +50,23 @@ def assert_same(attend, inputs, **options):
         torch.testing.assert_close(mine, theirs, **CLOSE)
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["all real", "masked"])
+def test_what_all_tokens_have_in_common_costs_skyformer_no_digits(masked):
+    # A power of two less, so that float32 holds the tokens of both as exactly.
+    tokens = [((x * 2**8).round() / 2**8).detach() for x in draw_qkv(40, 45)]
+    keep, query_keep = masks(40, 45) if masked else (None, None)
+
+    def attend(inputs):
+        inputs = [x.requires_grad_() for x in inputs]
+        out = skyformer_attention(*inputs, num_landmarks=6, keep=keep, query_keep=query_keep, backend="triton")
+        return out, *torch.autograd.grad(out, inputs, draw(*out.shape, seed=9).to(out.dtype))
+
+    expected = attend(tokens)
+    found = attend([(x.detach() + 1000.0 * (number < 2)).float() for number, x in enumerate(tokens)])
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine - theirs).norm() < 1e-5 * theirs.norm()
+
+
 # 70 and 140 landmarks take more than one block, and the inverse in scratch memory.
 @pytest.mark.parametrize(
     ("name", "m", "n", "s", "d", "e", "masked"),

@@ -74,6 +74,15 @@ def load_tokens(
 
 
 @triton.jit
+def moved(x, centre, bh, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Tokens less the centre of their sequence and head, which has no gradient; `centre` may be None."""
+    if centre is not None:
+        columns = tl.arange(0, BLOCK_WIDTH)
+        x -= tl.load(centre + bh.to(tl.int64) * WIDTH + columns, mask=columns < WIDTH, other=0.0)[None, :]
+    return x
+
+
+@triton.jit
 def store_tokens(
     x, strides, b, h, start, value, there, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
 ):

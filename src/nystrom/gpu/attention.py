@@ -14,6 +14,8 @@ they run one slice at a time. There is no second derivative and no forward-mode 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. (13)-(17); Chen et al. (2021), arXiv:2111.00035, sections 4.2, 4.4.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -104,12 +106,13 @@ def forward_pass(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Launch the forward pass; returns the output, and what the backward pass needs."""
     table, share = stages.landmarks(x)
+    x, land = _centred(x, table)
     # The right factor comes first, so that its splits and the landmarks' matrices never exist at the same time.
-    right, logs = stages.right(x, table)
-    matrix, root = matrix_of(x, table, gamma)
+    right, logs = stages.right(x, land)
+    matrix, root = matrix_of(x, land, gamma)
     inverse = inversion.inverse(matrix, divisors(matrix, z0), steps)
     del matrix
-    out = stages.left(x, table[:, :, -x.m :], _middle(x, unscaled(inverse, root), right))
+    out = stages.left(x, land[:, :, -x.m :], _middle(x, unscaled(inverse, root), right))
     return out, table, share, inverse, right, logs
 
 
@@ -163,6 +166,7 @@ def backward_pass(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Launch the backward pass; returns the gradients of q, k, v and the skip's kernel (empty without one)."""
     m = x.m
+    x, table = _centred(x, table)
     keys = table[:, :, -m:]
     matrix, root = matrix_of(x, table, gamma)
     whole = unscaled(inverse, root)
@@ -288,6 +292,15 @@ def inputs_of(
         plan = segment_plan(keep, query_keep, q.shape[2], k.shape[2], q.shape[0], m, q)
     conv = None if skip is None else skip.contiguous()
     return StageInputs(q, k, v, conv, keep, query_keep, plan, masked, m, scale, gaussian)
+
+
+def _centred(x: StageInputs, table: Tensor) -> tuple[StageInputs, Tensor]:
+    """The inputs with the centre of the landmarks, and the landmarks around it, where distances are compared."""
+    # Products of narrow tokens are exact; moved tokens would be rounded to their dtype.
+    if not x.gaussian or x.q.element_size() < 4:
+        return x, table
+    centre = table.mean(dim=2)
+    return replace(x, centre=centre), table - centre[:, :, None]
 
 
 def _middle(x: StageInputs, whole: Tensor, right: Tensor) -> Tensor:

@@ -35,6 +35,8 @@ class StageInputs:
         m: Number of landmarks that one side is compared with.
         scale: Factor on the scores.
         gaussian: Whether the Gaussian kernel replaces softmax.
+        centre: (b, h, d) What is taken from all tokens before they are compared, or None: a distance does not change,
+            and keeps its digits where all tokens lie far from 0. The table of landmarks has it taken already.
     """
 
     q: Tensor
@@ -48,6 +50,7 @@ class StageInputs:
     m: int
     scale: float
     gaussian: bool
+    centre: Tensor | None = None
 
     @property
     def rows(self) -> int:

@@ -16,7 +16,16 @@ are 1 for its own landmark and 0 for the others, and have no gradient.
 import triton
 import triton.language as tl
 
-from nystrom.gpu.arithmetic import load_matrix, load_tokens, log_weights, product, real_tokens, rounded, store_tokens
+from nystrom.gpu.arithmetic import (
+    load_matrix,
+    load_tokens,
+    log_weights,
+    moved,
+    product,
+    real_tokens,
+    rounded,
+    store_tokens,
+)
 
 
 @triton.jit
@@ -44,6 +53,7 @@ def left_scores(
 def left_forward(
     q,
     land,
+    centre,
     middle,
     v,
     conv,
@@ -81,7 +91,7 @@ def left_forward(
     b, h = bh // H, bh % H
     positions = start + tl.arange(0, BLOCK_N)
     live = real_tokens(query_keep, b, positions, N)
-    x = load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
+    x = moved(load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
     count, own, exact = M, positions, False
     if few is not None:
         exact = tl.load(few + b) == 2

@@ -6,6 +6,7 @@ import triton.language as tl
 from nystrom.gpu.arithmetic import (
     load_matrix,
     load_tokens,
+    moved,
     product,
     real_tokens,
     rounded,
@@ -112,6 +113,7 @@ def _gradients(
 def left_landmarks(
     q,
     land,
+    centre,
     middle,
     grad,
     query_keep,
@@ -161,7 +163,7 @@ def left_landmarks(
     for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, N), BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
         live = real_tokens(query_keep, b, positions, N)
-        x = load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
+        x = moved(load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
         grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
         own, log, delta = positions, tl.full((BLOCK_N,), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
         if few is not None:
@@ -189,6 +191,7 @@ def left_landmarks(
 def left_queries(
     q,
     land,
+    centre,
     middle,
     grad,
     query_keep,
@@ -227,7 +230,7 @@ def left_queries(
     b, h = bh // H, bh % H
     positions = start + tl.arange(0, BLOCK_N)
     live = real_tokens(query_keep, b, positions, N)
-    x = load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
+    x = moved(load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
     grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
     count, exact = M, False
     if group is not None:

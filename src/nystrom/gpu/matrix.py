@@ -22,7 +22,13 @@ def matrix_of(x: StageInputs, table: Tensor, gamma: float) -> tuple[Tensor, Tens
 
 def _ridged(x: StageInputs, table: Tensor, gamma: float) -> Tensor:
     eye = torch.eye(x.m, dtype=table.dtype, device=table.device)
+    table = _around_mean(table)
     return gaussian_kernel(table, table, scale=x.scale) + gamma * eye
+
+
+def _around_mean(table: Tensor) -> Tensor:
+    # What the landmarks have in common changes no distance, and would cost digits.
+    return table - table.mean(dim=2, keepdim=True)
 
 
 def unscaled(inverse: Tensor, root: Tensor | None) -> Tensor:
@@ -83,6 +89,7 @@ def matrix_backward(
     root_grad = root_grad + (weighed * root[..., None, :]).sum(-1) + (weighed * root[..., :, None]).sum(-2)
     ridged_grad = root[..., :, None] * grad * root[..., None, :] - (0.5 * root_grad * root**3)[..., :, None]
     # kernel_ij = exp(-c/2 |l_i - l_j|^2)
+    table = _around_mean(table)
     scores = x.scale * ridged_grad * gaussian_kernel(table, table, scale=x.scale)
     scores = scores + scores.mT
     return scores @ table - scores.sum(-1, keepdim=True) * table

@@ -15,6 +15,7 @@ from nystrom.gpu.arithmetic import (
     load_matrix,
     load_tokens,
     log_weights,
+    moved,
     product,
     real_tokens,
     rounded,
@@ -26,6 +27,7 @@ from nystrom.gpu.arithmetic import (
 @triton.jit
 def right_forward(
     land,
+    centre,
     k,
     v,
     keep,
@@ -63,7 +65,7 @@ def right_forward(
     top, total = tl.full((BLOCK_M,), float("-inf"), ACC), tl.full((BLOCK_M,), 0, ACC)
     for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, S), BLOCK_N):
         live = real_tokens(keep, b, start + tl.arange(0, BLOCK_N), S)
-        y = load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
+        y = moved(load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
         values = load_tokens(v, v_strides, b, h, start, live, E, BLOCK_N, BLOCK_E)
         s = tl.where(live[None, :], log_weights(x, y, SCALE, GAUSSIAN, ACC, PRECISION), float("-inf"))
         if GAUSSIAN:
@@ -134,6 +136,7 @@ def combine(
 @triton.jit
 def right_queries(
     land,
+    centre,
     k,
     v,
     keep,
@@ -178,7 +181,7 @@ def right_queries(
     total, mass = tl.full((BLOCK_M, BLOCK_D), 0, ACC), tl.full((BLOCK_M,), 0, ACC)
     for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, S), BLOCK_N):
         live = real_tokens(keep, b, start + tl.arange(0, BLOCK_N), S)
-        y = load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
+        y = moved(load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
         values = load_tokens(v, v_strides, b, h, start, live, E, BLOCK_N, BLOCK_E)
         s = tl.where(live[None, :], log_weights(x, y, SCALE, GAUSSIAN, ACC, PRECISION), float("-inf"))
         of_weights = product(grads, tl.trans(values.to(LOW)), LOW_PRECISION)
@@ -196,6 +199,7 @@ def right_queries(
 @triton.jit
 def right_keys(
     land,
+    centre,
     k,
     v,
     keep,
@@ -242,7 +246,7 @@ def right_keys(
     b, h = bh // H, bh % H
     positions = start + tl.arange(0, BLOCK_N)
     live = real_tokens(keep, b, positions, S)
-    y = load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
+    y = moved(load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
     values = load_tokens(v, v_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
     of_keys, mass = tl.full((BLOCK_N, BLOCK_D), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
     of_values = tl.full((BLOCK_N, BLOCK_E), 0, ACC)

@@ -57,6 +57,7 @@ def right(x: StageInputs, land: Tensor) -> tuple[Tensor, Tensor]:
     tops, totals = (torch.empty(0 if x.gaussian else count * b * h * x.m, **x.small) for _ in range(2))
     right_kernels.right_forward[(row_blocks * b * h * count,)](
         land,
+        x.centre,
         x.k,
         x.v,
         x.keep,
@@ -101,6 +102,7 @@ def right_queries(x: StageInputs, land: Tensor, grad: Tensor, logs: Tensor, delt
     sums = torch.empty(count, b, h, x.m, x.q.shape[-1], **x.small)
     right_kernels.right_queries[(row_blocks * b * h * count,)](
         land,
+        x.centre,
         x.k,
         x.v,
         x.keep,
@@ -137,6 +139,7 @@ def right_keys(
     k_grad, v_grad = empty_like(x.k), empty_like(x.v)
     right_kernels.right_keys[(-(-s // blocks.block_n) * b * h,)](
         land,
+        x.centre,
         x.k,
         x.v,
         x.keep,
@@ -176,6 +179,7 @@ def left(x: StageInputs, land: Tensor, middle: Tensor) -> Tensor:
     left_kernels.left_forward[(-(-n // blocks.block_n) * b * h,)](
         x.q,
         land,
+        x.centre,
         middle,
         x.v,
         x.conv,
@@ -239,6 +243,7 @@ def left_landmarks(
     left_backward_kernels.left_landmarks[(row_blocks * b * h * count,)](
         x.q,
         land,
+        x.centre,
         middle,
         grad,
         x.query_keep,
@@ -273,6 +278,7 @@ def left_queries(
     left_backward_kernels.left_queries[(-(-n // blocks.block_n) * b * h,)](
         x.q,
         land,
+        x.centre,
         middle,
         grad,
         x.query_keep,
