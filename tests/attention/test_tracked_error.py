@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from nystrom import MultiheadAttention, NystromAttention
 from nystrom.attention.heads import build_attention
@@ -184,6 +185,20 @@ def test_training_is_bit_by_bit_that_without():
         assert torch.equal(found[name], expected[name])
     assert torch.equal(random, random_found)
     assert (tracked.tracked_error() > 1e-3).any()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_is_no_step(reentrant):
+    layers = [NystromAttention(16, 2, num_landmarks=4, track_error=True) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    x = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    for _ in range(3):
+        layers[0](x, x, x)[0].sum().backward()
+        checkpoint(layers[1], x, x, x, use_reentrant=reentrant)[0].sum().backward()
+    plain, again = (layer.tracked_error() for layer in layers)
+    assert (plain > 1e-3).any()
+    assert torch.equal(plain, again)
+    assert layers[0].tracked._passed == layers[1].tracked._passed > 0
 
 
 def test_cross_attention_and_layers_without_a_batch_are_tracked():

@@ -9,7 +9,7 @@ B \leftarrow \gamma B + \sum_t \frac{N_t}{r_t} \sum_i \|o_i\|^2, \qquad \text{er
 for each head: over the sequences of one step the estimate of `nystrom.inspection.sampling`. The weights change while
 the sums run, so that the estimate is a mean over the last hundreds of steps, not of the weights as they are. Where a
 layer is so small that a look would take more than a few per cent of its time, looks are some steps apart, 16 at most; a
-model that is compiled is looked at in each step. For a method that does not approximate softmax attention, such as
+model that is compiled is looked at in each step; what a checkpoint computes again is no step. For a method that does not approximate softmax attention, such as
 "kernelized", it is the distance from softmax attention.
 
 Which queries: the real queries of a sequence are cut into r equal stretches, and of each one query is taken, at a place
@@ -114,6 +114,8 @@ class TrackedError(nn.Module):
         if not self.training or not all((q.shape[0], q.shape[2], k.shape[2])):
             return
         self._check_place()
+        if _is_computed_again():
+            return
         passed = 1 if torch.compiler.is_compiling() else self._steps_since(q)
         if not passed:
             return
@@ -183,6 +185,11 @@ class TrackedError(nn.Module):
             f"track_error is True in training inside {where}, which cannot keep the running sums: call model.eval(), "
             "or build the layer with track_error=False."
         )
+
+
+def _is_computed_again() -> bool:
+    """Whether this is the second forward pass of a checkpoint, which runs inside a backward pass."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0
 
 
 def tracked_errors(model: nn.Module) -> dict[str, Float[Tensor, " h"]]:
