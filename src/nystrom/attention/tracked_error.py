@@ -9,8 +9,8 @@ B \leftarrow \gamma B + \sum_t \frac{N_t}{r_t} \sum_i \|o_i\|^2, \qquad \text{er
 for each head: over the sequences of one step the estimate of `nystrom.inspection.sampling`. The weights change while
 the sums run, so that the estimate is a mean over the last hundreds of steps, not of the weights as they are. Where a
 layer is so small that a look would take more than a few per cent of its time, looks are some steps apart, 16 at most; a
-model that is compiled is looked at in each step; what a checkpoint computes again is no step. For a method that does not approximate softmax attention, such as
-"kernelized", it is the distance from softmax attention.
+model that is compiled is looked at in each step; what a checkpoint computes again is no step. For a method that does
+not approximate softmax attention, such as "kernelized", it is the distance from softmax attention.
 
 Which queries: the real queries of a sequence are cut into r equal stretches, and of each one query is taken, at a place
 that a Weyl sequence gives for the number of the step and of the stretch (multiples of 1 / p and 1 / p^2, p the plastic
