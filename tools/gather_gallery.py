@@ -2,6 +2,7 @@
 
     python tools/gather_gallery.py runs/reproduce
     python tools/gather_gallery.py --restore runs/reproduce
+    python tools/gather_gallery.py --restate NAME...
 
 The rows of the studies in the folder become a file, results/reproduce-small_DEVICE_DATE.csv, those of the studies that
 train another, results/reproduce-trained-small_DEVICE_DATE.csv; rows that older files have of these studies are
@@ -12,6 +13,9 @@ numbers that are printed together must be measured together. Trainings take days
 
 With --restore the rows in results/ become folders of studies again, each without the figures, where there is none yet:
 `nystrom reproduce NAME --to runs/reproduce` then goes on with the parts that have no rows.
+
+With --restate the tables, verdicts and figures of these studies are made again from the rows in results/, as after a
+rule has changed; nothing is measured.
 """
 
 import argparse
@@ -20,13 +24,16 @@ import sys
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from PIL import Image
 
 from nystrom.measure.rows import Row, append_rows, read_rows
 from nystrom.report.markdown_gallery import gallery_markdown
+from nystrom.report.plots.canvas import house_style, save_figure
 from nystrom.report.summary import Summary, provenance_of, read_summary, write_summary
-from nystrom.studies.reproduce.catalogue import CATALOGUE
+from nystrom.studies.reproduce.catalogue import CATALOGUE, find_study
+from nystrom.studies.reproduce.run import rows_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -87,6 +94,31 @@ def write_provenance(results: Path, docs: Path) -> None:
             write_summary(changed, docs / "gallery", f"{name}.json")
 
 
+def restate(names: Collection[str], results: Path, docs: Path) -> None:
+    """Write tables, verdicts and figures of some studies again, from the rows in RESULTS, and the page.
+
+    Raises:
+        ValueError: A study has no rows or no summary, or its figures are drawn from more than rows.
+    """
+    gathered, pictures = _gathered(results), docs / "gallery"
+    for name in names:
+        kept = read_summary(pictures, f"{name}.json")
+        if kept is None or name not in gathered:
+            raise ValueError(f"{results} or {pictures} has nothing of {name}; expected one of {', '.join(gathered)}.")
+        study, rows = find_study(name), rows_of(gathered[name], name)
+        with TemporaryDirectory() as folder, house_style():
+            figures = study.figures(rows, Path(folder))
+            drawn = [f"{name}{'-' if which else ''}{which}.png" for which in figures]
+            if drawn != kept.figures:
+                raise ValueError(f"the rows of {name} give the figures {drawn}, and the page has {kept.figures}.")
+            for file, figure in zip(drawn, figures.values(), strict=True):
+                save_figure(figure, Path(folder) / file)
+                _copy_small(Path(folder) / file, pictures / file)
+        changed = replace(kept, tables=list(study.tables(rows)), verdicts=list(study.verdicts(rows)))
+        write_summary(changed, pictures, f"{name}.json")
+    write_page(docs)
+
+
 def write_page(docs: Path) -> None:
     """Write the page from the summaries in DOCS/gallery."""
     kept = {name: read_summary(docs / "gallery", f"{name}.json") for name in CATALOGUE}
@@ -140,9 +172,15 @@ def _copy_small(figure: Path, to: Path) -> None:
 def main() -> None:
     """Gather, and say where."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path)
+    parser.add_argument("runs", type=Path, nargs="?", help="folder of `nystrom reproduce`")
     parser.add_argument("--restore", action="store_true", help="make folders of studies from the rows in results/")
+    parser.add_argument("--restate", nargs="+", metavar="NAME", help="write these studies again from their rows")
     asked = parser.parse_args()
+    if (asked.runs is None) is (asked.restate is None):
+        parser.error("name the folder of the studies, or with --restate the studies")
+    if asked.restate is not None:
+        restate(asked.restate, ROOT / "results", ROOT / "docs")
+        return
     if asked.restore:
         print("\n".join(map(str, restore(asked.runs, ROOT / "results"))) or "nothing to restore")
         return

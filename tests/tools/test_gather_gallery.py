@@ -5,7 +5,7 @@ from PIL import Image
 
 from nystrom.measure.rows import append_rows, new_row, read_rows
 from nystrom.report.summary import Summary, Table, Verdict, read_summary, write_summary
-from tools.gather_gallery import gather, restore
+from tools.gather_gallery import gather, restate, restore
 
 
 @pytest.fixture
@@ -101,6 +101,34 @@ def test_gathered_rows_become_folders_again(runs, tmp_path):
     assert folder == tmp_path / "again" / "complexity-small"
     assert read_rows(folder / "rows.csv") == read_rows(runs / "complexity-small" / "rows.csv")
     assert restore(tmp_path / "again", results) == []
+
+
+def test_verdicts_and_figures_are_written_again_from_rows(tmp_path):
+    results, docs, name = tmp_path / "results", tmp_path / "docs", "nystromformer-table-3"
+    for folder in (results, docs / "gallery"):
+        folder.mkdir(parents=True)
+    made = [
+        new_row(study=name, quantity="listops test accuracy", method=method, value=value, unit="", n=100, repeats=2000,
+                sizes="layers=2 preset=demo part=a", seed=0, device="a CPU", command="nystrom train")
+        for method, value in (("softmax", 0.4), ("nystrom-32", 0.3))
+    ]  # fmt: skip
+    append_rows(results / "reproduce-trained-small_a-cpu_2026-01-02.csv", made)
+    older = Summary(
+        name=name, shows="accuracies", source="a paper", size="small", setting={}, differs="", tables=[],
+        verdicts=[Verdict("An older rule.", True, "")], figures=[f"{name}.png"], rows=2, provenance="a CPU",
+        command="nystrom lra run", minutes=1.0,
+    )  # fmt: skip
+    write_summary(older, docs / "gallery", f"{name}.json")
+    restate([name], results, docs)
+    kept = read_summary(docs / "gallery", f"{name}.json")
+    assert [verdict.agrees for verdict in kept.verdicts] == [False, None]
+    assert (docs / "gallery" / f"{name}.png").is_file()
+    assert "listops -10.0" in (docs / "gallery.md").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match=f"has nothing of complexity; expected one of {name}"):
+        restate(["complexity"], results, docs)
+    write_summary(dataclasses.replace(older, figures=["other.png"]), docs / "gallery", f"{name}.json")
+    with pytest.raises(ValueError, match="the page has"):
+        restate([name], results, docs)
 
 
 def test_a_folder_without_studies_raises(tmp_path):

@@ -142,6 +142,16 @@ def test_draws_that_are_not_found_within_the_bound_disagree():
     assert verdicts[GROWTH].agrees is None
 
 
+def test_draws_that_were_found_for_half_of_the_heads_alone_decide_nothing():
+    needed = [row for row in agreeing() if row.quantity == findings.NEEDED_ORDER]
+    lost = [id(row) for row in needed[::2]]
+    rows = [replace(row, value=math.nan) if id(row) in lost else row for row in needed]
+    # The bound is beyond the most draws, so that what was not found says nothing.
+    bounds = [replace(row, value=1000.0) for row in agreeing() if row.quantity == findings.BOUND]
+    assert STUDY.verdicts([*rows, *bounds])[CONSTANT].agrees is None
+    assert STUDY.verdicts([*needed, *bounds])[CONSTANT].agrees is True
+
+
 def test_growth_against_the_dimension_and_beyond_the_logarithm_disagree():
     falling = [
         replace(row, value=60.0 - row.value) if row.quantity == findings.NEEDED_ORDER else row for row in agreeing()

@@ -1,6 +1,7 @@
 """The cost of a step of the preset modern: rules on rows made by hand, and a short measurement."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def test_each_rule_decides_both_ways(changes, agrees):
 def test_the_growth_is_the_power_of_the_length():
     found = {row.n: row for row in rows(power=1.3) if row.quantity == TIME}
     assert growth(found) == pytest.approx(1.3, abs=1e-12)
+
+
+def test_what_a_step_costs_at_any_length_does_not_hide_its_growth():
+    found = {row.n: row for row in rows(lengths=(1024, 2048, 4096, 8192, 16384)) if row.quantity == TIME}
+    quadratic = {n: replace(row, value=140.0 + 5e-6 * n**2) for n, row in found.items()}
+    assert growth(quadratic) > 1.5
 
 
 def test_the_models_are_the_plain_one_and_those_that_add_a_part_each():

@@ -28,16 +28,17 @@ def rows(**tasks):
 @pytest.mark.parametrize(
     ("of", "agrees"),
     [
-        ({"softmax": 0.4, "nystrom-32": 0.375}, True),
+        ({"softmax": 0.4, "nystrom-32": 0.42}, True),
+        ({"softmax": 0.4, "nystrom-32": 0.4}, None),
         ({"softmax": 0.4, "nystrom-32": 0.365}, False),
         ({"nystrom-32": 0.4}, None),
     ],
 )
-def test_on_par_is_at_most_two_standard_errors_below(of, agrees):
+def test_on_par_is_at_most_two_points_below_by_two_standard_errors(of, agrees):
     assert NYSTROMFORMER.verdicts(rows(listops=of))[0].agrees is agrees
-    if agrees is not None:
+    if agrees is False:
         # One task is enough to break it.
-        both = rows(listops=of, text={"softmax": 0.6, "nystrom-32": 0.6})
+        both = rows(listops=of, text={"softmax": 0.6, "nystrom-32": 0.7})
         assert NYSTROMFORMER.verdicts(both)[0].agrees is agrees
         guess = replace(row("listops", "softmax", 0.355), quantity="listops first operator of test")
         said = NYSTROMFORMER.verdicts([*both, guess])[0].numbers
@@ -106,7 +107,8 @@ def test_finished_runs_become_a_table_with_what_was_printed(runs, tmp_path):
     lines = {line[0].strip(): line[1] for line in summary.tables[0].lines}
     assert lines["nystrom, demo"].startswith("35.0 (1; 1.1)")
     assert "37.15" in [line[1] for line in summary.tables[0].lines]
-    assert summary.verdicts[0].agrees is True
+    # The scores are equal, and the error of 2,000 samples is too wide.
+    assert summary.verdicts[0].agrees is None
     assert (job.folder / "nystromformer-table-3.png").is_file()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nystrom.measure.rows import new_row
-from nystrom.studies.fidelity.front import STUDIES, best_of_rank, build
+from nystrom.studies.fidelity.front import STUDIES, build, cut_to_rank
 from nystrom.studies.reproduce.encoders import Recording
 from nystrom.studies.reproduce.study import Setting
 
@@ -56,8 +56,8 @@ def test_the_best_of_full_rank_is_exact_and_methods_are_built_by_their_names():
         torch.manual_seed(0)
         given = Recording(*torch.randn(3, 1, 2, 96, 8))
     exact = build("softmax", given)(*given)
-    torch.testing.assert_close(best_of_rank(given, 96), exact)
-    assert (best_of_rank(given, 8) - exact).norm() > (best_of_rank(given, 32) - exact).norm() > 0
+    torch.testing.assert_close(cut_to_rank(given, 96), exact)
+    assert (cut_to_rank(given, 8) - exact).norm() > (cut_to_rank(given, 32) - exact).norm() > 0
     # With as many landmarks as tokens Nyström attention is exact.
     torch.testing.assert_close(build("nystrom-96", given)(*given), exact)
 

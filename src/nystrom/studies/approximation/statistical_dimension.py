@@ -21,7 +21,8 @@ Claims and the rules that decide on them:
 - "If the Loewner order holds, the error is at most $\lambda$": in no draw is the error of C above that of its
   completion, and no draw in the order has an error of C above $\lambda$, at any $\varepsilon$.
 - There is a constant: where a number of draws was enough for the order, it is at most the bound with the constant 1,
-  and where none was enough, the bound is beyond the measured draws too.
+  and where none was enough, the bound is beyond the measured draws too. Where none was enough for half of the heads and
+  $\varepsilon$ or more, it is open.
 - The draws that are needed grow with $d_{stat}$: their rank correlation over all heads and $\varepsilon$ for which they
   were found, at least six, is at least 0.9.
 - Leverage scores are the better probabilities, with $\beta = 1$: in at least three quarters of the cells of head and d

@@ -11,16 +11,17 @@ is 0 the scores are those of exact attention, by construction, and were not meas
 
 On IMDB short and long texts are scored apart too, which shows where a gap to exact attention comes from.
 
-Claims and the rules that decide on them. The standard error of a score p over N texts is sqrt(p (1 - p) / N), that of a
-difference the root of the sum of both squared; where there are several seeds the scores are means, and N stays, since
-the texts are the same.
+Claims and the rules that decide on them. The standard error of a score over N texts is that of a share, of F1 that of
+its counts to first order, and where there are several seeds that of their mean is added; N stays, since the texts are
+the same. That of a difference is the root of the sum of both squared, as if each were scored on other texts: as both
+are right on much the same ones, it is less. Competitive means at most two points below
+(`nystrom.studies.reproduce.margin`): with two standard errors, or the errors are too wide to tell.
 
 - Table 2, "Our Nyströmformer performs competitively with BERT-base", a verdict a task: with 64 landmarks, or with as
-  many as were measured where fewer, it is at most two standard errors below exact attention. It decides where at least
+  many as were measured where fewer, it is competitive with exact attention. It decides where at least
   a tenth of the texts is longer than the landmarks.
-- MRPC's search: the run that is best on validation is, on the test texts, at most two standard errors below exact
-  attention.
-- Supplement, Table 1, "fairly similar results": with 1,024 positions it is within two standard errors of 512.
+- MRPC's search: the run that is best on validation is, on the test texts, competitive with exact attention.
+- Supplement, Table 1, "fairly similar results": with 1,024 positions it is within two points of 512, in the same way.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 2; its supplement, Table 1.
 """
