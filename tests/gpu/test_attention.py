@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("triton")
 
-from nystrom import NystromAttention, nystrom_attention, skyformer_attention
+from nystrom import NystromAttention, near_far_attention, nystrom_attention, skyformer_attention
 from nystrom.gpu.launch import splits
 from nystrom.models import EncoderConfig, EncoderForMaskedLM
 
@@ -65,6 +65,19 @@ def test_what_all_tokens_have_in_common_costs_skyformer_no_digits(masked):
     found = attend([(x.detach() + 1000.0 * (number < 2)).float() for number, x in enumerate(tokens)])
     for mine, theirs in zip(found, expected, strict=True):
         assert (mine - theirs).norm() < 1e-5 * theirs.norm()
+
+
+@pytest.mark.parametrize("attend", [*METHODS.values(), near_far_attention], ids=[*METHODS, "near_far"])
+def test_a_backward_pass_under_autocast_keeps_its_dtypes(attend):
+    inputs = draw_qkv(40, 40, dtype=torch.float32)
+    sizes = {"num_clusters": 4, "num_heavy": 2} if attend is near_far_attention else {"num_landmarks": 6}
+    grads = []
+    for under in (False, True):
+        out = attend(*inputs, **sizes, backend="triton")
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=under):
+            grads.append(torch.autograd.grad(out, inputs, torch.ones_like(out)))
+    for mine, theirs in zip(*grads, strict=True):
+        assert torch.equal(mine, theirs)
 
 
 # 70 and 140 landmarks take more than one block, and the inverse in scratch memory.

@@ -6,7 +6,7 @@ They affect only the order of sums, so a fixed choice gives the same bits each t
 
 import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -176,9 +176,15 @@ def check_capability(capability: tuple[int, int], device: torch.device) -> None:
         )
 
 
-def launching_on(device: torch.device) -> AbstractContextManager[object]:
-    """Context in which kernels are launched on a device: Triton uses the current one, not that of the tensors."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+@contextmanager
+def launching_on(device: torch.device) -> Iterator[None]:
+    """Context in which kernels are launched on a device: Triton uses the current one, not that of the tensors.
+
+    What torch does between the kernels keeps its dtypes there, also in a backward pass under autocast.
+    """
+    current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with current, torch.autocast(device.type, enabled=False):
+        yield
 
 
 @functools.cache

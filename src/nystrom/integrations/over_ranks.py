@@ -185,10 +185,10 @@ class _Hooks:
         facts |= {"inputs": "ids" if _are_ids(tokens) else "embeddings"}
         for name, value in (("attention_mask", mask), ("labels", self.labels), ("position_ids", positions)):
             facts[name] = "None" if value is None else "given"
-        held, device = 0, self.model.device
+        held = 0
         if tokens is not None and refusal is None:
-            facts["batch"], held, device = len(tokens), tokens.shape[1], tokens.device
-        return [n for n, _ in agree(ranks, facts, (held, 0), refusal, device)]
+            facts["batch"], held = len(tokens), tokens.shape[1]
+        return [n for n, _ in agree(ranks, facts, (held, 0), refusal)]
 
     def _before_pooler(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
         """The first token of all ranks, as the first, or the only one, of what the pooler sees."""

@@ -1,9 +1,10 @@
 """What all ranks must agree on before they exchange tokens, and what each tells the others.
 
 One gather of four whole numbers per rank and call: a hash of the facts that must be equal (method, options, shapes,
-dtypes, masks, gradients), whether the rank's own inputs are refused, and how many queries and keys it holds. Where
-something differs, every rank sees that, the facts themselves are exchanged, and all raise, by name, the same error.
-Without this a rank that goes its own way would leave the others waiting for the time-out of the group.
+dtypes, devices, masks, gradients), whether the rank's own inputs are refused, and how many queries and keys it holds.
+Where something differs, every rank sees that, the facts themselves are exchanged, and all raise, by name, the same
+error. Without this a rank that goes its own way would leave the others waiting for the time-out of the group: one whose
+call is refused before its tensors are looked at, as for an option with an impossible value, still does.
 """
 
 from dataclasses import fields, is_dataclass
@@ -43,7 +44,7 @@ def check_group(group: object) -> Ranks:
 
 
 def agree(
-    ranks: Ranks, facts: dict[str, object], held: tuple[int, int], refusal: ValueError | None, device: torch.device
+    ranks: Ranks, facts: dict[str, object], held: tuple[int, int], refusal: ValueError | None
 ) -> list[tuple[int, int]]:
     """Compare facts over ranks, and learn how many queries and keys each holds.
 
@@ -52,14 +53,13 @@ def agree(
         facts: What must be equal on all, by name.
         held: Queries and keys of this rank.
         refusal: What is wrong with this rank's own inputs.
-        device: Where its tensors are.
 
     Raises:
         ValueError: Ranks disagree, or the inputs of one are refused; on all ranks.
     """
     told = {name: str(fact) for name, fact in facts.items()}
     digest = int.from_bytes(blake2b(repr(told).encode(), digest_size=7).digest(), "big")
-    here = torch.tensor([digest, refusal is not None, *held], device=device if refusal is None else _device(ranks))
+    here = torch.tensor([digest, refusal is not None, *held], device=_device(ranks))
     rows = ranks.gather(here).tolist()
     if all(not refused and number == digest for number, refused, *_ in rows):
         return [(queries, keys) for *_, queries, keys in rows]
@@ -80,10 +80,12 @@ def agree(
 
 
 def _device(ranks: Ranks) -> torch.device:
-    """Where a tensor may be that the group's backend sends, when the inputs cannot be asked."""
-    if "nccl" in dist.get_backend(ranks.group):
+    """Where a tensor may be that the group sends, the same kind on all ranks, whatever each was called with."""
+    # Such as "cuda:nccl" or "cpu:gloo,cuda:nccl".
+    kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(ranks.group)).split(",")]
+    if "cuda" in kinds and "cpu" not in kinds:
         return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    return torch.device("cpu" if "cpu" in kinds else kinds[0])
 
 
 def facts_of(name: str, value: object) -> dict[str, object]:

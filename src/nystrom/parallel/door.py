@@ -56,11 +56,11 @@ def attend_over_ranks(
     if refusal is None:
         held = q.shape[2], k.shape[2]
         facts |= {"(batch, heads)": tuple(q.shape[:2]), "head width": q.shape[-1], "value width": v.shape[-1]}
-        facts |= {"dtype": q.dtype, "autocast": _autocast(q)}
+        facts |= {"dtype": q.dtype, "device": q.device.type, "autocast": _autocast(q)}
         facts |= {"keep": _said(keep), "query_keep": "keep itself" if query_keep is keep else _said(query_keep)}
         wanted = [name for name, x in (("q", q), ("k", k), ("v", v)) if x.requires_grad and torch.is_grad_enabled()]
         facts["what has a gradient"] = " ".join(wanted) or "nothing"
-    pieces = agree(ranks, facts, held, refusal, q.device if isinstance(q, Tensor) else torch.device("cpu"))
+    pieces = agree(ranks, facts, held, refusal)
     n, s = ([piece[i] for piece in pieces] for i in (0, 1))
     query_keep = _settle(keep, query_keep, n, s)
     if q.shape[0] == 0 or sum(n) == 0 or sum(s) == 0:

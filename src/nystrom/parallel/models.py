@@ -115,7 +115,7 @@ def mean_over_ranks(group: Group, total: Float[Tensor, ""], count: Int[Tensor, "
     """The sum of all ranks' totals over the sum of their counts, or 0 where nothing was counted."""
     ranks = check_group(group)
     # Compared first: a rank without labels would leave the others waiting.
-    agree(ranks, {"the call": "the mean loss", "dtype": total.dtype}, (0, 0), None, total.device)
+    agree(ranks, {"the call": "the mean loss", "dtype": total.dtype}, (0, 0), None)
     counted = ranks.gather(count).sum()
     return ranks.end_with(ranks.sum(total)) / counted.clamp(min=1)
 
@@ -125,5 +125,5 @@ def _pieces(
 ) -> tuple[Ranks, Tokens]:
     ranks = check_group(group)
     facts = {"the call": call, "batch": len(x), "dtype": x.dtype, "mask": "None" if keep is None else "given"}
-    lengths = [n for n, _ in agree(ranks, facts, (x.shape[1], 0), None, x.device)]
+    lengths = [n for n, _ in agree(ranks, facts, (x.shape[1], 0), None)]
     return ranks, find_tokens(ranks, lengths, keep, len(x), x.device)

@@ -55,7 +55,7 @@ def add_skip_over_ranks(
     except ValueError as error:
         refusal = error
     facts = {"the call": "the skip convolution", "keep": "None" if keep is None else "given"} | facts_of("skip", weight)
-    lengths = [n for n, _ in agree(ranks, facts, (v.shape[2], v.shape[2]), refusal, v.device)]
+    lengths = [n for n, _ in agree(ranks, facts, (v.shape[2], v.shape[2]), refusal)]
     if not v.shape[0] or not sum(lengths):
         return to
     to = ranks.begin_after(to)

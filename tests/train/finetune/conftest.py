@@ -70,6 +70,8 @@ def tuned(bert, films) -> Callable[..., Path]:
     def run(to: Path, task: str | None = "sst2", **changes) -> Path:
         settings = {"model": str(bert), "data": (films,), "attention": "nystrom", "options": {"num_landmarks": 4}}
         settings |= {"to": to, "steps": 6, "batch_size": 8, "evaluate_every": 3, "learning_rate": 1e-3, "device": "cpu"}
+        searched = changes["grid"].values() if "grid" in changes else {}
+        settings = {name: value for name, value in settings.items() if name not in searched}
         return finetune(task, **(settings | changes))
 
     return run

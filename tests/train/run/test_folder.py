@@ -96,6 +96,18 @@ def test_the_last_two_and_the_best_stay(run):
     assert sorted(path.name for path in run.path.iterdir()) == ["checkpoint-100", "checkpoint-12", "checkpoint-6"]
 
 
+def test_the_last_but_one_can_be_continued_from_where_the_last_is_a_new_best_and_damaged(run):
+    for step, best in ((5, 5), (10, 5), (15, 15)):
+        save(run, step, complete=False)
+        (run.checkpoint(step) / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
+        run.mark_complete(step)
+        run.prune(best=best)
+    (run.checkpoint(15) / "weights").write_bytes(b"")
+    assert run.last_step() == 10
+    run.remove_after(10)
+    assert sorted(run._steps()) == [5, 10]
+
+
 def test_curves_are_replaced_as_a_whole(run):
     run.write_curves([Point(1, "train loss", 2.5, 0.5), Point(2, "train loss", 0.1, 1.0)])
     run.write_curves([Point(1, "train loss", 2.5, 0.5)])

@@ -116,7 +116,16 @@ def finetune(
         epochs=epochs, steps=steps, batch_size=batch_size, warmup_steps=warmup_steps, evaluate_every=evaluate_every
     )
     texts = Texts(task, tuple(data), text_field, label_field, pair_field, labels, val_share)
+    if search and grid:
+        raise ValueError(
+            f"search asks for the paper's grid, and {', '.join(f'search.{name}' for name in grid.values())} for "
+            "another: leave one out."
+        )
     wanted = grid or (PAPER_GRID if search else None)
+    given = {"epochs": epochs is not None, "batch_size": batch_size != PRESET.batch_size}
+    given |= {"learning_rate": learning_rate != PRESET.learning_rate, "seed": seed != 0}
+    if wanted is not None:
+        _check_searched(wanted, given, steps)
     _check_jobs(on, slurm, jobs, searches=wanted is not None)
     method = attention if plan is None else "plan"
     words = ("finetune", texts.name, model_name(model).replace("/", "-"), *([method] if method else ()), f"seed{seed}")
@@ -171,6 +180,15 @@ def finetune(
 
     finetune_model(request, material, resume=run.goes_on(resume), timeout=timeout, cluster=cluster)
     return run.path
+
+
+def _check_searched(grid: SearchGrid, given: Mapping[str, bool], steps: int | None) -> None:
+    """Raise ValueError where a value is given beside the ones that are searched in its place."""
+    for name in grid.values():
+        if given[name]:
+            raise ValueError(f"{name} is given, and a search tries others: leave it out, or name it in search.{name}.")
+    if steps is not None and grid.epochs:
+        raise ValueError("steps are given, and a search tries numbers of epochs: leave steps or search.epochs out.")
 
 
 def _check_jobs(on: str, slurm: Slurm, jobs: int | None, *, searches: bool) -> None:

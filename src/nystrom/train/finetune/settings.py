@@ -208,12 +208,23 @@ class SearchGrid:
         learning_rate: At the end of the warm-up.
         epochs: Passes over the training texts.
         seed: Seeds.
+
+    Raises:
+        ValueError: A value is there twice.
     """
 
     batch_size: tuple[int, ...] = ()
     learning_rate: tuple[float, ...] = ()
     epochs: tuple[float, ...] = ()
     seed: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for name, values in self.values().items():
+            if len(set(values)) < len(values):
+                raise ValueError(
+                    f"search.{name} is {' '.join(map(str, values))}, with a value twice: each is one trial, leave the "
+                    "others out."
+                )
 
     def __bool__(self) -> bool:
         return bool(self.values())

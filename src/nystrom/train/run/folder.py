@@ -205,9 +205,11 @@ class RunFolder:
         self._replace(folder / _COMPLETE, json.dumps(content, indent=1) + "\n")
 
     def prune(self, *, best: int | None) -> None:
-        """Remove all checkpoints but the last two and the best."""
-        for step in sorted(self._steps())[:-2]:
-            if step != best:
+        """Remove all checkpoints but the last two, the best, and the one that either of the two names as the best."""
+        steps = sorted(self._steps())
+        needed = {best, *steps[-2:], *map(self._best_at, steps[-2:])}
+        for step in steps:
+            if step not in needed:
                 shutil.rmtree(self.checkpoint(step))
 
     def remove_after(self, step: int | None) -> None:
@@ -242,13 +244,17 @@ class RunFolder:
         """Why a run cannot continue from a checkpoint; "" where it can."""
         if fault := self._own_fault(step):
             return fault
-        try:
-            best = json.loads((self.checkpoint(step) / _STATE).read_text(encoding="utf-8")).get("best_global_step")
-        except FileNotFoundError:
-            best = None
+        best = self._best_at(step)
         if best in (None, step) or not (fault := self._own_fault(best)):
             return ""
         return f"the best checkpoint before it is lost ({self.checkpoint(best)}: {fault})"
+
+    def _best_at(self, step: int) -> int | None:
+        """The step of the best checkpoint when that of a step was written; None where it names none."""
+        try:
+            return json.loads((self.checkpoint(step) / _STATE).read_text(encoding="utf-8")).get("best_global_step")
+        except (FileNotFoundError, ValueError):
+            return None
 
     def _own_fault(self, step: int) -> str:
         """What is wrong with the files of a checkpoint; "" where they are unchanged."""

@@ -24,6 +24,31 @@ def test_the_grid_of_the_paper():
     }
 
 
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"search": True, "grid": SearchGrid(seed=(1, 2))}, r"search\.seed for another: leave one out"),
+        (
+            {"search": True, "batch_size": 4},
+            r"batch_size is given, and a search tries others: .* in search\.batch_size",
+        ),
+        ({"grid": SearchGrid(seed=(1, 2)), "seed": 9}, "seed is given, and a search tries others"),
+        ({"grid": SearchGrid(epochs=(1.0, 2.0)), "epochs": None}, "steps are given, and a search tries numbers of"),
+    ],
+)
+def test_what_a_search_would_not_heed_is_refused(tuned, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        tuned(tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.refuses
+def test_a_value_is_searched_once():
+    with pytest.raises(ValueError, match=r"search\.learning_rate is 2e-05 2e-05, with a value twice"):
+        SearchGrid(learning_rate=(2e-5, 0.00002))
+
+
 @pytest.mark.slow
 def test_a_killed_search_ends_as_an_unbroken_one(tuned, tmp_path, monkeypatch):
     whole = tuned(tmp_path / "whole", grid=GRID, steps=2, evaluate_every=1)
