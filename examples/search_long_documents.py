@@ -63,21 +63,24 @@ def main() -> None:
         long = SentenceTransformer(
             modules=[Transformer(f"{folder}/long", max_seq_length=args.max_length), *list(short)[1:]], device="cpu"
         )
-    held_out = {}
+    held_out, without = {}, dict(documents)
     for name, text in documents.items():
-        if len(short.tokenizer(text).input_ids) > 512:
-            paragraphs = text.split("\n\n")
+        paragraphs = text.split("\n\n")
+        if len(paragraphs) > 1 and len(short.tokenizer(text).input_ids) > 512:
             held_out[name] = max(paragraphs[len(paragraphs) // 2 :], key=len)
-            documents[name] = text.replace(held_out[name], "")
-    print(f"{len(documents)} documents, {len(held_out)} of them longer than 512 tokens")
+            without[name] = text.replace(held_out[name], "")
+    print(f"{len(documents)} documents, {len(held_out)} of them of several paragraphs and more than 512 tokens")
 
     names = list(documents)
     for title, model in (("first 512 tokens, exact", short), (f"{args.max_length} tokens, {args.attention}", long)):
-        vectors = model.encode(list(documents.values()), batch_size=4, convert_to_tensor=True)
+        whole, cut = (
+            model.encode(list(texts.values()), batch_size=4, convert_to_tensor=True) for texts in (documents, without)
+        )
         asked = model.encode([args.question, *held_out.values()], convert_to_tensor=True)
-        order = model.similarity(asked, vectors).argsort(dim=1, descending=True).tolist()
-        found = sum(names[row[0]] == name for row, name in zip(order[1:], held_out, strict=True))
-        print(f"{title}: {found} of {len(held_out)} paragraphs found; {', '.join(names[i] for i in order[0][:3])}")
+        nearest = model.similarity(asked[1:], cut).argmax(dim=1).tolist() if held_out else []
+        found = sum(names[place] == name for place, name in zip(nearest, held_out, strict=True))
+        answers = model.similarity(asked[:1], whole)[0].argsort(descending=True).tolist()[:3]
+        print(f"{title}: {found} of {len(held_out)} paragraphs found; {', '.join(names[i] for i in answers)}")
 
 
 if __name__ == "__main__":

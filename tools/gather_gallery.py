@@ -97,8 +97,10 @@ def write_provenance(results: Path, docs: Path) -> None:
 def restate(names: Collection[str], results: Path, docs: Path) -> None:
     """Write tables, verdicts and figures of some studies again, from the rows in RESULTS, and the page.
 
+    Figures that are drawn from more than rows stay, which is said.
+
     Raises:
-        ValueError: A study has no rows or no summary, or its figures are drawn from more than rows.
+        ValueError: A study has no rows or no summary.
     """
     gathered, pictures = _gathered(results), docs / "gallery"
     for name in names:
@@ -110,8 +112,9 @@ def restate(names: Collection[str], results: Path, docs: Path) -> None:
             figures = study.figures(rows, Path(folder))
             drawn = [f"{name}{'-' if which else ''}{which}.png" for which in figures]
             if drawn != kept.figures:
-                raise ValueError(f"the rows of {name} give the figures {drawn}, and the page has {kept.figures}.")
-            for file, figure in zip(drawn, figures.values(), strict=True):
+                print(f"{name}: the rows alone give the figures {drawn}, those of the page {kept.figures} are left.")
+                drawn = []
+            for file, figure in zip(drawn, figures.values(), strict=False):
                 save_figure(figure, Path(folder) / file)
                 _copy_small(Path(folder) / file, pictures / file)
         changed = replace(kept, tables=list(study.tables(rows)), verdicts=list(study.verdicts(rows)))

@@ -133,7 +133,9 @@ def check_keep(name: str, keep: Tensor | None, x: Tensor, of: str) -> None:
 
 
 def check_positions(name: str, positions: Tensor, x: Tensor) -> None:
-    """Check positions of tokens of `x`, one axis of integers."""
+    """Check positions of tokens of `x`, one axis of integers on its device."""
+    if positions.device != x.device:
+        raise ValueError(f"{name} is on {positions.device}, the tokens are on {x.device}: move it there.")
     if positions.ndim != 1 or positions.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"{name} is {tuple(positions.shape)} of {positions.dtype}; expected one axis of integer positions."

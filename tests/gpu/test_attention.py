@@ -80,6 +80,45 @@ def test_a_backward_pass_under_autocast_keeps_its_dtypes(attend):
         assert torch.equal(mine, theirs)
 
 
+def worst(found, expected):
+    """The largest error of a tensor, beside the largest number in what is expected."""
+    return max(
+        ((mine.double() - theirs).abs().max() / theirs.abs().max()).item()
+        for mine, theirs in zip(found, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 2000.0, 1e5])
+@pytest.mark.parametrize(
+    ("attend", "sizes"),
+    [
+        (nystrom_attention, {"num_landmarks": 8}),
+        # More than one block of landmarks, whose normalisers are kept between the passes.
+        (nystrom_attention, {"num_landmarks": 70}),
+        (near_far_attention, {"num_clusters": 8, "num_heavy": 2, "block_size": 16, "reach": 8}),
+    ],
+    ids=["nystrom-8", "nystrom-70", "near_far"],
+)
+def test_wide_scores_cost_no_more_than_in_the_formula(attend, sizes, size):
+    tokens = draw_qkv(160, 160, b=1, h=1, d=16, e=16)
+    wide = [(x.detach() * (size if number < 2 else 1.0)).float() for number, x in enumerate(tokens)]
+
+    def passes(dtype, backend):
+        inputs = [x.to(dtype).requires_grad_() for x in wide]
+        out = attend(*inputs, **sizes, backend=backend)
+        return out, *torch.autograd.grad(out, inputs, draw(*out.shape, seed=9).to(dtype))
+
+    expected, plain, found = (
+        passes(torch.float64, "torch"),
+        passes(torch.float32, "torch"),
+        passes(torch.float32, "triton"),
+    )
+    assert all(x.isfinite().all() for x in found)
+    # Scores that are computed again in another order differ by a unit in their last place, and so do their weights.
+    scores = (wide[0] @ wide[1].mT).abs().max().item() / 4
+    assert worst(found, expected) < 3 * worst(plain, expected) + min(1e-5 + 2**-23 * scores, 1e-3)
+
+
 # 70 and 140 landmarks take more than one block, and the inverse in scratch memory.
 @pytest.mark.parametrize(
     ("name", "m", "n", "s", "d", "e", "masked"),

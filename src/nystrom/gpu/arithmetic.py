@@ -118,6 +118,29 @@ def real_tokens(keep, b, positions, count):
 
 
 @triton.jit
+def load_normaliser(logs, places, mask):
+    """The largest score of each row, and the logarithm of the sum beyond it; see `store_normaliser`."""
+    return tl.load(logs + 2 * places, mask=mask, other=0.0), tl.load(logs + 2 * places + 1, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_normaliser(logs, places, top, total, mask):
+    """Keep a normaliser as two numbers, zeros where it is empty.
+
+    In their sum the second would be rounded to the digits of the first, and with it the weights computed from it.
+    """
+    empty = total == 0.0
+    tl.store(logs + 2 * places, tl.where(empty, 0.0, top), mask=mask)
+    tl.store(logs + 2 * places + 1, tl.where(empty, 0.0, tl.log(tl.where(empty, 1.0, total))), mask=mask)
+
+
+@triton.jit
+def weights_again(s, top, log):
+    """Weights from scores that were computed again, in another order maybe: none is above the largest."""
+    return tl.exp(tl.minimum(s - top, 0.0) - log)
+
+
+@triton.jit
 def log_weights(x, y, SCALE: tl.constexpr, GAUSSIAN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr):
     """Scores of the rows of x and y: c x.y, or -c/2 |x - y|^2, clamped to at most 0 against rounding."""
     s = product(x, tl.trans(y), PRECISION)

@@ -120,7 +120,7 @@ def forward_pass(
 def _(q, k, v, skip, keep, query_keep, draws, m, scale, steps, z0, gamma):
     (b, h, _, d), e, acc = q.shape, v.shape[-1], accumulator(q.dtype)
     rows = 2 * m if gamma < 0 else m
-    shapes = ((b, h, rows, d), (b, h, rows), (b, h, m, m), (b, h, m, e), (b, h, m if gamma < 0 else 0))
+    shapes = ((b, h, rows, d), (b, h, rows), (b, h, m, m), (b, h, m, e), (b, h, m if gamma < 0 else 0, 2))
     return (empty_like(q, e), *(q.new_empty(shape, dtype=acc) for shape in shapes))
 
 

@@ -5,13 +5,16 @@ import triton.language as tl
 
 from nystrom.gpu.arithmetic import (
     load_matrix,
+    load_normaliser,
     load_tokens,
     moved,
     product,
     real_tokens,
     rounded,
     store_matrix,
+    store_normaliser,
     store_tokens,
+    weights_again,
 )
 from nystrom.gpu.left import left_scores
 
@@ -73,16 +76,16 @@ def left_statistics(
         total = total * shrink + tl.sum(p, 1)
         mean = mean * shrink + tl.sum(p * product(grads, tl.trans(values), LOW_PRECISION), 1)
         top = higher
-    empty = total == 0.0
-    total = tl.where(empty, 1.0, total)
-    tl.store(logs + bh.to(tl.int64) * N + positions, tl.where(empty, 0.0, top + tl.log(total)), mask=positions < N)
-    tl.store(deltas + bh.to(tl.int64) * N + positions, mean / total, mask=positions < N)
+    place = bh.to(tl.int64) * N + positions
+    store_normaliser(logs, place, top, total, positions < N)
+    tl.store(deltas + place, mean / tl.where(total == 0.0, 1.0, total), mask=positions < N)
 
 
 @triton.jit
 def _gradients(
     s,
     of_weights,
+    top,
     log,
     delta,
     exact,
@@ -102,7 +105,7 @@ def _gradients(
             p = p / tl.where(total == 0.0, 1.0, total)[:, None]
             delta = tl.sum(p * of_weights, 1)
         else:
-            p = tl.exp(s - log[:, None])
+            p = weights_again(s, top[:, None], log[:, None])
         of_scores = p * (of_weights - delta[:, None])
     if SHORT:
         of_scores = tl.where(exact, 0.0, of_scores)
@@ -165,15 +168,16 @@ def left_landmarks(
         live = real_tokens(query_keep, b, positions, N)
         x = moved(load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
         grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
-        own, log, delta = positions, tl.full((BLOCK_N,), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
+        own, delta = positions, tl.full((BLOCK_N,), 0, ACC)
+        most, log = delta, delta
         if few is not None:
             own = tl.load(group + b * N + positions, mask=live, other=-1)
         if not (WHOLE or GAUSSIAN):
-            log = tl.load(logs + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
+            most, log = load_normaliser(logs, bh.to(tl.int64) * N + positions, live)
             delta = tl.load(deltas + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
         s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
         of_weights = product(grads, tl.trans(values), LOW_PRECISION)
-        p, of_scores = _gradients(s, of_weights, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
+        p, of_scores = _gradients(s, of_weights, most, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
         # A query that is not real holds zeros, but its weights are not zero.
         of_scores = tl.where(live[:, None], of_scores, 0.0)
         of_middle += product(tl.trans(rounded(p, LOW)), grads, LOW_PRECISION)
@@ -240,9 +244,10 @@ def left_queries(
     if few is not None:
         exact = tl.load(few + b) == 2
         count = tl.load(real + b)
-    log, delta = tl.full((BLOCK_N,), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
+    delta = tl.full((BLOCK_N,), 0, ACC)
+    most, log = delta, delta
     if not (WHOLE or GAUSSIAN):
-        log = tl.load(logs + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
+        most, log = load_normaliser(logs, bh.to(tl.int64) * N + positions, live)
         delta = tl.load(deltas + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
     total, mass = tl.full((BLOCK_N, BLOCK_D), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
     for first in range(0, M, BLOCK_M):
@@ -251,7 +256,7 @@ def left_queries(
         columns = first + tl.arange(0, BLOCK_M)
         s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
         of_weights = product(grads, tl.trans(values), LOW_PRECISION)
-        _, of_scores = _gradients(s, of_weights, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
+        _, of_scores = _gradients(s, of_weights, most, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
         total += product(rounded(of_scores, LOW), y.to(LOW), LOW_PRECISION)
         if GAUSSIAN:
             mass += tl.sum(of_scores, 1)

@@ -1,9 +1,9 @@
 r"""The right factor, $R = \mathrm{softmax}(c\, \tilde Q K^\top) V$: few queries, many keys; and its gradients.
 
 Forward, the keys are split over programs, each with a running maximum and sum; `combine` joins the splits. Backward,
-weights are recomputed from the logarithms of the sums: `right_queries` computes the gradient of the landmarks, split
-over the keys; `right_keys` computes those of keys and values, and adds the gradient that a key has as part of a
-landmark and that of the skip convolution, so that each is written once.
+weights are recomputed from the largest scores and the logarithms of the sums: `right_queries` computes the gradient of
+the landmarks, split over the keys; `right_keys` computes those of keys and values, and adds the gradient that a key has
+as part of a landmark and that of the skip convolution, so that each is written once.
 
 With the Gaussian kernel the weights are not normalised: splits are added, and there is no maximum.
 """
@@ -13,6 +13,7 @@ import triton.language as tl
 
 from nystrom.gpu.arithmetic import (
     load_matrix,
+    load_normaliser,
     load_tokens,
     log_weights,
     moved,
@@ -20,7 +21,9 @@ from nystrom.gpu.arithmetic import (
     real_tokens,
     rounded,
     store_matrix,
+    store_normaliser,
     store_tokens,
+    weights_again,
 )
 
 
@@ -104,7 +107,7 @@ def combine(
     BLOCK_M: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Join the splits of a block of landmarks; `logs` are the logarithms of the normalisers, 0 without real keys."""
+    """Join the splits of a block of landmarks; `logs` are the normalisers, see `store_normaliser`."""
     blocks = (M + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     first, bh = pid % blocks * BLOCK_M, pid // blocks
@@ -129,7 +132,7 @@ def combine(
     if not GAUSSIAN:
         empty = total == 0.0
         total_v = total_v / tl.where(empty, 1.0, total)[:, None]
-        tl.store(logs + row + rows, tl.where(empty, 0.0, top + tl.log(tl.where(empty, 1.0, total))), mask=there)
+        store_normaliser(logs, row + rows, top, total, there)
     store_matrix(right, row, M - first, total_v, E, BLOCK_M, BLOCK_E)
 
 
@@ -176,7 +179,7 @@ def right_queries(
     x = rounded(exact, k.dtype.element_ty)
     grads = rounded(load_matrix(grad, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
     if not GAUSSIAN:
-        log = tl.load(logs + bh * M + first + rows, mask=there, other=0.0)
+        top, log = load_normaliser(logs, bh * M + first + rows, there)
         delta = tl.load(deltas + bh * M + first + rows, mask=there, other=0.0)
     total, mass = tl.full((BLOCK_M, BLOCK_D), 0, ACC), tl.full((BLOCK_M,), 0, ACC)
     for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, S), BLOCK_N):
@@ -189,7 +192,7 @@ def right_queries(
             of_scores = tl.exp(s) * of_weights
             mass += tl.sum(of_scores, 1)
         else:
-            of_scores = tl.exp(s - log[:, None]) * (of_weights - delta[:, None])
+            of_scores = weights_again(s, top[:, None], log[:, None]) * (of_weights - delta[:, None])
         total += product(rounded(of_scores, LOW), y.to(LOW), LOW_PRECISION)
     if GAUSSIAN:
         total -= mass[:, None] * x.to(ACC)
@@ -262,7 +265,8 @@ def right_keys(
             of_scores = p * of_weights
             mass += tl.sum(of_scores, 1)
         else:
-            p = tl.exp(s - tl.load(logs + bh * M + columns, mask=columns < M, other=0.0)[None, :])
+            top, log = load_normaliser(logs, bh * M + columns, columns < M)
+            p = weights_again(s, top[None, :], log[None, :])
             of_scores = p * (of_weights - tl.load(deltas + bh * M + columns, mask=columns < M, other=0.0)[None, :])
         of_values += product(rounded(p, LOW), grads, LOW_PRECISION)
         of_keys += product(rounded(of_scores, LOW), x.to(LOW), LOW_PRECISION)

@@ -49,7 +49,7 @@ def landmarks(x: StageInputs) -> tuple[Tensor, Tensor]:
 
 
 def right(x: StageInputs, land: Tensor) -> tuple[Tensor, Tensor]:
-    """The right factor times the values, and the logarithms of its normalisers (none for the Gaussian kernel)."""
+    """The right factor times the values, and its normalisers (none for the Gaussian kernel)."""
     (b, h, s, e), options, blocks = x.v.shape, x.options(), x.tiles()
     row_blocks = -(-x.m // blocks.block_m)
     count, span = splits(s, b * h * row_blocks, x.m, blocks.block_n, x.q.device)
@@ -75,7 +75,7 @@ def right(x: StageInputs, land: Tensor) -> tuple[Tensor, Tensor]:
         GAUSSIAN=x.gaussian,
         **options,
     )
-    result, logs = torch.empty(b, h, x.m, e, **x.small), torch.empty(b, h, 0 if x.gaussian else x.m, **x.small)
+    result, logs = torch.empty(b, h, x.m, e, **x.small), torch.empty(b, h, 0 if x.gaussian else x.m, 2, **x.small)
     right_kernels.combine[(row_blocks * b * h,)](
         sums,
         tops,
@@ -204,10 +204,10 @@ def left(x: StageInputs, land: Tensor, middle: Tensor) -> Tensor:
 
 
 def left_statistics(x: StageInputs, land: Tensor, middle: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Two numbers per query if its weights do not fit into one block, otherwise none."""
+    """The normaliser of each query and one number, if its weights do not fit into one block, otherwise none."""
     (b, h, n, _), options, blocks = x.q.shape, x.options(), x.tiles()
     whole = x.gaussian or x.m <= blocks.block_m
-    logs, deltas = (torch.empty(0 if whole else b * h * n, **x.small) for _ in range(2))
+    logs, deltas = (torch.empty(0 if whole else b * h * n, *more, **x.small) for more in ((2,), ()))
     if not whole:
         left_backward_kernels.left_statistics[(-(-n // blocks.block_n) * b * h,)](
             x.q,

@@ -143,7 +143,7 @@ def inspect_model(
         whole, mended = {}, {}
         for each in candidates if whole_model else ():
             whole[each.name] = compare_models(model, batches, exact, {None: each})
-            badly = tuple(layer.layer for layer in layers if layer.methods[each.name].error.mean > BADLY)
+            badly = tuple(layer.layer for layer in layers if not layer.methods[each.name].error.mean <= BADLY)
             if 0 < len(badly) < len(layers):
                 choice = {None: each} | dict.fromkeys(badly, SOFTMAX)
                 mended[each.name] = badly, compare_models(model, batches, exact, choice)

@@ -19,6 +19,7 @@ ERROR, VARIATION, RESIDUAL = "output error", "total variation of the rows", "res
 ENTROPY, DISTANCE, NEAR, RANK = "entropy", "distance", "weight within 32 tokens", "effective rank"
 HIDDEN, CHANGED, TIME = "hidden error", "changed predictions", "attention time"
 
+# NaN, of a method that is not finite there, is badly.
 WELL, BADLY = 0.1, 0.3
 # Columns of the terminal, those for the methods of a table of layers, and those for a list of layers.
 _COLUMNS, _ACROSS, _LIST = 80, 75, 24
@@ -144,7 +145,7 @@ def _method_table(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, 
     ]
     for method, layers in errors.items():
         well = _listed([layer for layer, error in layers.items() if error[0] <= WELL])
-        badly = _listed([layer for layer, error in layers.items() if error[0] > BADLY])
+        badly = _listed([layer for layer, error in layers.items() if not error[0] <= BADLY])
         ratio = times[method] / times["softmax"]
         cells = (
             _short(hidden.get(method)),
@@ -171,7 +172,7 @@ def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float,
     """What to do, for the first method and with the others as ways out."""
     hidden, times = _by_method(rows, HIDDEN), _by_method(rows, TIME)
     first = next(iter(errors))
-    badly = [layer for layer, error in errors[first].items() if error[0] > BADLY]
+    badly = [layer for layer, error in errors[first].items() if not error[0] <= BADLY]
     before = hidden.get(first)
     if before is None:
         served = "serves all layers" if not badly else f"serves layers {ranges(badly)} badly"

@@ -100,7 +100,14 @@ def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str
     """Per quantity: its name, its unit, and per method the cells of its line."""
     rows = with_derived(rows)
     columns, methods = _columns(rows), dict.fromkeys(row.method for row in rows)
-    found = {(_quantity(row), row.method, _column(row)): row for row in rows}
+    found: dict[tuple[str, str, str], Row] = {}
+    for row in rows:
+        other = found.setdefault((_quantity(row), row.method, _column(row)), row)
+        if other is not row:
+            raise ValueError(
+                f"the rows measure {_quantity(row)} of {row.method} at {_column(row)} twice, on {other.device} at "
+                f"{other.date} and on {row.device} at {row.date}: show each measurement alone, from a file of its own."
+            )
     parts = []
     for quantity, unit in sorted({(_quantity(row), row.unit) for row in rows}, key=_place):
         first = next(iter(methods))

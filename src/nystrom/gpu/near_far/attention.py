@@ -108,7 +108,7 @@ def _attention(
 @_attention.register_fake
 def _(q, k, v, heavy, found, cluster, first, m, block, reach, scale):
     (b, h, n, d), e, acc = q.shape, v.shape[-1], accumulator(q.dtype)
-    shapes = ((b, h, n), (b, h, stages.rows_of_left(n, block), m), (b, h, m, d), (b, h, m, e), (b, h, m))
+    shapes = ((b, h, n, 2), (b, h, stages.rows_of_left(n, block), m), (b, h, m, d), (b, h, m, e), (b, h, m))
     return (empty_like(q, e), *(q.new_empty(shape, dtype=acc) for shape in shapes))
 
 

@@ -7,7 +7,7 @@ values in each cluster is the product of a matrix of zeros and ones with the val
 import triton
 import triton.language as tl
 
-from nystrom.gpu.arithmetic import load_matrix, load_tokens, product, rounded
+from nystrom.gpu.arithmetic import load_matrix, load_tokens, product, rounded, store_normaliser
 from nystrom.gpu.near_far.window import (
     begin_of,
     far_values,
@@ -72,7 +72,7 @@ def near_far_forward(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Outputs, logarithms of the normalisers, and how many far tokens each cluster has for each block."""
+    """Outputs, normalisers, and how many far tokens each cluster has for each block."""
     parts = (SIZE + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     part, block, bh = pid % parts, pid // parts % BLOCKS, pid // parts // BLOCKS
@@ -110,12 +110,11 @@ def near_far_forward(
             tl.store(place, number, mask=(c + rows < M) & (part == 0))
         s = scores_with_bias(x, y, logarithm(number), SCALE, ACC, PRECISION)
         top, total, total_v = _attend(s, values, top, total, total_v, LOW, LOW_PRECISION)
-    empty = total == 0.0
-    total = tl.where(empty, 1.0, total)
+    sums_to = tl.where(total == 0.0, 1.0, total)
     # Tokens before the first real one take the places after the last block.
     turned = tl.where(positions >= BLOCKS * SIZE, positions - BLOCKS * SIZE, positions)
     there = (inside < SIZE) & (turned < N)
-    total_v = tl.where(live[:, None], total_v / total[:, None], 0.0)
+    total_v = tl.where(live[:, None], total_v / sums_to[:, None], 0.0)
     store_rows(out, out_strides, b, h, turned, total_v, there, E, BLOCK_N, BLOCK_E)
-    log = tl.where(live & (empty == 0), top + tl.log(total), 0.0)
-    tl.store(logs + bh * tl.full((), N, tl.int64) + turned, log, mask=there)
+    total = tl.where(live, total, 0.0)
+    store_normaliser(logs, bh * tl.full((), N, tl.int64) + turned, top, total, there)

@@ -9,7 +9,7 @@ has far tokens, on top of what the cluster gives to all of its tokens.
 import triton
 import triton.language as tl
 
-from nystrom.gpu.arithmetic import load_tokens, log_weights, product, rounded
+from nystrom.gpu.arithmetic import load_normaliser, load_tokens, log_weights, product, rounded, weights_again
 from nystrom.gpu.near_far.window import begin_of, clusters_of, store_rows
 
 
@@ -90,12 +90,14 @@ def near_far_keys(
                 live = (inside < SIZE) & (queries < N)
                 x = load_tokens(q, q_strides, b, h, here, live, D, BLOCK_N, BLOCK_D)
                 grads = load_tokens(grad, grad_strides, b, h, here, live, E, BLOCK_N, BLOCK_E).to(LOW)
-                log = tl.load(logs + bh * tl.full((), N, tl.int64) + queries, mask=live, other=0.0)
+                top, log = load_normaliser(logs, bh * tl.full((), N, tl.int64) + queries, live)
                 delta = tl.load(deltas + bh * tl.full((), N, tl.int64) + queries, mask=live, other=0.0)
                 s = log_weights(y, x, SCALE, False, ACC, PRECISION)
-                p = tl.exp(tl.where(near[:, None] & live[None, :], s, float("-inf")) - log[None, :])
+                s = tl.where(near[:, None] & live[None, :], s, float("-inf"))
+                p = weights_again(s, top[None, :], log[None, :])
                 s = log_weights(mean, x, SCALE, False, ACC, PRECISION)
-                less = tl.exp(tl.where(shared[:, None] & live[None, :], s, float("-inf")) - log[None, :])
+                s = tl.where(shared[:, None] & live[None, :], s, float("-inf"))
+                less = weights_again(s, top[None, :], log[None, :])
                 of_weights = product(values, tl.trans(grads), LOW_PRECISION)
                 of_scores = p * (of_weights - delta[None, :])
                 of_values += product(rounded(p - less, LOW), grads, LOW_PRECISION)

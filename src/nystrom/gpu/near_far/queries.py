@@ -1,13 +1,13 @@
 r"""Gradients of the queries, see `nystrom.gpu.near_far.forward`.
 
-With the weights $P$ of a query, recomputed from the logarithm of its normaliser, and the gradient $G$ of its output
+With the weights $P$ of a query, recomputed from its normaliser, and the gradient $G$ of its output
 $O$, the gradient of its scores is $P \circ (G V^\top - \delta)$ where $\delta = \mathrm{rowsum}(G \circ O)$.
 """
 
 import triton
 import triton.language as tl
 
-from nystrom.gpu.arithmetic import load_matrix, load_tokens, product, rounded
+from nystrom.gpu.arithmetic import load_matrix, load_normaliser, load_tokens, product, rounded, weights_again
 from nystrom.gpu.near_far.window import (
     begin_of,
     far_values,
@@ -19,10 +19,10 @@ from nystrom.gpu.near_far.window import (
 
 
 @triton.jit
-def _gradient(s, log, delta, grads, y, values, LOW: tl.constexpr, LOW_PRECISION: tl.constexpr):
+def _gradient(s, top, log, delta, grads, y, values, LOW: tl.constexpr, LOW_PRECISION: tl.constexpr):
     """What keys add to the gradient of the queries, without the factor on the scores."""
     of_weights = product(grads, tl.trans(values), LOW_PRECISION)
-    of_scores = tl.exp(s - log[:, None]) * (of_weights - delta[:, None])
+    of_scores = weights_again(s, top[:, None], log[:, None]) * (of_weights - delta[:, None])
     return product(rounded(of_scores, LOW), y.to(LOW), LOW_PRECISION)
 
 
@@ -86,7 +86,7 @@ def near_far_queries(
     grads = load_tokens(grad, grad_strides, b, h, here, live, E, BLOCK_N, BLOCK_E)
     result = load_tokens(out, out_strides, b, h, here, live, E, BLOCK_N, BLOCK_E)
     delta = tl.sum(grads.to(ACC) * result.to(ACC), 1)
-    log = tl.load(logs + bh * tl.full((), N, tl.int64) + positions, mask=live, other=0.0)
+    top, log = load_normaliser(logs, bh * tl.full((), N, tl.int64) + positions, live)
     grads = grads.to(LOW)
     total = tl.full((BLOCK_N, BLOCK_D), 0, ACC)
     if NEAR:
@@ -95,14 +95,14 @@ def near_far_queries(
             y = load_tokens(k, k_strides, b, h, window + w, seen, D, BLOCK_W, BLOCK_D)
             values = load_tokens(v, v_strides, b, h, window + w, seen, E, BLOCK_W, BLOCK_E).to(LOW)
             s = scores_with_bias(x, y, tl.where(seen, 0.0, float("-inf")), SCALE, ACC, PRECISION)
-            total += _gradient(s, log, delta, grads, y, values, LOW, LOW_PRECISION)
+            total += _gradient(s, top, log, delta, grads, y, values, LOW, LOW_PRECISION)
     rows = tl.arange(0, BLOCK_M)
     for g in range(0, G, BLOCK_M):
         y = load_matrix(heavy_k, bh * G + g, G - g, D, BLOCK_M, BLOCK_D)
         values = load_matrix(heavy_v, bh * G + g, G - g, E, BLOCK_M, BLOCK_E).to(LOW)
         number = tl.load(found + bh * G + g + rows, mask=g + rows < G, other=0.0)
         s = scores_with_bias(x, y, logarithm(number), SCALE, ACC, PRECISION)
-        total += _gradient(s, log, delta, grads, y, values, LOW, LOW_PRECISION)
+        total += _gradient(s, top, log, delta, grads, y, values, LOW, LOW_PRECISION)
     for c in range(0, M, BLOCK_M):
         y = rounded(load_matrix(means, bh * M + c, M - c, D, BLOCK_M, BLOCK_D), q.dtype.element_ty)
         values, number = far_values(
@@ -110,7 +110,7 @@ def near_far_queries(
             BLOCK_W, BLOCK_M, BLOCK_E,
         )  # fmt: skip
         s = scores_with_bias(x, y, logarithm(number), SCALE, ACC, PRECISION)
-        total += _gradient(s, log, delta, grads, y, values, LOW, LOW_PRECISION)
+        total += _gradient(s, top, log, delta, grads, y, values, LOW, LOW_PRECISION)
     # Tokens before the first real one take the places after the last block.
     turned = tl.where(positions >= BLOCKS * SIZE, positions - BLOCKS * SIZE, positions)
     there = (inside < SIZE) & (turned < N)

@@ -11,7 +11,16 @@ window holds it, see `nystrom.gpu.near_far.keys`.
 import triton
 import triton.language as tl
 
-from nystrom.gpu.arithmetic import load_matrix, load_tokens, log_weights, product, rounded, store_matrix
+from nystrom.gpu.arithmetic import (
+    load_matrix,
+    load_normaliser,
+    load_tokens,
+    log_weights,
+    product,
+    rounded,
+    store_matrix,
+    weights_again,
+)
 from nystrom.gpu.near_far.window import begin_of, outside_window
 
 
@@ -72,7 +81,7 @@ def near_far_shared(
         x = load_tokens(q, q_strides, b, h, here, live, D, BLOCK_N, BLOCK_D)
         grads = load_tokens(grad, grad_strides, b, h, here, live, E, BLOCK_N, BLOCK_E).to(LOW)
         place = bh * tl.full((), N, tl.int64) + positions
-        log = tl.load(logs + place, mask=live, other=0.0)
+        top, log = load_normaliser(logs, place, live)
         delta = tl.load(deltas + place, mask=live, other=0.0)
         total, far = whole, all_of_them
         if NEAR:
@@ -83,7 +92,7 @@ def near_far_shared(
         mean = rounded(total / tl.maximum(far, 1.0)[:, None], LOW)
         counts = (far > 0.0)[:, None] & live[None, :]
         s = tl.where(counts, log_weights(y, x, SCALE, False, ACC, PRECISION), float("-inf"))
-        p = tl.exp(s - log[None, :])
+        p = weights_again(s, top[None, :], log[None, :])
         of_weights = product(mean, tl.trans(grads), LOW_PRECISION)
         of_scores = p * far[:, None] * (of_weights - delta[None, :])
         of_values += product(rounded(p, LOW), grads, LOW_PRECISION)

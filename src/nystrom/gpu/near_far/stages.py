@@ -68,12 +68,12 @@ def rows_of_left(n: int, block: int) -> int:
 
 
 def attend(x: NearFarInputs, of: Totals) -> tuple[Tensor, Tensor, Tensor]:
-    """The outputs, the logarithms of their normalisers, and the far tokens of each cluster for each block.
+    """The outputs, their normalisers, and the far tokens of each cluster for each block.
 
     Without near tokens there are no such numbers: they are those of `of`.
     """
     (b, h, n, _), e = x.q.shape, x.v.shape[-1]
-    out, logs = empty_like(x.q, e), torch.empty(b, h, n, **x.small)
+    out, logs = empty_like(x.q, e), torch.empty(b, h, n, 2, **x.small)
     left = torch.empty(b, h, rows_of_left(n, x.block), x.m, **x.small)
     near_far_forward[(b * h * x.blocks * x.parts,)](
         x.q,
@@ -108,7 +108,7 @@ def attend(x: NearFarInputs, of: Totals) -> tuple[Tensor, Tensor, Tensor]:
 
 def queries(x: NearFarInputs, of: Totals, out: Tensor, logs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Gradient of the queries, and the delta of each."""
-    (b, h, n, _), q_grad, deltas = x.q.shape, empty_like(x.q), torch.empty_like(logs)
+    (b, h, n, _), q_grad, deltas = x.q.shape, empty_like(x.q), torch.empty_like(logs[..., 0])
     near_far_queries[(b * h * x.blocks * x.parts,)](
         x.q,
         x.k,

@@ -107,7 +107,11 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
         words = {name: word_of(first, name) for name in ("layer", "head")}
         cells = [_only(rows, f"{quantity} of one head", first.method, **words).value for quantity in _MEASURES]
         shown.append([first.method, *words.values(), *(f"{cell:.3f}" for cell in cells)])
-    heads = ["weights", "beside exact attention", *(cell for method in _METHODS for cell in (method, "quartiles"))]
+    heads = [
+        "weights",
+        "beside exact attention",
+        *(cell for method in _METHODS for cell in (method, "quartiles of a layer")),
+    ]
     return [
         Table("all heads, m = 64", heads, lines, left=2),
         Table("the heads that are shown", ["method", "layer", "head", *_MEASURES.values()], shown),

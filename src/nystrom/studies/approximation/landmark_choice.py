@@ -207,7 +207,12 @@ def _tables_of_choice(rows: Sequence[Row]) -> Sequence[Table]:
                 lines.append([name, inverse, f"{cells[0]:.3g}", quartiles, *(f"{cell:.3g}" for cell in cells[1:])])
         title = f"relative errors at m = {_CHOSEN}, mean over heads, {weights} weights"
         tables.append(
-            Table(title, ["landmarks", "inverse", "Frobenius", "quartiles", "spectral", "output"], lines, left=2)
+            Table(
+                title,
+                ["landmarks", "inverse", "Frobenius", "quartiles of a layer", "spectral", "output"],
+                lines,
+                left=2,
+            )
         )
     return [*tables, _time_table(rows)]
 

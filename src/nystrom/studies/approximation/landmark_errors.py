@@ -77,7 +77,7 @@ def error_rows(heads: LayerHeads, numbers: Sequence[int], inverses: Sequence[str
 
 
 def _norms(matrix: Float[Tensor, "b h n n"], output: Float[Tensor, "b h n e"]) -> tuple[Tensor, Tensor, Tensor]:
-    # Singular values fall so quickly here that eight powers are exact to eight digits.
+    # Singular values fall so quickly here that eight powers are near enough for three digits.
     return torch.linalg.matrix_norm(matrix), spectral_norm(matrix, steps=8), torch.linalg.matrix_norm(output)
 
 

@@ -13,6 +13,9 @@ from nystrom.train.finetune.scores import predicted, probabilities
 from nystrom.train.finetune.settings import PRESET
 from nystrom.train.run.progress import no_file_bars
 
+# A tokenizer without a length has a number beyond this.
+_NO_LENGTH = 10**18
+
 
 class SavedClassifier:
     """A model from a folder, with the attention that the folder names.
@@ -45,7 +48,9 @@ class SavedClassifier:
         self.pairs = bool(getattr(config, "text_pairs", False))
         numbers = config.problem_type == "regression" or config.num_labels == 1
         self.classes = None if numbers else [str(name) for _, name in sorted((config.id2label or {}).items())]
-        self.max_length = min(int(self.tokenizer.model_max_length), positions_of(config) or PRESET.max_length)
+        # A fine-tuning keeps its length there.
+        kept = int(self.tokenizer.model_max_length)
+        self.max_length = min(kept, positions_of(config) or (kept if kept < _NO_LENGTH else PRESET.max_length))
         self.segments = self.pairs and (getattr(config, "type_vocab_size", 0) or 0) > 1 and takes_segments(self.model)
 
     def classify(

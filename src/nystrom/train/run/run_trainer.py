@@ -261,16 +261,18 @@ class RunCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Note the norm of the gradient where the step is logged, and clip it by value, if the run does."""
+        if not args.max_grad_norm:
+            # Once a step, where a clip by norm has not done it.
+            self.trainer.accelerator.unscale_gradients()
         step = state.global_step + 1
         if step % args.logging_steps == 0 or step >= self.trainer.settings.steps:
             self.trainer.gradient_norm = self._norm()
         if (clip := self.trainer.clip_value) is not None:
-            self.trainer.accelerator.clip_grad_value_(self.trainer.network.parameters(), clip)
+            nn.utils.clip_grad_value_(self.trainer.network.parameters(), clip)
 
     def _norm(self) -> float:
         grads = [weight.grad for weight in self.trainer.network.parameters() if weight.grad is not None]
-        scaler = self.trainer.accelerator.scaler
-        return float(nn.utils.get_total_norm(grads)) / (1.0 if scaler is None else scaler.get_scale())
+        return float(nn.utils.get_total_norm(grads))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count passes over the data, and check the weights before they are saved."""
