@@ -2,7 +2,7 @@
 
     python tools/gather_gallery.py runs/reproduce
     python tools/gather_gallery.py --restore runs/reproduce
-    python tools/gather_gallery.py --restate NAME...
+    python tools/gather_gallery.py --restate NAME... [--draw]
 
 The rows of the studies in the folder become a file, results/reproduce-small_DEVICE_DATE.csv, those of the studies that
 train another, results/reproduce-trained-small_DEVICE_DATE.csv; rows that older files have of these studies are
@@ -14,8 +14,8 @@ numbers that are printed together must be measured together. Trainings take days
 With --restore the rows in results/ become folders of studies again, each without the figures, where there is none yet:
 `nystrom reproduce NAME --to runs/reproduce` then goes on with the parts that have no rows.
 
-With --restate the tables, verdicts and figures of these studies are made again from the rows in results/, as after a
-rule has changed; nothing is measured.
+With --restate the tables and verdicts of these studies are made again from the rows in results/, as after a rule has
+changed, and with --draw the figures, where rows are all that they need; nothing is measured.
 """
 
 import argparse
@@ -94,13 +94,11 @@ def write_provenance(results: Path, docs: Path) -> None:
             write_summary(changed, docs / "gallery", f"{name}.json")
 
 
-def restate(names: Collection[str], results: Path, docs: Path) -> None:
-    """Write tables, verdicts and figures of some studies again, from the rows in RESULTS, and the page.
-
-    Figures that are drawn from more than rows stay, which is said.
+def restate(names: Collection[str], results: Path, docs: Path, *, draw: bool) -> None:
+    """Write tables, verdicts and, with `draw`, figures of some studies again, from the rows in RESULTS, and the page.
 
     Raises:
-        ValueError: A study has no rows or no summary.
+        ValueError: A study has no rows or no summary, or its figures are drawn from more than rows.
     """
     gathered, pictures = _gathered(results), docs / "gallery"
     for name in names:
@@ -108,18 +106,22 @@ def restate(names: Collection[str], results: Path, docs: Path) -> None:
         if kept is None or name not in gathered:
             raise ValueError(f"{results} or {pictures} has nothing of {name}; expected one of {', '.join(gathered)}.")
         study, rows = find_study(name), rows_of(gathered[name], name)
-        with TemporaryDirectory() as folder, house_style():
-            figures = study.figures(rows, Path(folder))
-            drawn = [f"{name}{'-' if which else ''}{which}.png" for which in figures]
-            if drawn != kept.figures:
-                print(f"{name}: the rows alone give the figures {drawn}, those of the page {kept.figures} are left.")
-                drawn = []
-            for file, figure in zip(drawn, figures.values(), strict=False):
-                save_figure(figure, Path(folder) / file)
-                _copy_small(Path(folder) / file, pictures / file)
+        if draw:
+            _draw_again(name, rows, kept, pictures)
         changed = replace(kept, tables=list(study.tables(rows)), verdicts=list(study.verdicts(rows)))
         write_summary(changed, pictures, f"{name}.json")
     write_page(docs)
+
+
+def _draw_again(name: str, rows: list[Row], kept: Summary, pictures: Path) -> None:
+    with TemporaryDirectory() as folder, house_style():
+        figures = find_study(name).figures(rows, Path(folder))
+        drawn = [f"{name}{'-' if which else ''}{which}.png" for which in figures]
+        if drawn != kept.figures:
+            raise ValueError(f"the rows of {name} give the figures {drawn}, and the page has {kept.figures}.")
+        for file, figure in zip(drawn, figures.values(), strict=True):
+            save_figure(figure, Path(folder) / file)
+            _copy_small(Path(folder) / file, pictures / file)
 
 
 def write_page(docs: Path) -> None:
@@ -178,11 +180,12 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="?", help="folder of `nystrom reproduce`")
     parser.add_argument("--restore", action="store_true", help="make folders of studies from the rows in results/")
     parser.add_argument("--restate", nargs="+", metavar="NAME", help="write these studies again from their rows")
+    parser.add_argument("--draw", action="store_true", help="with --restate: the figures, too")
     asked = parser.parse_args()
     if (asked.runs is None) is (asked.restate is None):
         parser.error("name the folder of the studies, or with --restate the studies")
     if asked.restate is not None:
-        restate(asked.restate, ROOT / "results", ROOT / "docs")
+        restate(asked.restate, ROOT / "results", ROOT / "docs", draw=asked.draw)
         return
     if asked.restore:
         print("\n".join(map(str, restore(asked.runs, ROOT / "results"))) or "nothing to restore")

@@ -103,7 +103,7 @@ def test_gathered_rows_become_folders_again(runs, tmp_path):
     assert restore(tmp_path / "again", results) == []
 
 
-def test_verdicts_and_figures_are_written_again_from_rows(tmp_path, capsys):
+def test_verdicts_and_figures_are_written_again_from_rows(tmp_path):
     results, docs, name = tmp_path / "results", tmp_path / "docs", "nystromformer-table-3"
     for folder in (results, docs / "gallery"):
         folder.mkdir(parents=True)
@@ -119,16 +119,17 @@ def test_verdicts_and_figures_are_written_again_from_rows(tmp_path, capsys):
         command="nystrom lra run", minutes=1.0,
     )  # fmt: skip
     write_summary(older, docs / "gallery", f"{name}.json")
-    restate([name], results, docs)
+    restate([name], results, docs, draw=True)
     kept = read_summary(docs / "gallery", f"{name}.json")
     assert [verdict.agrees for verdict in kept.verdicts] == [False, None]
     assert (docs / "gallery" / f"{name}.png").is_file()
     assert "listops -10.0" in (docs / "gallery.md").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match=f"has nothing of complexity; expected one of {name}"):
-        restate(["complexity"], results, docs)
+        restate(["complexity"], results, docs, draw=False)
     write_summary(dataclasses.replace(older, figures=["other.png"]), docs / "gallery", f"{name}.json")
-    restate([name], results, docs)
-    assert "those of the page ['other.png'] are left" in capsys.readouterr().out
+    restate([name], results, docs, draw=False)
+    with pytest.raises(ValueError, match="the page has"):
+        restate([name], results, docs, draw=True)
 
 
 def test_a_folder_without_studies_raises(tmp_path):

@@ -37,7 +37,7 @@ from nystrom.report.plots.maps import draw_maps
 from nystrom.report.summary import Table, Verdict
 from nystrom.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, find_heads
-from nystrom.studies.approximation.real_heads.selection import over_layers, rows_of, word_of
+from nystrom.studies.approximation.real_heads.selection import only_row, over_layers, rows_of, word_of
 from nystrom.studies.reproduce.spread import spread_row
 from nystrom.studies.reproduce.study import Plan, Setting, Study
 
@@ -120,8 +120,8 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
 
 def _only(rows: Sequence[Row], quantity: str, method: str, **words: str) -> Row:
     """The one row of a method, over all layers that the words leave."""
-    (row,) = over_layers(row for row in rows_of(rows, quantity, **words) if row.method == method)
-    return row
+    of = over_layers(row for row in rows_of(rows, quantity, **words) if row.method == method)
+    return only_row(of, f"{quantity} of {method} {words or ''}".strip())
 
 
 def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:

@@ -178,6 +178,11 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
 
 def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
     within, lemma = rows_of(rows, _WITHIN), rows_of(rows, _ALL_WITHIN)
+    for name, those in ((_WITHIN, within), (_ALL_WITHIN, lemma)):
+        if not those:
+            raise ValueError(
+                f"the rows have no {name}; expected those of a finished study: `nystrom reproduce` goes on."
+            )
     ratios = [row.value for row in rows_of(rows, _RATIO, weights="pretrained", inverse="iterative")]
     plain, bound = (
         {row.m: row.value for row in rows_of(rows, quantity, weights="pretrained", inverse="iterative")}

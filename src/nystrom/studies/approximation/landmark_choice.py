@@ -61,7 +61,7 @@ from nystrom.studies.approximation.landmark_errors import (
 )
 from nystrom.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, RealHeads, find_heads
-from nystrom.studies.approximation.real_heads.selection import over_layers, word_of
+from nystrom.studies.approximation.real_heads.selection import only_row, over_layers, word_of
 from nystrom.studies.reproduce.encoders import Encoder
 from nystrom.studies.reproduce.study import Part, Plan, Setting, Study
 
@@ -179,8 +179,8 @@ def _errors(
 
 
 def _row(rows: Sequence[Row], quantity: str, method: str, m: int, **chosen: str) -> Row:
-    (row,) = [row for row in _errors(rows, quantity, **chosen) if row.method == method and row.m == m]
-    return row
+    of = [row for row in _errors(rows, quantity, **chosen) if row.method == method and row.m == m]
+    return only_row(of, f"{quantity} of {method}, m = {m}")
 
 
 def _value(rows: Sequence[Row], quantity: str, method: str, m: int, **chosen: str) -> float:

@@ -22,6 +22,21 @@ def step_of(row: Row) -> int | None:
     return int(step) if (step := word_of(row, "k")) else None
 
 
+def only_row(rows: Iterable[Row], what: str) -> Row:
+    """The one row of what a study says.
+
+    Raises:
+        ValueError: There is none, or there are several.
+    """
+    found = list(rows)
+    if len(found) != 1:
+        raise ValueError(
+            f"the rows have {len(found)} of {what}; expected one, as of a study that is finished: "
+            "`nystrom reproduce` goes on with it."
+        )
+    return found[0]
+
+
 def over_layers(rows: Iterable[Row]) -> list[Row]:
     """Rows that differ in their layer alone as one: the means of their values and quartiles.
 
