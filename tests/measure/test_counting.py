@@ -68,10 +68,25 @@ def test_single_operations():
     assert count_multiplications(lambda: torch.linalg.solve(torch.eye(6).expand(2, 6, 6), torch.ones(2, 6, 3))) == (
         2 * (6**3 // 3 + 6 * 6 * 3)
     )
+    # One matrix with four right-hand sides of a batch is four systems.
+    assert count_multiplications(lambda: torch.linalg.solve(torch.eye(6), torch.ones(4, 6, 3))) == (
+        4 * (6**3 // 3 + 6 * 6 * 3)
+    )
+    assert count_multiplications(lambda: torch.linalg.solve(torch.eye(6).expand(2, 6, 6), torch.ones(2, 6))) == (
+        2 * (6**3 // 3 + 6 * 6)
+    )
     assert count_multiplications(lambda: laplace_kernel(a, b.mT, scale=1.0)) == 3 * 4 * 6 * 5
     x, depthwise = torch.randn(2, 7, 20), torch.randn(7, 1, 3)
     assert count_multiplications(lambda: functional.conv1d(x, depthwise, groups=7)) == 2 * 7 * 18 * 3
     assert count_multiplications(lambda: a.exp() + 1) == 0
+
+
+@pytest.mark.parametrize("call", [torch.linalg.inv, lambda x: torch.linalg.solve_triangular(x, x, upper=True)])
+def test_a_system_without_a_formula_raises(call):
+    with pytest.raises(
+        ValueError, match=r"whose multiplications have no formula here: solve the system by torch\.linalg"
+    ):
+        count_multiplications(lambda: call(torch.eye(3)))
 
 
 def test_an_operator_of_our_own_raises():

@@ -89,6 +89,13 @@ def test_errors_that_add_up_and_no_way_out_are_said():
     assert "name some with --methods" in advice
 
 
+def test_a_layer_without_a_finite_error_is_served_badly():
+    text, advice = said({"nystrom-64": [0.05, float("nan")]}, {"nystrom-64": float("inf")})
+    assert "serves layers 1 badly" in advice
+    assert "errors add up" not in advice
+    assert text.count("nan") >= 1
+
+
 def test_exact_attention_that_is_as_fast_is_recommended():
     _, advice = said({"nystrom-64": [0.2]}, {"nystrom-64": 0.3}, {"softmax": 0.9})
     assert "exact attention is as fast as nystrom-64 (0.90 ms a layer, 1.00 with nystrom-64)" in advice

@@ -51,9 +51,9 @@ def _distances_backward(_: Sequence[int], q: Sequence[int], k: Sequence[int], *r
 
 def _linear_system(a: Sequence[int], b: Sequence[int], **more: object) -> int:
     """LU decomposition, m^3 / 3, and two triangular systems, m^2 for each right-hand side."""
-    m = a[-1]
-    right = b[-1] if len(b) == len(a) else 1
-    return 2 * prod(a[:-2]) * (m**3 // 3 + m * m * right)
+    m, vectors = a[-1], tuple(b) == tuple(a[:-1])
+    batch = torch.broadcast_shapes(a[:-2], b[:-1] if vectors else b[:-2])
+    return 2 * prod(batch) * (m**3 // 3 + m * m * (1 if vectors else b[-1]))
 
 
 _CPU = torch.device("cpu")
@@ -70,6 +70,11 @@ _FORMULAS = {
     _aten._cdist_backward: _distances_backward,
     _aten._linalg_solve_ex: _linear_system,
 }
+# Products and systems that would count as nothing.
+_WITHOUT_FORMULA = {
+    _aten.linalg_inv_ex, _aten.linalg_solve_triangular, _aten.triangular_solve, _aten.linalg_lu_solve, _aten.lu_solve,
+    _aten.cholesky_solve, _aten.cholesky_inverse, _aten.linalg_lstsq, _aten.addbmm,
+}  # fmt: skip
 
 
 def count_multiplications(call: Callable[[], object]) -> int:
@@ -79,7 +84,8 @@ def count_multiplications(call: Callable[[], object]) -> int:
         call: What to count; the shapes of its tensors decide, not their values.
 
     Raises:
-        ValueError: It runs an operator that is not torch's own, such as a Triton kernel: its work is not known.
+        ValueError: It runs an operator whose work is not known: one that is not torch's own, such as a Triton kernel,
+            or one that inverts or solves in a way that has no formula here.
     """
     with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter, _KnownOperators():
         call()
@@ -105,5 +111,10 @@ class _KnownOperators(TorchDispatchMode):
             raise ValueError(
                 f"The call runs the operator {func.name()}, whose multiplications are not known: count the same "
                 "computation in torch's own operators, such as backend='torch'."
+            )
+        if func.overloadpacket in _WITHOUT_FORMULA:
+            raise ValueError(
+                f"The call runs {func.name()}, whose multiplications have no formula here: solve the system by "
+                "torch.linalg.solve, or count it by hand."
             )
         return func(*args, **(kwargs or {}))

@@ -139,6 +139,8 @@ def test_rows_of_some_queries_are_those_of_all():
     )
     with pytest.raises(ValueError, match=r"queries holds positions outside 0 ... 22"):
         near_far_rows(q, k, torch.tensor([23]), **SMALL)
+    with pytest.raises(ValueError, match="is on meta, the tokens are on cpu: move it there"):
+        near_far_rows(q, k, torch.tensor([2], device="meta"), **SMALL)
 
 
 def exact(q, k, v, keep):

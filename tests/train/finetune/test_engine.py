@@ -15,14 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from transformers import pipeline
+from transformers import BertTokenizer, pipeline
 
 from nystrom.attention.plan import AttentionPlan, LayerChoice
 from nystrom.cli.main import main
 from nystrom.integrations import check_attention
 from nystrom.integrations.convert import convert
 from nystrom.measure.rows import read_rows
-from nystrom.models import EncoderForSequenceClassification
+from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 from nystrom.train.finetune import inference
 from nystrom.train.finetune.predict import predict
 from nystrom.train.finetune.saved import SavedClassifier
@@ -65,6 +65,21 @@ def test_the_saved_model_attends_by_the_method_after_loading(whole):
     assert use.method == "nystrom"
     assert list(use.layers.values()) == [{"num_landmarks": 4}] * 2
     assert use.exact == ()
+
+
+@pytest.mark.parametrize(
+    ("positions", "kept", "read"), [("rotary", 640, 640), ("rotary", None, 512), ("learned", 640, 48)]
+)
+def test_as_many_tokens_are_read_as_the_fine_tuning_kept(bert, tmp_path, positions, kept, read):
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        vocab_size=14, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
+        max_position_embeddings=48, positions=positions,
+    )  # fmt: skip
+    EncoderForSequenceClassification(config).save_pretrained(tmp_path)
+    more = {} if kept is None else {"model_max_length": kept}
+    BertTokenizer(vocab=str(bert / "vocab.txt"), **more).save_pretrained(tmp_path)
+    assert SavedClassifier(tmp_path, device="cpu", precision="float32").max_length == read
 
 
 def test_predict_says_what_the_pipeline_says_in_the_order_of_the_texts(whole, films, tmp_path):
