@@ -9,9 +9,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from triton.runtime.errors import OutOfResources
+
 from nystrom import build_attention, nystrom_attention
 from nystrom.attention import backend as backends
-from nystrom.gpu.launch import Tiles, check_capability, check_launch, check_version, splits, tiles, trying
+from nystrom.gpu.launch import Tiles, check_capability, check_launch, check_version, launching_on, splits, tiles, trying
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -22,6 +24,14 @@ def tensors(**shapes):
 
 def qkv(d=8, e=8):
     return tensors(q=(1, 1, 50, d), k=(1, 1, 50, d), v=(1, 1, 50, e))
+
+
+@pytest.mark.refuses
+def test_a_gpu_with_too_little_shared_memory_is_named():
+    little = OutOfResources(107_008, 101_376, "shared memory")
+    said = r"too little shared memory .*101376, of 107008 that .*backend='torch'"
+    with pytest.raises(RuntimeError, match=said), launching_on(torch.device("cpu")):
+        raise little
 
 
 @pytest.mark.refuses

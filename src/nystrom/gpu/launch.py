@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 from triton.errors import TritonError as TritonError  # for rooms that may not import triton
+from triton.runtime.errors import OutOfResources
 
 from nystrom.gpu.arithmetic import INTERPRETED
 
@@ -181,10 +182,19 @@ def launching_on(device: torch.device) -> Iterator[None]:
     """Context in which kernels are launched on a device: Triton uses the current one, not that of the tensors.
 
     What torch does between the kernels keeps its dtypes there, also in a backward pass under autocast.
+
+    Raises:
+        RuntimeError: A kernel needs more of the GPU than it has.
     """
     current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with current, torch.autocast(device.type, enabled=False):
-        yield
+        try:
+            yield
+        except OutOfResources as error:
+            raise RuntimeError(
+                f"{device} has too little {error.name} for the kernels at these sizes ({error.limit}, of "
+                f"{error.required} that they need): take narrower heads or fewer landmarks, or pass backend='torch'."
+            ) from error
 
 
 @functools.cache
