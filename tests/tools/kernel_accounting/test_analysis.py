@@ -96,7 +96,7 @@ def test_small_tensors_count_once(skipped):
         "means": float32 * 2 * rows * (width + 1),
         "inverse_whole": float32 * 2 * matrix,
         "right_forward": float32 * (2 * rows * width + spans * rows * (width + 2)),
-        "combine": float32 * (spans * rows * (width + 2) + rows * (width + 1)),
+        "combine": float32 * (spans * rows * (width + 2) + rows * (width + 2)),
         "left_forward": float32 * 2 * rows * width + 4 * taps * 2,
     }
 
