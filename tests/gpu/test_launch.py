@@ -13,6 +13,7 @@ from triton.runtime.errors import OutOfResources
 
 from nystrom import build_attention, nystrom_attention
 from nystrom.attention import backend as backends
+from nystrom.gpu import launch
 from nystrom.gpu.launch import Tiles, check_capability, check_launch, check_version, launching_on, splits, tiles, trying
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -135,15 +136,25 @@ def test_spans_cover_all_tokens_once(tokens, programs, m):
 
 
 def test_blocks_hold_the_widths():
-    sizes = tiles(5, 17, 40, torch.bfloat16)
+    sizes = tiles(5, 17, 40, torch.bfloat16, torch.device(DEVICE))
     assert (sizes.block_m, sizes.block_d, sizes.block_e) == (16, 32, 64)
+
+
+def test_tiles_are_smaller_where_a_program_has_less_shared_memory(monkeypatch):
+    def of(row, shared):
+        monkeypatch.setattr(launch, "shared_memory", lambda device: shared)
+        sizes = tiles(256, row // 2, 16, torch.bfloat16, torch.device(DEVICE))
+        return sizes.block_n * sizes.block_m
+
+    for row in (256, 512):
+        assert of(row, 101376) < of(row, 166912) == of(row, 232448)
 
 
 def test_tiles_can_be_tried_and_change_no_result():
     q, k, v = (torch.randn(1, 2, 90, 8, dtype=torch.float64, device=DEVICE) for _ in range(3))
     expected = nystrom_attention(q, k, v, num_landmarks=20, backend="triton")
     with trying(Tiles(16, 16, 1, 1)):
-        assert tiles(20, 8, 8, torch.float64) == Tiles(16, 16, 16, 16)
+        assert tiles(20, 8, 8, torch.float64, torch.device(DEVICE)) == Tiles(16, 16, 16, 16)
         out = nystrom_attention(q, k, v, num_landmarks=20, backend="triton")
-    assert tiles(20, 8, 8, torch.float64) != Tiles(16, 16, 16, 16)
+    assert tiles(20, 8, 8, torch.float64, torch.device(DEVICE)) != Tiles(16, 16, 16, 16)
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-10)

@@ -15,7 +15,7 @@ TWO = [Tiles(16, 16, 16, 16, 4, 1), Tiles(32, 16, 16, 16, 4, 1)]
 
 def used() -> int:
     """Tokens of a block, as the kernels request them."""
-    return tiles(4, 4, 4, torch.float32).block_n
+    return tiles(4, 4, 4, torch.float32, torch.device("cpu")).block_n
 
 
 def test_both_passes_of_a_combination_run_with_its_tiles():

@@ -80,10 +80,11 @@ def analyse(shape: Shape, *, capability: str = "9.0", multiprocessors: int = 132
     def backward() -> Sequence[Tensor]:
         return backward_pass(inputs(), grad, *small, steps=6, z0="paper", gamma=gamma)
 
-    # Sums over tokens are split by what the GPU has.
+    # Sums over tokens are split, and tiles chosen, by what the GPU has.
     with (
         driver.active(),
         mock.patch.object(launch, "multiprocessors", return_value=multiprocessors),
+        mock.patch.object(launch, "shared_memory", return_value=SHARED_MEMORY[capability]),
         Operators() as operators,
     ):
         out, *small = _recorded(passages[0], driver, operators, forward)

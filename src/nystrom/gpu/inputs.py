@@ -80,7 +80,7 @@ class StageInputs:
 
     def tiles(self) -> Tiles:
         """Blocks of the kernels over tokens."""
-        return tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low)
+        return tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low, self.q.device)
 
     def options(self) -> dict[str, Any]:
         """The constants that all kernels over tokens are specialised to."""

@@ -28,8 +28,12 @@ LARGEST_WHOLE, LARGEST_WHOLE_BACKWARD = 64, 32
 LARGEST_START = 64
 # A float32 product is three tf32 products on the tensor cores, with the rounding of about one float32 product.
 FLOAT32_PRECISION = "tf32x3"
-# For token rows of at most so many bytes: tokens and landmarks of a block, warps, stages.
+# For token rows of at most so many bytes: tokens and landmarks of a block, warps, stages. The second is for GPUs whose
+# programs have less shared memory than the first takes: 99 KiB at compute capability 8.6, 8.9 and 12.0.
 _BY_ROW = ((128, 64, 64, 4, 2), (256, 64, 64, 8, 2), (512, 32, 32, 8, 2), (1024, 32, 16, 8, 1))
+_BY_ROW_SMALL = ((128, 64, 64, 4, 2), (256, 32, 32, 8, 2), (512, 16, 16, 4, 1), (1024, 16, 16, 4, 1))
+# In bytes; compute capability 8.0 has 163 KiB, 9.0 and 10.0 have 227 KiB.
+_LARGE_SHARED_MEMORY = 163 * 1024
 # Programs per multiprocessor that a sum over tokens is split into.
 _WAVES = 4
 # Tokens of a span for each row of its sums.
@@ -60,20 +64,22 @@ class Tiles:
     stages: int = 2
 
 
-def tiles(m: int, d: int, e: int, dtype: torch.dtype) -> Tiles:
-    """Blocks for m landmarks and these widths, small enough for 227 KiB of shared memory and most of the registers.
+def tiles(m: int, d: int, e: int, dtype: torch.dtype, device: torch.device) -> Tiles:
+    """Blocks for m landmarks and these widths, small enough for the shared memory and most of the registers.
 
     Args:
         m: Landmarks.
         d: Width of queries and keys.
         e: Width of values.
         dtype: The widest dtype of the operands of products.
+        device: Where the kernels run.
     """
     block_d, block_e = power(d), power(e)
     if _TRIED:
         return replace(_TRIED[-1], block_d=block_d, block_e=block_e)
     row = max(block_d, block_e) * dtype.itemsize
-    block_n, block_m, warps, stages = next(sizes for most, *sizes in _BY_ROW if row <= most)
+    by_row = _BY_ROW if shared_memory(device) >= _LARGE_SHARED_MEMORY else _BY_ROW_SMALL
+    block_n, block_m, warps, stages = next(sizes for most, *sizes in by_row if row <= most)
     return Tiles(block_n, min(power(m), block_m), block_d, block_e, warps, stages)
 
 
@@ -208,3 +214,13 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program on a GPU may have; those of compute capability 9.0 for any other device."""
+    if device.type != "cuda":
+        return 227 * 1024
+    properties = torch.cuda.get_device_properties(device)
+    # ROCm has no second limit that a kernel opts in to.
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)

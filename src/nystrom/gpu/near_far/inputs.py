@@ -62,7 +62,7 @@ class NearFarInputs:
     def tiles(self) -> Tiles:
         """Blocks of the kernels; float32 operands, each in parts of tf32, take the registers of a wider dtype."""
         wide = torch.float64 if self.q.dtype == torch.float32 else self.low
-        return tiles(self.m, self.q.shape[-1], self.v.shape[-1], wide)
+        return tiles(self.m, self.q.shape[-1], self.v.shape[-1], wide, self.q.device)
 
     @property
     def size(self) -> int:
