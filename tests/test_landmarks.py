@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystrom.landmarks import draw, even_draws, first_tokens, kmeans, segment_means, uniform
+from nystrom.landmarks import draw, even_draws, first_tokens, kmeans, nearest_centres, segment_means, uniform
 
 few = settings(deadline=None, max_examples=25)
 
@@ -120,3 +120,13 @@ def test_gradients_are_right(choose):
     x = tokens(7, 1, b=1, h=1, d=2).requires_grad_()
     keep = torch.tensor([[True] * 6 + [False]])
     assert torch.autograd.gradcheck(lambda x: choose(x, 3, keep=keep), x)
+
+
+def test_of_about_equally_near_centres_the_first_is_the_nearest():
+    # All corners of a square are equally far from its middle; a shift of everything changes nothing.
+    corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    middle = torch.zeros(1, 5, 2) + 1e-6 * torch.randn(1, 5, 2, generator=torch.Generator().manual_seed(0))
+    for shift in (0.0, 1000.0):
+        near = nearest_centres(middle + shift, corners[None] + shift)
+        assert torch.equal(near, torch.zeros(1, 5, dtype=torch.long))
+        assert torch.equal(nearest_centres(corners[None] * 0.9 + shift, corners[None] + shift), torch.arange(4)[None])

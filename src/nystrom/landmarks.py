@@ -21,9 +21,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.precision import accumulator, at_least_float32
-from nystrom.shapes import Generator
+from nystrom.shapes import Generator, check_generator
 
 KMEANS_STEPS = 5
+# Centres are about equally near within so much of the mean square of their distance from the middle.
+_NEAR = 2**-16
 # Fractional parts of its multiples are spread evenly.
 GOLDEN_RATIO = 0.6180339887498949
 # Distances to centres that k-means holds at a time: these, or a quarter of the tokens' own size where that is more.
@@ -129,14 +131,25 @@ def kmeans(
 
 
 def nearest_centres(x: Float[Tensor, "b n d"], centres: Float[Tensor, "b m d"]) -> Int[Tensor, "b n"]:
-    """The nearest centre of each token, a stretch of tokens at a time: nothing of size n x m is stored."""
-    # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c
+    """The nearest centre of each token, a stretch of tokens at a time: nothing of size n x m is stored.
+
+    Of about equally near ones it is the first: those differ by rounding, which hangs on padding.
+    """
+    # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c, with the digits that are left around the centre of all.
+    middle = centres.mean(dim=1, keepdim=True)
+    centres = centres - middle
     half = 0.5 * centres.square().sum(dim=-1)[:, None]
+    near = _NEAR * half.mean(dim=-1, keepdim=True)
     (b, n, d), m = x.shape, centres.shape[1]
     # A compiler takes the whole: the number of stretches would be part of its graph.
     whole = torch.compiler.is_compiling() or not isinstance(n, int)
     stretches = [x] if whole else x.split(max(1, _DISTANCES // (b * m), n * d // (4 * m)), dim=1)
-    return torch.cat([(half - part @ centres.mT).argmin(dim=-1) for part in stretches], dim=1)
+    return torch.cat([_first_least(half - (part - middle) @ centres.mT, near) for part in stretches], dim=1)
+
+
+def _first_least(values: Float[Tensor, "b n m"], near: Float[Tensor, "b 1 1"]) -> Int[Tensor, "b n"]:
+    """The first of the values in each row that are about as small as the smallest."""
+    return (values <= values.amin(dim=-1, keepdim=True) + near).byte().argmax(dim=-1)
 
 
 def even_draws(m: int, device: torch.device) -> Float[Tensor, " m"]:
@@ -151,6 +164,7 @@ def draw(m: int, generator: Generator, device: torch.device) -> Float[Tensor, " 
     """Numbers in [0, 1): spread evenly without a generator; else drawn from it, on whichever device it lives."""
     if generator is None:
         return even_draws(m, device)
+    check_generator(generator)
     if generator == "global":
         return torch.rand(m, device=device)
     return torch.rand(m, generator=generator, device=generator.device).to(device)

@@ -5,22 +5,32 @@ their float32 inputs are cast once, at the door; inside, autocast is off, so tha
 means, the m x m inverse, kernel normalisers) does.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
+
+# The device of tensors without numbers, which has no autocast.
+_META = "meta"
+
+
+def is_autocast(device: str) -> bool:
+    """Whether autocast is on for a kind of device."""
+    return device != _META and torch.is_autocast_enabled(device)
 
 
 def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast as autocast would cast the arguments of `scaled_dot_product_attention`; without autocast, change nothing."""
     device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not is_autocast(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
-def without_autocast(x: Tensor) -> torch.autocast:
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Context in which operations keep the dtypes that they are given."""
-    return torch.autocast(x.device.type, enabled=False)
+    return nullcontext() if x.device.type == _META else torch.autocast(x.device.type, enabled=False)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -20,6 +20,8 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from nystrom.precision import is_autocast
+
 # Where a method's draws come from: None spreads them evenly, "global" is torch's global generator.
 Generator = torch.Generator | Literal["global"] | None
 # A torch.distributed.ProcessGroup, or a DeviceMesh of one dimension; not every build of torch has them.
@@ -54,8 +56,9 @@ def check_inputs(
             raise ValueError(f"{name} has dtype {x.dtype}; expected float32, bfloat16, float16 or float64.")
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device} but q is on {q.device}: move them to one device.")
-        if x.dtype != q.dtype and not torch.is_autocast_enabled(q.device.type):
-            raise ValueError(f"{name} has dtype {x.dtype} but q has {q.dtype}: cast them to one dtype or use autocast.")
+        # Autocast leaves float64 alone.
+        if x.dtype != q.dtype and (not is_autocast(q.device.type) or torch.float64 in (x.dtype, q.dtype)):
+            raise ValueError(f"{name} has dtype {x.dtype} but q has {q.dtype}: cast them to one dtype.")
         if x.shape[:2] != q.shape[:2]:
             raise ValueError(
                 f"{name} has (batch, heads) = {tuple(x.shape[:2])} but q has {tuple(q.shape[:2])}: "
@@ -132,6 +135,12 @@ def check_keep(name: str, keep: Tensor | None, x: Tensor, of: str) -> None:
         raise ValueError(f"{name} is on {keep.device} but {of} is on {x.device}: move it there.")
 
 
+def check_generator(generator: object) -> None:
+    """Raise if an argument is no source of draws, see `Generator`."""
+    if generator is not None and generator != "global" and not isinstance(generator, torch.Generator):
+        raise ValueError(f"generator is {generator!r}; expected None, 'global' or a torch.Generator.")
+
+
 def check_positions(name: str, positions: Tensor, x: Tensor) -> None:
     """Check positions of tokens of `x`, one axis of integers on its device."""
     if positions.device != x.device:
@@ -140,7 +149,11 @@ def check_positions(name: str, positions: Tensor, x: Tensor) -> None:
         raise ValueError(
             f"{name} is {tuple(positions.shape)} of {positions.dtype}; expected one axis of integer positions."
         )
-    if positions.numel() and (int(positions.min()) < 0 or int(positions.max()) >= x.shape[2]):
+    inside, message = ((positions >= 0) & (positions < x.shape[2])).all(), f"{name} holds positions outside the tokens."
+    if torch.compiler.is_compiling():
+        # A compiled graph cannot branch on values: it raises this as a RuntimeError when it runs.
+        torch._assert_async(inside, message)  # pyright: ignore[reportPrivateImportUsage]
+    elif not inside:
         raise ValueError(f"{name} holds positions outside 0 ... {x.shape[2] - 1}.")
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystrom import build_attention
 from nystrom.attention.methods.near_far import near_far_rows
-from nystrom.attention.methods.nystrom import nystrom_factors
+from nystrom.attention.methods.nystrom import nystrom_factors, nystrom_rows
 from nystrom.attention.methods.performer import draw_projection
 from nystrom.attention.methods.skyformer import mixed_landmarks, ridged_inverse
 from nystrom.attention.options import SkyformerSoftmaxOptions
@@ -338,6 +338,20 @@ def test_padding_changes_nothing_where_tokens_repeat(name, options, n, words, be
     token = torch.randint(words, (n,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
     inputs = [x[:, :, token] for x in draw(seed, words, b=1)]
     # Values differ, so that another choice among equal keys would be seen.
+    inputs[2] = draw(seed + 1, n, b=1)[2]
+    padded = [torch.nn.functional.pad(x, (0, 0, before, after), value=7.0) for x in inputs]
+    keep = torch.nn.functional.pad(torch.ones(1, n, dtype=torch.bool, device=DEVICE), (before, after))
+    attend = build(name, options)
+    out = attend(*padded, keep=keep)
+    torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **CLOSE)
+
+
+@every_case
+@few
+@given(n=lengths, before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
+def test_padding_changes_nothing_where_scores_are_equal(name, options, n, before, after, seed):
+    """Distances and scores of tokens of plus and minus one are equal but for rounding: no choice must hang on it."""
+    inputs = [x.sign() for x in draw(seed, n, b=1)]
     inputs[2] = draw(seed + 1, n, b=1)[2]
     padded = [torch.nn.functional.pad(x, (0, 0, before, after), value=7.0) for x in inputs]
     keep = torch.nn.functional.pad(torch.ones(1, n, dtype=torch.bool, device=DEVICE), (before, after))
@@ -724,6 +738,18 @@ def largest_tensor(name, options, n, masked):
     return largest.numel
 
 
+@cases_of_torch
+def test_tensors_without_numbers_give_shapes(name, options):
+    """The meta device plans shapes and memory; autocast does not know it."""
+    attend, keep = build(name, options).to("meta"), torch.ones(2, 30, dtype=torch.bool, device="meta")
+    for mask in (None, keep):
+        inputs = [x.to("meta").requires_grad_() for x in draw(0, 30)]
+        out = attend(*inputs, keep=mask)
+        out.sum().backward()
+        assert out.shape == inputs[2].shape
+        assert [x.grad.shape for x in inputs] == [x.shape for x in inputs]
+
+
 @every_case_masked
 def test_nothing_quadratic_is_stored(name, options, masked):
     if (name, options) == QUADRATIC_BY_DESIGN:
@@ -1036,3 +1062,27 @@ def test_unknown_options_raise_with_the_nearest(name):
 def test_unknown_methods_raise():
     with pytest.raises(ValueError, match=r"attention method 'nystorm' is unknown.*Perhaps you meant 'nystrom'"):
         build_attention("nystorm", num_heads=2, head_dim=4)
+
+
+@pytest.mark.parametrize("rows", [nystrom_rows, near_far_rows])
+@pytest.mark.parametrize(("b", "n", "s"), [(2, 5, 0), (0, 5, 5), (2, 0, 5), (2, 0, 0)])
+def test_rows_of_nothing_are_empty(rows, b, n, s):
+    q, k, _ = draw(0, n, s, b=b)
+    asked = torch.arange(n, device=DEVICE)
+    for keep in (None, torch.ones(b, s, dtype=torch.bool, device=DEVICE)):
+        assert rows(q, k, asked, keep=keep).shape == (b, 2, n, s)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("generator", [3, "globl"])
+@pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
+def test_what_is_no_generator_raises(name, options, generator):
+    with pytest.raises(ValueError, match=f"generator is {generator!r}; expected None, 'global' or a torch.Generator"):
+        find_function(name)(*draw(0, 40), generator=generator, **options)
+
+
+@pytest.mark.refuses
+def test_autocast_takes_no_mix_with_float64():
+    q, k, v = draw(0, 12)
+    with torch.autocast(DEVICE, torch.bfloat16), pytest.raises(ValueError, match=r"k has dtype torch\.float64 but q has"):
+        build("nystrom", {"num_landmarks": 4})(q.float(), k, v.float())

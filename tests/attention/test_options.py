@@ -55,6 +55,15 @@ def test_a_causal_mask_and_a_bias_raise_by_name(name, argument):
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_what_asks_for_nothing_is_taken(name):
+    q = torch.randn(1, 2, 9, 4)
+    attend = find_function(name)
+    weights = build_attention(name, num_heads=2, head_dim=4).weights
+    inputs = (q, q, q, *(() if weights is None else weights()))
+    assert torch.equal(attend(*inputs, is_causal=False, attn_mask=None), attend(*inputs))
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_options_are_keyword_only(name):
     with pytest.raises(TypeError):
         METHODS[name].options(3)

@@ -222,3 +222,12 @@ def test_gradients_in_a_batch_are_taken_by_vmap_and_raise_otherwise(n):
     one_by_one = [torch.autograd.grad(attend(*inputs), inputs, grad) for grad in grads]
     for together, alone in zip(batched, zip(*one_by_one, strict=True), strict=True):
         torch.testing.assert_close(together, torch.stack(alone), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 9, 4), (2, 3, 0, 4)], ids=["no sequence", "no token"])
+@pytest.mark.parametrize("graph", [False, True])
+def test_of_nothing_the_gradient_of_the_kernel_is_zero(shape, graph):
+    v, weight = torch.randn(shape, requires_grad=True), torch.randn(3, 1, 5, 1, requires_grad=True)
+    of_values, of_weight = torch.autograd.grad(depthwise_skip(v, weight).sum(), (v, weight), create_graph=graph)
+    assert of_values.shape == shape
+    assert torch.equal(of_weight, torch.zeros_like(weight))

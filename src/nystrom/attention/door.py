@@ -54,7 +54,7 @@ def attend(
         query_keep = keep
     q, k, v = cast_for_autocast(q, k, v)
     if any(isinstance(size, int) and size == 0 for size in (q.shape[0], q.shape[2], k.shape[2])):
-        return nothing(q, k, v)
+        return nothing(q, k, v, *(x for x in rest if isinstance(x, Tensor)))
     with without_autocast(q):
         if not clean:
             return core(q, k, v, keep, query_keep, *rest)
@@ -64,9 +64,9 @@ def attend(
 
 
 def nothing(
-    q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], v: Float[Tensor, "b h s e"]
+    q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], v: Float[Tensor, "b h s e"], *weights: Tensor
 ) -> Float[Tensor, "b h n e"]:
     """Zeros, or an empty result: for an empty batch, no query, or no key to attend to."""
     zeros = v.new_zeros(*q.shape[:3], v.shape[-1])
     # Part of the graph, so that a backward pass through an empty batch works as through any other.
-    return zeros + sum(x.flatten()[:0].sum() for x in (q, k, v))
+    return zeros + sum(x.flatten()[:0].sum() for x in (q, k, v, *weights))

@@ -83,6 +83,7 @@ class MultiheadAttention(nn.Module):
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim, self.batch_first, self.dropout = kdim, vdim, batch_first, 0.0
         self.heads = build_attention(method, num_heads=num_heads, head_dim=self.head_dim, **options).to(device, dtype)
+        self._rows = find_in_home(method, f"{method}_rows") if METHODS[method].rows else None
         place = {"device": device, "dtype": dtype}
         if self._is_stacked:
             self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **place))
@@ -140,7 +141,8 @@ class MultiheadAttention(nn.Module):
             attn_mask: Raises: an n x s mask has no place in linear memory.
             average_attn_weights: Whether rows are averaged over heads.
             is_causal: Raises: landmarks see the whole sequence.
-            query_padding_mask: (b, n), True = ignore; None means `key_padding_mask` in self-attention, else none.
+            query_padding_mask: (b, n), True = ignore; None means `key_padding_mask` in self-attention, else none. Where
+                positions count, self-attention has one mask: None, or the same tensor as `key_padding_mask`.
             weight_queries: Positions of the queries whose rows are wanted.
 
         Returns:
@@ -151,7 +153,7 @@ class MultiheadAttention(nn.Module):
             ValueError: What does not fit or cannot be honoured; the message names it.
         """
         self._check_call(attn_mask, is_causal, need_weights, weight_queries)
-        is_self = query is key
+        is_self, one_mask = _is_one(query, key), _is_one(query_padding_mask, key_padding_mask)
         batched, layout = query.ndim == 3, "(batch, tokens, width)" if self.batch_first else "(tokens, batch, width)"
         for name, x in (("query", query), ("key", key), ("value", value)):
             check_tensor(name, x)
@@ -166,16 +168,29 @@ class MultiheadAttention(nn.Module):
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         keep = _real("key_padding_mask", key_padding_mask, key)
         query_keep = _real("query_padding_mask", query_padding_mask, query)
-        if query_keep is None and keep is not None:
+        if is_self and one_mask:
+            query_keep = keep
+        elif query_keep is None and keep is not None:
             query_keep = keep if is_self else torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
         entry = METHODS[self.method]
+        if not is_self and not entry.cross_attention:
+            raise ValueError(
+                f"query and key are two tensors, but {self.method} attention takes queries and keys of the same tokens "
+                "alone: pass the same tensor as both, or build the layer with another method."
+            )
+        if is_self and not one_mask and query_padding_mask is not None and (entry.positional or self.conv is not None):
+            raise ValueError(
+                "query_padding_mask is another tensor than key_padding_mask, but query and key are the same tokens, "
+                "whose positions count: pass one tensor as both masks, or key_padding_mask alone."
+            )
         if query_keep is None and not is_self and entry.positional and entry.cross_attention:
             # Without a mask, as many queries as keys would be taken for the same tokens.
             query_keep = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
-        if self.conv is not None and (query.shape[1] != key.shape[1] or query_keep is not keep):
+        if self.conv is not None and not is_self:
             raise ValueError(
                 f"{query.shape[1]} queries attend to {key.shape[1]} keys as cross-attention, but the skip convolution "
-                "adds values to queries of the same positions: build the layer with conv_kernel_size=None."
+                "adds values to queries of the same positions: pass the same tensor as query and key, or build the "
+                "layer with conv_kernel_size=None."
             )
         q, k, v = self._project(query, key, value)
         out = attend_in_heads(
@@ -184,10 +199,10 @@ class MultiheadAttention(nn.Module):
         out = self.out_proj(out)
         weights = None
         if weight_queries is not None:
-            rows = find_in_home(self.method, f"{self.method}_rows")
+            assert self._rows is not None, "checked before"
             options = {name: value for name, value in vars(self.heads.options).items() if name != "backend"}
             q, k = (split_heads(x, self.num_heads) for x in (q, k))
-            weights = rows(q, k, weight_queries, keep=keep, query_keep=query_keep, **options)
+            weights = self._rows(q, k, weight_queries, keep=keep, query_keep=query_keep, **options)
             weights = weights.mean(dim=1) if average_attn_weights else weights
         if not batched:
             return out[0], None if weights is None else weights[0]
@@ -223,6 +238,11 @@ class MultiheadAttention(nn.Module):
                 f"{name} cannot be honoured: {self.method} attention sees the whole sequence. Use "
                 "nn.MultiheadAttention for causal or n x s masks, and key_padding_mask for padding."
             )
+        if need_weights and self.heads.group is not None:
+            raise ValueError(
+                "need_weights is True, but the tokens are cut over ranks, and each would give rows of its own keys "
+                "alone: call the layer on whole sequences for rows."
+            )
         if need_weights and weight_queries is None:
             raise ValueError(
                 "need_weights is True, but n x s weights do not exist in linear memory: pass weight_queries, the "
@@ -230,6 +250,11 @@ class MultiheadAttention(nn.Module):
             )
         if weight_queries is not None and not need_weights:
             raise ValueError("weight_queries is given but need_weights is False: pass need_weights=True too.")
+        if weight_queries is not None and self.training and getattr(self.heads.options, "landmarks", None) == "uniform":
+            raise ValueError(
+                "weight_queries is given in training, where each call draws landmarks: rows would be those of other "
+                "landmarks than the output's. Call eval() before, or build the layer with other landmarks."
+            )
         if weight_queries is not None and not METHODS[self.method].rows:
             raise ValueError(f"weight_queries is given, but {self.method} attention has no rows of weights to give.")
 
@@ -321,6 +346,15 @@ class NystromAttention(MultiheadAttention):
             scale=scale,
             backend=backend,
         )
+
+
+def _is_one(x: Tensor | None, y: Tensor | None) -> bool:
+    """Whether two are one tensor, or what a reentrant checkpoint makes of it, which detaches each argument anew."""
+    if x is y or x is None or y is None:
+        return x is y
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or x.device.type == "meta":
+        return False
+    return x.device == y.device and x.dtype == y.dtype and x.is_set_to(y)
 
 
 def _real(name: str, ignore: Tensor | None, x: Tensor) -> Bool[Tensor, "b s"] | None:

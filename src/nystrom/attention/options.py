@@ -187,6 +187,7 @@ class PerformerOptions:
     Attributes:
         num_features: Random features r.
         redraw_steps: The Module draws a new projection in each forward of this number in training; None means never.
+            What a checkpoint computes again takes the last one: with both, one backward follows each forward.
         scale: Factor on the scores; None means 1 / sqrt(d).
     """
 
@@ -385,14 +386,16 @@ def documented(options: type) -> Callable[[F], F]:
 
     What the fields of `options` mean is put where the docstring has the line `**options: ...`. Only fields that the
     function takes are named: those that shape weights concern its Module alone. The arguments `is_causal` and
-    `attn_mask` of `scaled_dot_product_attention`, which no method here can honour, raise a ValueError.
+    `attn_mask` of `scaled_dot_product_attention`, which no method here can honour, raise a ValueError
+    where they ask for anything.
     """
 
     def document(function: F) -> F:
         @functools.wraps(function)
         def attention(*args: Any, **kwargs: Any) -> Any:
             for name in ("is_causal", "attn_mask"):
-                if name in kwargs:
+                asked = kwargs.pop(name, None)
+                if asked is not None and asked is not False:
                     raise ValueError(
                         f"{name} cannot be honoured: {function.__name__} attends to whole sequences. Use "
                         "torch.nn.functional.scaled_dot_product_attention for causal or n x s masks, and keep for "

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature, pieces
 from nystrom.checks import check_at_least
-from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
+from nystrom.precision import accumulator, at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import check_keep, zero_masked
 
 # Tokens from which on a convolution of each head is faster than the band.
@@ -196,6 +196,8 @@ class _Convolution(torch.autograd.Function):
 
 def _by_band(v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]) -> Float[Tensor, "b h n e"]:
     whole = (slice(None), slice(None), slice(0, v.shape[2]))
+    if 0 in (v.shape[0], v.shape[2]):
+        return v * w.sum()
     windows = torch.stack([_windows(x[None], whole, w.shape[1]) for x in v])
     return (_band(w)[:, None] @ windows).flatten(2, 3)[:, :, : v.shape[2]]
 
@@ -249,7 +251,8 @@ def _by_windows(
 def _kernel_gradient(v: Float[Tensor, "b h n e"], grad: Float[Tensor, "b h n e"], size: int) -> Float[Tensor, "h k"]:
     """Sum of each diagonal of grad @ window^T over the windows, in float32 at least."""
     b, h, n, e = v.shape
-    outer: list[Tensor] = [torch.zeros((), device=v.device)] * h
+    nothing = torch.zeros(_WINDOW, _WINDOW + size - 1, dtype=accumulator(v.dtype), device=v.device)
+    outer = [nothing] * h
     for piece in pieces(b, n, h * e):
         windows, blocks = _windows(v, piece, size), _windows(grad, piece, size)
         blocks = blocks[:, :, size // 2 : size // 2 + _WINDOW]

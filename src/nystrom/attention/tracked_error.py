@@ -26,6 +26,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nystrom.attention.fused import softmax_rows
+from nystrom.attention.parts.recomputed import is_computed_again
 from nystrom.landmarks import GOLDEN_RATIO, ranks, take
 from nystrom.precision import at_least_float32, without_autocast
 from nystrom.shapes import zero_masked
@@ -114,7 +115,7 @@ class TrackedError(nn.Module):
         if not self.training or not all((q.shape[0], q.shape[2], k.shape[2])):
             return
         self._check_place()
-        if _is_computed_again():
+        if is_computed_again():
             return
         passed = 1 if torch.compiler.is_compiling() else self._steps_since(q)
         if not passed:
@@ -185,11 +186,6 @@ class TrackedError(nn.Module):
             f"track_error is True in training inside {where}, which cannot keep the running sums: call model.eval(), "
             "or build the layer with track_error=False."
         )
-
-
-def _is_computed_again() -> bool:
-    """Whether this is the second forward pass of a checkpoint, which runs inside a backward pass."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0
 
 
 def tracked_errors(model: nn.Module) -> dict[str, Float[Tensor, " h"]]:

@@ -2,6 +2,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from nystrom import build_attention, softmax_attention
 from nystrom.attention.methods.performer import draw_projection, performer_attention
@@ -193,3 +195,23 @@ def test_bad_options_raise(options, message):
 def test_redraws_that_would_never_come_raise():
     with pytest.raises(ValueError, match="redraw_steps is 0; expected a whole number of at least 1"):
         build_attention("performer", num_heads=3, head_dim=8, redraw_steps=0)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_redraws_nothing(reentrant):
+    layers = [build_attention("performer", num_heads=3, head_dim=8, num_features=20, redraw_steps=2) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    for step in range(4):
+        found = []
+        for layer, again in zip(layers, (False, True), strict=True):
+            torch.manual_seed(step)
+            q, k, v = (x.requires_grad_() for x in draw(13, 9))
+            # The dropout of a second pass must find the generator where the first did.
+            attend = lambda *x, layer=layer: F.dropout(layer(*x), 0.5)  # noqa: E731
+            out = checkpoint(attend, q, k, v, use_reentrant=reentrant) if again else attend(q, k, v)
+            out.square().sum().backward()
+            found.append(
+                [out, q.grad, k.grad, v.grad, layer.weights.projection.clone(), layer.weights.forwards.clone()]
+            )
+        for plain, other in zip(*found, strict=True):
+            torch.testing.assert_close(other, plain, rtol=0, atol=0)

@@ -3,8 +3,9 @@ r"""Informer's ProbSparse attention: exact for the u queries that need it, the m
 A query whose scores are all equal attends to all keys equally. Its distance from that is measured by
 $$M(q_i) = \max_{j \in S} c\, q_i^\top k_j - \frac{1}{|S|} \sum_{j \in S} c\, q_i^\top k_j, \qquad c = 1 / \sqrt d,$$
 over a sample S of the keys. The u queries with the largest M, in each head, get exact attention over all real keys, in
-one fused call of u queries; the others get the mean of the real values. The selection carries no gradient; of equal
-M the earlier token wins. M is computed over a few keys at a time: nothing of size n x |S| is stored.
+one fused call of u queries; the others get the mean of the real values. The selection carries no gradient; of M within
+a thousandth of each other the earlier token's wins: those of equal tokens differ by rounding, which hangs on padding.
+M is computed over a few keys at a time: nothing of size n x |S| is stored.
 
 **Exact limit.** With u at least the number of real queries, softmax attention.
 
@@ -19,13 +20,13 @@ sequence and head selects its own queries among its real tokens.
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import InformerOptions, documented
+from nystrom.attention.parts.order import first_in_order, in_order
 from nystrom.landmarks import all_real, draw, ranks, take
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, Group, score_scale
@@ -83,12 +84,11 @@ def _informer(
     with torch.no_grad():
         sample = _sample(k, keep, draw(options.num_samples, generator, q.device))
         sparsity = _sparsity(q, take(k, sample), score_scale(q, scale))
-        if query_keep is not None:
-            sparsity = sparsity.masked_fill(~query_keep[:, None], -torch.inf)
-        # A stable sort leaves equals in the order of their tokens. Where there are fewer than u of these, positions
-        # past the end fill the list, and their results go to a row past the end.
-        chosen = F.pad(sparsity, (0, u), value=-torch.inf).sort(dim=-1, descending=True, stable=True).indices
-        chosen = chosen[..., :u, None].clamp(max=n)
+        place = torch.arange(n, device=q.device)
+        order = in_order(sparsity, place, None if query_keep is None else query_keep[:, None])
+        chosen, found = first_in_order(order, u)
+        # Where there are fewer than u queries, the results of the others go to a row past the end.
+        chosen = torch.where(found, chosen, n)[..., None]
     asked = q.gather(2, chosen.clamp(max=n - 1).expand(-1, -1, -1, q.shape[-1]))
     exact = fused_softmax(asked, k, v, keep=keep, scale=scale)
     lazy = _mean(v, keep).expand(-1, -1, n + 1, -1)

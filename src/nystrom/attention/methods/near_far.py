@@ -167,6 +167,8 @@ def near_far_rows(
     check_positions("queries", queries, q)
     positions = check_places(query_positions, key_positions, q, k, keep)
     q, k = (at_least_float32(x) for x in cast_for_autocast(q, k))
+    if not all((q.shape[0], len(queries), k.shape[2])):
+        return q.new_zeros(*q.shape[:2], len(queries), k.shape[2])
     with without_autocast(q):
         q, k = zero_masked(q, query_keep), zero_masked(k, keep)
         chosen = choose(q, k, keep, query_keep, options)

@@ -188,6 +188,8 @@ def nystrom_rows(
     keep, query_keep = check_inputs(q, k, k, keep, query_keep)
     check_positions("queries", queries, q)
     q, k = (at_least_float32(x) for x in cast_for_autocast(q, k))
+    if not all((q.shape[0], len(queries), k.shape[2])):
+        return q.new_zeros(*q.shape[:2], len(queries), k.shape[2])
     with without_autocast(q):
         q, k = zero_masked(q, query_keep), zero_masked(k, keep)
         asked = q[:, :, queries]

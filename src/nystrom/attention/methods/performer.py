@@ -28,9 +28,10 @@ from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import PerformerOptions, documented
 from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
+from nystrom.attention.parts.recomputed import is_computed_again
 from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, score_scale
+from nystrom.shapes import Generator, Group, check_generator, score_scale
 
 
 @documented(PerformerOptions)
@@ -111,6 +112,7 @@ def projection_of(
 def _draw(num_features: int, head_dim: int, generator: Generator, device: torch.device) -> Float[Tensor, "r d"]:
     if generator is None:
         return _fixed_projection(num_features, head_dim).to(device)
+    check_generator(generator)
     if generator == "global":
         return draw_projection(num_features, head_dim, device=device)
     return draw_projection(num_features, head_dim, generator=generator).to(device)
@@ -188,6 +190,9 @@ class PerformerFeatures(nn.Module):
 
     @torch.no_grad()
     def _redraw_where_due(self, steps: int) -> None:
-        self.forwards += 1
         drawn = draw_projection(*self.projection.shape, device=self.projection.device).to(self.projection.dtype)
+        if is_computed_again():
+            # The projection of the step stays, and torch's generator goes on as it did in the step.
+            return
+        self.forwards += 1
         self.projection.copy_(torch.where(self.forwards % steps == 0, drawn, self.projection))

@@ -33,7 +33,7 @@ from nystrom.attention.options import ReformerOptions, documented
 from nystrom.attention.parts.lsh import HashRounds, even_rotations, plan_rounds
 from nystrom.attention.parts.stretches import for_one_gradient
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, score_scale
+from nystrom.shapes import Generator, Group, check_generator, score_scale
 
 # Scores computed at a time: as many as the caches of a core hold; enough to fill an accelerator.
 SCORES_AT_A_TIME = {"cpu": 2**20}
@@ -135,6 +135,7 @@ def _rotations(
     shape = options.num_hashes, q.shape[1], q.shape[3], options.num_buckets // 2
     if generator is None:
         return even_rotations(shape, q.device)
+    check_generator(generator)
     if generator == "global":
         return torch.randn(shape, device=q.device)
     return torch.randn(shape, generator=generator, device=generator.device).to(q.device)

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
+from nystrom.attention.parts.order import first_in_order, in_order
 from nystrom.landmarks import all_real, ranks, segment_means
 from nystrom.shapes import score_scale
 
@@ -29,12 +30,6 @@ QUERY_MEANS = 8
 # than fit into the cache of a CPU. On a GPU it is the number of launches that counts.
 _FEWEST = 2**14
 _MOST, _MOST_ON_A_GPU = 2**19, 2**26
-
-
-# Heavy keys are ordered by the logarithm of their weight, in steps of 1 / _STEPS, and then by their place.
-# Together they fit into 63 bits: weights beyond exp(2^22) and 2^30 places are more than any sequence has.
-_STEPS, _PLACES, _FURTHEST = 2**10, 2**30, 2**22
-NOT_REAL = torch.iinfo(torch.long).min
 
 
 class Chosen(NamedTuple):
@@ -134,33 +129,10 @@ def _heavy(
     scores = (score_scale(q, options.scale) * means) @ k.mT
     if keep is not None:
         scores = scores.masked_fill(~keep[:, None, None], -torch.inf)
-    # In logarithms: weights that vanish would be equal.
+    # By their logarithms: weights that vanish would be equal.
     weight = scores.log_softmax(dim=-1).logsumexp(dim=2)
     place = torch.arange(k.shape[2], device=k.device)
-    return heaviest(heaviness(weight, place, None if keep is None else keep[:, None]), options.num_heavy)
-
-
-def heaviness(
-    weight: Float[Tensor, "b h s"], place: Int[Tensor, "*b s"], keep: Bool[Tensor, "b #h s"] | None
-) -> Int[Tensor, "b h s"]:
-    """Numbers that are in the order of keys: by weight, and among about equal ones the first; least where not real.
-
-    Args:
-        weight: Logarithms of the weights.
-        place: Places of the keys in their sequence, padding included.
-        keep: Real keys; None where all are.
-    """
-    level = (weight.clamp(-_FURTHEST, _FURTHEST) * _STEPS).round().long()
-    order = level * _PLACES + (_PLACES - 1 - place)
-    return order if keep is None else torch.where(keep, order, NOT_REAL)
-
-
-def heaviest(order: Int[Tensor, "b h s"], g: int) -> tuple[Int[Tensor, "b h g"], Bool[Tensor, "b h g"]]:
-    """Places of the first g keys in the order of `heaviness`, and which of them are real."""
-    # A sequence, perhaps of a length that is only a symbol, may have fewer keys than are asked for.
-    top = F.pad(order, (0, g), value=NOT_REAL).topk(g, dim=-1).values
-    found = top > NOT_REAL
-    return torch.where(found, _PLACES - 1 - (top & (_PLACES - 1)), 0), found
+    return first_in_order(in_order(weight, place, None if keep is None else keep[:, None]), options.num_heavy)
 
 
 def _centres(

@@ -19,18 +19,16 @@ from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import (
-    NOT_REAL,
     QUERY_MEANS,
     cluster_sizes,
     cluster_sums,
-    heaviest,
-    heaviness,
     nearest_cluster,
     open_where_empty,
     sampled_ranks,
     take_rows,
 )
 from nystrom.attention.parts.far_keys import FarKeys, attend_far, attend_with_bias, keys_of_blocks
+from nystrom.attention.parts.order import NOT_REAL, first_in_order, in_order
 from nystrom.attention.parts.residual import sampled_queries, spread_residual
 from nystrom.landmarks import take as take_places
 from nystrom.parallel.communication import Ranks
@@ -127,9 +125,9 @@ def _heaviest(
     top = ranks.largest(logs).clamp(min=torch.finfo(logs.dtype).min)
     logs = top + ranks.sum((logs - top).exp()).log()
     place = keys.start + torch.arange(k.shape[2], device=k.device)
-    order = heaviness((scores - logs).logsumexp(dim=2), place, real)
+    order = in_order((scores - logs).logsumexp(dim=2), place, real)
     own = F.pad(order, (0, g), value=NOT_REAL).topk(g, dim=-1).values
-    return heaviest(ranks.gather(own).movedim(0, -2).flatten(-2), g)
+    return first_in_order(ranks.gather(own).movedim(0, -2).flatten(-2), g)
 
 
 def _far_keys(
