@@ -110,6 +110,7 @@ def restate(names: Collection[str], results: Path, docs: Path, *, draw: bool) ->
             _draw_again(name, rows, kept, pictures)
         changed = replace(kept, tables=list(study.tables(rows)), verdicts=list(study.verdicts(rows)))
         write_summary(changed, pictures, f"{name}.json")
+    write_provenance(results, docs)
     write_page(docs)
 
 
