@@ -16,7 +16,9 @@ from transformers import (
 )
 
 import nystrom
+from nystrom.inspection import inspect_model
 from nystrom.integrations import check_attention, set_attention
+from nystrom.models import EncoderConfig, EncoderModel
 
 # DeBERTa's code, under some versions of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -157,3 +159,50 @@ def test_parts_that_cannot_be_set_or_checked_raise():
         set_attention(nn.TransformerEncoderLayer(8, 2), "nystrom")
     with pytest.raises(ValueError, match="part is a BertLayer, which is no model"):
         set_attention(bert().encoder.layer[0], "nystrom")
+
+
+def own_encoder(**changes):
+    torch.manual_seed(0)
+    return EncoderModel(EncoderConfig(**SIZES, initializer_range=0.3, **changes)).eval()
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("nystrom", {"num_landmarks": 2}), ("near_far", {"block_size": 4, "num_heavy": 2, "num_clusters": 3})],
+)
+def test_a_model_of_this_library_runs_and_keeps_the_method_that_it_is_set_to(method, options, tmp_path):
+    model = own_encoder(attention_options={"num_landmarks": 64})
+    wanted = run(own_encoder(attention=method, attention_options=options), IDS)
+    before = run(model, IDS)
+    set_attention(model, method, options)
+    assert_close(run(model, IDS), wanted, rtol=0, atol=0)
+    assert (wanted - before).abs().max() > 1e-3
+    model.save_pretrained(tmp_path)
+    assert_close(run(EncoderModel.from_pretrained(tmp_path), IDS), wanted, rtol=0, atol=0)
+    use = check_attention(model, IDS)
+    places = [f"encoder.layer.{number}.attention.self" for number in range(2)]
+    assert (use.method, use.exact) == (method, ())
+    assert use.layers == dict.fromkeys(places, options)
+    assert use.methods == dict.fromkeys(places, method)
+    set_attention(model, "sdpa")
+    # With a landmark per token Nyström attention is exact.
+    assert_close(run(model, IDS), before, **CLOSE)
+    with pytest.raises(ValueError, match=r"EncoderModel is set to 'softmax' but ran exact attention in encoder\.layer"):
+        check_attention(model, IDS)
+
+
+@pytest.mark.refuses
+def test_what_would_change_nothing_in_a_model_of_this_library_raises():
+    model = own_encoder()
+    before = model.config.to_dict()
+    with pytest.raises(ValueError, match=r"attn_implementation is 'near_far'.*call model\.set_attention\('nystrom'"):
+        model.set_attn_implementation("near_far")
+    with pytest.raises(ValueError, match="part is a EncoderLayer, and nothing in it has a configuration"):
+        set_attention(model.encoder.layer[0], "sdpa")
+    with pytest.raises(ValueError, match="option of linear 'num_landmarks' is unknown"):
+        set_attention(model, "linear", {"num_landmarks": 3})
+    assert model.config.to_dict() == before
+    with pytest.raises(ValueError, match="EncoderModel is set to 'none' but never asked for it"):
+        check_attention(own_encoder(attention="none"), IDS)
+    with pytest.raises(ValueError, match="takes its attention from its configuration"):
+        inspect_model(own_encoder(attention="none"), [IDS], methods=["nystrom-4"])

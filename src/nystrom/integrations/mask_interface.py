@@ -18,6 +18,8 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from nystrom.models.configuration import EncoderConfig
+
 
 def make_mask(
     method: str,
@@ -88,6 +90,8 @@ def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:
             'nystrom.models.EncoderModel.from_pretrained(FOLDER, attention_options={"num_landmarks": 32}), or '
             "EncoderForMaskedLM and so on for its head"
         )
+    elif kind.config_class is EncoderConfig:
+        way_out = "it takes its attention from its configuration, such as attention='nystrom'"
     else:
         way_out = (
             "use a model that does (BERT, RoBERTa, ModernBERT, ViT, ...), or nystrom.replace_attention if its layers "

@@ -5,16 +5,20 @@ decoder would get the encoder's method, and raise. `set_attention` gives a part 
 
 A model may take the name of a method and never ask for it, or ask for it in layers that it leaves to exact attention.
 `check_attention` runs the model once and reports what each layer did.
+
+The models of this library hold their methods themselves and ask no interface: theirs are exchanged.
 """
 
 import copy
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.plan import PLAN, AttentionPlan, plan_of_options
 from nystrom.checks import check_names
 from nystrom.integrations.attention_interface import (
@@ -25,6 +29,7 @@ from nystrom.integrations.attention_interface import (
     option_names,
 )
 from nystrom.integrations.mask_interface import check_asks
+from nystrom.models.blocks import EncoderSelfAttention
 from nystrom.models.encoder import EncoderPreTrainedModel
 
 
@@ -49,10 +54,10 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
     """Let a part of a transformers model attend by a method, or each layer by its own, and the rest as before.
 
     Args:
-        part: A model, or the part of one that makes its masks itself, such as `model.get_encoder()`. With "sdpa",
-            also a single layer.
-        method: A registered method, or "sdpa", transformers' exact attention, or a plan (`nystrom.attention.plan`) for
-            all layers of a model, which may be one of this library, too.
+        part: A model, which may be one of this library, or the part of one that makes its masks itself, such as
+            `model.get_encoder()`. With "sdpa", also a single layer of a model of transformers.
+        method: A registered method, or "sdpa", exact attention, or a plan (`nystrom.attention.plan`) for all layers of
+            a model.
         options: Options of the method, such as {"num_landmarks": 32}; they replace `config.attention_options`.
 
     Raises:
@@ -64,6 +69,9 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
         return
     check_names("attention method", [method], (*REGISTERED, "sdpa"))
     options = dict(options or {})
+    if isinstance(part, EncoderPreTrainedModel):
+        part.set_attention("softmax" if method == "sdpa" else method, options)
+        return
     check_names(f"option of {method}", options, set() if method == "sdpa" else option_names(method))
     if method != "sdpa":
         if not isinstance(part, PreTrainedModel):
@@ -96,6 +104,11 @@ def _write(part: nn.Module, method: str, options: dict[str, Any]) -> None:
     # The memo of a deep copy says which object became which: parts of a configuration are copied with the whole.
     copies: dict[int, Any] = {}
     holders = [module for module in part.modules() if getattr(module, "config", None) is not None]
+    if not holders:
+        raise ValueError(
+            f"part is a {type(part).__name__}, and nothing in it has a configuration that could name its attention: "
+            "pass a model of transformers or a layer of one; a model of nystrom.models takes a plan for its layers."
+        )
     for module in holders:
         copy.deepcopy(module.config, copies)
     for module in holders:
@@ -108,13 +121,15 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
     """Run a model once, without gradients, and report which of its layers ran the method that it is set to.
 
     Args:
-        model: A model of transformers.
+        model: A model of transformers, or of this library.
         inputs: What it is called with, by name.
 
     Raises:
         ValueError: The model is set to no method of this library, does not ask for the one it is set to, runs exact
             attention in all layers, or fails at an input longer than its positions; and what its layers raise.
     """
+    if isinstance(model, EncoderPreTrainedModel):
+        return _check_own(model, inputs)
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     methods = {name for part in parts if (name := part.config._attn_implementation) in SERVED}
     if not methods:
@@ -163,10 +178,44 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
         raise
     finally:
         AttentionInterface.register(method, registered)
-    if not layers:
-        what = f"ran exact attention in {', '.join(exact)}" if exact else "never asked for it"
-        raise ValueError(f"{type(model).__name__} is set to {method!r} but {what}, so nothing is gained by the method.")
-    return AttentionUse(method, layers, tuple(exact), ran)
+    use = AttentionUse(method, layers, tuple(exact), ran)
+    _check_gain(model, use)
+    return use
+
+
+def _check_own(model: EncoderPreTrainedModel, inputs: Mapping[str, Any]) -> AttentionUse:
+    """What the layers of a model of this library run, all of them in each pass; read from the layers themselves."""
+    with torch.no_grad():
+        model(**inputs)
+    heads = {
+        name: module.method
+        for name, module in model.named_modules()
+        if isinstance(module, EncoderSelfAttention) and module.method is not None
+    }
+    served = {name: method for name, method in heads.items() if method.method != "softmax"}
+    use = AttentionUse(
+        model.config.attention,
+        {name: _changed_options(method) for name, method in served.items()},
+        tuple(name for name in heads if name not in served),
+        {name: method.method for name, method in served.items()},
+    )
+    _check_gain(model, use)
+    return use
+
+
+def _changed_options(method: AttentionHeads) -> dict[str, Any]:
+    """The options of a method that differ from its defaults."""
+    named = {entry.name: getattr(method.options, entry.name) for entry in fields(method.options)}
+    usual = type(method.options)()
+    return {name: value for name, value in named.items() if value != getattr(usual, name)}
+
+
+def _check_gain(model: PreTrainedModel, use: AttentionUse) -> None:
+    if not use.layers:
+        what = f"ran exact attention in {', '.join(use.exact)}" if use.exact else "never asked for it"
+        raise ValueError(
+            f"{type(model).__name__} is set to {use.method!r} but {what}, so nothing is gained by the method."
+        )
 
 
 def _check_positions(model: PreTrainedModel, inputs: Mapping[str, Any], error: Exception) -> None:

@@ -189,6 +189,23 @@ class EncoderPreTrainedModel(PreTrainedModel):
             if layer.tracked is not None:
                 layer.tracked.restart()
 
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        # transformers would read it off the source, and takes a file without a class of attention for one that can.
+        return False
+
+    def set_attn_implementation(self, attn_implementation: str | dict, allow_all_kernels: bool = False) -> None:
+        """Raise: what transformers sets here would change no layer.
+
+        Raises:
+            ValueError: Always; the message names `set_attention`.
+        """
+        raise ValueError(
+            f"attn_implementation is {attn_implementation!r}, an option of transformers' own encoders, which nothing "
+            f"in {type(self).__name__} reads: call model.set_attention('nystrom', {{'num_landmarks': 32}}), or with "
+            "another method; 'softmax' is exact attention."
+        )
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         start = getattr(module, "reset_parameters", None)
