@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModel, BertConfig, BertModel
+from transformers import AutoModel, BertConfig, BertModel, SiglipConfig, SiglipModel, WhisperConfig, WhisperModel
 
 from nystrom.integrations import check_attention, save_with_attention, set_attention
 
@@ -38,3 +38,54 @@ def test_exact_attention_is_saved_as_transformers_does(bert, tmp_path):
     bert.save_pretrained(tmp_path / "two")
     one, two = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("one", "two"))
     assert one == two
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+
+
+def whisper():
+    config = WhisperConfig(
+        d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=30, num_mel_bins=8, max_source_positions=20,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    return WhisperModel(config)
+
+
+def siglip():
+    texts = SIZES | {"vocab_size": 30, "max_position_embeddings": 40}
+    return SiglipModel(SiglipConfig(text_config=texts, vision_config=SIZES | {"image_size": 16, "patch_size": 4}))
+
+
+@pytest.mark.refuses
+def test_a_model_whose_parts_attend_in_different_ways_is_not_saved(bert, tmp_path):
+    model = whisper()
+    set_attention(model.get_encoder(), "nystrom", {"num_landmarks": 4})
+    with pytest.raises(ValueError, match="attends by sdpa in WhisperModel and nystrom in encoder, and a saved one"):
+        save_with_attention(model, tmp_path / "whisper")
+    model = siglip()
+    set_attention(model.vision_model, "nystrom", {"num_landmarks": 4})
+    with pytest.raises(ValueError, match="sdpa in SiglipModel and nystrom in vision_model"):
+        save_with_attention(model, tmp_path / "siglip")
+    set_attention(bert, "nystrom", {"num_landmarks": 4})
+    set_attention(bert.encoder.layer[1], "sdpa")
+    with pytest.raises(ValueError, match=r"nystrom in BertModel and sdpa in encoder\.layer\.1\..*exact_layers"):
+        save_with_attention(bert, tmp_path / "bert")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_with_options_of_their_own_are_saved_where_the_configuration_has_them(tmp_path):
+    model = siglip()
+    set_attention(model, "nystrom", {"num_landmarks": 4})
+    model.config.vision_config.attention_options = {"num_landmarks": 3}
+    model.vision_model.config.attention_options = {"num_landmarks": 3}
+    save_with_attention(model, tmp_path / "kept")
+    loaded = AutoModel.from_pretrained(tmp_path / "kept")
+    options = [part.config.attention_options for part in (loaded.text_model, loaded.vision_model)]
+    assert options == [{"num_landmarks": 4}, {"num_landmarks": 3}]
+    assert loaded.vision_model.config._attn_implementation == "nystrom"
+    # A configuration of its own, which that of the model does not hold.
+    set_attention(model.vision_model, "nystrom", {"num_landmarks": 2})
+    with pytest.raises(ValueError, match=r"vision_model attends with attention_options=\{'num_landmarks': 2\}, which"):
+        save_with_attention(model, tmp_path / "lost")
+    assert not (tmp_path / "lost").exists()

@@ -4,10 +4,14 @@
 attention, and nothing would say so. `save_with_attention` writes the name into config.json, as `attn_implementation`,
 from where transformers takes it: after `import nystrom.integrations` every `from_pretrained`, and so every pipeline,
 runs the method; without that import, transformers raises an error that names it.
+
+There is room for one name, which transformers gives to all parts. A model whose parts differ is not saved so.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME
@@ -22,7 +26,11 @@ def save_with_attention(model: PreTrainedModel, folder: Path) -> None:
     Args:
         model: The model.
         folder: Where `save_pretrained` puts it.
+
+    Raises:
+        ValueError: Parts of the model attend by different methods or options; nothing is written.
     """
+    _check_alike(model)
     model.save_pretrained(folder)
     method = model.config._attn_implementation
     if method not in SERVED:
@@ -30,3 +38,43 @@ def save_with_attention(model: PreTrainedModel, folder: Path) -> None:
     path = Path(folder) / CONFIG_NAME
     content = read_json(path) | {"attn_implementation": method}
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _check_alike(model: PreTrainedModel) -> None:
+    """Check that config.json can say how all parts of a model attend, where one of them runs a method."""
+    holders: dict[str, Any] = {
+        name or type(model).__name__: module.config
+        for name, module in model.named_modules()
+        if getattr(module, "config", None) is not None
+    }
+    asked: dict[str, str] = {}
+    for name, config in holders.items():
+        asked.setdefault(config._attn_implementation, name)
+    if not asked.keys() & set(SERVED):
+        return
+    if len(asked) > 1:
+        parts = " and ".join(f"{implementation} in {name}" for implementation, name in asked.items())
+        raise ValueError(
+            f"model attends by {parts}, and a saved one has the same attention in all parts: save it with "
+            "save_pretrained, and call set_attention again once it is loaded. To keep some layers exact, name them in "
+            "exact_layers among the options, or set a plan."
+        )
+    kept = [_options(config) for config in _saved(model.config)]
+    for name, config in holders.items():
+        if _options(config) not in kept:
+            raise ValueError(
+                f"{name} attends with attention_options={_options(config)}, which stand in no part of model.config, so "
+                "they would not be saved: save it with save_pretrained, and call set_attention again once it is loaded."
+            )
+
+
+def _saved(config: Any) -> Iterator[Any]:
+    """A configuration and those of its parts, which are saved with it."""
+    yield config
+    for name in config.sub_configs:
+        if (part := getattr(config, name, None)) is not None:
+            yield from _saved(part)
+
+
+def _options(config: Any) -> dict[str, Any]:
+    return getattr(config, "attention_options", None) or {}
