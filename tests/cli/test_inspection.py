@@ -1,5 +1,9 @@
 """`nystrom inspect` from a folder and a file to rows, figures and a verdict."""
 
+import shutil
+
+from transformers import AlbertConfig, AlbertModel
+
 from nystrom.attention.plan import read_plan
 from nystrom.cli.main import main
 from nystrom.measure.rows import read_rows
@@ -57,3 +61,15 @@ def test_a_budget_gives_a_plan_that_convert_takes(tiny_bert, prose, tmp_path, ca
     assert [config.layer_attention(layer) for layer in range(3)] == list(plan.layers)
     assert main([*words, "--to", str(tmp_path / "none"), "--methods", "nystrom-4"]) == 2
     assert "nearest comes an error of" in capsys.readouterr().err
+
+
+def test_layers_that_no_plan_can_name_are_told_before_anything_is_measured(tiny_bert, prose, tmp_path, capsys):
+    folder = shutil.copytree(tiny_bert, tmp_path / "albert")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+    AlbertModel(AlbertConfig(vocab_size=40, max_position_embeddings=32, **sizes)).save_pretrained(folder)
+    words = ["inspect", str(folder), "--texts", str(prose), "--num-texts", "1", "--device", "cpu"]
+    assert main([*words, "--budget", "9", "--to", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "the layers of AlbertModel have no numbers" in said.err
+    assert list((tmp_path / "out").iterdir()) == []

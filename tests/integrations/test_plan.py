@@ -7,9 +7,22 @@ import sys
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModel, BertConfig, BertModel, DistilBertConfig, DistilBertModel
+from transformers import (
+    AlbertConfig,
+    AlbertModel,
+    AutoModel,
+    BertConfig,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    ViTConfig,
+    ViTModel,
+    Wav2Vec2Config,
+    Wav2Vec2Model,
+)
 
 from nystrom.attention.plan import AttentionPlan, LayerChoice
+from nystrom.inspection import choose_plan
 from nystrom.integrations import check_attention, save_with_attention, set_attention
 from nystrom.integrations.convert import convert
 from nystrom.integrations.layer_calls import attend_by, intercepted
@@ -138,10 +151,6 @@ def test_what_a_plan_cannot_be_set_on_raises(bert, tmp_path):
     with pytest.raises(ValueError, match="no model of transformers"):
         set_attention(torch.nn.Linear(3, 3), PLAN)
     assert bert.config._attn_implementation == "sdpa"
-    numberless = DistilBertModel(DistilBertConfig(vocab_size=30, dim=32, n_layers=3, n_heads=4, hidden_dim=32)).eval()
-    set_attention(numberless, PLAN)
-    with pytest.raises(ValueError, match="does not know its number"):
-        states(numberless)
     bert.save_pretrained(tmp_path / "bert")
     short.write(tmp_path / "short.json")
     with pytest.raises(ValueError, match="the plan has 2 layers"):
@@ -149,3 +158,71 @@ def test_what_a_plan_cannot_be_set_on_raises(bert, tmp_path):
     assert not (tmp_path / "own").exists()
     with pytest.raises(ValueError, match="leave one out"):
         convert(tmp_path / "bert", tmp_path / "own", num_landmarks=8, plan=tmp_path / "short.json")
+
+
+def distilbert():
+    config = DistilBertConfig(vocab_size=30, dim=32, n_layers=3, n_heads=4, hidden_dim=32, initializer_range=0.3)
+    return DistilBertModel(config), {"input_ids": IDS}
+
+
+def vit():
+    sizes = {name: value for name, value in SIZES.items() if name != "vocab_size"}
+    config = ViTConfig(image_size=20, patch_size=4, initializer_range=0.3, **sizes)
+    return ViTModel(config), {"pixel_values": torch.randn(2, 3, 20, 20, generator=torch.Generator().manual_seed(0))}
+
+
+def wav2vec2():
+    config = Wav2Vec2Config(
+        conv_dim=(16,), conv_kernel=(3,), conv_stride=(4,), num_feat_extract_layers=1, num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2, initializer_range=0.3, **SIZES,
+    )  # fmt: skip
+    return Wav2Vec2Model(config), {"input_values": torch.randn(2, 100, generator=torch.Generator().manual_seed(0))}
+
+
+@pytest.mark.parametrize("make", [distilbert, vit, wav2vec2])
+def test_layers_that_do_not_know_their_numbers_are_numbered_by_their_place(make, tmp_path):
+    torch.manual_seed(0)
+    model, inputs = make()
+    model.eval()
+
+    def attend(call):
+        method, options = PLAN.layers[call.layer]
+        return attend_by(method, call, options)
+
+    with torch.no_grad():
+        exact = model(**inputs)[0]
+        with intercepted(model, attend):
+            wanted = model(**inputs)[0]
+        set_attention(model, PLAN)
+        # float32 through three layers, in another order of operations.
+        assert_close(model(**inputs)[0], wanted, rtol=1e-4, atol=1e-4)
+        assert (wanted - exact).norm() > 0.01 * exact.norm()
+        use = check_attention(model, inputs)
+        assert list(use.methods.values()) == ["nystrom", "near_far"]
+        set_attention(model, "nystrom", {"num_landmarks": 3, "exact_layers": [0, 2]})
+        assert check_attention(model, inputs).exact == tuple(use.layers)
+        with pytest.raises(ValueError, match=r"does not know its number .*call set_attention again once it is loaded"):
+            save_with_attention(model, tmp_path / "model")
+        assert not (tmp_path / "model").exists()
+        set_attention(model, "nystrom", {"num_landmarks": 3})
+        save_with_attention(model, tmp_path / "model")
+        # What a folder written by hand comes to.
+        loaded = AutoModel.from_pretrained(tmp_path / "model")
+        loaded.config.attention_options = {"exact_layers": [0]}
+        with pytest.raises(ValueError, match=r"does not know its number .*set_attention, which numbers the layers"):
+            loaded(**inputs)
+
+
+def test_layers_that_run_several_times_take_no_plan_and_nothing_is_measured(monkeypatch):
+    model = AlbertModel(AlbertConfig(embedding_size=16, **SIZES)).eval()
+    before = model.config.to_dict()
+    monkeypatch.setattr(model, "forward", lambda **inputs: pytest.fail("the model ran"))
+    says = "layers of AlbertModel have no numbers .*AlbertAttention knows none .* num_hidden_layers=3"
+    with pytest.raises(ValueError, match=says):
+        choose_plan(model, [BATCH], budget=9.0, methods=["nystrom-4"])
+    with pytest.raises(ValueError, match=says):
+        set_attention(model, PLAN)
+    with pytest.raises(ValueError, match=says):
+        set_attention(model, "nystrom", {"exact_layers": [0]})
+    assert model.config.to_dict() == before
+    assert model.config._attn_implementation == "sdpa"

@@ -50,7 +50,8 @@ def inspect(
 
     Raises:
         ValueError: A model that no method can serve, texts that are too short, an unknown method, a folder that
-            holds an inspection, or a budget that no method meets, or that is given without a folder for the plan.
+            holds an inspection, or a budget that no method meets, or that is given without a folder for the plan or
+            for a model whose layers a plan cannot name.
     """
     if budget is not None:
         check_positive("budget", budget)
@@ -63,7 +64,7 @@ def inspect(
     from transformers.utils import logging
 
     from nystrom.attention.method_names import split_name
-    from nystrom.inspection.budget import choose_plan
+    from nystrom.inspection.budget import check_can_be_planned, choose_plan
     from nystrom.inspection.candidates import read_candidates
     from nystrom.inspection.inspect import inspect_model
     from nystrom.inspection.rows import inspection_rows, plan_rows
@@ -86,6 +87,8 @@ def inspect(
     logging.disable_progress_bar()
     prose = read_prose(texts)
     encoder = load_encoder(model)
+    if budget is not None:
+        check_can_be_planned(encoder)
     batches = read_batches(prose, load_tokenizer(model), encoder, length=length, num_texts=num_texts)
     encoder.to(place)  # pyright: ignore[reportArgumentType]
     batches = [{name: x.to(place) for name, x in batch.items()} for batch in batches]

@@ -12,7 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.plan import AttentionPlan, LayerChoice
 from nystrom.checks import check_positive
 from nystrom.evaluation import evaluating
@@ -20,6 +22,7 @@ from nystrom.inspection.candidates import EXACT, SOFTMAX, Candidate, read_candid
 from nystrom.inspection.times import time_methods
 from nystrom.inspection.whole_model import Batch, Results, WholeModel, compare_models, results_of
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
+from nystrom.integrations.layer_numbers import find_places
 
 
 def choose_plan(
@@ -44,10 +47,11 @@ def choose_plan(
         The plan; `found` says its error, the times of a layer's attention that it rests on, and their mean.
 
     Raises:
-        ValueError: A model that no method can serve, or a budget that none of the methods meets; the message says what
-            comes nearest.
+        ValueError: A model that no method can serve, or whose layers a plan cannot name; or a budget that none of the
+            methods meets, and the message says what comes nearest.
     """
     check_positive("budget", budget)
+    check_can_be_planned(model)
     candidates = read_candidates(methods)
     if seconds is not None and (missing := {*(each.name for each in candidates), EXACT} - seconds.keys()):
         raise ValueError(
@@ -57,6 +61,17 @@ def choose_plan(
         raise ValueError("batches is empty; expected inputs of the model.")
     with evaluating(model):
         return _Search(model, batches, candidates, seconds).find(budget)
+
+
+def check_can_be_planned(model: nn.Module) -> None:
+    """Check that the layers of a model have numbers, as far as its modules show; nothing is run.
+
+    Raises:
+        ValueError: They have none.
+    """
+    holds_methods = any(isinstance(module, AttentionHeads) for module in model.modules())
+    if isinstance(model, PreTrainedModel) and not holds_methods:
+        find_places(model)
 
 
 class _Search:

@@ -8,8 +8,9 @@ registered are "softmax", which transformers calls "sdpa", and "linformer", whos
 **Options** are those of the method, in `config.attention_options = {"num_landmarks": 32}` (of the part that attends,
 such as `config.vision_config`; a saved model keeps it), or keyword arguments of one call, which win, in models that
 hand these on: `model(**x, num_landmarks=32)`. `exact_layers=(0, 1)` among them gives the layers of these numbers exact
-attention. The scale is the model's; "linear" has none. Nothing is drawn: landmarks, samples and
-rotations are spread evenly, and random features are those of one fixed seed, alike in all layers, in training too.
+attention; which layers have numbers is said in `nystrom.integrations.layer_numbers`. The scale is the model's; "linear"
+has none. Nothing is drawn: landmarks, samples and rotations are spread evenly, and random features are those of one
+fixed seed, alike in all layers, in training too.
 
 **Masks.** Padding, at either end, is honoured: padded queries reach no landmark and give zeros. What a method cannot
 honour raises, by name: causal attention, a bias per pair of tokens, packed sequences, any other pattern. Local layers
@@ -41,6 +42,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from nystrom.attention.plan import PLAN, plan_of_options
 from nystrom.attention.registry import METHODS, find_function
 from nystrom.checks import check_names
+from nystrom.integrations.layer_numbers import number_of
 from nystrom.integrations.mask_interface import make_mask
 from nystrom.integrations.modules import DEFAULTS, WEIGHTLESS
 
@@ -266,10 +268,11 @@ def _exact_layers(module: nn.Module, layers: Sequence[int]) -> Sequence[int]:
 
 def _number(module: nn.Module, why: str) -> int:
     """The number of a layer, which something asks for."""
-    number = getattr(module, "layer_idx", None)
+    number = number_of(module)
     if number is None:
         raise ValueError(
-            f"{why}, but {type(module).__name__} does not know its number (layer_idx): give the layers themselves "
-            'exact attention with nystrom.integrations.set_attention(layer, "sdpa").'
+            f"{why}, but {type(module).__name__} does not know its number (layer_idx): give it to the model by "
+            "nystrom.integrations.set_attention, which numbers the layers, once it is loaded; or give single layers "
+            'exact attention with set_attention(layer, "sdpa").'
         )
     return number

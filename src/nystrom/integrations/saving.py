@@ -5,7 +5,8 @@ attention, and nothing would say so. `save_with_attention` writes the name into 
 from where transformers takes it: after `import nystrom.integrations` every `from_pretrained`, and so every pipeline,
 runs the method; without that import, transformers raises an error that names it.
 
-There is room for one name, which transformers gives to all parts. A model whose parts differ is not saved so.
+There is room for one name, which transformers gives to all parts. A model whose parts differ is not saved so, nor one
+whose layers do not know by themselves the numbers by which a plan or `exact_layers` names them.
 """
 
 import json
@@ -16,7 +17,9 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
+from nystrom.attention.plan import PLAN
 from nystrom.integrations.attention_interface import SERVED
+from nystrom.integrations.layer_numbers import PLACE
 from nystrom.models.files.json_object import read_json
 
 
@@ -28,9 +31,9 @@ def save_with_attention(model: PreTrainedModel, folder: Path) -> None:
         folder: Where `save_pretrained` puts it.
 
     Raises:
-        ValueError: Parts of the model attend by different methods or options; nothing is written.
+        ValueError: As for `check_can_be_saved`; nothing is written.
     """
-    _check_alike(model)
+    check_can_be_saved(model)
     model.save_pretrained(folder)
     method = model.config._attn_implementation
     if method not in SERVED:
@@ -40,8 +43,12 @@ def save_with_attention(model: PreTrainedModel, folder: Path) -> None:
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _check_alike(model: PreTrainedModel) -> None:
-    """Check that config.json can say how all parts of a model attend, where one of them runs a method."""
+def check_can_be_saved(model: PreTrainedModel) -> None:
+    """Check that config.json can say how all parts of a model attend, where one of them runs a method.
+
+    Raises:
+        ValueError: Parts attend by different methods or options, or layers were numbered in memory alone.
+    """
     holders: dict[str, Any] = {
         name or type(model).__name__: module.config
         for name, module in model.named_modules()
@@ -59,6 +66,15 @@ def _check_alike(model: PreTrainedModel) -> None:
             "save_pretrained, and call set_attention again once it is loaded. To keep some layers exact, name them in "
             "exact_layers among the options, or set a plan."
         )
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        by_number = config is not None and (config._attn_implementation == PLAN or "exact_layers" in _options(config))
+        if by_number and PLACE in module.__dict__:
+            raise ValueError(
+                f"{type(module).__name__} does not know its number (layer_idx), so a saved model could not find the "
+                "layers of its plan or exact_layers again: save it with save_pretrained, a plan with plan.write(FILE), "
+                "and call set_attention again once it is loaded."
+            )
     kept = [_options(config) for config in _saved(model.config)]
     for name, config in holders.items():
         if _options(config) not in kept:

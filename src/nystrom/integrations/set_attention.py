@@ -28,6 +28,7 @@ from nystrom.integrations.attention_interface import (
     choose_route,
     option_names,
 )
+from nystrom.integrations.layer_numbers import number_layers
 from nystrom.integrations.mask_interface import check_asks
 from nystrom.models.blocks import EncoderSelfAttention
 from nystrom.models.encoder import EncoderPreTrainedModel
@@ -61,7 +62,8 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
         options: Options of the method, such as {"num_landmarks": 32}; they replace `config.attention_options`.
 
     Raises:
-        ValueError: An unknown method or option, a part that cannot use it, or a plan for another number of layers.
+        ValueError: An unknown method or option, a part that cannot use it, a plan for another number of layers, or a
+            plan or `exact_layers` where layers have no numbers.
     """
     if isinstance(method, AttentionPlan) or method == PLAN:
         plan = method if isinstance(method, AttentionPlan) else plan_of_options(options or {})
@@ -80,6 +82,8 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
                 "model, or its encoder (model.get_encoder()); nystrom.replace_attention serves other models."
             )
         check_asks(type(part), method)
+        if "exact_layers" in options:
+            number_layers(part)
     _write(part, method, options)
 
 
@@ -97,6 +101,7 @@ def _set_plan(part: nn.Module, plan: AttentionPlan) -> None:
         check_names("attention method of a plan", [method], (*REGISTERED, "softmax"))
         assert "exact_layers" not in options, "it is no option of a method"
     check_asks(type(part), PLAN)
+    number_layers(part)
     _write(part, PLAN, plan.options)
 
 

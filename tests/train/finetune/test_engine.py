@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from transformers import BertTokenizer, pipeline
+from transformers import BertTokenizer, DistilBertConfig, DistilBertModel, pipeline
 
 from nystrom.attention.plan import AttentionPlan, LayerChoice
 from nystrom.cli.main import main
@@ -291,6 +291,19 @@ def test_a_plan_is_trained_with_and_comes_back_with_the_model(own, tuned, bert, 
     with pytest.raises(ValueError, match=r"the plan has 1 layers but .* has 2"):
         tuned(tmp_path / "none", model=str(folder), plan=tmp_path / "short.json", **plain)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.refuses
+def test_a_plan_that_would_not_come_back_with_the_model_is_told_before_anything_is_trained(tuned, bert, tmp_path):
+    folder = shutil.copytree(bert, tmp_path / "distilbert")
+    config = DistilBertConfig(
+        vocab_size=14, dim=32, n_layers=2, n_heads=4, hidden_dim=32, max_position_embeddings=48, attention_dropout=0.0
+    )
+    DistilBertModel(config).save_pretrained(folder)
+    AttentionPlan((LayerChoice("nystrom", {"num_landmarks": 4}),) * 2).write(tmp_path / "plan.json")
+    with pytest.raises(ValueError, match="could not find the layers of its plan"):
+        tuned(tmp_path / "run", model=str(folder), plan=tmp_path / "plan.json", attention=None, options=None, steps=3)
+    assert not list(tmp_path.glob("run/**/model.safetensors"))
 
 
 def test_what_is_wrong_is_said_before_anything_is_trained(tuned, bert, films, tmp_path):

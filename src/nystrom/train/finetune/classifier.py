@@ -25,6 +25,7 @@ from transformers import (
 from transformers.utils import logging
 
 from nystrom.integrations.bert_names import positions_of
+from nystrom.integrations.saving import check_can_be_saved
 from nystrom.integrations.set_attention import check_attention, set_attention
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 from nystrom.models.files.json_object import read_json
@@ -165,6 +166,7 @@ def make_classifier(
         if start.attention != EXACT:
             set_attention(model, start.attention, start.options)
             check_attention(model.eval(), {"input_ids": torch.zeros(1, 2, dtype=torch.long)})
+            check_can_be_saved(model)
     return model
 
 
