@@ -126,6 +126,24 @@ def test_a_program_takes_any_batch_and_length(attention):
         assert_close(came, model(ids, attention_mask=mask).last_hidden_state, **CLOSE)
 
 
+@pytest.mark.parametrize("positions", ["rotary", "none"])
+def test_a_program_without_a_table_of_positions_takes_inputs_longer_than_one(positions):
+    # A number of positions that means nothing here.
+    model = make(positions=positions, max_position_embeddings=1, num_hidden_layers=1)
+    program = export_program(model).module()
+    for b, n, pad in ((1, 1, 0), (2, 60, 7), (1, 600, 0)):
+        ids, mask = draw_batch(b, n, pad)
+        (came,) = program(ids, mask)
+        assert_close(came, model(ids, attention_mask=mask).last_hidden_state, **CLOSE)
+
+
+@pytest.mark.long
+def test_onnx_without_a_table_of_positions_takes_and_is_compared_on_inputs_longer_than_one(tmp_path):
+    model = make(positions="rotary", max_position_embeddings=40, num_hidden_layers=1)
+    assert (2, 600) in export_onnx(model, tmp_path / "model.onnx").runs
+    assert_same_as_the_model(tmp_path / "model.onnx", model)
+
+
 def test_a_program_can_be_written_and_read(tmp_path):
     model, (ids, mask) = make(kind=EncoderForMaskedLM, num_hidden_layers=1), draw_batch(3, 31, 4)
     torch.export.save(export_program(model), tmp_path / "model.pt2")
@@ -145,8 +163,10 @@ def test_a_program_takes_every_inverse_and_dtype(pinv, dtype):
     assert_close(came, model(ids, attention_mask=mask).last_hidden_state, rtol=0, atol=tolerance)
 
 
-def test_linformer_is_written_for_the_length_that_it_has():
-    model = make("linformer", attention_options={"num_features": 5, "max_length": 30}, num_hidden_layers=1)
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_linformer_is_written_for_the_length_that_it_has(positions):
+    options = {"num_features": 5, "max_length": 30}
+    model = make("linformer", attention_options=options, num_hidden_layers=1, positions=positions)
     program, (ids, mask) = export_program(model).module(), draw_batch(2, 30, 4)
     (came,) = program(ids, mask)
     assert_close(came, model(ids, attention_mask=mask).last_hidden_state, **CLOSE)

@@ -34,7 +34,8 @@ def compare(
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     most, shapes, worst = longest(model), [], 0.0
     for batch, length, left, right in _RUNS:
-        length = min(most, _LONG if length < 0 else length)
+        length = _LONG if length < 0 else length
+        length = length if most is None else min(most, length)
         fed = example(model, batch, length, min(left, length - 1), right)[: len(inputs)]
         shapes.append(tuple(fed[0].shape))
         came = session.run(None, {name: x.cpu().numpy() for name, x in zip(inputs, fed, strict=True)})
@@ -75,15 +76,18 @@ class OutputEntries(nn.Module):
         return tuple(output.values())
 
 
-def longest(model: EncoderPreTrainedModel) -> int:
-    """The longest input: that of the positions, or of an attention with a length of its own (Linformer)."""
-    most = model.config.max_position_embeddings
+def longest(model: EncoderPreTrainedModel) -> int | None:
+    """The longest input: that of the positions, or of an attention with a length of its own (Linformer).
+
+    None where neither sets one, as with rotary positions or none.
+    """
+    limits = [model.config.longest_input]
     for layer in range(model.config.num_hidden_layers):
         method, options = model.config.layer_attention(layer)
         if method == NO_ATTENTION:
             continue
-        most = min(most, getattr(METHODS[method].options(**options), "max_length", most))
-    return most
+        limits.append(getattr(METHODS[method].options(**options), "max_length", None))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def example(

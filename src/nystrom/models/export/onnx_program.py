@@ -1,8 +1,9 @@
 """Encoders without Python: as a program of `torch.export`, and as ONNX.
 
-Both take `input_ids` and `attention_mask` (and `token_type_ids` where asked for) of any batch and of any length up to
-the position table, padded or not, and give what the model gives, without a loss. All attention methods of the library
-can be exported; `nystrom.models.export.words` says in ONNX what it has no operator for.
+Both take `input_ids` and `attention_mask` (and `token_type_ids` where asked for) of any batch and of any length, up to
+that of the position table where there is one, padded or not, and give what the model gives, without a loss. All
+attention methods of the library can be exported; `nystrom.models.export.words` says in ONNX what it has no operator
+for.
 
 Not in ONNX: the "ridge" and "exact" inverses (it has neither a solver nor singular values) and weights other than
 float32.
@@ -82,14 +83,15 @@ def export_program(model: EncoderPreTrainedModel, *, token_type_ids: bool = Fals
         ValueError: Another model, or one with a single position.
     """
     _check_model(model)
-    inputs = example(model, 2, min(longest(model), 24), 0, 5)
+    most = longest(model)
+    inputs = example(model, 2, 24 if most is None else min(most, 24), 0, 5)
     inputs = inputs if token_type_ids else inputs[:2]
     dynamic = torch.export.Dim.DYNAMIC(min=1)
     # Between batch and length there may be the choices of a question, or the two documents of a pair.
     axes: dict[int, Any] = dict.fromkeys(range(inputs[0].ndim - 1), dynamic)
     if isinstance(model, EncoderForPairClassification):
         axes[1] = None
-    axes[inputs[0].ndim - 1] = torch.export.Dim.DYNAMIC(min=1, max=longest(model))
+    axes[inputs[0].ndim - 1] = torch.export.Dim.DYNAMIC(min=1, max=most)
     with evaluating(model), _quiet():
         return torch.export.export(OutputEntries(model).eval(), inputs, dynamic_shapes=tuple(axes for _ in inputs))
 
@@ -171,7 +173,8 @@ def export(
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, EncoderPreTrainedModel):
         raise ValueError(f"model is a {type(model).__name__}; expected one of nystrom.models.")
-    if longest(model) < 2:
+    most = longest(model)
+    if most is not None and most < 2:
         raise ValueError(
             "the longest input of the model is 1; expected at least 2: one token leaves no length to vary."
         )
