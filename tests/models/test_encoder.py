@@ -263,6 +263,16 @@ ids = draw_tokens(2, 6)
         ({"input_ids": ids, "attention_mask": torch.zeros(2, 6)}, "attention_mask has dtype torch.float32"),
         ({"input_ids": ids, "token_type_ids": ids[:, :5]}, r"token_type_ids has shape \(2, 5\)"),
         ({"input_ids": ids, "position_ids": ids[0]}, r"position_ids has shape \(6,\)"),
+        (
+            {"input_ids": torch.full((2, 6), 17)},
+            "input_ids holds 17; expected 0 to 16, since its table has 17 rows.*tokenizer",
+        ),
+        ({"input_ids": torch.full((2, 6), -100)}, "input_ids holds -100; expected 0 to 16"),
+        ({"input_ids": ids, "token_type_ids": torch.full((2, 6), 2)}, "token_type_ids holds 2; expected 0 to 1, since"),
+        (
+            {"input_ids": ids, "position_ids": torch.arange(38, 44).expand(2, 6)},
+            "position_ids holds 43; expected 0 to 41, since its table has 42 rows: the first token has row 2",
+        ),
         ({"input_ids": ids, "output_attentions": True}, "output_attentions is True, but no method stores"),
     ],
 )

@@ -23,6 +23,13 @@ from nystrom.parallel.models import count_positions_over_ranks
 from nystrom.precision import accumulator
 from nystrom.shapes import Group
 
+# What to do where a number is outside of the table of an argument.
+_WAYS_OUT = {
+    "input_ids": "take the tokenizer that belongs to the model, or call model.resize_token_embeddings",
+    "token_type_ids": "take fewer kinds of segments, or make a model with a larger type_vocab_size",
+    "position_ids": f"the first token has row {POSITION_OFFSET}; or make a model with a larger max_position_embeddings",
+}
+
 
 class EncoderEmbeddings(nn.Module):
     """Word, position and segment embeddings, and the checks of inputs.
@@ -96,7 +103,7 @@ class EncoderEmbeddings(nn.Module):
         if token_type_ids is None:
             segments = self.token_type_embeddings.weight[0]
         else:
-            segments = self.token_type_embeddings(token_type_ids)
+            segments = look_up("token_type_ids", token_type_ids, self.token_type_embeddings)
         x, turn = words + segments, None
         if self.kind != "none":
             if position_ids is None and self.group is not None:
@@ -105,7 +112,7 @@ class EncoderEmbeddings(nn.Module):
             if self.position_embeddings is None:
                 turn = self._turn(position_ids - POSITION_OFFSET, dtype=accumulator(words.dtype))
             else:
-                x = x + self.position_embeddings(position_ids)
+                x = x + look_up("position_ids", position_ids, self.position_embeddings)
         x = x if keep is None else torch.where(keep[..., None], x, 0.0)
         return self.dropout(x if self.LayerNorm is None else self.LayerNorm(x)), turn
 
@@ -115,7 +122,8 @@ class EncoderEmbeddings(nn.Module):
         """The word embeddings, looked up from ids or as they were given.
 
         Raises:
-            ValueError: Both or neither are given, the rank or width is wrong, or there are more tokens than positions.
+            ValueError: Both or neither are given, the rank or width is wrong, an id is outside of the table, or there
+                are more tokens than positions.
         """
         if input_ids is not None and inputs_embeds is not None:
             raise ValueError("input_ids and inputs_embeds are both given; expected one of them.")
@@ -125,7 +133,7 @@ class EncoderEmbeddings(nn.Module):
                     f"input_ids is {tuple(input_ids.shape)} of {input_ids.dtype}; expected token ids (batch, tokens): "
                     "add a batch axis to a single sequence."
                 )
-            name, words = "input_ids", self.word_embeddings(input_ids)
+            name, words = "input_ids", look_up("input_ids", input_ids, self.word_embeddings)
         elif inputs_embeds is None:
             raise ValueError("neither input_ids nor inputs_embeds is given; expected one of them.")
         else:
@@ -139,6 +147,30 @@ class EncoderEmbeddings(nn.Module):
                 f"positions: truncate it, or make a model with max_position_embeddings={words.shape[1]} or more."
             )
         return words
+
+
+def look_up(name: str, ids: Int[Tensor, "b n"], table: nn.Embedding) -> Float[Tensor, "b n w"]:
+    """The rows of a table.
+
+    Args:
+        name: The argument that the numbers came as.
+        ids: Numbers of rows.
+        table: The table.
+
+    Raises:
+        ValueError: A number is outside of the table, on the CPU; elsewhere torch has an error of its own.
+    """
+    if torch.compiler.is_compiling():
+        return table(ids)
+    try:
+        return table(ids)
+    except IndexError as error:
+        # Looked for only now, so that a call whose numbers fit pays nothing.
+        least, most, rows = int(ids.min()), int(ids.max()), table.num_embeddings
+        raise ValueError(
+            f"{name} holds {most if most >= rows else least}; expected 0 to {rows - 1}, since its table has {rows} "
+            f"rows: {_WAYS_OUT[name]}."
+        ) from error
 
 
 def count_positions(words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Int[Tensor, "#b n"]:
