@@ -160,6 +160,21 @@ def test_what_a_plan_cannot_be_set_on_raises(bert, tmp_path):
         convert(tmp_path / "bert", tmp_path / "own", num_landmarks=8, plan=tmp_path / "short.json")
 
 
+@pytest.mark.refuses
+def test_exact_layers_of_a_plan_take_what_its_other_layers_take(bert):
+    set_attention(bert, AttentionPlan((LayerChoice("softmax", {}),) * 3))
+    wanted = states(bert)
+    with pytest.raises(ValueError, match="output_attentions is True, but softmax attention stores no weights"):
+        bert(**BATCH, output_attentions=True)
+    with pytest.raises(
+        ValueError, match=r"BertSelfAttention passes position_bias to .* softmax attention cannot honour\. Leave"
+    ):
+        bert(**BATCH, position_bias=torch.zeros(2, 4, 25, 25))
+    with torch.no_grad():
+        came = bert(**BATCH, num_landmarks=2).last_hidden_state[BATCH["attention_mask"].bool()]
+    assert_close(came, wanted, rtol=0, atol=0)
+
+
 def distilbert():
     config = DistilBertConfig(vocab_size=30, dim=32, n_layers=3, n_heads=4, hidden_dim=32, initializer_range=0.3)
     return DistilBertModel(config), {"input_ids": IDS}

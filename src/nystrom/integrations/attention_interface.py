@@ -61,6 +61,8 @@ _KNOWN = {
     if name in REGISTERED
 }
 
+_OF_ANY = frozenset(option for options in _KNOWN.values() for option in options)
+
 # Arguments that transformers' models pass to attention and that change nothing here if they are None or False.
 _HARMLESS = {
     *("output_hidden_states", "output_router_logits", "return_dict", "num_items_in_batch", "position_ids", "use_cache"),
@@ -163,6 +165,9 @@ def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, 
     if method == PLAN:
         method, stored = plan_of_options(stored).layers[_number(module, "a plan is set")]
         exact = method == "softmax"
+    if exact:
+        # Options in the call are for the other layers of the plan.
+        _check_passed(method, module, named, _OF_ANY)
     options = {} if exact else _options(method, module, stored, named)
     layers = _exact_layers(module, options.pop("exact_layers", ()))
     exact = exact or (bool(layers) and _number(module, f"exact_layers is {layers!r}") in layers)
@@ -234,7 +239,12 @@ def _options(method: str, module: nn.Module, stored: Mapping[str, Any], named: M
     """Options from the configuration and the call, each known to the method."""
     known = option_names(method)
     check_names(f"option of {method}", stored, known)
-    called = {name: value for name, value in named.items() if name in known}
+    _check_passed(method, module, named, known)
+    return dict(stored) | {name: value for name, value in named.items() if name in known}
+
+
+def _check_passed(method: str, module: nn.Module, named: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Raise for what a model passes to attention that would change the result, and that no method takes."""
     for name, value in named.items():
         if name in known or name in _HARMLESS or name in ("is_causal", "sliding_window"):
             continue
@@ -245,11 +255,11 @@ def _options(method: str, module: nn.Module, stored: Mapping[str, Any], named: M
                 f"output_attentions is True, but {method} attention stores no weights: leave it out, or set "
                 'attn_implementation to "eager".'
             )
+        options = f"; its options are {', '.join(sorted(known))}" if method in _KNOWN else ""
         raise ValueError(
-            f"{type(module).__name__} passes {name} to attention, which {method} attention cannot honour; its options "
-            f'are {", ".join(sorted(known))}. Leave it out, or set attn_implementation to "sdpa" or "eager".'
+            f"{type(module).__name__} passes {name} to attention, which {method} attention cannot honour{options}. "
+            'Leave it out, or set attn_implementation to "sdpa" or "eager".'
         )
-    return dict(stored) | called
 
 
 def _exact_layers(module: nn.Module, layers: Sequence[int]) -> Sequence[int]:
