@@ -31,16 +31,23 @@ def test_inspect_writes_a_verdict_rows_and_figures(tiny_bert, prose, tmp_path, c
 
 
 def test_mistakes_end_in_one_line(tiny_bert, prose, tmp_path, capsys):
+    bare = shutil.copytree(tiny_bert, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "vocab*"))
     for words, says in (
         ((str(tmp_path), "--texts", str(prose)), "holds no model.safetensors"),
         ((str(tiny_bert), "--texts", str(prose), "--methods", "nystrm"), "nystrm"),
         ((str(tiny_bert), "--texts", str(prose), "--num-texts", "1000"), "name more or longer files"),
         ((str(tiny_bert), "--texts", str(tmp_path / "none.txt")), "none.txt"),
+        # Nothing that the command line has no place for.
+        (
+            (str(bare), "--texts", str(prose)),
+            "copy the files of the tokenizer that it was trained with into the folder.",
+        ),
     ):
         assert main(["inspect", *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("nystrom: ")
         assert says in line
+        assert "tokenizer=" not in line
 
 
 def test_a_budget_gives_a_plan_that_convert_takes(tiny_bert, prose, tmp_path, capsys):

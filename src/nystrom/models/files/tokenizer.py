@@ -32,7 +32,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         if not there:
             raise ValueError(
                 f"model {folder} holds no tokenizer ({', '.join(_VOCABULARIES)}): copy the files of the tokenizer that "
-                "it was trained with into the folder, or pass tokenizer=."
+                "it was trained with into the folder."
             )
         settings = path / "tokenizer_config.json"
         named = read_json(settings).get("tokenizer_class") if settings.is_file() else None
