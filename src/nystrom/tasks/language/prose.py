@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from nystrom.tasks.sources.documents import CHECKED, check_text, whole_characters
 from nystrom.tasks.sources.unpacking import BROKEN, open_unpacked, unreadable
 
 if TYPE_CHECKING:
@@ -87,8 +88,9 @@ def _read(file: Path) -> str:
     try:
         with open_unpacked(file) as stream:
             content = stream.read(_ENOUGH)
+        check_text(file, content[:CHECKED])
         # The cut may be inside a character.
-        text = content.decode("utf-8", errors="ignore" if len(content) == _ENOUGH else "strict")
+        text = content[: whole_characters(content) if len(content) == _ENOUGH else None].decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{file} is no text in UTF-8 ({error.reason} at byte {error.start}): name files of text."
