@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nystrom.tasks.lra.texts.equal_documents import joined_links, mixes_texts
 from nystrom.tasks.lra.texts.linked_documents import Pair, overlap_accuracy, split_documents, unlinked
 from nystrom.tasks.lra.texts.retrieval import Retrieval, prepare_retrieval
 from nystrom.tasks.store.header import SPLITS
@@ -65,6 +66,52 @@ def test_splits_share_no_document_and_negatives_are_no_links(folder, tmp_path, c
     said = capsys.readouterr().err
     assert "notice: a stand-in for the papers' pairs" in said
     assert "notice: the words alone tell" in said
+
+
+def test_one_text_under_two_ids_is_in_one_split_and_no_pair_has_both_labels(folder, tmp_path, capsys):
+    # d0 and d1 are one text, d2 and d3 another, and so on: every second link leads from a text to itself.
+    lines = [json.dumps({"id": f"d{i}", "text": f"text {i // 2} of topic{i // 12}"}) + "\n" for i in range(COUNT)]
+    (folder / "docs.jsonl.xz").write_bytes(lzma.compress("".join(lines).encode()))
+    seen, labels = {}, {}
+    for split, of in prepared(folder, tmp_path / "to").items():
+        pairs = names_of(of)
+        assert pairs
+        for first, second, label in pairs:
+            assert first != second
+            assert labels.setdefault(frozenset((first, second)), label) == label
+            assert {seen.setdefault(name, split) for name in (first, second)} == {split}
+    assert "30 documents have the text of another and count as that one, which leaves 30 of 120 links" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("pairs", "mixed"),
+    [
+        ({"train": [("a", "b", True)], "test": [("c", "d", True)]}, False),
+        # Both of one text are in train, with one label for each pair.
+        ({"train": [("a", "b", True), ("c", "A", False)], "test": [("d", "e", True)]}, False),
+        ({"train": [("a", "b", True)], "test": [("A", "c", True)]}, True),
+        ({"train": [("a", "b", True), ("b", "A", False)]}, True),
+        ({"train": [("a", "A", False)]}, True),
+    ],
+)
+def test_texts_are_mixed_where_a_split_a_label_or_a_pair_says_so(pairs, mixed):
+    assert mixes_texts(pairs, {name: name.lower() for name in "abcdeA"}) == mixed
+
+
+def test_links_of_one_text_come_once_and_none_leads_to_itself():
+    same = {name: name.lower() for name in "abcAB"}
+    found = joined_links([("A", "b"), ("b", "a"), ("a", "A"), ("B", "c"), ("a", "B")], same)
+    assert found == [("a", "b"), ("b", "c")]
+
+
+def test_texts_are_equal_as_far_as_they_are_kept(folder, tmp_path, capsys):
+    prepared(folder, tmp_path / "whole")
+    assert "of another" not in capsys.readouterr().err
+    # What is kept of all texts is "text ".
+    with pytest.raises(ValueError, match="gets none of the 0 links"):
+        prepared(folder, tmp_path / "cut", max_length=5)
 
 
 def test_the_same_seed_draws_the_same_pairs_and_another_others(folder, tmp_path):

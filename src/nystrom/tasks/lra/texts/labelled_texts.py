@@ -55,8 +55,7 @@ def prepare_texts(
         ValueError: The source is broken (the place is named), or `to` is taken or cannot be written.
     """
     to = Path(to).expanduser().resolve()
-    if max_length < 1:
-        raise ValueError(f"--max-length is {max_length}; expected at least 1 byte.")
+    check_length(max_length)
     # Where val is test by rule, a share for val breaks the rule on purpose.
     val_is_test = source.val_is_test and held_out.val_share is None
     there = (*source.splits, "val") if val_is_test else source.splits
@@ -93,6 +92,12 @@ def prepare_texts(
         facts["also_in_train"] = {split: gathered.also_among(splits[split], splits["train"]) for split in own}
     _summarize({split: numbers.size for split, numbers in splits.items()}, facts, max_length)
     return to
+
+
+def check_length(max_length: int) -> None:
+    """Raise ValueError where no byte of a text would be kept."""
+    if max_length < 1:
+        raise ValueError(f"--max-length is {max_length}; expected at least 1 byte.")
 
 
 def _summarize(samples: Mapping[str, int], facts: Mapping[str, Any], max_length: int) -> None:

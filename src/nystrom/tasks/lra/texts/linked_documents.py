@@ -8,6 +8,9 @@ at hand: other papers, fewer of them, and other pairs.
 is always the one with most links into the set, so that most links stay inside; then those of val. Links between splits
 are left out, and counted.
 
+**Equal texts.** Documents of one text, cut as the samples are, are one document where they would otherwise bring that
+text into two splits, give a pair of texts both labels, or pair a text with itself; then they are counted.
+
 **Negatives.** As many as links, in each split: the same first documents with the second ones exchanged among them, so
 that each document is first, and is second, as often in negatives as in links. Its identity says nothing of the label.
 
@@ -25,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nystrom.tasks.lra.texts.equal_documents import first_of_text, joined_links, mixes_texts
 from nystrom.tasks.sources.row_files import is_row_file, plain_name, read_fields
 from nystrom.tasks.sources.source import LabelledSample, Source
 from nystrom.tasks.store.checksums import sha256_of_splits
@@ -78,7 +82,7 @@ def linked_source(
 
     Args:
         files: Its files.
-        max_length: Bytes of a text that the baseline sees.
+        max_length: Bytes that are kept of a text: those that are compared, and that the baseline sees.
         seed: Decides the splits and the pairs that are not linked.
         val_share: Share of the documents whose links become val; a tenth if not given.
         test_share: The same for test.
@@ -91,17 +95,15 @@ def linked_source(
     texts = _documents(files.documents, max_unpacked)
     links = _links(files.links, texts, max_unpacked)
     shares = {"test": _SHARE if test_share is None else test_share, "val": _SHARE if val_share is None else val_share}
-    splits = split_documents(links, shares, seed)
-    inside = {split: [pair for pair in links if splits[pair[0]] == splits[pair[1]] == split] for split in SPLITS}
-    for split, kept in inside.items():
-        if not kept:
-            raise ValueError(
-                f"{split} gets none of the {len(links)} links of {files.links}: add links, or take a larger share."
-            )
-    pairs = {
-        split: [*(Pair(*pair, True) for pair in kept), *unlinked(kept, links, seed)] for split, kept in inside.items()
-    }
-    kept = sum(map(len, inside.values()))
+    pairs = _drawn(files.links, links, shares, seed)
+    first = first_of_text(texts, max_length)
+    remarks: tuple[str, ...] = ()
+    if joins := mixes_texts(pairs, first):
+        whole, links = len(links), joined_links(links, first)
+        equal = f"{len(first) - len({*first.values()})} documents have the text of another and count as that one"
+        remarks = (f"{equal}, which leaves {len(links)} of {whole} links",)
+        pairs = _drawn(files.links, links, shares, seed)
+    kept = sum(pair.linked for of in pairs.values() for pair in of)
     baseline = overlap_accuracy(pairs, texts, max_length)
 
     def rows(progress: bool) -> Iterator[LabelledSample]:
@@ -116,10 +118,12 @@ def linked_source(
         settings={
             **{f"{kind}_sha256": digest for kind, digest in sha256_of_splits(files._asdict(), progress=False).items()},
             "document_shares": f"val {shares['val']:g}, test {shares['test']:g}",
+            **({"equal_texts": "one document"} if joins else {}),
         },
         splits=SPLITS,
         rows=rows,
         remarks=(
+            *remarks,
             f"a stand-in for the papers' pairs: {kept} of {len(links)} links are inside a split, with as many pairs "
             "that are not linked",
             f"the words alone tell {100 * baseline['test']:.1f} % of the test pairs and "
@@ -216,6 +220,22 @@ def overlap_accuracy(
     ranked = values["train"][order]
     threshold = -math.inf if cut == 0 else math.inf if cut == len(ranked) else (ranked[cut - 1] + ranked[cut]) / 2
     return {split: float(np.mean((values[split] > threshold) == labels[split])) for split in values}
+
+
+def _drawn(
+    path: Path, links: Sequence[tuple[str, str]], shares: Mapping[str, float], seed: int
+) -> dict[str, list[Pair]]:
+    """The pairs of each split."""
+    splits = split_documents(links, shares, seed)
+    inside = {split: [pair for pair in links if splits[pair[0]] == splits[pair[1]] == split] for split in SPLITS}
+    for split, kept in inside.items():
+        if not kept:
+            raise ValueError(
+                f"{split} gets none of the {len(links)} links of {path}: add links, or take a larger share."
+            )
+    return {
+        split: [*(Pair(*pair, True) for pair in kept), *unlinked(kept, links, seed)] for split, kept in inside.items()
+    }
 
 
 def _documents(path: Path, max_unpacked: float | None) -> dict[str, bytes]:

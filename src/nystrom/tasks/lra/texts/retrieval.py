@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.tasks.lra.texts.held_out import HeldOut
-from nystrom.tasks.lra.texts.labelled_texts import prepare_texts
+from nystrom.tasks.lra.texts.labelled_texts import check_length, prepare_texts
 from nystrom.tasks.lra.texts.linked_documents import find_linked, linked_source
 from nystrom.tasks.sources.row_files import COMPRESSED, Wanted, is_row_file
 from nystrom.tasks.sources.saved_arrow import is_saved_dataset
@@ -93,6 +93,7 @@ def prepare_retrieval(
         ValueError: The source is missing or broken (file and line are named), a setting is impossible, or `to` is taken
             or cannot be written.
     """
+    check_length(max_length)
     held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
     wanted = wanted_fields(label_field=label_field, text_field=text_field, pair_field=pair_field)
     source = Path(source).expanduser()
