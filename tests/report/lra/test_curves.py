@@ -48,6 +48,37 @@ def test_a_panel_per_task_and_a_line_per_method(tmp_path, drawn):
     assert lines["nystrom"].get_color() != lines["softmax"].get_color()
 
 
+def test_seeds_that_share_no_two_steps_raise(tmp_path, drawn):
+    for seed, every in enumerate((100, 70)):
+        add_run(tmp_path, "text", "softmax", seed, [(step, 0.5, 1.0) for step in range(every, 701, every)])
+    says = r"seeds of softmax on text share fewer than two steps \(they have 100, 200, ..., 700 and 70, 140, ..., 700\)"
+    with pytest.raises(ValueError, match=says):
+        draw_lra_curves(tmp_path, tmp_path / "curves.png")
+    assert not drawn
+
+
+def test_where_a_seed_diverged_there_is_neither_line_nor_band(tmp_path, drawn):
+    losses = {0: [1.8, 1.6, 1.4, 1.2], 1: [1.8, "inf", "nan", 1.7]}
+    for seed, values in losses.items():
+        add_run(tmp_path, "text", "softmax", seed, [], header="step,quantity,value,seconds")
+        lines = [f"{10 * place},validation loss,{value},{place}\n" for place, value in enumerate(values, 1)]
+        with (tmp_path / f"text-softmax-demo-seed{seed}" / "curves.csv").open("a") as file:
+            file.writelines(lines)
+    add_run(tmp_path, "text", "linear", 0, [])
+    with (tmp_path / "text-linear-demo-seed0" / "curves.csv").open("a") as file:
+        file.write("10,validation loss,1.9,1\n20,validation loss,1.8,2\n")
+    draw_lra_curves(tmp_path, tmp_path / "curves.png", quantity="loss", over="steps")
+    (axes,) = drawn[0].axes
+    (line,) = (line for line in axes.lines if line.get_label() == "softmax")
+    assert list(line.get_ydata()) == pytest.approx([1.8, math.nan, math.nan, 1.45], nan_ok=True)
+    (band,) = axes.collections
+    corners = {tuple(map(float, corner)) for path in band.get_paths() for corner in path.vertices}
+    assert {x for x, _ in corners} == {10, 40}
+    assert {y for x, y in corners if x == 40} == {1.2, 1.7}
+    said = " ".join(drawn[0].get_supxlabel().split())
+    assert said == "no line where a value is not finite: softmax on text (1 of 2 seeds)"
+
+
 def test_an_axis_begins_at_zero_and_chance_has_a_line(tmp_path, drawn):
     add_run(tmp_path, "pathfinder", "softmax", 0, [(10, 0.50, 1.0), (20, 0.52, 2.0)])
     draw_lra_curves(tmp_path, tmp_path / "curves.png")

@@ -3,7 +3,8 @@
 A panel per task and a line per method: the mean over the seeds at each step, a band from the lowest to the highest. The
 time is that of the runs' own clocks, evaluations and checkpoints included. Each axis of accuracies begins at zero and
 has a line at chance, so that noise around it does not look like progress; norms of gradients have a logarithmic axis. A
-run with a single point has no curve.
+run with a single point has no curve. Where a seed's value is not finite there is neither mean nor band, and the figure
+says of which method: what the other seeds have left would look like a good run.
 """
 
 import csv
@@ -11,8 +12,9 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from nystrom.checks import check_choice
@@ -41,6 +43,8 @@ _QUANTITIES: dict[Shown, str] = {
     "gradient-norm": "gradient norm",
 }
 _CHANCE = "chance"
+# Of what is said below the panels, in an inch.
+_CHARACTERS = 16
 GATHERED = ("run", "step", "quantity", "value", "seconds")
 
 # TASK-METHOD-PRESET-seedSEED, with what the encoder came from and the positions, and a suffix of a copy.
@@ -76,7 +80,8 @@ def draw_lra_curves(source: Path, path: Path, *, quantity: Shown = "accuracy", o
         over: "seconds" of training, or "steps".
 
     Raises:
-        ValueError: No run with two points, curves without seconds, or a file of another format.
+        ValueError: No run with two points, seeds of a method that share fewer than two steps, curves without seconds,
+            or a file of another format.
     """
     check_figure(path)
     check_choice("quantity", quantity, get_args(Shown))
@@ -88,10 +93,12 @@ def draw_lra_curves(source: Path, path: Path, *, quantity: Shown = "accuracy", o
             f"{source} holds no run with two values of the {name}; expected the folder of `nystrom lra run`, or "
             "the CSV file of its curves."
         )
+    _check_shared(source, runs)
     tasks = sorted({task for task, _ in runs}, key=lambda task: (*LRA_TASKS, task).index(task))
     methods = list(dict.fromkeys(method for _, method in sorted(runs)))
     looks = method_looks(methods)
-    figure = figure_of(1.4 + 2.6 * len(tasks), 2.8)
+    width = 1.4 + 2.6 * len(tasks)
+    figure = figure_of(width, 2.8)
     panels = figure.subplots(1, len(tasks), squeeze=False)[0]
     for axes, task in zip(panels, tasks, strict=True):
         for method in methods:
@@ -117,6 +124,9 @@ def draw_lra_curves(source: Path, path: Path, *, quantity: Shown = "accuracy", o
     figure.legend(handles.values(), handles.keys(), loc="outside right center")
     seeds = max(map(len, runs.values()))
     figure.suptitle("one seed each" if seeds == 1 else f"mean of up to {seeds} seeds; bands: lowest to highest")
+    if diverged := _diverged(runs):
+        said = f"no line where a value is not finite: {', '.join(diverged)}"
+        figure.supxlabel(fill(said, round(_CHARACTERS * width)), fontsize=7.5)
     save_figure(figure, path)
 
 
@@ -154,6 +164,36 @@ def _by_method(found: Sequence[_Drawn]) -> dict[tuple[str, str], list[_Curve]]:
             method = f"{run.method} ({run.preset})" if several else run.method
             runs.setdefault((run.task, method), []).append(run.curve)
     return runs
+
+
+def _check_shared(source: Path, runs: Mapping[tuple[str, str], Sequence[_Curve]]) -> None:
+    for (task, method), curves in runs.items():
+        if len(_shared_steps(curves)) < 2:
+            each = " and ".join(dict.fromkeys(_shown_steps(curve) for curve in curves))
+            raise ValueError(
+                f"{source}: the seeds of {method} on {task} share fewer than two steps (they have {each}), so there is "
+                "no mean to draw: train them with the same --evaluate-every and --log-every, or draw them from folders "
+                "of their own."
+            )
+
+
+def _shared_steps(curves: Sequence[_Curve]) -> list[int]:
+    return sorted(set.intersection(*map(set, curves)))
+
+
+def _shown_steps(curve: _Curve) -> str:
+    steps = sorted(curve)
+    return ", ".join(map(str, steps if len(steps) < 5 else [*steps[:2], "...", steps[-1]]))
+
+
+def _diverged(runs: Mapping[tuple[str, str], Sequence[_Curve]]) -> list[str]:
+    """The methods of which a seed has values that are not finite, each with its task and how many of its seeds."""
+    said = []
+    for (task, method), curves in sorted(runs.items()):
+        wild = sum(not all(math.isfinite(value) for _, value in curve.values()) for curve in curves)
+        if wild:
+            said.append(f"{method} on {task} ({wild} of {len(curves)} seed{'s' if len(curves) > 1 else ''})")
+    return said
 
 
 def _read_runs(folder: Path, quantity: str) -> Iterator[_Drawn]:
@@ -228,9 +268,9 @@ def _read_gathered(path: Path, wanted: str) -> Iterator[_Drawn]:
 
 def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, look: Look, over: Axis, factor: float) -> None:
     """One line with its band, over the steps that all its seeds have come to."""
-    steps = sorted(set.intersection(*map(set, curves)))
+    steps = _shared_steps(curves)
     times = [statistics.fmean(curve[step][0] for curve in curves) if over == "seconds" else step for step in steps]
-    values = [[factor * curve[step][1] for curve in curves] for step in steps]
+    values = [_finite([factor * curve[step][1] for curve in curves]) for step in steps]
     marker = look.marker if len(steps) <= 50 else ""
     means = [statistics.fmean(each) for each in values]
     axes.plot(times, means, color=look.colour, linestyle=look.line, marker=marker, label=method)
@@ -238,3 +278,8 @@ def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, look: Look, over:
         axes.fill_between(
             times, [min(each) for each in values], [max(each) for each in values], color=look.colour, alpha=0.15
         )
+
+
+def _finite(values: list[float]) -> list[float]:
+    """The values of all seeds at a step; none of them is drawn where one is not finite."""
+    return values if all(map(math.isfinite, values)) else [math.nan] * len(values)
