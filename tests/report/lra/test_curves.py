@@ -105,6 +105,20 @@ def test_methods_that_differ_in_their_landmarks_are_two_lines(tmp_path, drawn):
     assert [line.get_label() for line in drawn[0].axes[0].lines] == ["nystrom-32", "nystrom-64", "chance"]
 
 
+def test_many_sizes_of_a_method_look_different_and_are_named_in_their_order(tmp_path, drawn):
+    sizes = [16, 32, 64, 128, 256, 512]
+    for task, some in (("listops", sizes[3:]), ("text", sizes)):
+        for size in some:
+            points = [(step, 0.5, float(step)) for step in range(1, 61)]
+            add_run(tmp_path, task, f"nystrom-{size}", 0, points)
+    draw_lra_curves(tmp_path, tmp_path / "curves.png")
+    lines = drawn[0].axes[1].lines[: len(sizes)]
+    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == len(sizes)
+    assert all(line.get_marker() not in ("", "None") for line in lines)
+    (legend,) = drawn[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == [*(f"nystrom-{size}" for size in sizes), "chance"]
+
+
 def test_gathered_curves_draw_the_same_figure(tmp_path, drawn):
     for seed in (0, 1):
         add_run(tmp_path, "text", "softmax", seed, [(10, 0.1 + seed, 1.5), (20, 1 / 3, 2.0)])

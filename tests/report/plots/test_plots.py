@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from nystrom.measure.rows import new_row
 from nystrom.report import show_study
-from nystrom.report.plots.canvas import METHOD_LOOKS, check_figure, method_look
+from nystrom.report.plots.canvas import METHOD_LOOKS, check_figure, method_look, method_looks
 from nystrom.report.plots.curves import draw_curves
 from nystrom.report.plots.efficiency import draw_efficiency
 from nystrom.report.plots.families import families
@@ -101,6 +101,15 @@ def test_a_size_and_what_follows_it_keep_their_methods_look(name):
     assert method_look(name) == METHOD_LOOKS["nystrom"]
     assert method_look(name.replace("nystrom", "longformer", 1)) == METHOD_LOOKS["longformer"]
     assert method_look("softmax-materialised") == METHOD_LOOKS["softmax-materialised"]
+
+
+@pytest.mark.parametrize("method", ["softmax", "nystrom", "nystrom-uniform", "near_far", "skyformer", "unheard-of"])
+def test_many_sizes_of_a_method_look_different(method):
+    names = [f"{method}-{size}" for size in range(20)]
+    looks = method_looks(names)
+    assert len({*looks.values()}) == len(names)
+    assert {look.marker for look in list(looks.values())[:4]} == {method_look(method).marker}
+    assert len({look.colour for look in looks.values()}) == 1
 
 
 def test_the_default_methods_have_a_colour_each_within_their_panel(rows, drawn, tmp_path):

@@ -95,7 +95,7 @@ def draw_lra_curves(source: Path, path: Path, *, quantity: Shown = "accuracy", o
         )
     _check_shared(source, runs)
     tasks = sorted({task for task, _ in runs}, key=lambda task: (*LRA_TASKS, task).index(task))
-    methods = list(dict.fromkeys(method for _, method in sorted(runs)))
+    methods = sorted({method for _, method in runs}, key=_by_size)
     looks = method_looks(methods)
     width = 1.4 + 2.6 * len(tasks)
     figure = figure_of(width, 2.8)
@@ -119,9 +119,8 @@ def draw_lra_curves(source: Path, path: Path, *, quantity: Shown = "accuracy", o
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    # Chance comes after the methods.
-    handles = {name: handles[name] for name in sorted(handles, key=lambda name: name == _CHANCE)}
-    figure.legend(handles.values(), handles.keys(), loc="outside right center")
+    named = [name for name in (*methods, _CHANCE) if name in handles]
+    figure.legend([handles[name] for name in named], named, loc="outside right center")
     seeds = max(map(len, runs.values()))
     figure.suptitle("one seed each" if seeds == 1 else f"mean of up to {seeds} seeds; bands: lowest to highest")
     if diverged := _diverged(runs):
@@ -164,6 +163,11 @@ def _by_method(found: Sequence[_Drawn]) -> dict[tuple[str, str], list[_Curve]]:
             method = f"{run.method} ({run.preset})" if several else run.method
             runs.setdefault((run.task, method), []).append(run.curve)
     return runs
+
+
+def _by_size(method: str) -> list[str | int]:
+    """The order of methods: that of letters, but of their sizes as numbers."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", method)]
 
 
 def _check_shared(source: Path, runs: Mapping[tuple[str, str], Sequence[_Curve]]) -> None:
@@ -271,9 +275,11 @@ def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, look: Look, over:
     steps = _shared_steps(curves)
     times = [statistics.fmean(curve[step][0] for curve in curves) if over == "seconds" else step for step in steps]
     values = [_finite([factor * curve[step][1] for curve in curves]) for step in steps]
-    marker = look.marker if len(steps) <= 50 else ""
+    # Without a marker here and there, lines of a fifth size would look like those of the first.
+    every = 1 if len(steps) <= 50 else len(steps) // 10
     means = [statistics.fmean(each) for each in values]
-    axes.plot(times, means, color=look.colour, linestyle=look.line, marker=marker, label=method)
+    style: dict[str, Any] = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
+    axes.plot(times, means, markevery=every, label=method, **style)
     if len(curves) > 1:
         axes.fill_between(
             times, [min(each) for each in values], [max(each) for each in values], color=look.colour, alpha=0.15

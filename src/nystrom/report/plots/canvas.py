@@ -99,14 +99,21 @@ def method_look(name: str) -> Look:
 
 
 def method_looks(names: Iterable[str]) -> dict[str, Look]:
-    """How the methods of one figure look: those that share a colour and differ in their size differ in their line."""
+    """How the methods of one figure look: those that share a colour and differ in their size differ in their line.
+
+    Where they are more than there are lines, they take other markers too.
+    """
     seen: dict[Look, int] = {}
     looks = {}
     for name in names:
         plain = method_look(name)
         place = seen[plain] = seen.get(plain, -1) + 1
         styles = ("-", "--", ":", "-.")
-        looks[name] = plain._replace(line=styles[(styles.index(plain.line) + place) % len(styles)])
+        markers = (plain.marker, *(marker for marker in MARKERS if marker != plain.marker))
+        looks[name] = plain._replace(
+            line=styles[(styles.index(plain.line) + place) % len(styles)],
+            marker=markers[place // len(styles) % len(markers)],
+        )
     return looks
 
 
