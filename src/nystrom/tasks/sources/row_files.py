@@ -4,7 +4,8 @@ r"""Rows of CSV, tsv and JSON lines files, plain or compressed, one at a time an
     .tsv                    one header line; a row is a line, a field ends at a tab, quotes are letters like any other
     .jsonl .ndjson .json    one JSON object per line
 
-each as it is, or with .gz, .xz, .bz2 or .zst appended. Blank lines are skipped.
+each as it is, or with .gz, .xz, .bz2 or .zst appended. Blank lines are skipped, but in a file of one column those
+between two rows are rows with an empty cell, and so are quotes with nothing between them, wherever they are.
 
 What is read of a text is its bytes. In CSV and tsv they are taken as they are, valid UTF-8 or not; a byte order mark
 at the start of a file is dropped. JSON is UTF-8 by its definition, so other bytes in JSON lines are an error.
@@ -149,16 +150,16 @@ class _RowError(Exception):
 
 
 def _tsv_rows(file: BinaryIO) -> Numbered:
-    lines = enumerate(file, start=1)
-    return _without_blank_lines((n, line.removesuffix(b"\n").removesuffix(b"\r").split(b"\t")) for n, line in lines)
+    lines = ((number, line.removesuffix(b"\n").removesuffix(b"\r")) for number, line in enumerate(file, start=1))
+    return _without_blank_lines((number, line.split(b"\t") if line else []) for number, line in lines)
 
 
 def _without_blank_lines(rows: Numbered) -> Numbered:
-    """Leave out blank lines; but in a file of one column, one between two rows is a row whose cell is empty."""
+    """Leave out blank lines, which have no cells; but between two rows of one column they are rows of an empty one."""
     width, blank = 0, list[tuple[int, list[bytes]]]()
     for number, cells in rows:
-        if cells == [b""]:
-            blank.append((number, cells))
+        if not cells:
+            blank.append((number, [b""]))
             continue
         if width == 1:
             yield from blank
@@ -178,8 +179,8 @@ def _csv_rows(file: BinaryIO) -> Numbered:
             def rows() -> Numbered:
                 nonlocal line
                 for cells in reader:
-                    # The csv module gives no cell for a blank line.
-                    yield line, [cell.encode("utf-8", errors="surrogateescape") for cell in cells or [""]]
+                    # The csv module gives no cell for a blank line, and an empty one for quotes.
+                    yield line, [cell.encode("utf-8", errors="surrogateescape") for cell in cells]
                     line = reader.line_num + 1
 
             yield from _without_blank_lines(rows())

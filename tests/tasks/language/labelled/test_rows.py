@@ -159,3 +159,16 @@ def test_a_blank_line_between_the_rows_of_one_column_is_an_empty_text(ending, tm
     separator = "\t" if ending == ".tsv" else ","
     path.write_text(f"sentence{separator}label\nfirst{separator}1\n\nsecond{separator}0\n")
     assert list(read_texts(path, TASKS["sst2"])) == [("first",), ("second",)]
+
+
+def test_quotes_around_nothing_are_an_empty_text_wherever_they_are(tmp_path):
+    path = tmp_path / "texts.csv"
+    path.write_text('sentence\nfirst\n\n""\nfourth\n""\n\n')
+    assert list(read_texts(path, TASKS["sst2"])) == [("first",), ("",), ("",), ("fourth",), ("",)]
+
+
+def test_quotes_around_nothing_are_no_row_of_several_columns(tmp_path):
+    path = tmp_path / "texts.csv"
+    path.write_text('sentence,label\nfirst,1\n""\n')
+    with pytest.raises(ValueError, match=r"texts\.csv, line 3: 1 fields where 2 are wanted"):
+        list(read_texts(path, TASKS["sst2"]))
