@@ -72,6 +72,28 @@ def test_a_file_that_is_cut_short_is_named(save_arrow):
         list(part.fields({"text_field": ("text",)}))
 
 
+@pytest.mark.parametrize("batches", [0, 1, 2])
+def test_a_file_that_ends_after_a_whole_batch_is_named(batches, save_arrow):
+    arrow = pytest.importorskip("pyarrow")
+    # As eight bytes this label is the mark at the end of a stream.
+    label = 2**32 - 1
+    table = arrow.table({"text": ["a", "b", "c"], "label": [label] * 3})
+    file = save_arrow({"text": ["a"], "label": [0]}) / "data-00000-of-00001.arrow"
+    with arrow.OSFile(str(file), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table, max_chunksize=1)
+    whole = file.read_bytes()
+    with arrow.BufferReader(whole) as source, arrow.ipc.open_stream(source) as stream:
+        ends = [source.tell(), *(source.tell() for _ in stream)]
+    (part,) = saved_parts(file.parent).values()
+    assert [label for _, (label, _) in part.fields(WANTED)] == [b"%d" % label] * 3
+    file.write_bytes(whole[: ends[batches]])
+    assert not batches or whole[: ends[batches]].endswith(whole[-8:])
+    with pytest.raises(
+        ValueError, match=r"arrow cannot be read \(it ends before its end mark, so rows may be missing\)"
+    ):
+        list(part.fields(WANTED))
+
+
 def test_what_the_package_itself_saves_is_read(tmp_path):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})

@@ -84,8 +84,14 @@ class SavedPart:
 
     def _batches(self) -> Iterator[Any]:
         for file in self.files:
-            with _stream(file) as batches:
-                yield from batches
+            with _stream(file) as (mapped, batches):
+                end = mapped.tell()
+                for batch in batches:
+                    end = mapped.tell()
+                    yield batch
+                # pyarrow takes the end of a file for the mark that ends a stream.
+                if end == mapped.size():
+                    raise _broken(file, "it ends before its end mark, so rows may be missing")
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -119,7 +125,7 @@ def _part(folder: Path, place: Path, split: str) -> SavedPart:
     if not names or not all(_is_name(name) for name in names):
         raise _broken(place / _STATE, "it names no files of rows")
     files = tuple(place / str(name) for name in names)
-    with _stream(files[0]) as batches:
+    with _stream(files[0]) as (_, batches):
         columns = tuple(batches.schema.names)
     features = info.get("features")
     classes = {
@@ -146,8 +152,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _stream(file: Path) -> Iterator[Any]:
-    """The batches of a file, mapped into memory."""
+def _stream(file: Path) -> Iterator[tuple[Any, Any]]:
+    """A file, mapped into memory, and its batches."""
     try:
         arrow: Any = importlib.import_module("pyarrow")
     except ModuleNotFoundError as error:
@@ -157,7 +163,7 @@ def _stream(file: Path) -> Iterator[Any]:
         ) from error
     try:
         with arrow.memory_map(str(file)) as mapped, arrow.ipc.open_stream(mapped) as batches:
-            yield batches
+            yield mapped, batches
     except (arrow.ArrowException, OSError) as error:
         raise _broken(file, str(error).partition("\n")[0]) from error
 
