@@ -136,6 +136,11 @@ def test_labels_of_own_texts_are_classes_or_numbers(tmp_path):
         read_labelled([tmp_path], own_task(), own=True)
 
 
+def test_labels_that_only_python_reads_as_numbers_are_classes(tmp_path):
+    write(tmp_path / "train.jsonl", ["1_1", "11", "1_2"] * 10)
+    assert read_labelled([tmp_path], own_task(), own=True).classes == ("11", "1_1", "1_2")
+
+
 def test_files_that_say_no_split_are_errors_for_own_texts_and_passed_over_for_glue(tmp_path):
     write(tmp_path / "train.jsonl", [0, 1] * 10)
     write(tmp_path / "dev_ids.jsonl", [0, 1])

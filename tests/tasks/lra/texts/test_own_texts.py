@@ -69,6 +69,25 @@ def test_numbers_of_one_value_are_one_class(tmp_path, labels, classes):
             assert label == classes[sample["labels"]]
 
 
+@pytest.mark.parametrize("labels", [["1_1", "11", "1_2"], ["1", "١"]])
+def test_labels_that_only_python_reads_as_numbers_are_classes(tmp_path, labels):
+    source = write(
+        tmp_path / "a.csv", ("text", "label"), [(f"{label} {i}", label) for label in labels for i in range(40)]
+    )
+    data = Text(prepare_text(source, tmp_path / "to", progress=False), "train")
+    assert data.classes == sorted(labels)
+
+
+def test_labels_that_become_one_class_are_said(tmp_path, capsys):
+    source = write(
+        tmp_path / "a.csv",
+        ("text", "label"),
+        [(f"{label} {i}", label) for label in ("1", "1.0", "0") for i in range(40)],
+    )
+    prepare_text(source, tmp_path / "to", progress=False)
+    assert "notice: the labels '1', '1.0' are one class." in capsys.readouterr().err
+
+
 def test_one_number_written_in_two_ways_among_words_is_an_error(tmp_path):
     rows = [(f"{label} {i}", label) for label in ("1", "1.0", "none") for i in range(40)]
     with pytest.raises(ValueError, match=r"the labels '1' and '1.0' are one number, among others that are words"):

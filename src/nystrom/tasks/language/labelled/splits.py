@@ -14,6 +14,7 @@ together: none that is learned from is scored.
 
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from nystrom.tasks.sources.saved_arrow import is_saved_dataset
 LabelKind = Literal["auto", "classes", "numbers"]
 _SHARE, _SEED = 0.1, 0
 _MOST_CLASSES = 1000
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 class TextSplit(NamedTuple):
@@ -200,10 +202,8 @@ def _labels(rows: SplitRows, task: LabelledTask, classes: tuple[str, ...] | None
 
 
 def _number(word: str) -> float | None:
-    try:
-        number = float(word)
-    except ValueError:
-        return None
+    """The number that a label is; Python reads 1_1 as eleven, which is a class of its own."""
+    number = float(word) if _NUMBER.fullmatch(word) else math.inf
     return number if math.isfinite(number) else None
 
 

@@ -1,11 +1,13 @@
 """Samples on their way to disk: texts in a scratch file, some numbers for each in memory.
 
 A text is cut to its first `max_length` bytes. A label is a word or a number, without the blanks around it. If all are
-numbers, those of one value, such as 1 and 1.0, are one class, and the classes are in the order of numbers; otherwise
-each label is a class, and the classes are in the order of letters.
+numbers, those of one value, such as 1 and 1.0, are one class, which is said, and the classes are in the order of
+numbers; otherwise each label is a class, and the classes are in the order of letters. A number is written as 12, -0.5
+or 1e2.
 """
 
 import hashlib
+import re
 from array import array
 from collections.abc import Collection
 from decimal import Decimal, InvalidOperation
@@ -20,6 +22,7 @@ from nystrom.tasks.store.header import SPLITS
 from nystrom.tasks.store.token_files import write_pieces
 
 MOST_CLASSES = 256
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 class Gathered:
@@ -89,6 +92,15 @@ class Gathered:
         place = np.array([names.index(named[label]) for label in self._codes], dtype=np.uint8)
         return names, place[np.array(self._labels, dtype=np.int64)]
 
+    def joined(self) -> list[str]:
+        """A clause for each class that several labels are."""
+        spelt: dict[str, list[str]] = {}
+        for label, name in _class_of_each(self._codes).items():
+            spelt.setdefault(name, []).append(label)
+        return [
+            f"the labels {', '.join(map(repr, sorted(same)))} are one class" for same in spelt.values() if len(same) > 1
+        ]
+
     def splits(self) -> NDArray[np.uint8]:
         """For each sample the split that the source gave."""
         return np.array(self._splits, dtype=np.uint8)
@@ -143,8 +155,9 @@ def _class_of_each(labels: Collection[str]) -> dict[str, str]:
 
 
 def _number(label: str) -> Decimal | None:
+    """The number that a label is; 1_1 and digits of other scripts, which Python reads too, are words."""
     try:
-        value = Decimal(label)
+        value = Decimal(label if _NUMBER.fullmatch(label) else "nan")
     except InvalidOperation:
         return None
     return value if value.is_finite() else None

@@ -87,7 +87,7 @@ def prepare_texts(
         truncated = {split: gathered.truncated(splits[split]) for split in SPLITS}
         facts |= {"classes": names, "encoding": ENCODING, "truncated": truncated, "skipped": skipped}
         facts |= {"val": _origin("val", val_is_test, shares), "test": _origin("test", False, shares)}
-        facts |= {"differences": differences, "remarks": list(source.remarks)}
+        facts |= {"differences": differences, "remarks": [*source.remarks, *gathered.joined()]}
         own = ["test"] if val_is_test else ["val", "test"]
         facts["also_in_train"] = {split: gathered.also_among(splits[split], splits["train"]) for split in own}
     _summarize({split: numbers.size for split, numbers in splits.items()}, facts, max_length)
