@@ -31,14 +31,27 @@ def parquet_fields(path: Path, wanted: Wanted, *, may_be_null: str | None = None
         names = find_names(opened.schema_arrow.names, wanted)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    for number, row in enumerate(_rows(path, opened, names), start=1):
+        try:
+            yield number, all_as_bytes([row[name] for name in names], names, wanted, may_be_null)
+        except ValueError as error:
+            raise ValueError(f"{path}, row {number}: {error}") from error
+
+
+def _rows(path: Path, opened: Any, names: list[str]) -> Iterator[dict[str, Any]]:
+    """The rows; what is damaged between the beginning and the end of a file shows only where it is read."""
+    arrow: Any = importlib.import_module("pyarrow")
     number = 0
-    for batch in opened.iter_batches(batch_size=_AT_ONCE, columns=names):
-        for row in batch.to_pylist():
-            number += 1
-            try:
-                yield number, all_as_bytes([row[name] for name in names], names, wanted, may_be_null)
-            except ValueError as error:
-                raise ValueError(f"{path}, row {number}: {error}") from error
+    try:
+        for batch in opened.iter_batches(batch_size=_AT_ONCE, columns=names):
+            for row in batch.to_pylist():
+                number += 1
+                yield row
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"{path} cannot be read after row {number} ({why}): it is damaged, fetch it again.") from error
 
 
 def _opened(path: Path) -> Any:
@@ -50,6 +63,6 @@ def _opened(path: Path) -> Any:
             f"{path} is parquet, which pyarrow reads: pip install pyarrow, or save the rows as JSON lines."
         ) from error
     try:
-        return library.ParquetFile(path)
+        return library.ParquetFile(path, page_checksum_verification=True)
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} is no parquet file, or is cut short ({error}): fetch it again.") from error
