@@ -96,13 +96,14 @@ def read_fields(
 def first_fields(path: Path, *, max_unpacked: float | None = None) -> list[str]:
     """The names of the fields of a file: the cells of its first line, or the names in its first object.
 
-    Empty where the first row cannot be read; what is wrong with it is for `read_fields` to say.
+    Empty where the first row cannot be read; what is wrong with it is for `read_fields` to say. Cells may be equal: the
+    first row need not be a header.
     """
     try:
         with open_unpacked(path, max_unpacked=max_unpacked) as file:
             pass_byte_order_mark(path, file)
             if (kind := _kind(path)) in (".csv", ".tsv"):
-                return _header(path, _csv_rows(file) if kind == ".csv" else _tsv_rows(file))[1]
+                return _first_cells(path, _csv_rows(file) if kind == ".csv" else _tsv_rows(file))[1]
             return list(json.loads(next(line for line in file if not line.isspace())))
     except (_RowError, ValueError, StopIteration, TypeError, *BROKEN):
         return []
@@ -221,11 +222,15 @@ def _chosen_cells(
             yield line, [cells[place] for place in places]
 
 
-def _header(path: Path, rows: Numbered) -> tuple[int, list[str]]:
+def _first_cells(path: Path, rows: Numbered) -> tuple[int, list[str]]:
     line, header = next(rows, (1, []))
     if not header:
         raise ValueError(f"{path} is empty: it must begin with a header line, or the file is cut short.")
-    columns = [cell.decode("utf-8", errors="backslashreplace") for cell in header]
+    return line, [cell.decode("utf-8", errors="backslashreplace") for cell in header]
+
+
+def _header(path: Path, rows: Numbered) -> tuple[int, list[str]]:
+    line, columns = _first_cells(path, rows)
     if twice := sorted({column for column in columns if columns.count(column) > 1}):
         raise _RowError(line, f"the header names {', '.join(twice)} twice: give each column a name of its own.")
     return line, columns

@@ -59,6 +59,25 @@ def test_files_without_a_header_are_read_from_their_first_row(tmp_path):
     assert "1 rows of" in rows.remarks[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "label"),
+    [
+        ("qqp", "0\tquestion a\tquestion b\t0", "0"),
+        ("qqp", "1\tquestion a\tquestion a\t7", "1"),
+        ("cola", "\t1\t\tquestion a", "1"),
+    ],
+)
+def test_equal_cells_in_the_first_of_the_rows_are_no_columns_named_twice(name, first, label, tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_text(first + "\n" + {"qqp": "1\tc\td\t8\n", "cola": "gj04\t1\t\tc\n"}[name])
+    for may_lack_labels in (False, True):
+        rows = read_rows([path], TASKS[name], may_lack_labels=may_lack_labels)
+        assert (rows.texts, rows.labels) == (["question a", "c"], [label, "1"])
+    path.write_text("sentence\tlabel\tlabel\tsource\na\t1\t1\tb\n")
+    with pytest.raises(ValueError, match="the header names label twice"):
+        read_rows([path], TASKS["cola"], may_lack_labels=False)
+
+
 def test_broken_rows_of_qqp_are_counted_and_those_of_other_tasks_are_errors(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_text("question1\tquestion2\tis_duplicate\na\tb\t1\nc\nd\te\t0\n")
