@@ -43,8 +43,30 @@ def test_hours_and_gigabytes_are_shown_alone_too(capsys):
     assert cost_lines(ROWS, time=False, memory=True)[0][1][1] == "1.25"
     print_costs(ROWS, time=True, memory=False)
     printed = capsys.readouterr().out
-    assert "text: 500 steps" in printed
+    assert "text (demo): 500 steps; nystrom-128" in printed
     assert "| **nystrom-128, demo** | – | 1.25 |" in cost_markdown(ROWS, time=False, memory=True)
+
+
+def test_notes_say_whose_steps_they_are_and_the_papers_line_comes_once():
+    other = [
+        dataclasses.replace(
+            row, sizes="layers=2 preset=skyformer", value=9000 if row.quantity == "steps" else row.value
+        )
+        for row in rows_of("text", "nystrom-128", [90_000], [4000])
+    ]
+    text = cost_markdown([*ROWS, *rows_of("text", "linear", [60], [9]), *other], time=True, memory=False)
+    table, notes = text.split("\n\n")
+    assert "- text (demo): 500 steps; nystrom-128, linear\n" in notes
+    assert "- text (skyformer): 9,000 steps; nystrom-128\n" in notes
+    assert all(line.startswith("- ") for line in notes.splitlines())
+    names = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    assert names == [
+        "**nystrom-128, demo**",
+        "**nystrom-128, skyformer**",
+        "*Skyformer T2, nystrom-128*",
+        "**sparse, demo**",
+        "**linear, demo**",
+    ]
 
 
 def test_rows_without_a_time_are_refused():

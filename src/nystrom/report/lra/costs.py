@@ -32,13 +32,15 @@ def cost_lines(rows: Sequence[Row], *, time: bool, memory: bool) -> list[tuple[s
     """
     cells = _cells(rows)
     lines = []
-    for line in dict.fromkeys(line for line, _ in cells):
-        row = [
-            _text(cells.get((line, task), {}).get(_TIME), cells.get((line, task), {}).get(_MEMORY), time, memory)
-            for task in LRA_TASKS
-        ]
-        lines.append((f"{line.method}, {line.preset}" if line.preset else line.method, row))
-        printed = [name for name in SKYFORMER_TABLE_2 if name.split("-")[0] == line.base]
+    measured = [*dict.fromkeys(line for line, _ in cells)]
+    for base in dict.fromkeys(line.base for line in measured):
+        for line in (line for line in measured if line.base == base):
+            row = [
+                _text(cells.get((line, task), {}).get(_TIME), cells.get((line, task), {}).get(_MEMORY), time, memory)
+                for task in LRA_TASKS
+            ]
+            lines.append((f"{line.method}, {line.preset}" if line.preset else line.method, row))
+        printed = [name for name in SKYFORMER_TABLE_2 if name.split("-")[0] == base]
         if printed:
             there = SKYFORMER_TABLE_2[printed[0]]
             row = [_text(3600 * there[task][0], 1e3 * there[task][1], time, memory) for task in LRA_TASKS]
@@ -68,6 +70,7 @@ def cost_markdown(rows: Sequence[Row], *, time: bool, memory: bool) -> str:
     ]
     return (
         markdown_table((_title(time, memory), *LRA_TASKS), lines)
+        + "\n"
         + "\n".join(f"- {note}" for note in _notes(rows))
         + "\n"
     )
@@ -122,9 +125,14 @@ def _title(time: bool, memory: bool) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    """Steps of the runs, and where they ran."""
-    steps = dict.fromkeys(
-        f"{row.study.removeprefix('train ')}: {row.value:,.0f} steps" for row in rows if row.quantity == "steps"
-    )
+    """Steps of the runs, a line each for the methods that share them, and where they ran."""
+    shared: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.study.startswith("train ") and row.quantity == _STEPS:
+            line = line_of(row)
+            preset = f" ({line.preset})" if line.preset else ""
+            what = f"{row.study.removeprefix('train ')}{preset}: {row.value:,.0f} steps"
+            shared.setdefault(what, {})[line.method] = None
+    steps = [f"{what}; {', '.join(methods)}" for what, methods in shared.items()]
     places = dict.fromkeys(f"{row.device}, {row.dtype}, {row.date}" for row in rows if row.quantity == _TIME)
     return ["mean over the seeds, evaluations and checkpoints included", *steps, *places]
