@@ -170,6 +170,16 @@ def test_the_notes_say_steps_samples_and_commands(capsys):
     assert "37.10" in printed
 
 
+@pytest.mark.parametrize("to", ["--to 'runs/my runs/{}'", "--to=runs/{}", "--to runs/{}"])
+def test_the_command_of_all_seeds_is_one_whole_command(to):
+    rows = [
+        replace(row, command=f"nystrom train text --seed {row.seed} {to.format(row.seed)} --data 'my data'")
+        for row in rows_of("text", "softmax", [0.5, 0.6])
+    ]
+    _, _, command = lra_markdown(rows).rpartition("Measured by\n\n")
+    assert command == "    nystrom train text --seed SEED --data 'my data'\n"
+
+
 def test_a_narrow_terminal_cuts_no_number(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     print_lra(rows_of("listops", "nystrom-64+skip", [0.166], preset="nystromformer design=transformers"))

@@ -5,7 +5,7 @@ A line per method with its size and per preset, and below the lines of a method 
 binomial standard error of one run. A dash means not run, or not printed.
 """
 
-import re
+import shlex
 import statistics
 from collections.abc import Sequence
 
@@ -76,8 +76,17 @@ def lra_markdown(rows: Sequence[Row]) -> str:
 
 def _any_seed(row: Row) -> str:
     """The command of a run, the same for all its seeds; where it wrote does not matter."""
-    command = re.sub(r" --to \S+", "", row.command)
-    return re.sub(r"--seed \d+", "--seed SEED", command)
+    kept: list[str] = []
+    words = iter(shlex.split(row.command))
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name not in ("--to", "--seed"):
+            kept.append(word)
+            continue
+        if not equals:
+            next(words, None)
+        kept += ["--seed", "SEED"] if name == "--seed" else []
+    return shlex.join(kept)
 
 
 def _text(cell: Accuracy | None) -> str:
