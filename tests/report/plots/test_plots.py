@@ -77,6 +77,14 @@ def test_figures_are_png_or_svg_and_drawn_again_the_same(rows, tmp_path):
         check_figure(Path("a.pdf"))
 
 
+def test_a_figure_has_its_folder_made_before_it_is_drawn(tmp_path):
+    check_figure(tmp_path / "new" / "folder" / "a.png")
+    assert (tmp_path / "new" / "folder").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"file cannot be written \(.*\): choose another folder"):
+        check_figure(tmp_path / "file" / "a.png")
+
+
 def test_each_method_has_a_line_and_a_band(rows, drawn, tmp_path):
     draw_efficiency(rows, tmp_path / "all.png")
     axes = drawn[0].axes[0]

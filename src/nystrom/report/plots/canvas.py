@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nystrom.measure.rows import check_folder
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -127,13 +129,14 @@ def house_style() -> Iterator[None]:
 
 
 def check_figure(path: Path) -> None:
-    """Check the name of a figure's file, before the work that it is to show.
+    """Check the name of a figure's file, and make its folder, before the work that it is to show.
 
     Raises:
-        ValueError: It ends in neither .png nor .svg.
+        ValueError: It ends in neither .png nor .svg, or its folder cannot be written.
     """
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"figure is {path}; expected a file name that ends in {' or '.join(FORMATS)}.")
+    check_folder(path.parent)
 
 
 def figure_of(width: float, height: float) -> "Figure":
@@ -150,7 +153,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure in the format that the name of the file ends in; the same figure gives the same file.
 
     Raises:
-        ValueError: The name ends in neither .png nor .svg.
+        ValueError: As `check_figure`.
     """
     import matplotlib
 
