@@ -390,6 +390,7 @@ def test_a_label_that_is_no_text_is_named(tmp_path):
     [
         ({"max_length": 0}, "--max-length is 0"),
         ({"seed": -1}, "--seed is -1"),
+        ({"seed": 10**160}, "--seed is 1000.*; expected a whole number from 0 to 9223372036854775807"),
         ({"val_share": 0.0}, "--val-share is 0.0"),
         ({"test_share": 1.5}, "--test-share is 1.5; expected"),
         ({"val_share": 0.5, "test_share": 0.5}, "leave nothing to train on"),

@@ -113,8 +113,8 @@ def _check(length: int, held_out: float, min_tokens: int, seed: int, workers: in
         raise ValueError(f"--held-out is {held_out}; expected a share between 0 and 1.")
     if min_tokens < 2:
         raise ValueError(f"--min-tokens is {min_tokens}; expected at least 2, one for each segment.")
-    if seed < 0:
-        raise ValueError(f"--seed is {seed}; expected at least 0.")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed is {seed}; expected a whole number from 0 to {2**63 - 1}.")
     if workers is not None and workers < 1:
         raise ValueError(f"--workers is {workers}; expected at least 1, or none for all cores.")
 

@@ -26,7 +26,7 @@ class HeldOut:
         seed: Decides which.
 
     Raises:
-        ValueError: A share is impossible.
+        ValueError: A share or the seed is impossible.
     """
 
     val_share: float | None
@@ -34,8 +34,8 @@ class HeldOut:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"--seed is {self.seed}; expected at least 0.")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"--seed is {self.seed}; expected a whole number from 0 to {2**63 - 1}.")
         for flag, share in (("--val-share", self.val_share), ("--test-share", self.test_share)):
             if share is not None and not 0 < share < 1:
                 raise ValueError(f"{flag} is {share}; expected a number between 0 and 1, or none for a tenth.")
