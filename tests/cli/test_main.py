@@ -118,6 +118,12 @@ def test_rows_of_another_study_are_sent_to_the_command_that_prints_them(study, s
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("options", [[], ["--markdown"], ["--time"]])
+def test_a_table_without_a_file_of_rows_says_that_one_is_missing(options, capsys):
+    assert main(["lra", "table", *options]) == 2
+    assert "no file of rows is named; expected those of `nystrom lra run`" in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_a_small_bench_leaves_rows_and_a_plot(tmp_path):
     done = run(

@@ -91,6 +91,8 @@ def lra_table(words: list[str]) -> None:
             memory: Gigabytes of peak memory in place of accuracies, or beside the hours.
             markdown: As Markdown.
         """
+        if not files:
+            raise ValueError("no file of rows is named; expected those of `nystrom lra run`, such as runs/lra/lra.csv.")
         rows = [row for file in files for row in read_rows(file)]
         if time or memory:
             if markdown:
