@@ -1,8 +1,12 @@
 """What a user holds, as the samples that a preparation takes of it."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+# A label that is a number: Python would read 1_1 and digits of other scripts, too.
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 class LabelledSample(NamedTuple):

@@ -14,7 +14,6 @@ together: none that is learned from is scored.
 
 import hashlib
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,11 +26,11 @@ from nystrom.tasks.language.labelled.glue import LabelledTask
 from nystrom.tasks.language.labelled.rows import SplitRows, read_rows
 from nystrom.tasks.sources.acl_imdb import ARCHIVES, archive_source, folder_source, is_acl_imdb
 from nystrom.tasks.sources.saved_arrow import is_saved_dataset
+from nystrom.tasks.sources.source import NUMBER
 
 LabelKind = Literal["auto", "classes", "numbers"]
 _SHARE, _SEED = 0.1, 0
 _MOST_CLASSES = 1000
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 class TextSplit(NamedTuple):
@@ -203,7 +202,7 @@ def _labels(rows: SplitRows, task: LabelledTask, classes: tuple[str, ...] | None
 
 def _number(word: str) -> float | None:
     """The number that a label is; Python reads 1_1 as eleven, which is a class of its own."""
-    number = float(word) if _NUMBER.fullmatch(word) else math.inf
+    number = float(word) if NUMBER.fullmatch(word) else math.inf
     return number if math.isfinite(number) else None
 
 

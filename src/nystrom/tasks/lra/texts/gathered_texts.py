@@ -7,7 +7,6 @@ or 1e2.
 """
 
 import hashlib
-import re
 from array import array
 from collections.abc import Collection
 from decimal import Decimal, InvalidOperation
@@ -17,12 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.tasks.sources.source import LabelledSample
+from nystrom.tasks.sources.source import NUMBER, LabelledSample
 from nystrom.tasks.store.header import SPLITS
 from nystrom.tasks.store.token_files import write_pieces
 
 MOST_CLASSES = 256
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 class Gathered:
@@ -157,7 +155,7 @@ def _class_of_each(labels: Collection[str]) -> dict[str, str]:
 def _number(label: str) -> Decimal | None:
     """The number that a label is; 1_1 and digits of other scripts, which Python reads too, are words."""
     try:
-        value = Decimal(label if _NUMBER.fullmatch(label) else "nan")
+        value = Decimal(label if NUMBER.fullmatch(label) else "nan")
     except InvalidOperation:
         return None
     return value if value.is_finite() else None
