@@ -130,3 +130,18 @@ def test_of_about_equally_near_centres_the_first_is_the_nearest():
         near = nearest_centres(middle + shift, corners[None] + shift)
         assert torch.equal(near, torch.zeros(1, 5, dtype=torch.long))
         assert torch.equal(nearest_centres(corners[None] * 0.9 + shift, corners[None] + shift), torch.arange(4)[None])
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("choose", [segment_means, uniform, kmeans])
+def test_what_is_no_token_no_count_and_no_mask_is_refused(choose):
+    x = tokens(9, 0)
+    for arguments, message in (
+        (([1], 3), "x is a list; expected a tensor"),
+        ((x[0], 3), r"x has shape \(3, 9, 4\); expected four axes"),
+        ((x, 0), "m is 0; expected a whole number of at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            choose(*arguments)
+    with pytest.raises(ValueError, match=r"keep has dtype torch\.float32; expected torch\.bool"):
+        choose(x, 3, keep=torch.ones(2, 9))

@@ -20,8 +20,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nystrom.checks import check_at_least
 from nystrom.precision import accumulator, at_least_float32
-from nystrom.shapes import Generator, check_generator
+from nystrom.shapes import Generator, check_generator, check_keep, check_tensor
 
 KMEANS_STEPS = 5
 # Centres are about equally near within so much of the mean square of their distance from the middle.
@@ -62,7 +63,11 @@ def segment_means(
         x: Queries or keys.
         m: Number of landmarks, at most the number of tokens.
         keep: Real tokens; None where all are.
+
+    Raises:
+        ValueError: No tokens of four axes, fewer than one landmark, or a mask that does not fit.
     """
+    _check(x, m, keep)
     n = x.shape[2]
     if keep is None and isinstance(n, int) and n % m == 0:
         return x.unflatten(2, (m, n // m)).mean(dim=3, dtype=accumulator(x.dtype))
@@ -83,7 +88,11 @@ def uniform(
         m: Number of landmarks, at most the number of tokens.
         keep: Real tokens; None where all are.
         draws: Where in its segment each token lies, in [0, 1), shared by the batch; None takes `even_draws`.
+
+    Raises:
+        ValueError: What `segment_means` raises for.
     """
+    _check(x, m, keep)
     keep = all_real(x) if keep is None else keep
     draws = even_draws(m, x.device) if draws is None else draws
     positions = uniform_positions(keep, m, draws)
@@ -116,7 +125,12 @@ def kmeans(
         m: Number of landmarks, at most the number of tokens.
         keep: Real tokens; None where all are.
         steps: Lloyd's iterations. A cluster that empties keeps its centre.
+
+    Raises:
+        ValueError: What `segment_means` raises for, or a negative number of steps.
     """
+    _check(x, m, keep)
+    check_at_least("steps", steps, 0)
     b, h, n, _ = x.shape
     flat = at_least_float32(x).flatten(0, 1)[:, None]
     real = None if keep is None else keep[:, None].expand(b, h, n).flatten(0, 1)
@@ -230,6 +244,14 @@ def short_sequences(
 def all_real(x: Float[Tensor, "b h n d"]) -> Bool[Tensor, "b n"]:
     """A mask under which each token is real."""
     return torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
+
+
+def _check(x: Tensor, m: int, keep: Tensor | None) -> None:
+    check_tensor("x", x)
+    if x.ndim != 4:
+        raise ValueError(f"x has shape {tuple(x.shape)}; expected four axes (b, h, n, d): split the heads first.")
+    check_at_least("m", m, 1)
+    check_keep("keep", keep, x, "x")
 
 
 def _ceil_div(a: Int[Tensor, "*b"], m: int) -> Int[Tensor, "*b"]:

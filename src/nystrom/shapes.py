@@ -143,6 +143,7 @@ def check_generator(generator: object) -> None:
 
 def check_positions(name: str, positions: Tensor, x: Tensor) -> None:
     """Check positions of tokens of `x`, one axis of integers on its device."""
+    check_tensor(name, positions)
     if positions.device != x.device:
         raise ValueError(f"{name} is on {positions.device}, the tokens are on {x.device}: move it there.")
     if positions.ndim != 1 or positions.dtype not in (torch.int32, torch.int64):

@@ -161,6 +161,10 @@ def test_arguments_that_cannot_be_honoured_raise(arguments, message):
 @pytest.mark.refuses
 def test_bad_inputs_raise():
     layer, x = layer_and_input(conv_kernel_size=None)
+    with pytest.raises(ValueError, match="query is a NoneType; expected a tensor"):
+        layer(None, x, x)
+    with pytest.raises(ValueError, match="queries is a list; expected a tensor"):
+        layer(x, x, x, need_weights=True, weight_queries=[1, 2])
     with pytest.raises(ValueError, match="key has width 11; expected 12"):
         layer(x, x[..., :11], x)
     layer, x = layer_and_input()
@@ -175,6 +179,8 @@ def test_bad_inputs_raise():
     ("options", "message"),
     [
         ({"num_heads": 5}, "embed_dim 12 is not a multiple of num_heads 5"),
+        ({"bias": "x"}, "bias is 'x'; expected True or False"),
+        ({"batch_first": 1}, "batch_first is 1; expected True or False"),
         ({"dropout": 0.1}, r"dropout is 0\.1"),
         ({"kdim": -1}, "kdim is -1"),
         ({"num_landmarks": 0}, "num_landmarks is 0"),

@@ -47,11 +47,44 @@ def test_every_option_is_documented_once_and_reaches_the_function(name):
 
 @pytest.mark.refuses
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("argument", [{"is_causal": True}, {"attn_mask": torch.zeros(9, 9)}], ids=["causal", "mask"])
-def test_a_causal_mask_and_a_bias_raise_by_name(name, argument):
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        ({"is_causal": True}, "Use torch"),
+        ({"attn_mask": torch.zeros(9, 9)}, "Use torch"),
+        ({"attn_bias": torch.zeros(9, 9)}, "Use torch"),
+        ({"dropout_p": 0.1}, "Put nn.Dropout on the output"),
+        ({"enable_gqa": True}, "Repeat grouped heads"),
+    ],
+    ids=["causal", "mask", "bias", "dropout", "gqa"],
+)
+def test_what_no_method_can_do_raises_by_name(name, argument, instead):
     q = torch.randn(1, 2, 9, 4)
-    with pytest.raises(ValueError, match=rf"{next(iter(argument))} cannot be honoured: {name}_attention.*Use torch"):
-        find_function(name)(q, q, q, **argument)
+    layer = build_attention(name, num_heads=2, head_dim=4)
+    for call, known in ((find_function(name), f"{name}_attention"), (layer, "AttentionHeads.forward")):
+        with pytest.raises(ValueError, match=rf"{next(iter(argument))} cannot be honoured: {known}.*{instead}"):
+            call(q, q, q, **argument)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("name", METHODS)
+def test_unknown_arguments_and_masks_by_position_raise_by_name(name):
+    q, keep = torch.randn(1, 2, 9, 4), torch.ones(1, 9, dtype=torch.bool)
+    attend, layer = find_function(name), build_attention(name, num_heads=2, head_dim=4)
+    weights = () if layer.weights is None else layer.weights()
+    for call, inputs in ((attend, (q, q, q, *weights)), (layer, (q, q, q))):
+        with pytest.raises(ValueError, match=r"argument 'kep' is unknown.*Perhaps you meant 'keep'"):
+            call(*inputs, kep=keep)
+        with pytest.raises(ValueError, match=rf"{len(inputs) + 1} arguments .*expected q, k, v.*keep and query_keep"):
+            call(*inputs, keep)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].random])
+def test_what_is_no_generator_raises_though_nothing_is_drawn(name):
+    q = torch.randn(1, 2, 9, 4)
+    with pytest.raises(ValueError, match=r"generator is 3; expected None, 'global' or a torch\.Generator"):
+        find_function(name)(q, q, q, generator=3)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -60,7 +93,8 @@ def test_what_asks_for_nothing_is_taken(name):
     attend = find_function(name)
     weights = build_attention(name, num_heads=2, head_dim=4).weights
     inputs = (q, q, q, *(() if weights is None else weights()))
-    assert torch.equal(attend(*inputs, is_causal=False, attn_mask=None), attend(*inputs))
+    nothing = {"is_causal": False, "attn_mask": None, "dropout_p": 0.0, "enable_gqa": False}
+    assert torch.equal(attend(*inputs, **nothing), attend(*inputs))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -141,6 +143,23 @@ def test_bad_options_are_refused(options, message):
 
 
 @pytest.mark.refuses
-def test_a_ridge_of_zero_is_refused():
-    with pytest.raises(ValueError, match=r"ridge is 0\.0; expected a positive number"):
-        pinv_ridge(attention_matrix(3, 0), ridge=0.0)
+@pytest.mark.parametrize("ridge", [0.0, math.inf, "1"])
+def test_a_ridge_that_is_no_positive_number_is_refused(ridge):
+    with pytest.raises(ValueError, match=r"ridge is .*; expected a positive, finite number"):
+        pinv_ridge(attention_matrix(3, 0), ridge=ridge)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("inverse", ["iterative", "ridge", "exact"])
+@pytest.mark.parametrize("a", [[1.0], torch.ones(3, 4), torch.ones(3), torch.ones(3, 3, dtype=torch.long)])
+def test_what_is_no_square_matrix_is_refused(inverse, a):
+    with pytest.raises(ValueError, match=r"a is .*; expected (a tensor|square matrices \(\.\., m, m\) of floats)"):
+        pinv(a, inverse=inverse)
+    with pytest.raises(ValueError, match="z is"):
+        residual(torch.eye(3), a)
+
+
+@pytest.mark.refuses
+def test_the_residual_of_matrices_of_two_sizes_is_refused():
+    with pytest.raises(ValueError, match=r"z has shape \(4, 4\) but a has \(3, 3\)"):
+        residual(torch.eye(3), torch.eye(4))

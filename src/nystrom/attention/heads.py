@@ -7,11 +7,12 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from nystrom.attention.options import refusing
 from nystrom.attention.registry import METHODS, find_function, find_in_home
 from nystrom.attention.skip import check_skip, depthwise_skip
 from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import check_at_least, check_names
-from nystrom.shapes import Group
+from nystrom.shapes import Group, check_tensor
 
 
 class AttentionHeads(nn.Module):
@@ -40,6 +41,7 @@ class AttentionHeads(nn.Module):
         # Weights of random features are drawn by their own Module.
         self._random, self._takes_skip = entry.random and self.weights is None, entry.takes_skip
 
+    @refusing
     def forward(
         self,
         q: Float[Tensor, "b h n d"],
@@ -61,8 +63,15 @@ class AttentionHeads(nn.Module):
             skip: Kernel of a convolution of the values that is added, see `depthwise_skip`; self-attention only.
 
         Raises:
-            ValueError: Shapes, dtypes or masks that do not fit.
+            ValueError: Shapes, dtypes or masks that do not fit, or other heads than the Module was built for.
         """
+        check_tensor("q", q)
+        heads, width = (q.shape[1], q.shape[3]) if q.ndim == 4 else (0, 0)
+        if heads and width and (heads, width) != (self.num_heads, self.head_dim):
+            raise ValueError(
+                f"q has shape {tuple(q.shape)}: {heads} heads of width {width}; expected {self.num_heads} of "
+                f"width {self.head_dim}, for which this attention was built."
+            )
         arguments = dict(self._arguments)
         if self._random and self.training:
             arguments["generator"] = "global"

@@ -72,6 +72,8 @@ class MultiheadAttention(nn.Module):
     ):
         super().__init__()
         kdim, vdim = (embed_dim if width is None else width for width in (kdim, vdim))
+        for name, flag in (("bias", bias), ("batch_first", batch_first), ("track_error", track_error)):
+            check_flag(name, flag)
         for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
             check_at_least(name, size, 1)
         if embed_dim % num_heads:
@@ -94,7 +96,6 @@ class MultiheadAttention(nn.Module):
         self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim, **place)) if bias else None
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
         self.conv = None if conv_kernel_size is None else DepthwiseSkip(num_heads, conv_kernel_size).to(device, dtype)
-        check_flag("track_error", track_error)
         self.tracked = TrackedError(num_heads) if track_error else None
         self.reset_parameters()
 
@@ -153,10 +154,11 @@ class MultiheadAttention(nn.Module):
             ValueError: What does not fit or cannot be honoured; the message names it.
         """
         self._check_call(attn_mask, is_causal, need_weights, weight_queries)
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            check_tensor(name, x)
         is_self, one_mask = _is_one(query, key), _is_one(query_padding_mask, key_padding_mask)
         batched, layout = query.ndim == 3, "(batch, tokens, width)" if self.batch_first else "(tokens, batch, width)"
         for name, x in (("query", query), ("key", key), ("value", value)):
-            check_tensor(name, x)
             if x.ndim != query.ndim or x.ndim not in (2, 3):
                 raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {layout} or (tokens, width) in all.")
         if not batched:

@@ -22,6 +22,7 @@ from nystrom.checks import (
     check_at_least,
     check_choice,
     check_flag,
+    check_names,
     check_positive,
 )
 
@@ -385,24 +386,11 @@ def documented(options: type) -> Callable[[F], F]:
     """What all functions of methods share: documented options, and an error by name for what no method can do.
 
     What the fields of `options` mean is put where the docstring has the line `**options: ...`. Only fields that the
-    function takes are named: those that shape weights concern its Module alone. The arguments `is_causal` and
-    `attn_mask` of `scaled_dot_product_attention`, which no method here can honour, raise a ValueError
-    where they ask for anything.
+    function takes are named: those that shape weights concern its Module alone. Other arguments raise, see `refusing`.
     """
 
     def document(function: F) -> F:
-        @functools.wraps(function)
-        def attention(*args: Any, **kwargs: Any) -> Any:
-            for name in ("is_causal", "attn_mask"):
-                asked = kwargs.pop(name, None)
-                if asked is not None and asked is not False:
-                    raise ValueError(
-                        f"{name} cannot be honoured: {function.__name__} attends to whole sequences. Use "
-                        "torch.nn.functional.scaled_dot_product_attention for causal or n x s masks, and keep for "
-                        "padding."
-                    )
-            return function(*args, **kwargs)
-
+        attention = refusing(function)
         lines = []
         for line in (function.__doc__ or "").splitlines():
             if line.strip().startswith("**options:"):
@@ -414,6 +402,49 @@ def documented(options: type) -> Callable[[F], F]:
             else:
                 lines.append(line)
         attention.__doc__ = "\n".join(lines)
-        return attention  # pyright: ignore[reportReturnType]
+        return attention
 
     return document
+
+
+_CAUSAL = (
+    "attends to whole sequences. Use torch.nn.functional.scaled_dot_product_attention for causal or n x s masks, and "
+    "keep for padding."
+)
+# Arguments of `scaled_dot_product_attention` that no method here can honour, and what to do about each.
+_CANNOT_HONOUR = {
+    "is_causal": _CAUSAL,
+    "attn_mask": _CAUSAL,
+    "attn_bias": _CAUSAL,
+    "dropout_p": "has no n x s weights to drop. Put nn.Dropout on the output.",
+    "enable_gqa": "takes as many heads of keys as of queries. Repeat grouped heads before the call.",
+}
+
+
+def refusing(function: F) -> F:
+    """An attention that raises a ValueError, by name, for what it does not take.
+
+    Arguments of `scaled_dot_product_attention` that no method can honour raise where they ask for anything; others
+    raise with the nearest name that there is, and so does an argument by position after the tensors.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    taken = [parameter.name for parameter in parameters]
+    positional = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    tensors = [name for name in positional if name != "self"]
+
+    @functools.wraps(function)
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > len(positional):
+            count = len(args) - len(positional) + len(tensors)
+            raise ValueError(
+                f"{count} arguments came by position; expected {', '.join(tensors)}, and all others by name: keep and "
+                "query_keep say which tokens are real."
+            )
+        for name in [name for name in kwargs if name not in taken]:
+            asked = kwargs.pop(name)
+            check_names("argument", [name], (*taken, *_CANNOT_HONOUR))
+            if asked is not None and asked is not False and not (name == "dropout_p" and asked == 0):
+                raise ValueError(f"{name} cannot be honoured: {function.__qualname__} {_CANNOT_HONOUR[name]}")
+        return function(*args, **kwargs)
+
+    return attention  # pyright: ignore[reportReturnType]

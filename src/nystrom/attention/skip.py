@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature, pieces
 from nystrom.checks import check_at_least
 from nystrom.precision import accumulator, at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import check_keep, zero_masked
+from nystrom.shapes import check_keep, check_tensor, zero_masked
 
 # Tokens from which on a convolution of each head is faster than the band.
 _LONG = 4096
@@ -101,6 +101,8 @@ def check_skip(v: Tensor, weight: Tensor, q: Tensor, keep: Tensor | None, query_
 
 
 def _check_kernel(v: Tensor, weight: Tensor) -> None:
+    for name, x in (("v", v), ("weight", weight)):
+        check_tensor(name, x)
     if weight.ndim != 4 or weight.shape[1] != 1 or weight.shape[3] != 1 or weight.shape[2] % 2 == 0:
         raise ValueError(f"weight has shape {tuple(weight.shape)}; expected (heads, 1, odd kernel size, 1).")
     if v.ndim != 4 or v.shape[1] != weight.shape[0]:

@@ -21,7 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom.checks import Inverse, StartValue, check_at_least, check_choice
+from nystrom.checks import Inverse, StartValue, check_at_least, check_choice, check_positive
+from nystrom.shapes import check_tensor
 
 # Damps singular values below a hundredth of the largest; A^T A + ridge^2 stays well inside float32.
 RIDGE = 0.01
@@ -39,7 +40,8 @@ def pinv(
         z0: Start value; used by "iterative".
 
     Raises:
-        ValueError: `inverse` or `z0` is not one of its values, or `steps` is negative.
+        ValueError: `inverse` or `z0` is not one of its values, `steps` is negative, or `a` no batch of square matrices
+            of floats.
     """
     check_choice("pinv", inverse, get_args(Inverse))
     if inverse == "ridge":
@@ -60,8 +62,9 @@ def pinv_iterative(a: Float[Tensor, "*b m m"], *, steps: int = 6, z0: StartValue
             "sequence": the same over the last batch axis, the heads; what "authors" gives for one sequence.
 
     Raises:
-        ValueError: `steps` is negative, or `z0` is not one of its values.
+        ValueError: `steps` is negative, `z0` is not one of its values, or `a` no batch of square matrices of floats.
     """
+    check_square("a", a)
     check_at_least("pinv_steps", steps, 0)
     return iterate(a, start_value(a, z0=z0), steps)
 
@@ -74,8 +77,9 @@ def start_value(a: Float[Tensor, "*b m m"], *, z0: StartValue = "paper") -> Floa
         z0: One of the words of `pinv_iterative`.
 
     Raises:
-        ValueError: `z0` is none of the words.
+        ValueError: `z0` is none of the words, or `a` no batch of square matrices of floats.
     """
+    check_square("a", a)
     check_choice("z0", z0, get_args(StartValue))
     if z0 == "authors":
         return a.mT / a.abs().sum(dim=-2).amax()
@@ -112,10 +116,10 @@ def pinv_ridge(a: Float[Tensor, "*b m m"], *, ridge: float = RIDGE) -> Float[Ten
         ridge: Relative size of the singular values that are damped.
 
     Raises:
-        ValueError: `ridge` is not positive.
+        ValueError: `ridge` is not a positive, finite number, or `a` no batch of square matrices of floats.
     """
-    if not ridge > 0:
-        raise ValueError(f"ridge is {ridge}; expected a positive number, or pinv_exact for none.")
+    check_square("a", a)
+    check_positive("ridge", ridge)
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     # `solve` raises for the whole batch where one matrix is zero or not finite; `solve_ex` leaves it without a result.
     return torch.linalg.solve_ex(a.mT @ a + ridge**2 * _norm_product(a) * eye, a.mT)[0]
@@ -125,7 +129,11 @@ def pinv_exact(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
     """Invert by singular value decomposition; singular values below m * eps of the largest count as zero.
 
     A matrix that is not finite has a result of NaN, and no gradient; the rest of the batch is not affected.
+
+    Raises:
+        ValueError: `a` is no batch of square matrices of floats.
     """
+    check_square("a", a)
     finite = a.isfinite().all(dim=-1, keepdim=True).all(dim=-2, keepdim=True)
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     # The decomposition raises for the whole batch where one matrix is not finite.
@@ -164,12 +172,26 @@ def residual(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"]) -> Float[Te
     r"""Spectral norm of $I - A Z$ per matrix: 0 for an inverse, 1 where some direction of A was not inverted.
 
     It is NaN where the matrix or its inverse is not finite.
+
+    Raises:
+        ValueError: They are no two batches of square matrices of floats, of one size.
     """
+    check_square("a", a)
+    check_square("z", z)
+    if z.shape[-1] != a.shape[-1]:
+        raise ValueError(f"z has shape {tuple(z.shape)} but a has {tuple(a.shape)}; expected matrices of one size.")
     left = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) - a @ z
     finite = left.isfinite().all(dim=(-2, -1))
     # A singular value decomposition of what is not finite raises.
     norm = torch.linalg.matrix_norm(torch.where(finite[..., None, None], left, 0.0), ord=2)
     return torch.where(finite, norm, torch.nan)
+
+
+def check_square(name: str, x: object) -> None:
+    """Raise if an argument is no batch of square matrices of floats."""
+    check_tensor(name, x)
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2] or not x.is_floating_point():
+        raise ValueError(f"{name} is {tuple(x.shape)} of {x.dtype}; expected square matrices (.., m, m) of floats.")
 
 
 def _norm_product(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b 1 1"]:

@@ -132,6 +132,30 @@ def test_the_function_without_a_projection_compiles():
     torch.compiler.reset()
 
 
+@pytest.mark.parametrize("randomness", ["error", "same", "different"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_the_function_without_a_projection_maps(randomness):
+    q, k, v = draw(15, 9)
+    mapped = torch.func.vmap(performer_attention, randomness=randomness)
+    together = mapped(*(torch.stack([x, 2 * x]) for x in (q, k, v)))
+    for copy, factor in zip(together, (1, 2), strict=True):
+        torch.testing.assert_close(copy, performer_attention(factor * q, factor * k, factor * v), rtol=1e-12, atol=0)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("projection", "message"),
+    [
+        ([1], "projection is a list; expected a tensor"),
+        (torch.ones(2, 9, dtype=torch.bool), "projection has dtype torch.bool.*masks are keep and query_keep"),
+    ],
+)
+def test_what_is_no_projection_raises(projection, message):
+    q, k, v = draw(15, 9)
+    with pytest.raises(ValueError, match=message):
+        performer_attention(q, k, v, projection)
+
+
 def test_layers_differ_and_a_checkpoint_carries_the_projection():
     q, k, v = draw(12, 9)
     first, second = (build_attention("performer", num_heads=3, head_dim=8, num_features=20) for _ in range(2))

@@ -38,7 +38,7 @@ from nystrom.attention.parts.band import (
     without_padding,
 )
 from nystrom.landmarks import draw, take
-from nystrom.shapes import Generator, Group, cut_blocks, score_scale, zero_masked
+from nystrom.shapes import Generator, Group, check_generator, cut_blocks, score_scale, zero_masked
 
 
 @documented(BigBirdOptions)
@@ -71,6 +71,7 @@ def bigbird_attention(
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
     """
+    check_generator(generator)
     options = BigBirdOptions(block_size=block_size, num_random_blocks=num_random_blocks, scale=scale)
     return attend(_bigbird, q, k, v, keep, query_keep, options, generator, self_attention="bigbird", group=group)
 

@@ -29,7 +29,7 @@ from nystrom.attention.options import InformerOptions, documented
 from nystrom.attention.parts.order import first_in_order, in_order
 from nystrom.landmarks import all_real, draw, ranks, take
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, score_scale
+from nystrom.shapes import Generator, Group, check_generator, score_scale
 
 # Keys over which M is computed at a time.
 _BLOCK = 16
@@ -65,6 +65,7 @@ def informer_attention(
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
+    check_generator(generator)
     options = InformerOptions(num_queries=num_queries, num_samples=num_samples, scale=scale)
     return attend(_informer, q, k, v, keep, query_keep, options, generator, group=group)
 

@@ -27,7 +27,7 @@ from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LinformerOptions, documented
 from nystrom.landmarks import take
-from nystrom.shapes import Group
+from nystrom.shapes import Group, check_tensor
 
 
 @documented(LinformerOptions)
@@ -96,6 +96,7 @@ def check_projection(name: str, projection: Tensor, h: int, s: int) -> None:
     Raises:
         ValueError: It is not shaped so, or has fewer columns than there are keys.
     """
+    check_tensor(name, projection)
     if projection.ndim != 3 or projection.shape[0] not in (1, h) or projection.shape[1] == 0:
         raise ValueError(
             f"{name} has shape {tuple(projection.shape)}; expected (1 or {h} heads, num_features, max_length)."

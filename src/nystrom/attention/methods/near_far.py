@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.backend import uses_triton
+from nystrom.attention.backend import check_backend_device, uses_triton
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax, open_empty
 from nystrom.attention.options import NearFarOptions, documented
@@ -198,6 +198,7 @@ def _near_far(
     options: NearFarOptions,
     positions: Positions | None = None,
 ) -> Float[Tensor, "b h n e"]:
+    check_backend_device(options.backend, q.device)
     is_self, s = positions is None and _is_self_attention(q, k, keep, query_keep), k.shape[2]
     most = max(options.num_heavy, options.num_clusters, options.block_size if is_self else 0)
     if isinstance(s, int) and s <= most:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.backend import uses_triton
+from nystrom.attention.backend import check_backend_device, uses_triton
 from nystrom.attention.door import attend
 from nystrom.attention.exact_limit import ExactLimit, exact_limit
 from nystrom.attention.fused import fused_softmax, softmax_rows
@@ -35,7 +35,7 @@ from nystrom.checks import Backend, Inverse, Landmarks, StartValue
 from nystrom.landmarks import all_are_short, all_real, draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import Generator, Group, check_inputs, check_positions, score_scale, zero_masked
+from nystrom.shapes import Generator, Group, check_generator, check_inputs, check_positions, score_scale, zero_masked
 
 # Tokens from which on working in stretches on a CPU gains more than its calls cost.
 _LONG = 2048
@@ -94,6 +94,7 @@ def nystrom_attention(
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
+    check_generator(generator)
     options = NystromOptions(
         num_landmarks=num_landmarks,
         landmarks=landmarks,
@@ -136,6 +137,7 @@ def nystrom_factors(
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
+    check_generator(generator)
     options = NystromOptions(
         num_landmarks=num_landmarks, landmarks=landmarks, pinv=pinv, pinv_steps=pinv_steps, z0=z0, scale=scale
     )
@@ -182,6 +184,7 @@ def nystrom_rows(
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or a position outside 0 ... n - 1.
     """
+    check_generator(generator)
     options = NystromOptions(
         num_landmarks=num_landmarks, landmarks=landmarks, pinv=pinv, pinv_steps=pinv_steps, z0=z0, scale=scale
     )
@@ -254,6 +257,7 @@ def _by_kernels(
 ) -> Float[Tensor, "b h n e"]:
     from nystrom.gpu.attention import landmark_attention
 
+    check_backend_device(options.backend, q.device)
     if skip is not None:
         check_skip(v, skip, q, keep, query_keep)
     if all_are_short(q, k, options.num_landmarks):

@@ -23,6 +23,7 @@ QR factor as it comes are not, without the signs of R); q and k are scaled once.
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
@@ -31,7 +32,7 @@ from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 from nystrom.attention.parts.recomputed import is_computed_again
 from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, check_generator, score_scale
+from nystrom.shapes import Generator, Group, check_generator, check_tensor, score_scale
 
 
 @documented(PerformerOptions)
@@ -68,6 +69,7 @@ def performer_attention(
         ValueError: Shapes, dtypes, masks or options that do not fit, or both a projection and a generator.
     """
     options = PerformerOptions(num_features=num_features, scale=scale)
+    check_generator(generator)
     if projection is not None and generator is not None:
         raise ValueError("projection and generator are both given: pass one of them, the generator draws a projection.")
     return attend(_performer, q, k, v, keep, query_keep, options, projection, generator, group=group)
@@ -102,6 +104,9 @@ def projection_of(
     d = q.shape[-1]
     if projection is None:
         return _draw(options.num_features, d, generator, q.device)
+    check_tensor("projection", projection)
+    if not projection.is_floating_point():
+        raise ValueError(f"projection has dtype {projection.dtype}; expected floats: masks are keep and query_keep.")
     if projection.ndim != 2 or projection.shape[1] != d or projection.shape[0] == 0:
         raise ValueError(
             f"projection has shape {tuple(projection.shape)}; expected (features, {d}) for head width {d}."
@@ -112,7 +117,6 @@ def projection_of(
 def _draw(num_features: int, head_dim: int, generator: Generator, device: torch.device) -> Float[Tensor, "r d"]:
     if generator is None:
         return _fixed_projection(num_features, head_dim).to(device)
-    check_generator(generator)
     if generator == "global":
         return draw_projection(num_features, head_dim, device=device)
     return draw_projection(num_features, head_dim, generator=generator).to(device)
@@ -149,7 +153,9 @@ def draw_projection(
 # A compiler cannot make a generator.
 @torch.compiler.assume_constant_result
 def _fixed_projection(num_features: int, head_dim: int) -> Tensor:
-    return draw_projection(num_features, head_dim, generator=torch.Generator().manual_seed(0))
+    # A map of `torch.func` would refuse the draw, or draw for each of its copies.
+    with temporarily_clear_interpreter_stack():
+        return draw_projection(num_features, head_dim, generator=torch.Generator().manual_seed(0))
 
 
 class PerformerFeatures(nn.Module):

@@ -73,6 +73,7 @@ def reformer_attention(
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
     """
+    check_generator(generator)
     options = ReformerOptions(
         num_hashes=num_hashes,
         chunk_size=chunk_size,
@@ -135,7 +136,6 @@ def _rotations(
     shape = options.num_hashes, q.shape[1], q.shape[3], options.num_buckets // 2
     if generator is None:
         return even_rotations(shape, q.device)
-    check_generator(generator)
     if generator == "global":
         return torch.randn(shape, device=q.device)
     return torch.randn(shape, generator=generator, device=generator.device).to(q.device)

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.backend import uses_triton
+from nystrom.attention.backend import check_backend_device, uses_triton
 from nystrom.attention.door import attend
 from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.methods.kernelized import sum_by_kernel
@@ -33,7 +33,7 @@ from nystrom.checks import Backend, Inverse, Kernel
 from nystrom.kernels import KERNELS
 from nystrom.landmarks import all_are_short, draw, uniform
 from nystrom.linalg.pinv import pinv
-from nystrom.shapes import Generator, Group, score_scale
+from nystrom.shapes import Generator, Group, check_generator, score_scale
 
 
 @documented(SkyformerOptions)
@@ -69,6 +69,7 @@ def skyformer_attention(
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
+    check_generator(generator)
     options = SkyformerOptions(
         num_landmarks=num_landmarks,
         kernel=kernel,
@@ -121,6 +122,7 @@ def _by_kernels(
 ) -> Float[Tensor, "b h n e"]:
     from nystrom.gpu.attention import landmark_attention
 
+    check_backend_device(options.backend, q.device)
     m, scale = options.num_landmarks, score_scale(q, options.scale)
     if all_are_short(q, k, m):
         return attend(_skyformer, q, k, v, keep, query_keep, options, generator)

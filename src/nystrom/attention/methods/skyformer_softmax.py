@@ -49,7 +49,7 @@ from nystrom.kernels import gaussian_logarithm, half_norms
 from nystrom.landmarks import all_are_short, draw
 from nystrom.linalg.pinv import pinv_similar
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, score_scale
+from nystrom.shapes import Generator, Group, check_generator, score_scale
 
 # Passes over the landmarks' kernel in which levels spread from landmark to landmark.
 _LEVEL_STEPS = 8
@@ -86,6 +86,7 @@ def skyformer_softmax_attention(
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
+    check_generator(generator)
     options = SkyformerSoftmaxOptions(
         num_landmarks=num_landmarks, gamma=gamma, pinv=pinv, pinv_steps=pinv_steps, scale=scale
     )

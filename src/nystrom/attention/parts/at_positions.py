@@ -131,17 +131,20 @@ def attend_at_positions(
     width = windows.place.shape[2] * (k.shape[-1] + v.shape[-1]) * b * h
     # A compiler takes the whole: the number of stretches would be part of its graph.
     whole = torch.compiler.is_compiling() or not (isinstance(n, int) and isinstance(s, int))
-    length = n if whole else max(1, _NUMBERS // width, s // windows.place.shape[2])
     again = torch.is_grad_enabled() and (
         torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active()
     )
-    out = []
-    for start in range(0, 1 if whole else n, length):
-        some = slice(None) if whole else slice(start, start + length)
+
+    def attend(some: slice) -> Float[Tensor, "b h c e"]:
         inputs = (q[:, :, some], windows.place[:, some], windows.near[:, some], *tensors, scale)
-        out.append(
-            checkpoint(_attend, *inputs, use_reentrant=False, preserve_rng_state=False) if again else _attend(*inputs)
-        )
+        if again:
+            return checkpoint(_attend, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return _attend(*inputs)
+
+    if whole:
+        return attend(slice(None))
+    length = max(1, _NUMBERS // width, s // windows.place.shape[2])
+    out = [attend(slice(start, start + length)) for start in range(0, n, length)]
     return out[0] if len(out) == 1 else torch.cat(out, dim=2)
 
 
