@@ -60,3 +60,11 @@ def test_no_page_draws_data_of_other_sizes_where_a_preset_has_its_own():
     drawn = set(re.findall(r"^nystrom data prepare (?=.*--train ).*--to (\S+)", pages, flags=re.MULTILINE))
     assert drawn
     assert not drawn & folders
+
+
+def test_the_site_opens_from_its_folder():
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    # Links to folders, and to a server, lead nowhere there.
+    assert 'site_url: ""\n' in settings
+    assert "use_directory_urls: false\n" in settings
+    assert "  - offline\n" in settings

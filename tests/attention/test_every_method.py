@@ -910,8 +910,6 @@ def test_gradients_are_right(name, options, masked):
 # torch's fused call is mapped one by one, and its forward derivatives import a part of torch that is deprecated.
 mapped_one_by_one = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 forward_derivatives = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-# Methods that have a second derivative; the others, whose fused call has none, raise.
-TWICE = ["linear", "reformer", "materialised"]
 
 
 def second_derivatives(loss, x, way):
@@ -969,7 +967,8 @@ def test_second_derivatives_are_right_or_raise(name, options, masked):
             found += 1
             # The step's own error is its square times the fourth derivative; rounding is eps over the step.
             torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
-    if any(word in (name, *options.values()) for word in TWICE):
+    # The others, whose fused call has none, raise.
+    if METHODS[name].second_derivatives in ("always", *(f"{key}={value!r}" for key, value in options.items())):
         # Three doors for each of q, k and v; forward over reverse needs what a fused backward does not have.
         assert found >= 9
 

@@ -1,7 +1,7 @@
 """Every attention method of the library, by name, in one literal table that needs no torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any
 
@@ -40,6 +40,7 @@ class Method:
         takes_skip: Its function adds the skip convolution itself.
         over_ranks: Its tokens may be cut over the ranks of a process group, see `nystrom.parallel`.
         rows: Its home has `NAME_rows`, which gives rows of the attention matrix.
+        second_derivatives: The option with which there are second derivatives; "always", or "never": they raise.
     """
 
     summary: str
@@ -55,6 +56,25 @@ class Method:
     takes_skip: bool = False
     over_ranks: bool = False
     rows: bool = False
+    second_derivatives: str = "never"
+
+    def abilities(self) -> tuple[list[str], list[str]]:
+        """What it can do and what it cannot, of what methods differ in; what it cannot do raises by name."""
+        options = {field.name for field in fields(self.options)}
+        able = {
+            "cross-attention": self.cross_attention,
+            "rows of its matrix": self.rows,
+            "ranks of a process group": self.over_ranks,
+            "Triton kernels": "backend" in options,
+            "second derivatives": self.second_derivatives == "always",
+        }
+        can, cannot = ([name for name in able if able[name] is has] for has in (True, False))
+        cannot = ["causal masks", "masks per pair of tokens", *cannot]
+        if self.second_derivatives not in ("always", "never"):
+            cannot[cannot.index("second derivatives")] += f" (those of {self.second_derivatives} excepted)"
+        if "max_length" in options:
+            cannot.append("more keys than max_length")
+        return can, cannot
 
 
 METHODS: dict[str, Method] = {
@@ -65,6 +85,7 @@ METHODS: dict[str, Method] = {
         exact_limit="always",
         source="Vaswani et al. 2017, arXiv:1706.03762",
         over_ranks=True,
+        second_derivatives="form='materialised'",
     ),
     "nystrom": Method(
         summary="softmax attention through m landmarks",
@@ -118,6 +139,7 @@ METHODS: dict[str, Method] = {
         exact_limit="its own kernel, always",
         source="Katharopoulos et al. 2020, arXiv:2006.16236",
         over_ranks=True,
+        second_derivatives="always",
     ),
     "performer": Method(
         summary="softmax attention through positive random features",
@@ -157,6 +179,7 @@ METHODS: dict[str, Method] = {
         source="Kitaev et al. 2020, arXiv:2001.04451",
         random=True,
         cross_attention=False,
+        second_derivatives="always",
     ),
     "longformer": Method(
         summary="softmax within a sliding window, with a few global tokens",

@@ -14,17 +14,18 @@ def list_methods(words: list[str]) -> None:
     from nystrom.report.methods import MethodLine, methods_markdown, methods_text
 
     def methods(markdown: bool = False) -> None:
-        """Print the attention methods: what each is, its time, its exact limit, its source and its options.
+        """Print the attention methods: what each is, its options, its time, its exact limit, what it can and cannot
+        do, and its source.
 
         Args:
-            markdown: As a Markdown table, without the options.
+            markdown: As a Markdown table, without the options and what they can do.
         """
         lines = []
         for name, method in METHODS.items():
             options = ", ".join(f"{option.name}={option.default!r}" for option in fields(method.options))
-            lines.append(
-                MethodLine(name, method.summary, method.cost, method.exact_limit, method.source, options or "none")
-            )
+            can, cannot = (", ".join(names) or "nothing of these" for names in method.abilities())
+            facts = (method.summary, method.cost, method.exact_limit, method.source)
+            lines.append(MethodLine(name, *facts, options or "none", can, cannot))
         if markdown:
             print(methods_markdown(lines), end="")
         else:

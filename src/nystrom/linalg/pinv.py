@@ -187,7 +187,7 @@ def residual(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"]) -> Float[Te
     return torch.where(finite, norm, torch.nan)
 
 
-def check_square(name: str, x: object) -> None:
+def check_square(name: str, x: Tensor) -> None:
     """Raise if an argument is no batch of square matrices of floats."""
     check_tensor(name, x)
     if x.ndim < 2 or x.shape[-1] != x.shape[-2] or not x.is_floating_point():

@@ -18,6 +18,8 @@ class MethodLine:
         exact_limit: When it equals what it approximates.
         source: Paper.
         options: Its options with their defaults.
+        can: What it can do that not all methods can.
+        cannot: What it cannot do; that raises.
     """
 
     name: str
@@ -26,6 +28,8 @@ class MethodLine:
     exact_limit: str
     source: str
     options: str
+    can: str
+    cannot: str
 
 
 def methods_text(lines: Sequence[MethodLine], width: int) -> str:
@@ -37,6 +41,8 @@ def methods_text(lines: Sequence[MethodLine], width: int) -> str:
             "options": line.options,
             "time": line.cost,
             "exact limit": line.exact_limit,
+            "can": line.can,
+            "cannot": line.cannot,
             "source": line.source,
         }
         blocks.append("\n".join([line.name, *(_fact(name, text, width) for name, text in facts.items())]))

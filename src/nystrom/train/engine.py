@@ -83,7 +83,8 @@ def train(
         attention: Method, a name of `nystrom methods`; or "none", values that pass through, to see what attention adds.
             That of the model, or nystrom.
         options: Options of the method.
-        preset: "nystromformer" or "skyformer", as published; "modern", with what lifts attention since, or
+        preset: "nystromformer" or "skyformer", as published, and "nystromformer-1000" or "skyformer-1000" for Text cut
+            at 1,000 bytes; "official", that of the benchmark's own code; "modern", with what lifts attention since, or
             "modern-small", for one core; or "demo" for a few minutes on two cores. That of the model's run, or
             nystromformer.
         model: Encoder to start from, such as RUN/best of `nystrom pretrain TASK`: its settings and weights; the head

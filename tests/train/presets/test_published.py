@@ -281,3 +281,7 @@ def test_kernels_without_a_gpu_raise_before_data_are_made(monkeypatch, tmp_path)
     with pytest.raises(ValueError, match=r"backend 'triton' needs a CUDA device, not cpu.*backend='torch'"):
         train("listops", preset="demo", options={"backend": "triton"}, device="cpu", to=tmp_path / "run")
     assert not any(tmp_path.iterdir())
+
+
+def test_the_command_names_every_preset():
+    assert all(f'"{name}"' in (train.__doc__ or "") for _, name in PRESETS)

@@ -1,0 +1,37 @@
+"""What the table says that methods can and cannot do, beside what they take."""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from nystrom import build_attention
+from nystrom.attention.registry import METHODS
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_ability_is_said_once(name):
+    can, cannot = METHODS[name].abilities()
+    assert {"causal masks", "masks per pair of tokens"} <= set(cannot)
+    for ability in ("cross-attention", "rows of its matrix", "ranks of a process group", "Triton kernels"):
+        assert (ability in can) != (ability in cannot)
+    assert sum(said.startswith("second derivatives") for said in (*can, *cannot)) == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rows_and_cross_attention_are_where_the_table_says(name):
+    can, _ = METHODS[name].abilities()
+    home = import_module(f"nystrom.attention.methods.{name}")
+    assert hasattr(home, f"{name}_rows") or "rows of its matrix" not in can
+    q, k = torch.randn(1, 2, 7, 4), torch.randn(1, 2, 9, 4)
+    layer = build_attention(name, num_heads=2, head_dim=4)
+    if "cross-attention" in can:
+        assert layer(q, k, k).shape == q.shape
+    else:
+        with pytest.raises(ValueError, match="is self-attention"):
+            layer(q, k, k)
+
+
+def test_what_differs_by_an_option_is_said():
+    assert "second derivatives (those of form='materialised' excepted)" in METHODS["softmax"].abilities()[1]
+    assert "more keys than max_length" in METHODS["linformer"].abilities()[1]
