@@ -330,6 +330,21 @@ def test_padding_changes_nothing(name, options, n, before, after, seed):
     torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **CLOSE)
 
 
+def close_through_the_inverse(name, options, q, k):
+    """`CLOSE`, times the condition of an exact inverse over the one that it is for.
+
+    Landmarks of few different tokens lie on a line, the rows of their matrix are nearly dependent, and its exact
+    inverse multiplies rounding by its condition, which is that of the singular values that it does not drop.
+    """
+    if (name, options.get("pinv")) != ("nystrom", "exact"):
+        return CLOSE
+    values = torch.linalg.svdvals(nystrom_factors(q, k, **options).a)
+    largest = values[..., :1]
+    kept = torch.where(values > values.shape[-1] * torch.finfo(values.dtype).eps * largest, values, largest)
+    worse = max(1.0, (largest / kept).max().item() / 5000)
+    return {bound: worse * size for bound, size in CLOSE.items()}
+
+
 @every_case
 @few
 @given(n=lengths, words=st.integers(1, 6), before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
@@ -343,7 +358,8 @@ def test_padding_changes_nothing_where_tokens_repeat(name, options, n, words, be
     keep = torch.nn.functional.pad(torch.ones(1, n, dtype=torch.bool, device=DEVICE), (before, after))
     attend = build(name, options)
     out = attend(*padded, keep=keep)
-    torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **CLOSE)
+    close = close_through_the_inverse(name, options, *inputs[:2])
+    torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **close)
 
 
 @every_case
