@@ -26,6 +26,7 @@ from nystrom.attention.skip import DepthwiseSkip
 from nystrom.attention.tracked_error import TrackedError
 from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig
+from nystrom.models.dropout import Dropout
 from nystrom.models.dropped_weights import DroppedWeights
 from nystrom.models.rotary import Rotation, rotate
 from nystrom.models.short_convolution import ShortConvolution
@@ -104,7 +105,7 @@ class EncoderOutput(nn.Module):
         self.pre = config.norm == "pre"
         self.dense = nn.Linear(width, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def before(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n w"]:
         """What the block reads."""
@@ -140,7 +141,7 @@ class EncoderIntermediate(nn.Module):
         self.dense = nn.Linear(width, wide)
         self.gate = None if config.feed_forward == "plain" else nn.Linear(width, wide)
         self.activation = nn.Sigmoid() if config.feed_forward == "glu" else activation(config.hidden_act)
-        self.dropout = nn.Dropout(0.0 if config.design == "transformers" else config.hidden_dropout_prob)
+        self.dropout = Dropout(0.0 if config.design == "transformers" else config.hidden_dropout_prob)
 
     def forward(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n f"]:
         """Widen."""

@@ -12,7 +12,6 @@ arXiv:2111.00035, code/models.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.options import KernelizedOptions, SoftmaxOptions
 from nystrom.attention.skip import check_skip, depthwise_skip
 from nystrom.kernels import KERNELS
+from nystrom.models.dropout import dropout
 from nystrom.precision import at_least_float32
 from nystrom.shapes import score_scale
 
@@ -89,4 +89,4 @@ def _dropped(
             # As exact attention does where it stores its weights.
             q, k, v = q.float(), k.float(), v.float()
         weights = softmax_rows(q, k, keep=keep, scale=options.scale)
-    return F.dropout(weights, share) @ v
+    return dropout(weights, share) @ v

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
 from nystrom.models.design import EmbeddingTable, start_stds
+from nystrom.models.dropout import Dropout
 from nystrom.models.rotary import Rotation, rotation
 from nystrom.parallel.models import count_positions_over_ranks
 from nystrom.precision import accumulator
@@ -61,7 +62,7 @@ class EncoderEmbeddings(nn.Module):
         self.position_embeddings = EmbeddingTable(rows, width, std=table) if self.kind == "learned" else None
         self.token_type_embeddings = EmbeddingTable(config.type_vocab_size, width, std=segments)
         self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.norm == "post" else None
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def reset_parameters(self) -> None:
         """Start the token of the class at zero."""

@@ -225,7 +225,8 @@ def _nystrom(
     short, stretches = all_are_short(q, k, m), runs_in_stretches(q, k, v) and q.shape[2] >= _LONG
     if skip is not None and (short or not stretches):
         out = _nystrom(q, k, v, keep, query_keep, options, generator, None)
-        return depthwise_skip(v, skip, keep=keep, to=out)
+        # Without the mask: `attend` has put zeros into the values, and puts them into the sum.
+        return depthwise_skip(v, skip, to=out)
     if short:
         return fused_softmax(q, k, v, keep=keep, scale=scale)
     limit, convolved = exact_limit(q, k, keep, query_keep, m), None

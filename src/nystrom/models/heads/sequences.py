@@ -20,6 +20,7 @@ from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig, Pooling
+from nystrom.models.dropout import Dropout
 from nystrom.models.embeddings import with_class
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
 from nystrom.models.heads.pooled_norm import PooledNorm
@@ -39,7 +40,7 @@ class ClassificationHead(nn.Module):
         self.norm = None if config.pooled_norm == "none" else PooledNorm(config.hidden_size)
         self.dense = nn.Linear(config.hidden_size, width)
         self.activation = activation(config.hidden_act) if theirs else nn.ReLU()
-        self.dropout = nn.Dropout(config.hidden_dropout_prob if theirs else 0.0)
+        self.dropout = Dropout(config.hidden_dropout_prob if theirs else 0.0)
         self.out_proj = nn.Linear(width, config.num_labels)
 
     def forward(self, x: Float[Tensor, "b w"]) -> Float[Tensor, "b c"]:

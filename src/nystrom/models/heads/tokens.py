@@ -22,6 +22,7 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
+from nystrom.models.dropout import Dropout
 from nystrom.models.embeddings import check_mask
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
 from nystrom.models.heads.losses import IGNORED, mean_loss
@@ -37,7 +38,7 @@ class EncoderForTokenClassification(EncoderPreTrainedModel):
         super().__init__(config)
         assert config.num_labels, "transformers gives every configuration its labels"
         self.nystromformer = EncoderModel(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
