@@ -3,6 +3,7 @@
     python tools/compare_steps.py heads --to runs/compare-heads.csv
     python tools/compare_steps.py formats --to runs/compare-formats.csv
     python tools/compare_steps.py tracking --to runs/compare-tracking.csv
+    python tools/compare_steps.py dropout --to runs/compare-dropout.csv
 
 `heads`: a training step on masked words that scores all tokens, compared with one that scores only the masked tokens
 (`EncoderConfig.sparse_prediction`), of the model for masked words and of the one for pretraining. A step is forward,
@@ -15,6 +16,9 @@ with each, the loading included. Sampler, collator and batches are the same. It 
 `tracking`: forward and backward of Nyström attention with its skip and projections that keeps a running estimate of its
 error (`track_error`), compared with the same layer without, as a mean of 16 steps: small layers are not looked at in
 each.
+
+`dropout`: a training step of a classifier with the dropout of `nystrom.models.dropout`, compared with the same
+classifier with torch's.
 
 Times are CPU seconds of the process with one thread, which a busy machine disturbs less than the clock. In each round
 every choice is timed once, in an order that changes from round to round. A row is a median over rounds with its
@@ -41,6 +45,7 @@ from nystrom import NystromAttention
 from nystrom.checks import check_at_least
 from nystrom.measure.rows import Row, append_rows, cpu_name, new_row
 from nystrom.models import EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining, EncoderForSequenceClassification
+from nystrom.models.dropout import Dropout
 from nystrom.studies.speed.asked import command_line
 from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
 from nystrom.train.data.batches import TrainingOrder, collate
@@ -210,6 +215,46 @@ def compare_tracking(
     return _written(to, rows)
 
 
+def compare_dropout(*, to: Path, tokens: int = 1024, batch: int = 32, rounds: int = 15) -> list[Row]:
+    """Compare this library's dropout with torch's own.
+
+    Args:
+        to: New file of the rows.
+        tokens: Tokens of a sequence.
+        batch: Sequences of a batch.
+        rounds: Rounds.
+
+    Raises:
+        ValueError: A size is below 1, or the file exists.
+    """
+    asked = dict(locals())
+    _check(to, asked)
+    torch.manual_seed(0)
+    ids = torch.randint(1, ListOps.vocab_size, (batch, tokens))
+    inputs = {"input_ids": ids, "labels": torch.randint(ListOps.num_labels, (batch,))}
+    with _one_thread():
+        calls: dict[str, Call] = {}
+        for name in ("nystrom.models.dropout", "torch.nn.Dropout"):
+            torch.manual_seed(0)
+            model = EncoderForSequenceClassification(_classifier(tokens))
+            if name == "torch.nn.Dropout":
+                _with_torch_dropout(model)
+            calls[name] = _step(model, lambda: inputs)
+        found = in_turn(calls, rounds=rounds)
+        command = command_line((*COMMAND, "dropout"), compare_dropout, asked | {"rounds": (rounds,)}, "rounds")
+        rows = _rows(
+            "training step time", found, n=tokens, sizes=f"b={batch} layers=2 width=64 threads=1", command=command
+        )
+    return _written(to, rows)
+
+
+def _with_torch_dropout(model: torch.nn.Module) -> None:
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, Dropout):
+                setattr(module, name, torch.nn.Dropout(child.p))
+
+
 def in_turn(
     calls: Mapping[str, Call], *, rounds: int, clock: Callable[[], float] = time.process_time
 ) -> dict[str, list[float]]:
@@ -327,7 +372,12 @@ def _one_thread() -> Iterator[None]:
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; a mistake ends in one line and code 2."""
     try:
-        commands = {"heads": compare_heads, "formats": compare_formats, "tracking": compare_tracking}
+        commands = {
+            "heads": compare_heads,
+            "formats": compare_formats,
+            "tracking": compare_tracking,
+            "dropout": compare_dropout,
+        }
         tyro.extras.subcommand_cli_from_dict(commands, args=words)
     except ValueError as error:
         print(f"compare_steps: {error}", file=sys.stderr)

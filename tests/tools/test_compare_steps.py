@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from nystrom.measure.rows import read_rows
-from tools.compare_steps import compare_formats, compare_heads, compare_tracking, in_turn, main
+from tools.compare_steps import compare_dropout, compare_formats, compare_heads, compare_tracking, in_turn, main
 
 HAS_DATASETS = importlib.util.find_spec("datasets") is not None
 SMALL = {"layers": 1, "width": 8, "batch": 2, "tokens": 32, "vocabulary": 50, "rounds": 3}
@@ -48,6 +48,24 @@ def test_a_layer_that_tracks_its_error_is_compared_with_one_that_does_not(tmp_pa
         f"layer step time, {what}" for what in ("tracked", "not tracked", "tracked / not tracked")
     ]
     assert rows[0].command == "python tools/compare_steps.py tracking --tokens 24 --width 8 --heads 2 --rounds 2"
+
+
+def test_a_classifier_is_compared_with_itself_under_the_dropout_of_torch(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("nystrom.models.dropout.dropout", lambda x, share: seen.append(share) or x)
+    monkeypatch.setattr("torch.nn.Dropout.forward", lambda self, x: seen.append("torch") or x)
+    rows = compare_dropout(to=tmp_path / "rows.csv", tokens=24, batch=2, rounds=1)
+    # Two rounds, in each a step with one and a step with the other, on 64 landmarks and two layers.
+    assert 2 * seen.count("torch") == len(seen) > 0
+    assert [row.quantity for row in rows] == [
+        f"training step time, {what}"
+        for what in (
+            "nystrom.models.dropout",
+            "torch.nn.Dropout",
+            "nystrom.models.dropout / torch.nn.Dropout",
+        )
+    ]
+    assert rows[0].command == "python tools/compare_steps.py dropout --tokens 24 --batch 2 --rounds 1"
 
 
 @pytest.mark.skipif(not HAS_DATASETS, reason="datasets is not installed")
