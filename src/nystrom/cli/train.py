@@ -112,7 +112,7 @@ def lra_curves(words: list[str]) -> None:
     from nystrom.report.lra.curves import Axis, Shown, draw_lra_curves, gather_curves
 
     def curves(
-        source: Path,
+        sources: tuple[Path, ...],
         *,
         figure: Path,
         quantity: Shown = "accuracy",
@@ -122,18 +122,23 @@ def lra_curves(words: list[str]) -> None:
         """Draw the curves of the runs of `nystrom lra run`.
 
         Args:
-            source: Folder of the runs, or a file that --gather wrote.
+            sources: Folder of the runs, a file that --gather wrote, or several of them.
             figure: File to draw to, .png or .svg.
             quantity: "accuracy" or "loss" on the validation split, or "gradient-norm", before it is clipped.
             over: "seconds" of training, or "steps".
             gather: CSV file to write the curves of all runs in the folder to.
         """
-        draw_lra_curves(source, figure, quantity=quantity, over=over)
+        if not sources:
+            raise ValueError("no source is named; expected the folder of `nystrom lra run`, or files of --gather.")
+        folder, *others = sources
+        if gather is not None and others:
+            raise ValueError("--gather takes the curves of one folder: name one source.")
+        draw_lra_curves(sources, figure, quantity=quantity, over=over)
         if gather is not None:
-            gather_curves(source, gather)
+            gather_curves(folder, gather)
         print(figure)
 
-    curves(**arguments_of(curves, words, "lra curves", source=positional(curves, "source")))
+    curves(**arguments_of(curves, words, "lra curves", sources=positional(curves, "sources")))
 
 
 def lra_overhead(words: list[str]) -> None:

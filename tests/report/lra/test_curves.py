@@ -134,6 +134,31 @@ def test_gathered_curves_draw_the_same_figure(tmp_path, drawn):
     assert not any(map(math.isnan, runs))
 
 
+def test_runs_of_several_sources_are_drawn_together_and_none_of_them_twice(tmp_path, drawn):
+    points = {seed: [(10, 0.1 * seed, 1.5), (20, 0.2 * seed, 2.0)] for seed in (1, 2, 3)}
+    for seed, name in ((1, "one"), (2, "one"), (3, "other")):
+        (tmp_path / name).mkdir(exist_ok=True)
+        add_run(tmp_path / name, "text", "softmax", seed, points[seed])
+    gather_curves(tmp_path / "one", tmp_path / "one.csv")
+    for sources in ([tmp_path / "one.csv", tmp_path / "other"], [tmp_path / "one", tmp_path / "other"]):
+        draw_lra_curves(sources, tmp_path / "curves.png")
+    for figure in drawn:
+        assert list(figure.axes[0].lines[0].get_ydata()) == pytest.approx([20, 40])
+    for twice in ("one", "one.csv"):
+        with pytest.raises(ValueError, match="both hold the run text-softmax-demo-seed1"):
+            draw_lra_curves([tmp_path / "one.csv", tmp_path / twice], tmp_path / "curves.png")
+    with pytest.raises(ValueError, match="an empty list holds no run"):
+        draw_lra_curves([], tmp_path / "curves.png")
+
+
+def test_runs_of_other_settings_in_two_folders_are_not_seeds_of_one_method(tmp_path):
+    for seed, name in ((1, "one"), (2, "other")):
+        (tmp_path / name).mkdir()
+        add_run(tmp_path / name, "text", "softmax", seed, [(10, 0.5, 1.0), (20, 0.5, 2.0)], learning_rate=seed)
+    with pytest.raises(ValueError, match=r"one/text-softmax-demo-seed1 and .*seed2 differ in learning_rate"):
+        draw_lra_curves([tmp_path / "one", tmp_path / "other"], tmp_path / "curves.png")
+
+
 def test_gathered_curves_know_methods_and_presets_with_numbers(tmp_path, drawn):
     for preset in ("modern-small", "nystromformer", "nystromformer-1000"):
         add_run(tmp_path, "text", "nystrom-64", 0, [(10, 0.5, 1.0), (20, 0.5, 2.0)], preset=preset)
@@ -188,7 +213,7 @@ def test_runs_of_other_settings_are_not_seeds_of_one_method(tmp_path):
     points = [(10, 0.5, 1.0), (20, 0.5, 2.0)]
     add_run(tmp_path, "text", "softmax", 0, points, learning_rate=0.1, device="cpu")
     add_run(tmp_path, "text", "softmax", 1, points, learning_rate=0.2, device="cuda")
-    with pytest.raises(ValueError, match=r"holds text-softmax-demo-seed0 and text-softmax-demo-seed1, .* in learning"):
+    with pytest.raises(ValueError, match=r"demo-seed0 and .*text-softmax-demo-seed1 differ in learning"):
         draw_lra_curves(tmp_path, tmp_path / "curves.png")
 
 

@@ -57,43 +57,49 @@ _FREE = {"seed", "accumulation", "processes", "device", "compile", "evaluate_eve
 
 # step: (seconds, value)
 _Curve = dict[int, tuple[float, float]]
+# (task, method, preset): the first run of it, and its settings
+_Settings = dict[tuple[str, str, str], tuple[Path, dict[str, Any]]]
 
 
 class _Drawn(NamedTuple):
-    """A run: what it is of, and its curve."""
+    """A run: what it is of, its curve, and its name."""
 
     task: str
     method: str
     preset: str
     curve: _Curve
+    name: str
 
 
 @house_style()
-def draw_lra_curves(source: Path, path: Path, *, quantity: Shown = "accuracy", over: Axis = "seconds") -> None:
+def draw_lra_curves(
+    source: Path | Sequence[Path], path: Path, *, quantity: Shown = "accuracy", over: Axis = "seconds"
+) -> None:
     """Draw the runs of a grid, finished or not.
 
     Args:
-        source: The folder of `nystrom lra run`, or a CSV file that `gather_curves` wrote.
+        source: The folder of `nystrom lra run`, a CSV file that `gather_curves` wrote, or several of them.
         path: The file, .png or .svg.
         quantity: "accuracy" and "loss" on the validation split, or "gradient-norm", that of a step before it is
             clipped.
         over: "seconds" of training, or "steps".
 
     Raises:
-        ValueError: No run with two points, seeds of a method that share fewer than two steps, curves without seconds,
-            or a file of another format.
+        ValueError: No run with two points, a run that two sources hold, seeds of a method that share fewer than two
+            steps, curves without seconds, or a file of another format.
     """
     check_figure(path)
     check_choice("quantity", quantity, get_args(Shown))
     check_choice("over", over, get_args(Axis))
-    name, source = _QUANTITIES[quantity], Path(source)
-    runs = _by_method(list(_read_gathered(source, name) if source.is_file() else _read_runs(source, name)))
+    name, sources = _QUANTITIES[quantity], [source] if isinstance(source, str | Path) else list(source)
+    named = " and ".join(map(str, sources))
+    runs = _by_method(_read(sources, name))
     if not runs:
         raise ValueError(
-            f"{source} holds no run with two values of the {name}; expected the folder of `nystrom lra run`, or "
-            "the CSV file of its curves."
+            f"{named or 'an empty list'} holds no run with two values of the {name}; expected the folder of "
+            "`nystrom lra run`, or the CSV file of its curves."
         )
-    _check_shared(source, runs)
+    _check_shared(named, runs)
     tasks = sorted({task for task, _ in runs}, key=lambda task: (*LRA_TASKS, task).index(task))
     methods = sorted({method for _, method in runs}, key=_by_size)
     looks = method_looks(methods)
@@ -119,8 +125,8 @@ def draw_lra_curves(source: Path, path: Path, *, quantity: Shown = "accuracy", o
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    named = [name for name in (*methods, _CHANCE) if name in handles]
-    figure.legend([handles[name] for name in named], named, loc="outside right center")
+    labels = [label for label in (*methods, _CHANCE) if label in handles]
+    figure.legend([handles[label] for label in labels], labels, loc="outside right center")
     seeds = max(map(len, runs.values()))
     figure.suptitle("one seed each" if seeds == 1 else f"mean of up to {seeds} seeds; bands: lowest to highest")
     if diverged := _diverged(runs):
@@ -154,6 +160,21 @@ def gather_curves(folder: Path, to: Path) -> None:
                 )
 
 
+def _read(sources: Sequence[Path], quantity: str) -> list[_Drawn]:
+    """The runs of all sources, none of them twice."""
+    found: list[_Drawn] = []
+    holders: dict[str, Path] = {}
+    settings: _Settings = {}
+    for source in map(Path, sources):
+        runs = list(_read_gathered(source, quantity) if source.is_file() else _read_runs(source, quantity, settings))
+        for run in runs:
+            if run.name in holders:
+                raise ValueError(f"{holders[run.name]} and {source} both hold the run {run.name}: name one of them.")
+        holders |= {run.name: source for run in runs}
+        found += runs
+    return found
+
+
 def _by_method(found: Sequence[_Drawn]) -> dict[tuple[str, str], list[_Curve]]:
     """Curves of all seeds by task and method; the preset is named where there are several."""
     several = len({run.preset for run in found}) > 1
@@ -170,7 +191,7 @@ def _by_size(method: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", method)]
 
 
-def _check_shared(source: Path, runs: Mapping[tuple[str, str], Sequence[_Curve]]) -> None:
+def _check_shared(source: str, runs: Mapping[tuple[str, str], Sequence[_Curve]]) -> None:
     for (task, method), curves in runs.items():
         if len(_shared_steps(curves)) < 2:
             each = " and ".join(dict.fromkeys(_shown_steps(curve) for curve in curves))
@@ -200,8 +221,7 @@ def _diverged(runs: Mapping[tuple[str, str], Sequence[_Curve]]) -> list[str]:
     return said
 
 
-def _read_runs(folder: Path, quantity: str) -> Iterator[_Drawn]:
-    before: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
+def _read_runs(folder: Path, quantity: str, before: _Settings) -> Iterator[_Drawn]:
     for curves, content in _classifying(folder):
         points = read_curves(curves).get(quantity, [])
         if any(math.isnan(seconds) for *_, seconds in points):
@@ -215,13 +235,13 @@ def _read_runs(folder: Path, quantity: str) -> Iterator[_Drawn]:
             method,
             _preset(settings["preset"], "pretrained" if settings.get("model") else None, settings.get("positions")),
             curve,
+            curves.parent.name,
         )
-        name = curves.parent.name
-        first, same = before.setdefault(drawn[:3], (name, settings))
+        first, same = before.setdefault(drawn[:3], (curves.parent, settings))
         different = [key for key in sorted(same.keys() & settings.keys() - _FREE) if same[key] != settings[key]]
         if different:
             raise ValueError(
-                f"{folder} holds {first} and {name}, which differ in {', '.join(different)}; a mean over "
+                f"{first} and {curves.parent} differ in {', '.join(different)}; a mean over "
                 "seeds needs the same settings: draw them from folders of their own."
             )
         yield drawn
@@ -267,7 +287,7 @@ def _read_gathered(path: Path, wanted: str) -> Iterator[_Drawn]:
             raise ValueError(f"{path} names the run {run!r}; expected TASK-METHOD-PRESET-seedSEED.")
         besides = f", {named['besides']}" if named["besides"] else ""
         preset = _preset(named["preset"], named["start"], named["positions"])
-        yield _Drawn(named["task"], named["method"] + besides, preset, curve)
+        yield _Drawn(named["task"], named["method"] + besides, preset, curve, run)
 
 
 def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, look: Look, over: Axis, factor: float) -> None:
