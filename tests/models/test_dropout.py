@@ -69,6 +69,14 @@ def test_shares_that_16_bits_do_not_tell_from_none_or_all_are_those_of_torch(sha
     assert torch.equal(found, F.dropout(x, share))
 
 
+@pytest.mark.parametrize("share", [-0.1, 1.5, math.nan])
+def test_what_is_no_probability_is_refused(share):
+    layer = Dropout(0.5)
+    layer.p = share
+    with pytest.raises(ValueError, match=f"share is {share}; expected a probability from 0 to 1"):
+        layer(torch.ones(3))
+
+
 def test_copies_of_vmap_have_draws_of_their_own_or_the_same():
     torch.manual_seed(4)
     x = torch.ones(2, 200)

@@ -55,7 +55,7 @@ def test_a_classifier_is_compared_with_itself_under_the_dropout_of_torch(tmp_pat
     monkeypatch.setattr("nystrom.models.dropout.dropout", lambda x, share: seen.append(share) or x)
     monkeypatch.setattr("torch.nn.Dropout.forward", lambda self, x: seen.append("torch") or x)
     rows = compare_dropout(to=tmp_path / "rows.csv", tokens=24, batch=2, rounds=1)
-    # Two rounds, in each a step with one and a step with the other, on 64 landmarks and two layers.
+    # As many calls of one as of the other.
     assert 2 * seen.count("torch") == len(seen) > 0
     assert [row.quantity for row in rows] == [
         f"training step time, {what}"

@@ -24,7 +24,12 @@ def dropout(x: Float[Tensor, "*shape"], share: float) -> Float[Tensor, "*shape"]
     Args:
         x: Numbers.
         share: Probability p of a zero, from 0 to 1.
+
+    Raises:
+        ValueError: Another share.
     """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share is {share}; expected a probability from 0 to 1.")
     dropped = round(share * _VALUES)
     if x.device.type != "cpu" or torch.compiler.is_compiling() or dropped in (0, _VALUES):
         return F.dropout(x, share)
