@@ -9,7 +9,7 @@ from nystrom.measure.rows import read_rows
 from nystrom.report.lra.curves import GATHERED
 
 RESULTS = Path(__file__).parents[2] / "results"
-CURVES = sorted(RESULTS.glob("lra-curves_*.csv"))
+CURVES = sorted(RESULTS.glob("lra-*curves_*.csv"))
 COMMANDS = ("nystrom ", "python tools/", "python -m tools.")
 ROWS = sorted(set(RESULTS.glob("*.csv")) - set(CURVES))
 
