@@ -10,7 +10,7 @@ from nystrom.report.lra.curves import GATHERED
 
 RESULTS = Path(__file__).parents[2] / "results"
 CURVES = sorted(RESULTS.glob("lra-*curves_*.csv"))
-COMMANDS = ("nystrom ", "python tools/", "python -m tools.")
+COMMANDS = ("nystrom ", "torchrun ", "python tools/", "python -m tools.")
 ROWS = sorted(set(RESULTS.glob("*.csv")) - set(CURVES))
 
 
