@@ -147,8 +147,20 @@ def test_runs_of_several_sources_are_drawn_together_and_none_of_them_twice(tmp_p
     for twice in ("one", "one.csv"):
         with pytest.raises(ValueError, match="both hold the run text-softmax-demo-seed1"):
             draw_lra_curves([tmp_path / "one.csv", tmp_path / twice], tmp_path / "curves.png")
-    with pytest.raises(ValueError, match="an empty list holds no run"):
+    with pytest.raises(ValueError, match="source is an empty list; expected the folder of"):
         draw_lra_curves([], tmp_path / "curves.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("nowhere.csv", "does not exist"), ("empty", "holds no run with two values")]
+)
+def test_a_source_that_adds_no_curve_is_named(tmp_path, name, what):
+    (tmp_path / "good").mkdir()
+    (tmp_path / "empty").mkdir()
+    add_run(tmp_path / "good", "text", "softmax", 0, [(10, 0.1, 1.5), (20, 0.2, 2.0)])
+    with pytest.raises(ValueError, match=f"{name} {what}.*; expected the folder of"):
+        draw_lra_curves([tmp_path / "good", tmp_path / name], tmp_path / "curves.png")
+    assert not (tmp_path / "curves.png").exists()
 
 
 def test_runs_of_other_settings_in_two_folders_are_not_seeds_of_one_method(tmp_path):

@@ -55,6 +55,8 @@ _RUN_NAME = re.compile(
 # Settings that runs of one method may differ in.
 _FREE = {"seed", "accumulation", "processes", "device", "compile", "evaluate_every", "log_every", "model"}
 
+_WANTED = "the folder of `nystrom lra run`, or the CSV file of its curves"
+
 # step: (seconds, value)
 _Curve = dict[int, tuple[float, float]]
 # (task, method, preset): the first run of it, and its settings
@@ -85,21 +87,17 @@ def draw_lra_curves(
         over: "seconds" of training, or "steps".
 
     Raises:
-        ValueError: No run with two points, a run that two sources hold, seeds of a method that share fewer than two
-            steps, curves without seconds, or a file of another format.
+        ValueError: A source that does not exist or has no run with two points, a run that two sources hold, seeds of a
+            method that share fewer than two steps, curves without seconds, or a file of another format.
     """
     check_figure(path)
     check_choice("quantity", quantity, get_args(Shown))
     check_choice("over", over, get_args(Axis))
     name, sources = _QUANTITIES[quantity], [source] if isinstance(source, str | Path) else list(source)
-    named = " and ".join(map(str, sources))
+    if not sources:
+        raise ValueError(f"source is an empty list; expected {_WANTED}.")
     runs = _by_method(_read(sources, name))
-    if not runs:
-        raise ValueError(
-            f"{named or 'an empty list'} holds no run with two values of the {name}; expected the folder of "
-            "`nystrom lra run`, or the CSV file of its curves."
-        )
-    _check_shared(named, runs)
+    _check_shared(" and ".join(map(str, sources)), runs)
     tasks = sorted({task for task, _ in runs}, key=lambda task: (*LRA_TASKS, task).index(task))
     methods = sorted({method for _, method in runs}, key=_by_size)
     looks = method_looks(methods)
@@ -161,12 +159,16 @@ def gather_curves(folder: Path, to: Path) -> None:
 
 
 def _read(sources: Sequence[Path], quantity: str) -> list[_Drawn]:
-    """The runs of all sources, none of them twice."""
+    """The runs of all sources, none of them twice, and of each source some that can be drawn."""
     found: list[_Drawn] = []
     holders: dict[str, Path] = {}
     settings: _Settings = {}
     for source in map(Path, sources):
+        if not source.exists():
+            raise ValueError(f"{source} does not exist; expected {_WANTED}.")
         runs = list(_read_gathered(source, quantity) if source.is_file() else _read_runs(source, quantity, settings))
+        if not any(_has_two(run) for run in runs):
+            raise ValueError(f"{source} holds no run with two values of the {quantity}; expected {_WANTED}.")
         for run in runs:
             if run.name in holders:
                 raise ValueError(f"{holders[run.name]} and {source} both hold the run {run.name}: name one of them.")
@@ -175,12 +177,16 @@ def _read(sources: Sequence[Path], quantity: str) -> list[_Drawn]:
     return found
 
 
+def _has_two(run: _Drawn) -> bool:
+    return len(run.curve) > 1
+
+
 def _by_method(found: Sequence[_Drawn]) -> dict[tuple[str, str], list[_Curve]]:
     """Curves of all seeds by task and method; the preset is named where there are several."""
     several = len({run.preset for run in found}) > 1
     runs: dict[tuple[str, str], list[_Curve]] = {}
     for run in found:
-        if len(run.curve) > 1:
+        if _has_two(run):
             method = f"{run.method} ({run.preset})" if several else run.method
             runs.setdefault((run.task, method), []).append(run.curve)
     return runs
