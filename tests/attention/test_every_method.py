@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nystrom import build_attention
+from nystrom import MultiheadAttention, build_attention
 from nystrom.attention.methods.near_far import near_far_rows
 from nystrom.attention.methods.nystrom import nystrom_factors, nystrom_rows
 from nystrom.attention.methods.performer import draw_projection
@@ -188,6 +188,15 @@ def build(name, options, *, h=2, d=4):
     return build_attention(name, num_heads=h, head_dim=d, **options).to(DEVICE).eval()
 
 
+def ones(b, n):
+    return torch.ones(b, n, dtype=torch.bool, device=DEVICE)
+
+
+def across(name, n, s, b=2):
+    """What declares cross-attention where all tokens are real; methods whose rule counts no positions need nothing."""
+    return {"key_keep": ones(b, s)} if name in POSITIONAL and n != s else {}
+
+
 def dense_softmax(q, k, v):
     return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v
 
@@ -279,7 +288,7 @@ def test_the_module_is_the_function(name, options):
 def test_any_length(name, options, n, s, b, h, d, e, seed):
     s = s if name in CROSS else n
     q, k, v = draw(seed, n, s, b=b, h=h, d=d, e=e)
-    out = build(name, options, h=h, d=d)(q, k, v)
+    out = build(name, options, h=h, d=d)(q, k, v, **across(name, n, s, b))
     assert out.shape == (b, h, n, e)
     assert out.dtype == v.dtype
     assert out.isfinite().all()
@@ -291,8 +300,9 @@ def test_no_sequence_no_query_or_no_key_gives_an_empty_result_or_zeros(name, opt
     if name not in CROSS and n != s:
         pytest.skip("self-attention only")
     inputs = [x.requires_grad_() for x in draw(0, n, s, b=b)]
-    for keep in (None, torch.ones(b, s, dtype=torch.bool, device=DEVICE)):
-        out = build(name, options)(*inputs, keep=keep)
+    masked = {"keep": ones(b, n)} if n == s else {"key_keep": ones(b, s)}
+    for masks in (across(name, n, s, b), masked):
+        out = build(name, options)(*inputs, **masks)
         out.sum().backward()
         assert out.shape == (b, 2, n, 3)
         assert not out.any()
@@ -384,21 +394,16 @@ def test_padding_of_queries_and_keys_apart_changes_nothing(name, options, n, s, 
         pytest.skip("self-attention only")
     q, k, v = draw(seed, n, s, b=1)
     pad = torch.nn.functional.pad
-    keep = pad(torch.ones(1, s, dtype=torch.bool, device=DEVICE), (before, after))
-    query_keep = pad(torch.ones(1, n, dtype=torch.bool, device=DEVICE), (after, before))
+    key_keep, query_keep = pad(ones(1, s), (before, after)), pad(ones(1, n), (after, before))
     attend = build(name, options)
     out = attend(
         pad(q, (0, 0, after, before), value=7.0),
         *(pad(x, (0, 0, before, after), value=7.0) for x in (k, v)),
-        keep=keep,
+        key_keep=key_keep,
         query_keep=query_keep,
     )
-    if name in POSITIONAL:
-        # All real, given as masks: with n == s the default would be self-attention, where positions are the same.
-        keep, query_keep = (torch.ones(1, size, dtype=torch.bool, device=DEVICE) for size in (s, n))
-        expected = attend(q, k, v, keep=keep, query_keep=query_keep)
-    else:
-        expected = attend(q, k, v)
+    # Without a mask a rule about positions would take them for the same tokens.
+    expected = attend(q, k, v, **({"key_keep": ones(1, s)} if name in POSITIONAL else {}))
     torch.testing.assert_close(out[:, :, after : after + n], expected, **CLOSE)
 
 
@@ -414,6 +419,40 @@ def test_holes_change_nothing(name, options, n, seed):
     torch.testing.assert_close(
         attend(*inputs, keep=keep)[:, :, keep[0]], attend(*(x[:, :, keep[0]] for x in inputs)), **CLOSE
     )
+
+
+@every_case
+@pytest.mark.parametrize("n", [19, 20, 21])
+def test_masks_of_cross_attention_do_not_look_at_lengths(name, options, n):
+    """As many queries as keys are nothing special: each query gets what it gets alone, among 19, 20 or 21."""
+    if name not in CROSS:
+        pytest.skip("self-attention only")
+    q, k, v = draw(3, 21, 20)
+    keep, attend = draw_keep(3, 2, 20), build(name, options)
+    queries = ones(2, 21)
+    queries[:, n:] = False
+    expected = attend(q, k, v, key_keep=keep, query_keep=queries)[:, :, :n]
+    torch.testing.assert_close(attend(q[:, :, :n], k, v, key_keep=keep), expected, **CLOSE)
+
+
+@every_case
+@pytest.mark.parametrize("junk", [float("nan"), 1e30])
+@pytest.mark.parametrize("self_attention", [True, False])
+def test_what_padding_holds_reaches_no_gradient_of_a_layer(name, options, junk, self_attention):
+    """Neither inputs nor weights: a projection sums over all tokens."""
+    if not self_attention and name not in CROSS:
+        pytest.skip("self-attention only")
+    layer = MultiheadAttention(8, 2, method=name, self_attention=self_attention, dtype=torch.float64, **options).eval()
+    layer, keep, results = layer.to(DEVICE), draw_keep(8, 2, 17), []
+    for content in (0.0, junk):
+        x = draw(8, 17, h=1, d=8)[0][:, 0].masked_fill(~keep[..., None], content).requires_grad_()
+        masks = {"key_padding_mask": ~keep} | ({} if self_attention else {"query_padding_mask": ~keep})
+        out = layer(x, x, x, **masks)[0][keep]
+        layer.zero_grad()
+        out.square().sum().backward()
+        results.append([out.detach(), x.grad, *(weight.grad for weight in layer.parameters())])
+    for clean, soiled in zip(*results, strict=True):
+        torch.testing.assert_close(soiled, clean, rtol=0, atol=0)
 
 
 # Law 3: the rest of the batch changes nothing.
@@ -519,14 +558,10 @@ def test_gradients_of_a_short_sequence_do_not_see_the_long_ones(name, options):
 def test_few_queries_or_few_keys_are_exact(name, backend, n, s):
     attend, oracle = build_exact(name, backend)
     q, k, v = draw(0, n, s)
-    torch.testing.assert_close(attend(q, k, v), oracle(q, k, v), rtol=1e-10, atol=1e-12)
-    keep, query_keep = (
-        torch.ones(2, s, dtype=torch.bool, device=DEVICE),
-        torch.ones(2, n, dtype=torch.bool, device=DEVICE),
-    )
+    torch.testing.assert_close(attend(q, k, v, **across(name, n, s)), oracle(q, k, v), rtol=1e-10, atol=1e-12)
     q, k, v = draw(0, n + 30, s + 30)
-    keep, query_keep = (torch.nn.functional.pad(x, (30, 0)) for x in (keep, query_keep))
-    out = attend(q, k, v, keep=keep, query_keep=query_keep)[:, :, 30:]
+    key_keep, query_keep = (torch.nn.functional.pad(ones(2, size), (30, 0)) for size in (s, n))
+    out = attend(q, k, v, key_keep=key_keep, query_keep=query_keep)[:, :, 30:]
     torch.testing.assert_close(out, oracle(*(x[:, :, 30:] for x in (q, k, v))), rtol=1e-10, atol=1e-12)
 
 
@@ -722,7 +757,7 @@ def test_queries_without_a_real_key_give_zeros(name, options):
     if name not in CROSS:
         pytest.skip("self-attention only")
     q, k, v = draw(6, 17, 19)
-    out = build(name, options)(q, k, v, keep=torch.tensor([[False] * 19, [True] * 19], device=DEVICE))
+    out = build(name, options)(q, k, v, key_keep=torch.tensor([[False] * 19, [True] * 19], device=DEVICE))
     assert not out[0].any()
     assert out[1].isfinite().all()
 
@@ -1041,7 +1076,7 @@ def bad_inputs():
     yield "nested", (jagged, k, v), {}, "q is a nested tensor.*to_padded_tensor"
     yield "sparse", (q.to_sparse(), k, v), {}, r"q has the layout torch.sparse_coo.*to_dense"
     yield "float8", (q.to(torch.float8_e4m3fn), k, v), {}, "q has dtype torch.float8_e4m3fn; expected float32"
-    yield "length of keep", (q, k, v), {"keep": ones[:, :8]}, r"keep has shape \(2, 8\) but k holds 2 x 9 tokens"
+    yield "length of keep", (q, k, v), {"keep": ones[:, :8]}, r"keep has shape \(2, 8\) but q holds 2 x 9 tokens"
     yield "batch of keep", (q, k, v), {"keep": ones[:1]}, r"keep has shape \(1, 9\)"
     yield "dtype of keep", (q, k, v), {"keep": ones.float()}, "keep has dtype torch.float32; expected torch.bool"
     yield "n x n mask", (q, k, v), {"keep": ones[:, None].expand(2, 9, 9)}, "n x s mask cannot be"
@@ -1051,7 +1086,14 @@ def bad_inputs():
         {"keep": torch.ones(9, 9, dtype=torch.bool, device=DEVICE).tril()[None, None]},
         "causal",
     )
-    yield "query_keep", (q, k, v), {"keep": ones, "query_keep": ones[:, :3]}, "query_keep has shape"
+    for other in ("key_keep", "query_keep"):
+        refused = rf"{other} has shape \(2, 3\)|{other} cannot be honoured: \w+ is self-attention, .*Pass keep"
+        yield other, (q, k, v), {other: ones[:, :3]}, refused
+        both = rf"keep is given, and so is {other}: pass keep alone|{other} cannot be honoured: \w+ is self-attention"
+        yield f"keep and {other}", (q, k, v), {"keep": ones, other: ones}, both
+    for n in (8, 10):
+        fewer = (draw(0, n)[0], k, v), {"keep": torch.ones(2, n, dtype=torch.bool, device=DEVICE)}
+        yield f"keep of {n}", *fewer, f"keep is given for {n} queries and 9 keys.*pass key_keep"
 
 
 BAD_INPUTS = list(bad_inputs())
@@ -1084,8 +1126,8 @@ def test_unknown_methods_raise():
 def test_rows_of_nothing_are_empty(rows, b, n, s):
     q, k, _ = draw(0, n, s, b=b)
     asked = torch.arange(n, device=DEVICE)
-    for keep in (None, torch.ones(b, s, dtype=torch.bool, device=DEVICE)):
-        assert rows(q, k, asked, keep=keep).shape == (b, 2, n, s)
+    for masks in ({"keep": ones(b, n)} if n == s else across("near_far", n, s, b), {"key_keep": ones(b, s)}):
+        assert rows(q, k, asked, **masks).shape == (b, 2, n, s)
 
 
 @pytest.mark.refuses

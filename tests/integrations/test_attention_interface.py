@@ -293,8 +293,8 @@ def test_cross_attention_has_no_near_tokens_with_and_without_a_mask():
         # The first sequence is real to its end, whatever its neighbour is.
         assert_close(outs[1], outs[0], **CLOSE)
         assert_close(outs[2], outs[0], **CLOSE)
-        query_keep = None if near else torch.ones(2, 40, dtype=torch.bool)
-        expected = near_far_attention(q, k, v, query_keep=query_keep, **options)
+        key_keep = None if near else torch.ones(2, 40, dtype=torch.bool)
+        expected = near_far_attention(q, k, v, key_keep=key_keep, **options)
         assert_close(outs[0], expected[0].transpose(0, 1), **CLOSE)
 
 

@@ -45,6 +45,7 @@ from nystrom.checks import check_names
 from nystrom.integrations.layer_numbers import number_of
 from nystrom.integrations.mask_interface import make_mask
 from nystrom.integrations.modules import DEFAULTS, WEIGHTLESS
+from nystrom.shapes import Masks, cross_masks
 
 # Names under which the methods are registered, and with the plan of a method for each layer.
 REGISTERED = tuple(name for name in WEIGHTLESS if name != "softmax")
@@ -144,15 +145,10 @@ def attend_layer(
         )
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    query_keep = None
-    told = route.keep is not None or METHODS[method].positional
-    if told and query.shape[2] == key.shape[2] and attends_elsewhere(module):
-        # The keys' padding says nothing about the queries: all are real. Without a mask, too, a method with a rule
-        # about positions would take as many queries as keys for the same tokens.
-        query_keep = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
+    masks = masks_of(module, query, key, route.keep, declared=METHODS[method].positional)
     scale = {"scale": scaling} if "scale" in _FIELDS[method] else {}
     options = DEFAULTS.get(method, {}) | route.options | ({} if group is None else {"group": group})
-    out = _FUNCTIONS[method](query, key, value, keep=route.keep, query_keep=query_keep, **scale, **options)
+    out = _FUNCTIONS[method](query, key, value, **masks._asdict(), **scale, **options)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -191,6 +187,25 @@ def _exact_over_ranks(mask: Bool[Tensor, "b 1 1 s"] | None, window: int | None) 
     if window is None:
         return Route("softmax", False, keep, {})
     return Route("longformer", False, keep, {"window": 2 * window - 1})
+
+
+def masks_of(
+    module: nn.Module,
+    query: Float[Tensor, "b h n d"],
+    key: Float[Tensor, "b g s d"],
+    keep: Bool[Tensor, "b s"] | None,
+    *,
+    declared: bool,
+) -> Masks:
+    """The masks of a layer's call, from that of its keys; of cross-attention all queries are real.
+
+    The layer is asked whose keys it attends to where that makes a difference: where there is a mask, or `declared`, for
+    a method whose rule counts positions. Another number of keys than of queries answers for it.
+    """
+    other = query.shape[2] != key.shape[2]
+    if other or ((declared or keep is not None) and attends_elsewhere(module)):
+        return cross_masks(key, keep, None, declared=declared)
+    return Masks(keep)
 
 
 def attends_elsewhere(module: nn.Module) -> bool:

@@ -31,7 +31,7 @@ from nystrom.attention.parts.kernel_sum import sum_by_distance
 from nystrom.checks import Kernel
 from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Group, score_scale
+from nystrom.shapes import Group, Masks, score_scale
 
 # In few channels a distance may be far below the norms of its two tokens, whose rounding is then an error of the
 # distance. With groups of channels the running sum after each group is a distance itself, and norms cancel early. In
@@ -48,7 +48,8 @@ def kernelized_attention(
     *,
     kernel: Kernel = "gaussian",
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -59,14 +60,21 @@ def kernelized_attention(
         k: Keys.
         v: Values.
         **options: Those of `KernelizedOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        **masks: Which tokens are real.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
-    return attend(_kernelized, q, k, v, keep, query_keep, KernelizedOptions(kernel=kernel, scale=scale), group=group)
+    return attend(
+        _kernelized,
+        q,
+        k,
+        v,
+        Masks(keep, key_keep, query_keep),
+        KernelizedOptions(kernel=kernel, scale=scale),
+        group=group,
+    )
 
 
 def _kernelized(

@@ -25,7 +25,7 @@ from nystrom.attention.door import attend
 from nystrom.attention.options import LinearOptions, documented
 from nystrom.checks import FeatureMap
 from nystrom.precision import at_least_float32, without_autocast
-from nystrom.shapes import Group
+from nystrom.shapes import Group, Masks
 
 
 @documented(LinearOptions)
@@ -35,7 +35,8 @@ def linear_attention(
     v: Float[Tensor, "b h s e"],
     *,
     feature_map: FeatureMap = "elu",
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -48,14 +49,15 @@ def linear_attention(
         k: Keys.
         v: Values.
         **options: Those of `LinearOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        **masks: Which tokens are real.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
-    return attend(_linear, q, k, v, keep, query_keep, LinearOptions(feature_map=feature_map), group=group)
+    return attend(
+        _linear, q, k, v, Masks(keep, key_keep, query_keep), LinearOptions(feature_map=feature_map), group=group
+    )
 
 
 def _linear(

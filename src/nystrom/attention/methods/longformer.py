@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.door import attend
+from nystrom.attention.door import SELF_ATTENTION, attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LongformerOptions, documented
 from nystrom.attention.parts.band import (
@@ -33,7 +33,7 @@ from nystrom.attention.parts.band import (
     without_padding,
 )
 from nystrom.landmarks import first_tokens, ranks
-from nystrom.shapes import Group, score_scale
+from nystrom.shapes import Group, Masks, score_scale
 
 # Queries of a block: more of them waste more keys outside the band, fewer make matrix products small.
 _MOST, _LEAST = 64, 8
@@ -48,8 +48,7 @@ def longformer_attention(
     window: int = 257,
     num_global: int = 0,
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
-    query_keep: Bool[Tensor, "b n"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend within a sliding window and to global tokens, in time and memory linear in n. Self-attention only.
@@ -59,15 +58,16 @@ def longformer_attention(
         k: Keys of the same tokens.
         v: Values.
         **options: Those of `LongformerOptions`.
-        keep: Real tokens; None where all are. Other queries give zeros.
-        query_keep: `keep` itself or None: queries and keys are the same tokens.
+        **masks: Which tokens are real.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
     """
     options = LongformerOptions(window=window, num_global=num_global, scale=scale)
-    return attend(_longformer, q, k, v, keep, query_keep, options, self_attention="longformer", group=group)
+    return attend(
+        _longformer, q, k, v, Masks(keep), options, same_tokens=f"longformer is {SELF_ATTENTION}", group=group
+    )
 
 
 def _longformer(

@@ -33,7 +33,7 @@ from nystrom.checks import Backend, Inverse, Kernel
 from nystrom.kernels import KERNELS
 from nystrom.landmarks import all_are_short, draw, uniform
 from nystrom.linalg.pinv import pinv
-from nystrom.shapes import Generator, Group, check_generator, score_scale
+from nystrom.shapes import Generator, Group, Masks, check_generator, score_scale
 
 
 @documented(SkyformerOptions)
@@ -49,7 +49,8 @@ def skyformer_attention(
     pinv_steps: int = 6,
     scale: float | None = None,
     backend: Backend = "auto",
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
     group: Group = None,
@@ -61,8 +62,7 @@ def skyformer_attention(
         k: Keys.
         v: Values.
         **options: Those of `SkyformerOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        **masks: Which tokens are real.
         generator: Source of the draws; None takes tokens spread evenly, "global" draws from torch's global generator.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
@@ -80,8 +80,10 @@ def skyformer_attention(
         backend=backend,
     )
     if uses_triton(backend):
-        return attend(_by_kernels, q, k, v, keep, query_keep, options, generator, clean=False, group=group)
-    return attend(_skyformer, q, k, v, keep, query_keep, options, generator, group=group)
+        return attend(
+            _by_kernels, q, k, v, Masks(keep, key_keep, query_keep), options, generator, clean=False, group=group
+        )
+    return attend(_skyformer, q, k, v, Masks(keep, key_keep, query_keep), options, generator, group=group)
 
 
 def _skyformer(
@@ -125,7 +127,7 @@ def _by_kernels(
     check_backend_device(options.backend, q.device)
     m, scale = options.num_landmarks, score_scale(q, options.scale)
     if all_are_short(q, k, m):
-        return attend(_skyformer, q, k, v, keep, query_keep, options, generator)
+        return attend(_skyformer, q, k, v, Masks(key_keep=keep, query_keep=query_keep), options, generator)
     return landmark_attention(
         q,
         k,

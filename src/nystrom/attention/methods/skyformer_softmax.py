@@ -49,7 +49,7 @@ from nystrom.kernels import gaussian_logarithm, half_norms
 from nystrom.landmarks import all_are_short, draw
 from nystrom.linalg.pinv import pinv_similar
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, check_generator, score_scale
+from nystrom.shapes import Generator, Group, Masks, check_generator, score_scale
 
 # Passes over the landmarks' kernel in which levels spread from landmark to landmark.
 _LEVEL_STEPS = 8
@@ -66,7 +66,8 @@ def skyformer_softmax_attention(
     pinv: Inverse = "iterative",
     pinv_steps: int = 6,
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
     group: Group = None,
@@ -78,8 +79,7 @@ def skyformer_softmax_attention(
         k: Keys.
         v: Values.
         **options: Those of `SkyformerSoftmaxOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        **masks: Which tokens are real.
         generator: Source of the draws; None takes tokens spread evenly, "global" draws from torch's global generator.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
@@ -90,7 +90,7 @@ def skyformer_softmax_attention(
     options = SkyformerSoftmaxOptions(
         num_landmarks=num_landmarks, gamma=gamma, pinv=pinv, pinv_steps=pinv_steps, scale=scale
     )
-    return attend(_skyformer_softmax, q, k, v, keep, query_keep, options, generator, group=group)
+    return attend(_skyformer_softmax, q, k, v, Masks(keep, key_keep, query_keep), options, generator, group=group)
 
 
 def _skyformer_softmax(
