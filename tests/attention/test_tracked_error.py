@@ -190,7 +190,7 @@ def test_training_is_bit_by_bit_that_without():
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_a_checkpoint_computes_again_is_no_step(reentrant):
-    layers = [NystromAttention(16, 2, num_landmarks=4, track_error=True) for _ in range(2)]
+    layers = [NystromAttention(16, 2, num_landmarks=4, self_attention=True, track_error=True) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
     x = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
     for _ in range(3):
