@@ -5,7 +5,7 @@ and AttentionMaskInterface, so that `attn_implementation="nystrom"` (or "skyform
 `from_pretrained`, `from_config` and `set_attn_implementation` of any encoder that asks these interfaces. Not
 registered are "softmax", which transformers calls "sdpa", and "linformer", whose projections would have to be learned.
 
-**Options** are those of the method, in `config.attention_options = {"num_landmarks": 32}` (of the part that attends,
+**Options** are those of the method, in `config.attention_options = {"num_landmarks": 32}` (of the whole, or of a part,
 such as `config.vision_config`; a saved model keeps it), or keyword arguments of one call, which win, in models that
 hand these on: `model(**x, num_landmarks=32)`. `exact_layers=(0, 1)` among them gives the layers of these numbers exact
 attention; which layers have numbers is said in `nystrom.integrations.layer_numbers`. The scale is the model's; "linear"
@@ -20,8 +20,8 @@ dropout. Elsewhere there are no n x s weights, so a dropout of them has no effec
 **Cross-attention.** With as many queries as keys a mask of the keys alone does not say whether it is the queries' mask,
 too. Where a mask comes, the layer decides (`attends_elsewhere`), and a layer that could do either raises.
 
-A model that never asks the interface runs its own attention despite its `attn_implementation`. Those that ask
-for a mask raise then; `nystrom.integrations.check_attention` finds all of them, by running the model once.
+A model that never asks the interface would run its own attention: it raises where it is made
+(`nystrom.integrations.loading`). `nystrom.integrations.check_attention` runs a model once and says what each layer did.
 
 Departs from the methods' own default in one place: "reformer" has shared_qk=False, since these encoders have keys.
 """

@@ -5,7 +5,7 @@ per pair of tokens, for exact attention. See `nystrom.integrations.attention_int
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Bool
@@ -82,8 +82,12 @@ def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:
     Raises:
         ValueError: It does not, despite its attn_implementation; the message says what to do instead.
     """
-    if kind is None or kind._can_set_attn_implementation():
-        return
+    if kind is not None and not kind._can_set_attn_implementation():
+        refuse_deaf(kind, method)
+
+
+def refuse_deaf(kind: type[PreTrainedModel], method: str) -> NoReturn:
+    """Raise for a model that has attention of its own, with what to do instead."""
     if kind.config_class is NystromformerConfig:
         way_out = (
             "the classes of this library load the same folder, with the attention that its config.json asks for: "
@@ -95,7 +99,8 @@ def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:
     else:
         way_out = (
             "use a model that does (BERT, RoBERTa, ModernBERT, ViT, ...), or nystrom.replace_attention if its layers "
-            "are nn.MultiheadAttention"
+            "are nn.MultiheadAttention; where this is a part of a model, name the attention of each part, such as "
+            f"attn_implementation={{'text_config': {method!r}, 'vision_config': 'sdpa'}}"
         )
     raise ValueError(
         f"{kind.__name__} has attention of its own and does not ask transformers' AttentionInterface, so "
