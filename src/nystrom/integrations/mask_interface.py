@@ -55,10 +55,7 @@ def make_mask(
             f"the method: nystrom.integrations.set_attention(model.get_encoder(), {method!r})."
         )
     if attention_mask is not None and attention_mask.ndim != 2:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}; expected (batch, tokens), or booleans "
-            "(batch, 1, n, s) for exact attention."
-        )
+        raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}; expected (batch, tokens).")
     if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
         padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
         if padding is None or (not torch.compiler.is_compiling() and bool(padding.all())):
