@@ -229,6 +229,16 @@ def test_a_family_equals_its_exact_self_with_a_landmark_per_token_and_not_with_f
     assert (outputs[1][real] - exact[real]).abs().max() > 1e-3
 
 
+@pytest.mark.refuses
+@pytest.mark.parametrize("family", WORKS)
+def test_weights_that_a_caller_asks_for_raise(family):
+    """Also where the model collects what its layers return, and tells them nothing."""
+    model = make(family, WORKS[family], "nystrom")
+    inputs, _ = make_inputs(model)
+    with pytest.raises(ValueError, match="output_attentions is True, but nystrom attention stores no weights"):
+        model(**inputs, output_attentions=True)
+
+
 # Not "mobilebert", where a token enters with the embeddings of its neighbours, padding among them.
 TEXT = [
     *("albert", "bert", "bert-generation", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "esm"),
