@@ -94,6 +94,12 @@ def half_norms(x: Float[Tensor, "*b n d"], *, scale: float = 1.0) -> Float[Tenso
     return (0.5 * scale * x.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(x.dtype).max / 8)
 
 
+def held(x: Float[Tensor, "*b n d"], *, scale: float) -> Float[Tensor, "*b n d"]:
+    """Tokens held in a range of numbers, about the root of the largest, in which all inner products are finite."""
+    largest = (torch.finfo(x.dtype).max / (8 * x.shape[-1] * max(1.0, scale))) ** 0.5
+    return x.clamp(-largest, largest)
+
+
 def elu_features(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
     """ELU + 1, which is 1 + x above 0 and exp(x) below; exp(x) under the rounding of 1 becomes 0."""
     return F.elu(x).add_(1)

@@ -29,6 +29,8 @@ KMEANS_STEPS = 5
 _NEAR = 2**-16
 # Fractional parts of its multiples are spread evenly.
 GOLDEN_RATIO = 0.6180339887498949
+# Tokens among which the middle is sought.
+_SOME = 32
 # Distances to centres that k-means holds at a time: these, or a quarter of the tokens' own size where that is more.
 _DISTANCES = 2**14
 
@@ -215,6 +217,22 @@ def segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | No
     rank, count = ranks(keep)
     count = count[:, None]
     return torch.where(keep, rank * count.clamp(max=m) // count.clamp(min=1), m)
+
+
+@torch.no_grad()
+def middle_of(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None = None) -> Float[Tensor, "b h 1 d"]:
+    """About where the real tokens are: in each channel the median of a few of them, spread evenly.
+
+    What all tokens have in common costs digits where they are compared. Taken from the mean, a single huge token would
+    cost them as many.
+    """
+    keep = all_real(x) if keep is None else keep
+    rank, count = ranks(keep)
+    wanted = torch.arange(_SOME, device=x.device) * count[:, None] // _SOME
+    some = take(x, torch.searchsorted(rank, wanted).clamp(max=keep.shape[1] - 1))
+    # Of a stable sort, which ONNX can be told; of two in the middle, such as of two tokens, the one nearer to 0.
+    low, high = some.sort(dim=2, stable=True).values[:, :, _SOME // 2 - 1 : _SOME // 2 + 1].split(1, dim=2)
+    return torch.where(low.abs() < high.abs(), low, high)
 
 
 def all_are_short(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], m: int) -> bool:

@@ -34,7 +34,7 @@ from nystrom.attention.skip import check_skip, depthwise_skip, with_skip
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue
 from nystrom.landmarks import all_are_short, all_real, draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv
-from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
+from nystrom.precision import at_least_float32, cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import Generator, Group, check_generator, check_inputs, check_positions, score_scale, zero_masked
 
 # Tokens from which on working in stretches on a CPU gains more than its calls cost.
@@ -221,6 +221,10 @@ def _nystrom(
 ) -> Float[Tensor, "b h n e"]:
     if skip is not None:
         check_skip(v, skip, q, keep, query_keep)
+    if options.pinv == "exact" and skip is None and v.dtype == torch.float16:
+        # What the inverse multiplies may pass the largest float16, also where the result does not.
+        wide = _nystrom(q.float(), k.float(), v.float(), keep, query_keep, options, generator, None)
+        return narrowed(wide, v.dtype)
     m, scale = options.num_landmarks, options.scale
     short, stretches = all_are_short(q, k, m), runs_in_stretches(q, k, v) and q.shape[2] >= _LONG
     if skip is not None and (short or not stretches):

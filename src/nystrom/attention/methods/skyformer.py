@@ -30,8 +30,8 @@ from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.methods.kernelized import sum_by_kernel
 from nystrom.attention.options import SkyformerOptions, SkyformerSoftmaxOptions, documented
 from nystrom.checks import Backend, Inverse, Kernel
-from nystrom.kernels import KERNELS
-from nystrom.landmarks import all_are_short, draw, uniform
+from nystrom.kernels import KERNELS, held
+from nystrom.landmarks import all_are_short, draw, middle_of, uniform
 from nystrom.linalg.pinv import pinv
 from nystrom.shapes import Generator, Group, check_generator, score_scale
 
@@ -105,9 +105,9 @@ def _skyformer(
         return weigh(q, landmarks, inverse @ right)
     landmarks = limit.queries_as_landmarks(landmarks, q)
     right = weigh(landmarks, k, v, keep=limit.keep)
-    middle = limit.values_as_middle(inverse @ right, v)
+    values = limit.values_as_middle(inverse @ right, v)
     landmarks = limit.keys_as_landmarks(landmarks, k)
-    out = weigh(q, landmarks, middle, keep=limit.real_landmarks())
+    out = weigh(q, landmarks, values, keep=limit.real_landmarks())
     return limit.results(out, right)
 
 
@@ -156,7 +156,7 @@ def mixed_landmarks(
 
 def kernel_of_landmarks(landmarks: Float[Tensor, "b h m d"], kernel: Kernel, scale: float) -> Float[Tensor, "b h m m"]:
     """The kernel of all pairs of landmarks; what they have in common, which no kernel sees, would cost digits."""
-    landmarks = landmarks - landmarks.detach().mean(dim=2, keepdim=True)
+    landmarks = held(landmarks - middle_of(landmarks), scale=scale)
     return KERNELS[kernel](landmarks, landmarks, scale=scale)
 
 

@@ -45,7 +45,7 @@ from nystrom.attention.methods.skyformer import mixed_landmarks
 from nystrom.attention.options import SkyformerSoftmaxOptions, documented
 from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 from nystrom.checks import Inverse
-from nystrom.kernels import half_norms, scaled_distances
+from nystrom.kernels import half_norms, held, scaled_distances
 from nystrom.landmarks import all_are_short, draw
 from nystrom.linalg.pinv import pinv_similar
 from nystrom.precision import at_least_float32
@@ -106,6 +106,7 @@ def _skyformer_softmax(
     if all_are_short(q, k, m):
         return fused_softmax(q, k, v, keep=keep, scale=scale)
     q, k, v = (at_least_float32(x) for x in (q, k, v))
+    q, k = (held(x, scale=scale) for x in (q, k))
     landmarks = mixed_landmarks(q, k, keep, query_keep, draw(m, generator, q.device))
     limit = exact_limit(q, k, keep, query_keep, m)
     if limit is None:
