@@ -1071,6 +1071,32 @@ def test_second_derivatives_are_right_or_raise(name, options, masked):
 
 
 @mapped_one_by_one
+@forward_derivatives
+@cases_of_torch
+def test_forward_mode_is_right_or_refused_by_name(name, options):
+    inputs, ways = draw(14, 9, b=1, h=1, d=2, e=2), draw(15, 9, b=1, h=1, d=2, e=2)
+    attend = build(name, options, h=1, d=2)
+
+    def loss(*inputs):
+        return attend(*inputs).pow(3).sum()
+
+    if METHODS[name].second_derivatives not in ("always", *(f"{key}={value!r}" for key, value in options.items())):
+        for forward in (
+            lambda: torch.func.jvp(loss, tuple(inputs), tuple(ways)),
+            lambda: torch.func.jacfwd(loss)(*inputs),
+            lambda: torch.func.hessian(loss)(*inputs),
+        ):
+            with pytest.raises(NotImplementedError, match=r"no derivative in forward mode.*use reverse mode"):
+                forward()
+        return
+    gradients = torch.func.grad(loss, argnums=(0, 1, 2))(*inputs)
+    expected = sum((x * way).sum() for x, way in zip(gradients, ways, strict=True))
+    torch.testing.assert_close(torch.func.jvp(loss, tuple(inputs), tuple(ways))[1], expected, **CLOSE)
+    reverse = torch.func.jacrev(torch.func.jacrev(loss))(*inputs)
+    torch.testing.assert_close(torch.func.hessian(loss)(*inputs), reverse, **CLOSE)
+
+
+@mapped_one_by_one
 @cases_of_torch
 @pytest.mark.parametrize("masked", [False, True])
 def test_gradients_of_each_sequence_by_torch_func(name, options, masked):
