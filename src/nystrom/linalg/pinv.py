@@ -84,7 +84,8 @@ def start_value(a: Float[Tensor, "*b m m"], *, z0: StartValue = "paper") -> Floa
     check_square("a", a)
     check_choice("z0", z0, get_args(StartValue))
     if z0 == "authors":
-        return a.mT / a.abs().sum(dim=-2).amax()
+        # Over one axis: ONNX knows no maximum of all.
+        return a.mT / a.abs().sum(dim=-2).flatten().amax(dim=0)
     if z0 == "sequence":
         largest = a.abs().sum(dim=-2).amax(dim=-1)
         return a.mT / largest.amax(dim=-1, keepdim=True)[..., None, None]
