@@ -13,6 +13,7 @@ from nystrom.landmarks import (
     nearest_centres,
     segment_means,
     uniform,
+    within_reach,
 )
 
 few = settings(deadline=None, max_examples=25)
@@ -166,3 +167,15 @@ def test_the_middle_is_among_the_real_tokens_beside_a_huge_one(huge):
     x = x.masked_fill(~keep[:, None, :, None], 0.0)
     assert (middle_of(x, keep) - 1000).abs().max() < 3
     assert (middle_of(x[:1]) - 1000).abs().max() < 3
+
+
+def test_landmarks_have_finite_products_with_any_token():
+    landmarks = tokens(6, 4, h=1, d=64).float()
+    landmarks[:, :, 2] = 1e30
+    held = within_reach(landmarks)
+    ordinary = [0, 1, 3, 4, 5]
+    assert torch.equal(held[:, :, ordinary], landmarks[:, :, ordinary])
+    assert (landmarks @ landmarks.mT).isinf().any()
+    assert (held @ landmarks.mT).isfinite().all()
+    # Still far from all others.
+    assert held[:, :, 2].min() > 1e5

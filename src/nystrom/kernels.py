@@ -57,24 +57,22 @@ def gaussian_logarithm(
 
 def laplace_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
     """Laplace scores of Euclidean distances, in (0, 1]."""
-    return torch.exp(-scaled_distances(q, k, scale=scale))
+    return torch.exp(-_distances(q, k, scale=scale))
 
 
 def matern32_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
     """Matérn scores of smoothness 3/2, in (0, 1]."""
-    x = 3**0.5 * scaled_distances(q, k, scale=scale)
+    x = 3**0.5 * _distances(q, k, scale=scale)
     return (1 + x) * torch.exp(-x)
 
 
 def matern52_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
     """Matérn scores of smoothness 5/2, in (0, 1]."""
-    x = 5**0.5 * scaled_distances(q, k, scale=scale)
+    x = 5**0.5 * _distances(q, k, scale=scale)
     return (1 + x + x.square() / 3) * torch.exp(-x)
 
 
-def scaled_distances(
-    q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float
-) -> Float[Tensor, "*b n s"]:
+def _distances(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
     """Distances times the root of the scale; so far below infinity that squares of them stay finite."""
     distances = scale**0.5 * torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
     return distances.clamp(max=torch.finfo(distances.dtype).max ** 0.5 / 8)
@@ -92,12 +90,6 @@ KERNELS: dict[Kernel, Callable[..., Tensor]] = {
 def half_norms(x: Float[Tensor, "*b n d"], *, scale: float = 1.0) -> Float[Tensor, "*b n 1"]:
     """Half the squared norm of each token, times `scale`; so far below infinity that sums of a few stay finite."""
     return (0.5 * scale * x.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(x.dtype).max / 8)
-
-
-def held(x: Float[Tensor, "*b n d"], *, scale: float) -> Float[Tensor, "*b n d"]:
-    """Tokens held in a range of numbers, about the root of the largest, in which all inner products are finite."""
-    largest = (torch.finfo(x.dtype).max / (8 * x.shape[-1] * max(1.0, scale))) ** 0.5
-    return x.clamp(-largest, largest)
 
 
 def elu_features(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:

@@ -30,7 +30,7 @@ from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import KernelizedOptions, documented
 from nystrom.attention.parts.kernel_sum import sum_by_distance
 from nystrom.checks import Kernel
-from nystrom.kernels import half_norms, held
+from nystrom.kernels import half_norms
 from nystrom.landmarks import middle_of
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Group, score_scale
@@ -112,8 +112,7 @@ def gaussian_sum(
     q, k, v = (at_least_float32(x) for x in (q, k, v))
     # No distance changes where all tokens move alike.
     centre = middle_of(k, keep)
-    q, k = (held(x - centre, scale=scale) for x in (q, k))
-    q, k = _widen(q, ones_first=False), _widen(k, ones_first=True)
+    q, k = _widen(q - centre, ones_first=False), _widen(k - centre, ones_first=True)
     # The null key comes last, and a value column of its own gives its weight. One width for all spares copies.
     e = v.shape[-1]
     width = max(q.shape[-1], e + 1)

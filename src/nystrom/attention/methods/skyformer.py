@@ -30,8 +30,8 @@ from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.methods.kernelized import sum_by_kernel
 from nystrom.attention.options import SkyformerOptions, SkyformerSoftmaxOptions, documented
 from nystrom.checks import Backend, Inverse, Kernel
-from nystrom.kernels import KERNELS, held
-from nystrom.landmarks import all_are_short, draw, middle_of, uniform
+from nystrom.kernels import KERNELS
+from nystrom.landmarks import all_are_short, draw, middle_of, uniform, within_reach
 from nystrom.linalg.pinv import pinv
 from nystrom.shapes import Generator, Group, check_generator, score_scale
 
@@ -151,12 +151,12 @@ def mixed_landmarks(
     m = draws.shape[0]
     half = m // 2
     from_queries = uniform(q, half, keep=query_keep, draws=draws[:half])
-    return torch.cat([from_queries, uniform(k, m - half, keep=keep, draws=draws[half:])], dim=2)
+    return within_reach(torch.cat([from_queries, uniform(k, m - half, keep=keep, draws=draws[half:])], dim=2))
 
 
 def kernel_of_landmarks(landmarks: Float[Tensor, "b h m d"], kernel: Kernel, scale: float) -> Float[Tensor, "b h m m"]:
     """The kernel of all pairs of landmarks; what they have in common, which no kernel sees, would cost digits."""
-    landmarks = held(landmarks - middle_of(landmarks), scale=scale)
+    landmarks = landmarks - middle_of(landmarks)
     return KERNELS[kernel](landmarks, landmarks, scale=scale)
 
 

@@ -45,7 +45,7 @@ from nystrom.attention.methods.skyformer import mixed_landmarks
 from nystrom.attention.options import SkyformerSoftmaxOptions, documented
 from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 from nystrom.checks import Inverse
-from nystrom.kernels import half_norms, held, scaled_distances
+from nystrom.kernels import gaussian_logarithm, half_norms
 from nystrom.landmarks import all_are_short, draw
 from nystrom.linalg.pinv import pinv_similar
 from nystrom.precision import at_least_float32
@@ -106,7 +106,6 @@ def _skyformer_softmax(
     if all_are_short(q, k, m):
         return fused_softmax(q, k, v, keep=keep, scale=scale)
     q, k, v = (at_least_float32(x) for x in (q, k, v))
-    q, k = (held(x, scale=scale) for x in (q, k))
     landmarks = mixed_landmarks(q, k, keep, query_keep, draw(m, generator, q.device))
     limit = exact_limit(q, k, keep, query_keep, m)
     if limit is None:
@@ -140,8 +139,7 @@ def _middle(
     logs = logs - logs.detach().amax(dim=2, keepdim=True)
     # A solver needs float64 where the products of the iteration do not.
     wide = landmarks if options.pinv == "iterative" else landmarks.double()
-    # By differences, so that near landmarks are near however far they all are from 0.
-    kernel = -0.5 * scaled_distances(wide, wide, scale=scale).square()
+    kernel = gaussian_logarithm(wide, wide, scale=scale)
     levels = _levels(logs.to(kernel.dtype), kernel)
     right = torch.exp(logs - levels) * F.pad(means, (0, 1), value=1.0)
     middle = _levelled_inverse(kernel, levels, options) @ right
