@@ -104,9 +104,17 @@ def test_onnx_of_every_method_takes_any_batch_length_and_padding(attention, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("landmarks", ["uniform", "kmeans"])
-def test_onnx_of_other_landmarks(landmarks, tmp_path):
-    model = make(attention_options={"num_landmarks": 5, "landmarks": landmarks})
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        ("nystrom", {"num_landmarks": 5, "landmarks": "uniform"}),
+        ("nystrom", {"num_landmarks": 5, "landmarks": "kmeans"}),
+        ("nystrom", {"num_landmarks": 5, "z0": "authors"}),
+        ("skyformer", {"num_landmarks": 6, "kernel": "laplace"}),
+    ],
+)
+def test_onnx_of_other_options(attention, options, tmp_path):
+    model = make(attention, attention_options=options)
     export_onnx(model, tmp_path / "model.onnx")
     assert_same_as_the_model(tmp_path / "model.onnx", model)
 
