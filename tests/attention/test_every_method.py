@@ -10,7 +10,7 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -155,8 +155,8 @@ def few(law):
     def hold(name, options):
         if options.get("backend") != "triton":
             return drawn(name, options)
-        for seed, example in enumerate(BY_HAND):
-            by_hand(name, options, **{key: value for key, value in {**example, "seed": seed}.items() if key in wanted})
+        for seed, chosen in enumerate(BY_HAND):
+            by_hand(name, options, **{key: value for key, value in {**chosen, "seed": seed}.items() if key in wanted})
 
     def law_of_options(name, options):
         hold(name, options)
@@ -340,24 +340,11 @@ def test_padding_changes_nothing(name, options, n, before, after, seed):
     torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **CLOSE)
 
 
-def close_through_the_inverse(name, options, q, k):
-    """`CLOSE`, times the condition of an exact inverse over the one that it is for.
-
-    Landmarks of few different tokens lie on a line, the rows of their matrix are nearly dependent, and its exact
-    inverse multiplies rounding by its condition, which is that of the singular values that it does not drop.
-    """
-    if (name, options.get("pinv")) != ("nystrom", "exact"):
-        return CLOSE
-    values = torch.linalg.svdvals(nystrom_factors(q, k, **options).a)
-    largest = values[..., :1]
-    kept = torch.where(values > values.shape[-1] * torch.finfo(values.dtype).eps * largest, values, largest)
-    worse = max(1.0, (largest / kept).max().item() / 5000)
-    return {bound: worse * size for bound, size in CLOSE.items()}
-
-
 @every_case
 @few
 @given(n=lengths, words=st.integers(1, 6), before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
+# A matrix of landmarks with singular values at the edge of rounding.
+@example(n=38, words=2, before=6, after=19, seed=166)
 def test_padding_changes_nothing_where_tokens_repeat(name, options, n, words, before, after, seed):
     """Equal keys are equal but for rounding, which padding changes: what is chosen among them must not hang on it."""
     token = torch.randint(words, (n,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
@@ -368,8 +355,7 @@ def test_padding_changes_nothing_where_tokens_repeat(name, options, n, words, be
     keep = torch.nn.functional.pad(torch.ones(1, n, dtype=torch.bool, device=DEVICE), (before, after))
     attend = build(name, options)
     out = attend(*padded, keep=keep)
-    close = close_through_the_inverse(name, options, *inputs[:2])
-    torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **close)
+    torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **CLOSE)
 
 
 @every_case
@@ -463,6 +449,22 @@ def test_what_padding_holds_reaches_no_gradient_of_a_layer(name, options, junk, 
 @given(n=lengths, seed=seeds)
 def test_the_rest_of_the_batch_changes_nothing(name, options, n, seed):
     inputs = draw(seed, n, b=3)
+    inputs[0][1] *= 50
+    keep = draw_keep(seed, 3, n)
+    attend = build(name, options)
+    together = attend(*inputs, keep=keep)
+    for i in range(3):
+        alone = attend(*(x[i : i + 1] for x in inputs), keep=keep[i : i + 1])
+        torch.testing.assert_close(together[i : i + 1], alone, **CLOSE)
+
+
+@every_case
+@few
+@given(n=lengths, words=st.integers(1, 6), seed=seeds)
+def test_the_rest_of_the_batch_changes_nothing_where_tokens_repeat(name, options, n, words, seed):
+    token = torch.randint(words, (n,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    inputs = [x[:, :, token] for x in draw(seed, words, b=3)]
+    inputs[2] = draw(seed + 1, n, b=3)[2]
     inputs[0][1] *= 50
     keep = draw_keep(seed, 3, n)
     attend = build(name, options)
@@ -729,6 +731,85 @@ def test_tokens_near_the_largest_float16_have_finite_gradients(name, options, si
     assert out.isfinite().all()
     (out.float() * weights / 33).sum().backward()
     assert all(x.grad.isfinite().all() for x in inputs)
+
+
+def with_outlier(inputs, seed, *, where, whole, size):
+    """One entry or a whole token of that size in queries, keys or values; or a value that no query attends to."""
+    g = torch.Generator().manual_seed(seed)
+    token, channel = (torch.randint(inputs[0].shape[axis], (), generator=g).item() for axis in (2, 3))
+    inputs = {name: x.clone() for name, x in zip("qkv", inputs, strict=True)}
+    if where == "unwanted":
+        # Scores below minus 60 at the token, above minus 10 elsewhere: its weight is below the rounding of the others.
+        inputs["q"][..., 0] += 4
+        inputs["k"][:, :, token] = 0
+        inputs["k"][:, :, token, 0] = -80
+    huge = inputs["v" if where == "unwanted" else where]
+    huge[:, :, token, slice(None) if whole else channel] = size
+    return list(inputs.values())
+
+
+@cases_of_torch
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(2, 40),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    where=st.sampled_from(["q", "k", "v", "unwanted", "every q", "every k", "every q and k", "every q, k and v"]),
+    whole=st.booleans(),
+    power=st.floats(2, 30),
+    masked=st.booleans(),
+    seed=seeds,
+)
+def test_huge_tokens_leave_finite_what_exact_attention_does(name, options, n, dtype, where, whole, power, masked, seed):
+    inputs = draw(seed, n, b=1, e=4, dtype=torch.float32)
+    size = min(10**power, torch.finfo(dtype).max)
+    if where.startswith("every"):
+        # Scores up to those of the largest tokens in float16.
+        inputs = [min(size, 6e4) * x.clamp(-1, 1) if c in where[6:] else x for c, x in zip("qkv", inputs, strict=True)]
+    else:
+        inputs = with_outlier(inputs, seed, where=where, whole=whole, size=size)
+    inputs, keep = [x.to(dtype) for x in inputs], draw_keep(seed, 1, n) if masked else None
+    weights = torch.randn(1, 2, n, 4, generator=torch.Generator().manual_seed(seed + 2)).to(DEVICE)
+
+    def results(attend, inputs):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = attend(*leaves)
+        (out.float() * weights / n).sum().backward()
+        return out.detach(), *(x.grad for x in leaves)
+
+    mask, attend = None if keep is None else keep[:, None, None], build(name, options)
+    exact = results(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask), inputs)
+    found, wide = (
+        results(lambda q, k, v: attend(q, k, v, keep=keep), x) for x in (inputs, [x.float() for x in inputs])
+    )
+    for ours, of_exact, in_float32 in zip(found, exact, wide, strict=True):
+        # A gradient past the largest float16 is infinite: a gradient scaler must see it.
+        fits = ours is found[0] or in_float32.abs().max() < torch.finfo(dtype).max / 2
+        assert ours.isfinite().all() or not (fits and of_exact.isfinite().all())
+
+
+@cases_of_torch
+@pytest.mark.parametrize("where", ["q", "k", "v", "unwanted"])
+def test_an_outlier_costs_no_more_digits_than_in_the_plain_formula(name, options, where):
+    if (name, where) == ("near_far", "unwanted"):
+        pytest.skip("far values are sums less the near ones")  # TODO: drop when they are formed without cancellation
+    torch.manual_seed(0)  # for the weights of those that have some
+    attend = build(name, options, d=16)
+    for size in (1e2, 1e4, 1e8, 1e30):
+        errors, plain = 0.0, 0.0
+        for seed in range(4):
+            inputs = draw(seed, 48, b=1, d=16, e=16, dtype=torch.float32)
+            inputs = with_outlier(inputs, seed, where=where, whole=seed % 2 == 0, size=size)
+            exact = attend(*(x.double() for x in inputs))
+            errors += error_of_rows(attend(*inputs), exact) / 4
+            plain += error_of_rows(PLAIN[name](attend, *inputs), exact) / 4
+        # As without an outlier; see above.
+        assert errors <= 4 * plain + 8 * torch.finfo(torch.float32).eps
+
+
+def error_of_rows(found, exact):
+    """The mean error of a row relative to its norm, so that one huge row does not hide the others."""
+    error = (found - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-30)
+    return torch.where(error.isnan(), torch.inf, error).mean().item()
 
 
 @every_case
@@ -1022,6 +1103,32 @@ def test_second_derivatives_are_right_or_raise(name, options, masked):
     if METHODS[name].second_derivatives in ("always", *(f"{key}={value!r}" for key, value in options.items())):
         # Three doors for each of q, k and v; forward over reverse needs what a fused backward does not have.
         assert found >= 9
+
+
+@mapped_one_by_one
+@forward_derivatives
+@cases_of_torch
+def test_forward_mode_is_right_or_refused_by_name(name, options):
+    inputs, ways = draw(14, 9, b=1, h=1, d=2, e=2), draw(15, 9, b=1, h=1, d=2, e=2)
+    attend = build(name, options, h=1, d=2)
+
+    def loss(*inputs):
+        return attend(*inputs).pow(3).sum()
+
+    if METHODS[name].second_derivatives not in ("always", *(f"{key}={value!r}" for key, value in options.items())):
+        for forward in (
+            lambda: torch.func.jvp(loss, tuple(inputs), tuple(ways)),
+            lambda: torch.func.jacfwd(loss)(*inputs),
+            lambda: torch.func.hessian(loss)(*inputs),
+        ):
+            with pytest.raises(NotImplementedError, match=r"no derivative in forward mode.*use reverse mode"):
+                forward()
+        return
+    gradients = torch.func.grad(loss, argnums=(0, 1, 2))(*inputs)
+    expected = sum((x * way).sum() for x, way in zip(gradients, ways, strict=True))
+    torch.testing.assert_close(torch.func.jvp(loss, tuple(inputs), tuple(ways))[1], expected, **CLOSE)
+    reverse = torch.func.jacrev(torch.func.jacrev(loss))(*inputs)
+    torch.testing.assert_close(torch.func.hessian(loss)(*inputs), reverse, **CLOSE)
 
 
 @mapped_one_by_one

@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from nystrom.attention.forward_mode import refusing_by_name
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, zero_masked
 
@@ -47,6 +48,7 @@ def attend(
 
     Raises:
         ValueError: Shapes, dtypes or masks that do not fit.
+        NotImplementedError: A derivative in forward mode is asked of a fused call.
     """
     if group is not None:
         # Imported when it is asked for: the room above, which stands on the methods.
@@ -58,7 +60,7 @@ def attend(
     q, k, v = cast_for_autocast(q, k, v)
     if any(isinstance(size, int) and size == 0 for size in (q.shape[0], q.shape[2], k.shape[2])):
         return nothing(q, k, v, *(x for x in rest if isinstance(x, Tensor)))
-    with without_autocast(q):
+    with without_autocast(q), refusing_by_name():
         if not clean:
             return core(q, k, v, keep, query_keep, *rest)
         dtype = v.dtype

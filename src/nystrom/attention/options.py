@@ -59,7 +59,7 @@ class NystromOptions:
         num_landmarks: Landmarks m; a sequence of at most m real keys or queries gets exact attention.
         landmarks: "segment_means" (the paper), "uniform" or "kmeans", each over real tokens only.
         pinv: "iterative" (eq. 14), "ridge" (regularised, exact where the matrix is well conditioned) or "exact"
-            (singular values, for study).
+            (singular values above the root of rounding, for study).
         pinv_steps: Iterations of eq. (14).
         z0: Start value of the iteration: "paper" (per matrix), "authors" (largest column sum over batch and heads, as
             published checkpoints were trained; a result then depends on its neighbours) or "sequence" (largest column

@@ -11,7 +11,8 @@ whose exponentials are taken relative to the largest: of a channel over the keys
 goes over to the weights of the queries, and of a query over the channels.
 
 Forward and backward are written out, since what the two averages need for their gradients is themselves: no more than
-four numbers per token and channel are kept. A compiler, and a second derivative, get plain operations instead.
+four numbers per token and channel are kept. A compiler, a second derivative and one in forward mode get plain
+operations instead.
 
 Source: Katharopoulos et al. (2020), arXiv:2006.16236, eq. (5) and (7).
 Departs from the authors' code: no constant is added to the denominator.
@@ -22,6 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nystrom.attention.door import attend
+from nystrom.attention.forward_mode import is_forward_mode
 from nystrom.attention.options import LinearOptions, documented
 from nystrom.checks import FeatureMap
 from nystrom.precision import at_least_float32, without_autocast
@@ -73,7 +75,9 @@ def _linear(
         # Far below every real key: no weight beside one; without one, equal weights on values of zero.
         k = torch.where(keep[:, None, :, None], k, -torch.finfo(k.dtype).max / 4)
     # A compiler derives the gradient, and fuses the operations between the products.
-    return _two_softmaxes(q, k, v) if torch.compiler.is_compiling() else _TwoAverages.apply(q, k, v)[0]
+    if torch.compiler.is_compiling() or is_forward_mode():
+        return _two_softmaxes(q, k, v)
+    return _TwoAverages.apply(q, k, v)[0]
 
 
 def _two_softmaxes(

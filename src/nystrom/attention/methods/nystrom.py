@@ -34,7 +34,7 @@ from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_sk
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue
 from nystrom.landmarks import all_are_short, all_real, draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv
-from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
+from nystrom.precision import at_least_float32, cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import (
     Generator,
     Group,
@@ -229,6 +229,10 @@ def _nystrom(
 ) -> Float[Tensor, "b h n e"]:
     if skip is not None:
         check_kernel(v, skip)
+    if options.pinv == "exact" and skip is None and v.dtype == torch.float16:
+        # What the inverse multiplies may pass the largest float16, also where the result does not.
+        wide = _nystrom(q.float(), k.float(), v.float(), keep, query_keep, options, generator, None)
+        return narrowed(wide, v.dtype)
     m, scale = options.num_landmarks, options.scale
     short, stretches = all_are_short(q, k, m), runs_in_stretches(q, k, v) and q.shape[2] >= _LONG
     if skip is not None and (short or not stretches):

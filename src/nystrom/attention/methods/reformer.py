@@ -29,6 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.door import SELF_ATTENTION, attend
+from nystrom.attention.forward_mode import is_forward_mode
 from nystrom.attention.options import ReformerOptions, documented
 from nystrom.attention.parts.lsh import HashRounds, even_rotations, plan_rounds
 from nystrom.attention.parts.stretches import for_one_gradient
@@ -120,8 +121,8 @@ def attend_by_rotations(
         k = torch.where(torch.zeros((), dtype=torch.bool, device=k.device), k, _directions(q))
     rows = q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
     scale = score_scale(q, options.scale)
-    if torch.compiler.is_compiling():
-        # The compiler differentiates the forward pass itself, and decides what to keep.
+    if torch.compiler.is_compiling() or is_forward_mode():
+        # The compiler differentiates the forward pass itself, and decides what to keep; so does forward mode.
         out, _, total = _attend_rounds(*rows, plan, scale, options.shared_qk)
     else:
         out, _, total = _AttendRounds.apply(*rows, scale, options.shared_qk, *plan)

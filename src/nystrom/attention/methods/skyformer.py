@@ -31,7 +31,7 @@ from nystrom.attention.methods.kernelized import sum_by_kernel
 from nystrom.attention.options import SkyformerOptions, SkyformerSoftmaxOptions, documented
 from nystrom.checks import Backend, Inverse, Kernel
 from nystrom.kernels import KERNELS
-from nystrom.landmarks import all_are_short, draw, uniform
+from nystrom.landmarks import all_are_short, draw, middle_of, uniform, within_reach
 from nystrom.linalg.pinv import pinv
 from nystrom.shapes import Generator, Group, Masks, check_generator, score_scale
 
@@ -107,9 +107,9 @@ def _skyformer(
         return weigh(q, landmarks, inverse @ right)
     landmarks = limit.queries_as_landmarks(landmarks, q)
     right = weigh(landmarks, k, v, keep=limit.keep)
-    middle = limit.values_as_middle(inverse @ right, v)
+    values = limit.values_as_middle(inverse @ right, v)
     landmarks = limit.keys_as_landmarks(landmarks, k)
-    out = weigh(q, landmarks, middle, keep=limit.real_landmarks())
+    out = weigh(q, landmarks, values, keep=limit.real_landmarks())
     return limit.results(out, right)
 
 
@@ -153,12 +153,12 @@ def mixed_landmarks(
     m = draws.shape[0]
     half = m // 2
     from_queries = uniform(q, half, keep=query_keep, draws=draws[:half])
-    return torch.cat([from_queries, uniform(k, m - half, keep=keep, draws=draws[half:])], dim=2)
+    return within_reach(torch.cat([from_queries, uniform(k, m - half, keep=keep, draws=draws[half:])], dim=2))
 
 
 def kernel_of_landmarks(landmarks: Float[Tensor, "b h m d"], kernel: Kernel, scale: float) -> Float[Tensor, "b h m m"]:
     """The kernel of all pairs of landmarks; what they have in common, which no kernel sees, would cost digits."""
-    landmarks = landmarks - landmarks.detach().mean(dim=2, keepdim=True)
+    landmarks = landmarks - middle_of(landmarks)
     return KERNELS[kernel](landmarks, landmarks, scale=scale)
 
 

@@ -143,7 +143,8 @@ def _middle(
     levels = _levels(logs.to(kernel.dtype), kernel)
     right = torch.exp(logs - levels) * F.pad(means, (0, 1), value=1.0)
     middle = _levelled_inverse(kernel, levels, options) @ right
-    return middle.to(means.dtype), levels.to(norms.dtype) - norms, means
+    sizes = levels.to(norms.dtype) - norms
+    return middle.to(means.dtype), sizes - sizes.detach().amax(dim=2, keepdim=True), means
 
 
 @torch.no_grad()
@@ -153,9 +154,10 @@ def _levels(logs: Float[Tensor, "b h m 1"], kernel: Float[Tensor, "b h m m"]) ->
     for _ in range(_LEVEL_STEPS):
         levels = torch.maximum(levels, (kernel + levels.mT).amax(dim=-1, keepdim=True))
     # Where that has not settled (long chains of near landmarks), levels move towards the largest of all, 0, as far as
-    # the worst pair needs.
-    rise = levels.mT - levels
-    share = torch.where(rise > -kernel, -kernel / rise.clamp(min=torch.finfo(rise.dtype).tiny), 1.0)
+    # the worst pair needs. Beyond the rounding of a level, that is: relative to a small rise it would be a large share.
+    number = torch.finfo(levels.dtype)
+    rise, most = levels.mT - levels, -kernel - 4 * number.eps * levels.amin(dim=2, keepdim=True)
+    share = torch.where(rise > most, most / rise.clamp(min=number.tiny), 1.0)
     return levels * share.amin(dim=(-2, -1), keepdim=True)
 
 
@@ -166,7 +168,8 @@ def _levelled_inverse(
     ridge = options.gamma * torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
     plain = torch.exp(kernel) + ridge
     root = plain.sum(dim=-1, keepdim=True).rsqrt()
-    levelled = root * (torch.exp(kernel + levels.mT - levels) + ridge) * root.mT
+    # The levels' difference first: beside a level as such a small logarithm would be lost.
+    levelled = root * (torch.exp((kernel + (levels.mT - levels)).clamp(max=0)) + ridge) * root.mT
     inverse = pinv_similar(levelled, root * plain * root.mT, inverse=options.pinv, steps=options.pinv_steps)
     return root * inverse * root.mT
 
