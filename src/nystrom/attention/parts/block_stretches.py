@@ -165,8 +165,9 @@ def _gradients(
         scores = torch.baddbmm(bias[:, None], queries, keys.mT, alpha=scale)
         weights = torch.softmax(scores, dim=-1, out=scores)
         grad_values = torch.bmm(weights.mT, coming).unflatten(0, shape)
+        coming = scale * coming
         grad_scores = torch.bmm(coming, values.mT)
-        grad_scores.sub_((coming * there).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
+        grad_scores.sub_((coming * there).sum(dim=-1, keepdim=True)).mul_(weights)
         grad_q[rows, place] = torch.bmm(grad_scores, keys).unflatten(0, shape).flatten(1, 2)
         grad_keys = torch.bmm(grad_scores.mT, queries).unflatten(0, shape)
         of_keys[rows, :-1] += grad_keys[:, :, heavy:].sum(dim=1)
@@ -174,8 +175,7 @@ def _gradients(
         span = slice(place.start, place.stop + 2 * reach)
         add_windows(grad_k[rows, span], grad_keys[:, :, :heavy], size)
         add_windows(grad_v[rows, span], grad_values[:, :, :heavy], size)
-        shares = grad_values[:, :, far:] / left.clamp(min=1)[..., None]
-        stretches.sums.add_gradient(grad_v, shares, rows, start)
+        stretches.sums.add_gradient(grad_v, grad_values[:, :, far:], left.clamp(min=1), rows, start)
     of_keys[:, far - heavy : -1] /= stretches.count.clamp(min=1)[..., None]
     grad_k, grad_v = (x[:, reach : reach + t] for x in (grad_k, grad_v))
     grad_k += take_rows(of_keys[:, far - heavy :], chosen.cluster)

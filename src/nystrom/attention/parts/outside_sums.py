@@ -69,7 +69,7 @@ class OutsideSums:
         part, self.ranges = _cut(range(-reach, tokens - reach, self.length), self.length + 2 * reach, tokens)
         self.parts, self.part = int(part[-1]) + 1, part * self.clusters
         self.pieces = self.shares = self.beyond = v.new_empty(0)
-        self.given: list[Tensor] = []
+        self.place, self.given = part, [self.beyond]
 
     def of_stretch(self, rows: slice, start: int, stop: int) -> Float[Tensor, "rows blocks m e"]:
         """The sums of the blocks of whole groups, to be read before the next call.
@@ -79,54 +79,63 @@ class OutsideSums:
             start: The first block.
             stop: The one after the last.
         """
+        values = self.v[rows]
         if start == 0:
-            sums = cluster_sums(self.v[rows], self._cluster_of_part(rows), self.parts * self.clusters)
-            self.beyond = _sums_beside(sums.unflatten(1, (self.parts, self.clusters)), self.ranges)
-        place, beyond = self._place(rows, start, stop), self.beyond[:, start // self.blocks : -(-stop // self.blocks)]
+            self.beyond = values.new_zeros(len(values), len(self.ranges), self.clusters, values.shape[-1])
+            if self.parts > 1:
+                sums = cluster_sums(values, self._cluster_of_part(rows), self.parts * self.clusters)
+                _add_beside(self.beyond, sums.unflatten(1, (self.parts, self.clusters)), self.ranges)
+        beyond = self.beyond[:, start // self.blocks : -(-stop // self.blocks)]
         shape = *beyond.shape[:2], self.outside.shape[1], *beyond.shape[2:]
         if self.pieces.shape != shape:
-            self.pieces = self.v.new_empty(shape)
+            self.pieces = values.new_empty(shape)
         first, last = start * self.size, start * self.size + shape[1] * self.length
-        values = some_windows(self.v[rows], first, last, self.length, self.reach).flatten(0, 2)
-        self.pieces.zero_().flatten(0, 3).scatter_add_(0, place[:, None].expand_as(values), values)
+        cluster = self.cluster[rows, first : last + 2 * self.reach].unfold(1, len(self.piece), self.length)
+        self.place = in_one_matrix(cluster + self.piece, shape[2] * self.clusters)
+        values = some_windows(values, first, last, self.length, self.reach).flatten(0, 2)
+        self.pieces.zero_().flatten(0, 3).scatter_add_(0, self.place[:, None].expand_as(values), values)
         self.pieces[:, :, -1] = beyond
         sums = _product(self.outside, self.pieces.flatten(3))
         return sums.view(shape[0], -1, *shape[3:])[:, : stop - start, :-1]
 
     def add_gradient(
-        self, whole: Float[Tensor, "b p e"], shares: Float[Tensor, "rows blocks m e"], rows: slice, start: int
+        self,
+        whole: Float[Tensor, "b p e"],
+        means: Float[Tensor, "rows blocks m e"],
+        number: Float[Tensor, "rows blocks m"],
+        rows: slice,
+        start: int,
     ) -> None:
         """Add what the gradient of the sums gives to that of the values, in place.
 
         Args:
             whole: Gradient of the values, with as many tokens before and after as `cluster` has.
-            shares: Gradient of the sums of the blocks of whole groups.
+            means: Gradient of the means of the blocks of which `of_stretch` gave the sums last.
+            number: Tokens that the means are of.
             rows: Rows.
             start: The first of the blocks.
         """
-        blocks, last = shares.shape[1], (start + shares.shape[1]) * self.size == self.v.shape[1]
+        blocks, width = means.shape[1], whole.shape[2]
         groups = -(-blocks // self.blocks)
-        shares = F.pad(shares, (0, 0, 0, 1, 0, groups * self.blocks - blocks)).unflatten(1, (groups, self.blocks))
-        pieces = _product(self.outside.mT, shares.flatten(3)).unflatten(3, shares.shape[3:])
-        if start == 0:
-            self.given = []
-        self.given.append(pieces[:, :, -1].clone())
-        taken = pieces.flatten(0, 3).index_select(0, self._place(rows, start, start + blocks))
+        shape = len(means), groups * self.blocks, self.clusters, width
+        if self.shares.shape != shape:
+            self.shares = means.new_zeros(shape)
+        torch.div(means, number[..., None], out=self.shares[:, :blocks, :-1])
+        self.shares[:, blocks:].zero_()
+        pieces = _product(self.outside.mT, self.shares.unflatten(1, (groups, self.blocks)).flatten(3))
+        pieces = pieces.unflatten(3, (self.clusters, width))
+        self.given = [*self.given, pieces[:, :, -1].clone()] if start else [pieces[:, :, -1].clone()]
+        taken = pieces.flatten(0, 3).index_select(0, self.place).view(len(means), groups, -1, width)
         first = start * self.size
-        some = whole[rows, first : first + groups * self.length + 2 * self.reach]
-        add_windows(some, taken.view(*shares.shape[:2], -1, whole.shape[2]), self.length)
-        if last and self.parts > 1:
+        add_windows(whole[rows, first : first + groups * self.length + 2 * self.reach], taken, self.length)
+        if self.parts > 1 and (start + blocks) * self.size == self.v.shape[1]:
+            # A part is outside of the spans of which it is not a part.
             lows, highs = zip(*self.ranges, strict=True)
             ranges = [(bisect_right(highs, part), bisect_right(lows, part)) for part in range(self.parts)]
-            given = _sums_beside(torch.cat(self.given, dim=1), ranges).flatten(1, 2)
-            whole[rows, self.reach : self.reach + self.v.shape[1]] += take_rows(given, self._cluster_of_part(rows))
-
-    def _place(self, rows: slice, start: int, stop: int) -> Int[Tensor, " tokens"]:
-        """The row of each token of some spans, in a matrix of groups, pieces and clusters."""
-        first, groups = start * self.size, -(-(stop - start) // self.blocks)
-        cluster = self.cluster[rows, first : first + groups * self.length + 2 * self.reach]
-        place = cluster.unfold(1, len(self.piece), self.length) + self.piece
-        return in_one_matrix(place, self.outside.shape[1] * self.clusters)
+            given = whole.new_zeros(len(means), self.parts, self.clusters, width)
+            _add_beside(given, torch.cat(self.given, dim=1), ranges)
+            taken = take_rows(given.flatten(1, 2), self._cluster_of_part(rows))
+            whole[rows, self.reach : self.reach + self.v.shape[1]] += taken
 
     def _cluster_of_part(self, rows: slice) -> Int[Tensor, "rows t"]:
         return self.cluster[rows, self.reach : self.reach + self.v.shape[1]] + self.part
@@ -147,25 +156,22 @@ def _cut(begins: range, width: int, tokens: int) -> tuple[Int[Tensor, " tokens"]
     return part, [(part_at(first), part_at(first + width)) for first in begins]
 
 
-def _sums_beside(
-    parts: Float[Tensor, "rows p m e"], ranges: Sequence[tuple[int, int]]
-) -> Float[Tensor, "rows ranges m e"]:
-    """The sums over the parts before and after each range; neither end of ranges decreases."""
-    steps, sums = parts.unbind(1), parts.new_zeros(len(parts), len(ranges), *parts.shape[2:])
-    total, done = torch.zeros_like(steps[0]), 0
+def _add_beside(
+    sums: Float[Tensor, "rows ranges m e"], parts: Float[Tensor, "rows p m e"], ranges: Sequence[tuple[int, int]]
+) -> None:
+    """Add the parts before and after each range, of which neither end decreases."""
+    steps, total, done = parts.unbind(1), torch.zeros_like(parts[:, 0]), 0
     for beside, (low, _) in zip(sums.unbind(1), ranges, strict=True):
         for step in steps[done:low]:
             total += step
         done = max(done, low)
         beside += total
-    total.zero_()
-    done = len(steps)
+    total, done = total.zero_(), len(steps)
     for beside, (_, high) in zip(reversed(sums.unbind(1)), reversed(ranges), strict=True):
         for step in reversed(steps[high:done]):
             total += step
         done = min(done, high)
         beside += total
-    return sums
 
 
 def _product(matrix: Float[Tensor, "i j"], x: Float[Tensor, "rows groups j k"]) -> Float[Tensor, "rows groups i k"]:
