@@ -790,8 +790,6 @@ def test_huge_tokens_leave_finite_what_exact_attention_does(name, options, n, dt
 @cases_of_torch
 @pytest.mark.parametrize("where", ["q", "k", "v", "unwanted"])
 def test_an_outlier_costs_no_more_digits_than_in_the_plain_formula(name, options, where):
-    if (name, where) == ("near_far", "unwanted"):
-        pytest.skip("far values are sums less the near ones")  # TODO: drop when they are formed without cancellation
     torch.manual_seed(0)  # for the weights of those that have some
     attend = build(name, options, d=16)
     for size in (1e2, 1e4, 1e8, 1e30):

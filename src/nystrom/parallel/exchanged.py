@@ -201,6 +201,7 @@ def _near_far(options: Any, sizes: CutSizes) -> Iterator[_Step]:
     around = options.block_size - 1 + options.reach
     yield from _halo(sizes, around, 2 * d * wide)
     yield from _halo(sizes, around, 8, gradient=False)
+    yield _Step("sum", sizes.ranks * m * d * wide)
     if options.num_samples:
         for _ in ("queries", "outputs"):
             yield _Step("sum", options.num_samples * d * wide)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nystrom import MultiheadAttention, near_far_attention, near_far_rows
+from nystrom.attention.methods import near_far
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import choose
 
@@ -217,6 +218,56 @@ def test_float32_is_near_float64_at_the_defaults():
     found, wanted = (torch.autograd.grad(x.square().sum(), y) for x, y in zip((out, expected), leaves, strict=True))
     for x, y in zip(found, wanted, strict=True):
         assert (x - y).norm() <= 1e-5 * y.norm()
+
+
+def of_tokens(found, exact, real):
+    """The largest error of a token, relative to the token itself."""
+    error = (found - exact).norm(dim=-1) / exact.norm(dim=-1)
+    return error[:, :, real].max().item()
+
+
+@pytest.mark.parametrize("in_stretches", [True, False])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("size", [1e2, 6e4, 1e30])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"block_size": 16, "reach": 3, "num_heavy": 4, "num_clusters": 1},
+        {"block_size": 7, "reach": 20, "num_heavy": 2, "num_clusters": 1},
+        {"block_size": 1, "reach": 0, "num_heavy": 4, "num_clusters": 1},
+    ],
+    ids=str,
+)
+def test_a_large_value_or_gradient_leaves_no_trace_where_it_has_no_weight(
+    options, size, masked, in_stretches, monkeypatch
+):
+    """The values and upstream gradients of a few tokens are large; queries next to the former attend elsewhere."""
+    monkeypatch.setattr(near_far, "runs_in_stretches", lambda *_: in_stretches)
+    inputs = [x.detach().float() for x in draw(96, b=1, d=8, e=8)]
+    q, k, v = inputs
+    q[..., 0] += 4
+    k[:, :, 40, 0] -= 60
+    v[:, :, 40] *= size
+    grad = draw(96, b=1, e=8, seed=1)[2].detach().float()
+    grad[:, :, 38:43] *= size
+    keep = (torch.arange(96) > 4) & (torch.arange(96) != 60) & (torch.arange(96) < 87) if masked else None
+    real = torch.ones(96, dtype=torch.bool) if keep is None else keep
+    keep = None if keep is None else keep[None]
+
+    def dense(q, k, v):
+        return near_far_rows(q, k, torch.arange(96), keep=keep, **options) @ v
+
+    def results(attend, dtype):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        out = attend(*leaves)
+        return [out, torch.autograd.grad(out, leaves[2], grad.to(dtype))[0]]
+
+    exact, plain = results(dense, torch.float64), results(dense, torch.float32)
+    found = results(lambda *x: near_far_attention(*x, keep=keep, **options), torch.float32)
+    for mine, theirs, wanted in zip(found, plain, exact, strict=True):
+        # Another order of the same sums, and scores near -60, whose rounding is that of the weights.
+        allowed = 4 * of_tokens(theirs, wanted, real) + 60 * torch.finfo(torch.float32).eps
+        assert of_tokens(mine, wanted, real) <= allowed
 
 
 def test_sampled_queries_correct_the_outputs():

@@ -65,6 +65,29 @@ def windows(x: Shaped[Tensor, "b t d"], size: int, half: int) -> Shaped[Tensor, 
     return F.pad(x, (0, 0, half, half)).unfold(1, size + 2 * half, size).mT
 
 
+def some_windows(x: Shaped[Tensor, "b t d"], first: int, last: int, size: int, half: int) -> Shaped[Tensor, "b l k d"]:
+    """The windows of the blocks between two tokens, a whole number of them that may end after the last token."""
+    first, last = first - half, last + half
+    piece = x[:, max(0, first) : min(x.shape[1], last)]
+    if first < 0 or last > x.shape[1]:
+        piece = F.pad(piece, (0, 0, max(0, -first), max(0, last - x.shape[1])))
+    return piece.unfold(1, size + 2 * half, size).mT
+
+
+def add_windows(whole: Shaped[Tensor, "b t d"], part: Shaped[Tensor, "b l k d"], size: int) -> None:
+    """Add windows of blocks to the tokens that they are of, the first window's first token on, in place."""
+    blocks, width = part.shape[1:3]
+    if blocks < -(-width // size):
+        for block, window in enumerate(part.unbind(1)):
+            whole[:, block * size : block * size + width] += window
+        return
+    for start in range(0, width, size):
+        # Pieces of at most a block do not overlap.
+        piece = part[:, :, start : start + size]
+        end = start + (blocks - 1) * size + piece.shape[2]
+        whole[:, start:end].unfold(1, piece.shape[2], size).mT.add_(piece)
+
+
 def bias_of(may: Bool[Tensor, "*a"], dtype: torch.dtype) -> Float[Tensor, "*a"]:
     """The term to add to scores: 0 where a query may attend to a key, and -inf elsewhere."""
     return torch.zeros_like(may, dtype=dtype).masked_fill(~may, -torch.inf)

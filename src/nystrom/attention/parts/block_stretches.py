@@ -3,7 +3,7 @@ r"""`nystrom.attention.parts.far_keys.attend_blocks` on a CPU, a stretch of bloc
 The keys that blocks copy, several times as many as there are tokens, exist for a stretch of blocks that fits into the
 cache. The gradient is taken from the inputs: the backward pass copies the keys once more. With $P$ the weights of a
 block, $G$ the gradient of its output $O$, $\mathrm{d}S = P \circ (G V^\top - \mathrm{rowsum}(G \circ O))$; the gradient
-of a cluster's mean value goes to its tokens outside of the window, which is to all of them, less those inside.
+of a cluster's mean value goes to its tokens outside of the window, see `outside_sums`.
 
 Where a graph of the backward pass is recorded, and inside `torch.vmap`, the plain form is used.
 """
@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
-from nystrom.attention.parts.band import bias_of
+from nystrom.attention.parts.band import add_windows, bias_of, some_windows
 from nystrom.attention.parts.clusters import Chosen, cluster_sums, in_one_matrix, open_sizes, take_rows
 from nystrom.attention.parts.far_keys import attend_blocks
+from nystrom.attention.parts.outside_sums import OutsideSums
 from nystrom.attention.parts.stretches import for_one_gradient, known_signature
 from nystrom.shapes import cut_blocks, score_scale
 
@@ -23,6 +24,8 @@ from nystrom.shapes import cut_blocks, score_scale
 # into a cache. Fresh memory costs more than it saves.
 _FEWEST = 2**14
 _MOST, _MOST_BACKWARD = 2**19, 2**18
+# Blocks of a group, at most: the work on a block's far values grows with them, the number of calls with their inverse.
+_GROUP = 16
 
 
 def attend_in_stretches(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions) -> Tensor:
@@ -38,9 +41,6 @@ class _Stretches:
         self.k, self.v, self.chosen = k, v, chosen
         self.count = open_sizes(k, chosen, self.m)
         self.means = cluster_sums(k, chosen.cluster, self.m) / self.count.clamp(min=1)[..., None]
-        # One more cluster takes the tokens of none.
-        self.total = F.pad(cluster_sums(v, chosen.cluster, self.m), (0, 0, 0, 1))
-        self.cluster = F.pad(chosen.cluster, (self.reach, self.reach), value=self.m)
         # Where the heavy keys begin, and the clusters.
         self.heavy = self.size + 2 * self.reach
         self.far = self.heavy + chosen.heavy.shape[1]
@@ -49,6 +49,11 @@ class _Stretches:
         self.total_blocks = k.shape[1] // self.size
         self.blocks = min(self.total_blocks, max(1, numbers // (length * width)))
         self.rows = max(1, min(len(k), numbers // (length * width * self.total_blocks)))
+        # A group of blocks shares the work on its far values; stretches end with one.
+        group = self.blocks // -(-self.blocks // _GROUP)
+        if self.blocks < self.total_blocks:
+            self.blocks -= self.blocks % group
+        self.sums = OutsideSums(v, chosen.cluster, self.m, size=self.size, reach=self.reach, blocks=group)
         # Zeros where keys are narrower than values, or wider.
         self.keys, self.values = (
             (x.new_empty if x.shape[-1] == width else x.new_zeros)(self.rows, self.blocks, length, width)
@@ -64,15 +69,11 @@ class _Stretches:
 
     def near(self, x: Tensor, rows: slice, start: int, stop: int) -> Tensor:
         """The windows of blocks, as a view; zeros outside of the sequence."""
-        first, last = start * self.size - self.reach, stop * self.size + self.reach
-        piece = x[rows, max(0, first) : min(x.shape[1], last)]
-        if first < 0 or last > x.shape[1]:
-            piece = F.pad(piece, (0, 0, max(0, -first), max(0, last - x.shape[1])))
-        return piece.unfold(1, self.heavy, self.size).mT
+        return some_windows(x[rows], start * self.size, stop * self.size, self.size, self.reach)
 
     def inside(self, rows: slice, start: int, stop: int) -> Tensor:
         """The cluster of each key in the windows of blocks, as a view."""
-        piece = self.cluster[rows, start * self.size : stop * self.size + 2 * self.reach]
+        piece = self.sums.cluster[rows, start * self.size : stop * self.size + 2 * self.reach]
         return piece.unfold(1, self.heavy, self.size)
 
     def fill(self, rows: slice, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -87,14 +88,11 @@ class _Stretches:
             self.values[: len(inside), :, self.heavy : self.far, :e] = take_rows(self.v[rows], heavy)[:, None]
             self.bias[: len(inside), :, self.heavy : self.far] = bias_of(self.chosen.found[rows], bias.dtype)[:, None]
         keys[:, :, : self.heavy, :d] = self.near(self.k, rows, start, stop)
-        near = self.near(self.v, rows, start, stop)
-        values[:, :, : self.heavy, :e] = near
-        shape, place = torch.Size([*inside.shape[:2], self.m + 1]), in_one_matrix(inside, self.m + 1)[:, None]
-        left = self.count[rows, None] - torch.bincount(place[:, 0], minlength=shape.numel()).view(shape)[..., : self.m]
-        # What is inside is taken off the sums of the whole sequence.
-        sums, taken = self.total[rows, None].expand(*shape, -1).clone(), torch.neg(near).flatten(0, 2)
-        sums.flatten(0, 2).scatter_add_(0, place.expand_as(taken), taken)
-        torch.div(sums[:, :, : self.m], left.clamp(min=1)[..., None], out=values[:, :, self.far :, :e])
+        values[:, :, : self.heavy, :e] = self.near(self.v, rows, start, stop)
+        shape, place = torch.Size([*inside.shape[:2], self.m + 1]), in_one_matrix(inside, self.m + 1)
+        left = self.count[rows, None] - torch.bincount(place, minlength=shape.numel()).view(shape)[..., : self.m]
+        sums = self.sums.of_stretch(rows, start, stop)
+        torch.div(sums, left.clamp(min=1)[..., None], out=values[:, :, self.far :, :e])
         bias[:, :, : self.heavy].zero_().masked_fill_(inside == self.m, -torch.inf)
         torch.log(left, out=bias[:, :, self.far :])
         return keys, values, bias, left
@@ -155,10 +153,9 @@ def _gradients(
     size, reach, m, t = options.block_size, options.reach, options.num_clusters, q.shape[1]
     heavy, far, d, e = stretches.heavy, stretches.far, q.shape[-1], v.shape[-1]
     grad_q = torch.empty_like(q)
-    grad_k, grad_v = (x.new_zeros(len(x), t + 2 * reach, x.shape[-1]) for x in (k, v))
-    # Of heavy keys and means, of heavy values, and of the far values of clusters; one more cluster for those of none.
-    of_keys = k.new_zeros(len(k), far - heavy + m + 1, d)
-    of_heavy, of_far = v.new_zeros(len(v), far - heavy, e), v.new_zeros(len(v), m + 1, e)
+    grad_k, grad_v = (x.new_zeros(len(x), stretches.sums.cluster.shape[1], x.shape[-1]) for x in (k, v))
+    # Of heavy keys and means, and of heavy values; one more cluster for tokens of none.
+    of_keys, of_heavy = k.new_zeros(len(k), far - heavy + m + 1, d), v.new_zeros(len(v), far - heavy, e)
     for rows, start, stop in stretches:
         place = slice(start * size, stop * size)
         keys, values, bias, left = stretches.fill(rows, start, stop)
@@ -168,36 +165,20 @@ def _gradients(
         scores = torch.baddbmm(bias[:, None], queries, keys.mT, alpha=scale)
         weights = torch.softmax(scores, dim=-1, out=scores)
         grad_values = torch.bmm(weights.mT, coming).unflatten(0, shape)
+        coming = scale * coming
         grad_scores = torch.bmm(coming, values.mT)
-        grad_scores.sub_((coming * there).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
+        grad_scores.sub_((coming * there).sum(dim=-1, keepdim=True)).mul_(weights)
         grad_q[rows, place] = torch.bmm(grad_scores, keys).unflatten(0, shape).flatten(1, 2)
         grad_keys = torch.bmm(grad_scores.mT, queries).unflatten(0, shape)
         of_keys[rows, :-1] += grad_keys[:, :, heavy:].sum(dim=1)
         of_heavy[rows] += grad_values[:, :, heavy:far].sum(dim=1)
-        shares = F.pad(grad_values[:, :, far:] / left.clamp(min=1)[..., None], (0, 0, 0, 1))
-        of_far[rows] += shares.sum(dim=1)
-        near = grad_values[:, :, :heavy] - take_rows(shares, stretches.inside(rows, start, stop))
         span = slice(place.start, place.stop + 2 * reach)
-        _add_windows(grad_k[rows, span], grad_keys[:, :, :heavy], size)
-        _add_windows(grad_v[rows, span], near, size)
+        add_windows(grad_k[rows, span], grad_keys[:, :, :heavy], size)
+        add_windows(grad_v[rows, span], grad_values[:, :, :heavy], size)
+        stretches.sums.add_gradient(grad_v, grad_values[:, :, far:], left.clamp(min=1), rows, start)
     of_keys[:, far - heavy : -1] /= stretches.count.clamp(min=1)[..., None]
-    result = []
-    for whole, shares, some in (
-        (grad_k, of_keys[:, far - heavy :], of_keys[:, : far - heavy]),
-        (grad_v, of_far, of_heavy),
-    ):
-        inner = whole[:, reach : reach + t]
-        inner += take_rows(shares, chosen.cluster)
-        inner.scatter_add_(1, chosen.heavy[..., None].expand_as(some), some)
-        result.append(inner)
-    return grad_q, result[0], result[1]
-
-
-def _add_windows(whole: Tensor, part: Tensor, size: int) -> None:
-    """Add windows of blocks (b, l, w, d) to the tokens that they are of, (b, l size + w - size, d), in place."""
-    blocks, width = part.shape[1:3]
-    for start in range(0, width, size):
-        # Pieces of at most a block do not overlap.
-        piece = part[:, :, start : start + size]
-        end = start + (blocks - 1) * size + piece.shape[2]
-        whole[:, start:end].unfold(1, piece.shape[2], size).mT.add_(piece)
+    grad_k, grad_v = (x[:, reach : reach + t] for x in (grad_k, grad_v))
+    grad_k += take_rows(of_keys[:, far - heavy :], chosen.cluster)
+    for whole, some in ((grad_k, of_keys[:, : far - heavy]), (grad_v, of_heavy)):
+        whole.scatter_add_(1, chosen.heavy[..., None].expand_as(some), some)
+    return grad_q, grad_k, grad_v

@@ -1,8 +1,7 @@
 r"""Attention of blocks of queries to the tokens around them, heavy keys and clusters of the rest.
 
 A cluster takes part as one key: the mean of its keys, the mean of the values of its far tokens, and the logarithm of
-their number as a bias. For each block, the tokens of the window are taken off the cluster's number and sum of values,
-so that no token counts twice.
+their number as a bias, so that no token counts twice. What is outside of a block's window: see `outside_sums`.
 """
 
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from torch import Tensor
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import bias_of, windows
 from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums, open_sizes, take_rows
+from nystrom.attention.parts.outside_sums import sums_outside
 from nystrom.shapes import cut_blocks, score_scale
 
 
@@ -122,6 +122,7 @@ def keys_of_blocks(
     cluster: Int[Tensor, "b t"],
     far: FarKeys,
     options: NearFarOptions,
+    beyond: Float[Tensor, "b m e"] | None = None,
 ) -> SeenKeys:
     """The tokens around each block, the heavy keys, and the clusters without the tokens around the block.
 
@@ -131,13 +132,15 @@ def keys_of_blocks(
         cluster: The cluster of each key.
         far: Heavy keys and clusters of each row.
         options: The sizes.
+        beyond: Sums of the values of each cluster over far tokens that are not among these; None where there are none.
     """
     size, reach, m = options.block_size, options.reach, options.num_clusters
     near_k, near_v = (windows(x, size, reach) for x in (k, v))
     # Outside of the sequence there are zeros: m, that is, no cluster.
     inside = windows((cluster - m)[..., None], size, reach)[..., 0] + m
     left = far.sizes[:, None] - cluster_sizes(near_k, inside, m)
-    values = (far.sums[:, None] - cluster_sums(near_v, inside, m)) / left.clamp(min=1)[..., None]
+    values = sums_outside(near_v, inside, size, m)
+    values = (values if beyond is None else values + beyond[:, None]) / left.clamp(min=1)[..., None]
     blocks = (-1, near_k.shape[1], -1, -1)
     shared = torch.cat([far.keys, far.means], dim=1)[:, None].expand(blocks)
     heavy = far.values[:, None].expand(blocks)

@@ -153,14 +153,13 @@ def _blocks(
     options: NearFarOptions,
 ) -> Float[Tensor, "b h n e"]:
     """Self-attention of the blocks that hold this rank's queries, moved so that the first begins with a block."""
-    size, reach, m, n = options.block_size, options.reach, options.num_clusters, q.shape[2]
-    around = size - 1 + reach
+    size, m, n = options.block_size, options.num_clusters, q.shape[2]
+    around, beside = _margins(options)
     nearby = with_halo(ranks, keys, torch.cat([k, v], dim=-1), around, around)
     # Outside of the sequence there are zeros: m, that is, no cluster.
     cluster = with_halo(ranks, keys, (mine.cluster - m)[..., None], around, around)[..., 0]
     # Tokens of the first block that come before this rank's own, and blocks on either side that only reach into it.
-    before, beside = (keys.start - keys.first) % size, -(-reach // size)
-    length = (-(-(n + size - 1) // size) + 2 * beside) * size
+    before, length = (keys.start - keys.first) % size, _length(n, options)
     own = torch.arange(length, device=q.device) - before[:, None] - beside * size
     here, near = own + around, n + 2 * around
     inside = (here >= 0) & (here < near)
@@ -170,7 +169,44 @@ def _blocks(
     # What other queries give is not used.
     moved = take_places(q, own.clamp(0, n - 1)).flatten(0, 1)
     near_k, near_v = nearby.flatten(0, 1).split((k.shape[-1], v.shape[-1]), dim=-1)
-    seen = keys_of_blocks(near_k, near_v, cluster.flatten(0, 1), FarKeys(*(x.flatten(0, 1) for x in far)), options)
+    beyond = _beyond(ranks, keys, v, mine.cluster, options).flatten(0, 1)
+    far = FarKeys(*(x.flatten(0, 1) for x in far))
+    seen = keys_of_blocks(near_k, near_v, cluster.flatten(0, 1), far, options, beyond)
     out = attend_with_bias(cut_blocks(moved, size), seen, score_scale(q, options.scale)).flatten(1, 2)
     back = torch.arange(n, device=q.device) + before[:, None] + beside * size
     return take_places(out.unflatten(0, q.shape[:2]), back)
+
+
+def _margins(options: NearFarOptions) -> tuple[int, int]:
+    """Tokens that the blocks of a rank's queries see on either side of its own, and blocks that only reach into it."""
+    return options.block_size - 1 + options.reach, -(-options.reach // options.block_size)
+
+
+def _length(n: int, options: NearFarOptions) -> int:
+    """Tokens of the blocks that hold n queries, wherever these begin, with those on either side."""
+    size = options.block_size
+    return (-(-(n + size - 1) // size) + 2 * _margins(options)[1]) * size
+
+
+def _beyond(
+    ranks: Ranks, keys: Tokens, v: Float[Tensor, "b h n e"], cluster: Int[Tensor, "b h n"], options: NearFarOptions
+) -> Float[Tensor, "b h m e"]:
+    """Sums of the values of each cluster over the tokens of all ranks that are not among those in this rank's blocks.
+
+    Nothing is added that would have to be taken off again: each rank adds up, for every other, what that one has not.
+    """
+    (around, beside), size, m = _margins(options), options.block_size, options.num_clusters
+    here, start, sums = keys.start + torch.arange(v.shape[2], device=v.device), 0, []
+    everything = cluster_sums(v, cluster, m)
+    for n in keys.lengths:
+        own = max(n, 1)
+        if start - around < keys.start + v.shape[2] and keys.start < start + own + around:
+            begin = -((start - keys.first) % size) - beside * size
+            low = start + begin.clamp(min=-around)[:, None]
+            high = start + (begin + _length(own, options)).clamp(max=own + around)[:, None]
+            outside = (here < low) | (here >= high)
+            sums.append(cluster_sums(v, torch.where(outside[:, None], cluster, m), m))
+        else:
+            sums.append(everything)
+        start += n
+    return ranks.sum(torch.stack(sums))[ranks.rank]
