@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystrom import MultiheadAttention, build_attention
@@ -981,6 +982,20 @@ def test_compiles_to_one_graph_for_any_length(name, backend):
         out = compiled(*inputs, keep=keep)
         torch.testing.assert_close(out, attend(*inputs, keep=keep), **CLOSE)
         out.sum().backward()
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.long
+def test_one_graph_serves_all_lengths(name, masked):
+    """Also those that blocks or segments divide."""
+    attend, counter = build(name, VARIANTS[name][0]), CompileCounter()
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=counter)
+    for n in (97, 100, 64, 121):
+        inputs, keep = draw(12, n), draw_keep(12, 2, n) if masked else None
+        torch.testing.assert_close(compiled(*inputs, keep=keep), attend(*inputs, keep=keep), **CLOSE)
+    assert counter.frame_count == 1
     torch.compiler.reset()
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import checkpoint
 
 from nystrom.attention.fused import fused_softmax
@@ -30,7 +31,7 @@ def pad_to_blocks(x: Shaped[Tensor, "*b n d"], size: int) -> Shaped[Tensor, "*b 
     have to ask for the length.
     """
     n = x.shape[-2]
-    if isinstance(n, int) and n % size == 0:
+    if statically_known_true(n % size == 0):
         return x
     blocks = -(-n // size) if isinstance(n, int) else n // size + 2
     return F.pad(x, (0, 0, 0, blocks * size - n))
