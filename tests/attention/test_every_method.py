@@ -346,6 +346,9 @@ def test_padding_changes_nothing(name, options, n, before, after, seed):
 @given(n=lengths, words=st.integers(1, 6), before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
 # A matrix of landmarks with singular values at the edge of rounding.
 @example(n=38, words=2, before=6, after=19, seed=166)
+# Centres of clusters that are equal but for rounding.
+@example(n=30, words=5, before=0, after=0, seed=42)
+@example(n=20, words=2, before=0, after=0, seed=35761)
 def test_padding_changes_nothing_where_tokens_repeat(name, options, n, words, before, after, seed):
     """Equal keys are equal but for rounding, which padding changes: what is chosen among them must not hang on it."""
     token = torch.randint(words, (n,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)

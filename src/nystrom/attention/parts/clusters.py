@@ -30,6 +30,8 @@ QUERY_MEANS = 8
 # than fit into the cache of a CPU. On a GPU it is the number of launches that counts.
 _FEWEST = 2**14
 _MOST, _MOST_ON_A_GPU = 2**19, 2**26
+# Roundings by which the scores of centres may differ that are the same means, added up in another order.
+_ROUNDINGS = 16
 
 
 class Chosen(NamedTuple):
@@ -172,7 +174,10 @@ def sampled_ranks(
 def nearest_cluster(
     x: Float[Tensor, "b h s d"], centres: Float[Tensor, "b h m d"], filled: Bool[Tensor, "b m"]
 ) -> Int[Tensor, "b h s"]:
-    """The nearest centre of each token, among those that have tokens, a stretch of tokens at a time."""
+    """The nearest centre of each token, among those that have tokens, a stretch of tokens at a time.
+
+    Of about equally near ones it is the last: those differ by rounding, which hangs on padding.
+    """
     (b, h, s), m = x.shape[:3], centres.shape[2]
     # argmin |x - c|^2 = argmax x.c - |c|^2 / 2
     minus = (-0.5 * centres.square().sum(dim=-1)).masked_fill(~filled[:, None], -torch.inf).flatten(0, 1)[:, None]
@@ -182,10 +187,16 @@ def nearest_cluster(
         centres.flatten(0, 1).mT,
     )
 
+    # A centre about as near as the best is at most |x| and the distance to the best away from zero, and its score has
+    # the rounding of the square of that: |x|^2 and |x|^2 - 2 best together bound it.
+    length_of = tokens.square().sum(dim=-1, keepdim=True)
+    rounding = _ROUNDINGS * torch.finfo(x.dtype).eps
+
     def among(rows: slice, place: slice) -> Float[Tensor, "rows place"]:
         scores = torch.baddbmm(minus[rows], tokens[rows, place], wanted[rows])
+        best = scores.amax(dim=-1, keepdim=True)
         # On a CPU this takes a fraction of the time of argmax.
-        return scores.eq_(scores.amax(dim=-1, keepdim=True)).mul_(numbered).amax(dim=-1)
+        return scores.ge_(best - rounding * (length_of[rows, place] - best)).mul_(numbered).amax(dim=-1)
 
     if torch.compiler.is_compiling() or not isinstance(s, int):
         # The number of stretches would be part of a compiler's graph.
