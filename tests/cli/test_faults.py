@@ -1,6 +1,7 @@
 """Every expected fault ends in one line with its exit code; an error of the program keeps its traceback."""
 
 import errno
+import json
 import os
 import pickle
 import resource
@@ -126,3 +127,22 @@ def test_a_full_disk_ends_a_command_in_one_line_that_names_the_output(
     assert "make room for it" in line
     assert "Traceback" not in said
     assert code == 1
+
+
+@pytest.mark.parametrize("changes", [{"intermediate_size": 64}, {"num_hidden_layers": 4}, {"num_hidden_layers": 10**6}])
+@pytest.mark.parametrize("command", ["predict", "inspect", "convert"])
+def test_a_model_that_does_not_fit_its_config_ends_in_one_line(command, changes, classifier, prose, tmp_path, capfd):
+    folder = shutil.copytree(classifier, tmp_path / "model")
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    words = {
+        "predict": ["predict", "--model", str(folder), "--data", str(prose)],
+        "inspect": ["inspect", str(folder), "--texts", str(prose)],
+        "convert": ["convert", str(folder), "--to", str(tmp_path / "made")],
+    }[command]
+    assert main(words) == 2
+    said = capfd.readouterr()
+    [line] = said.err.splitlines()
+    assert str(folder) in line
+    assert "config.json" in line
+    assert said.out == ""

@@ -116,6 +116,14 @@ def pretrain_model(
     if source is not None:
         check_vocabulary(source, data, vocabulary)
     preset_fields = {"hidden_act": base.hidden_act, "initializer_range": base.initializer_range}
+    check_memory(
+        layers=settings.num_hidden_layers,
+        width=settings.hidden_size,
+        intermediate=settings.intermediate_size,
+        vocabulary=vocabulary.size,
+        # Weights, gradients and the two means of AdamW.
+        numbers=4,
+    )
     # Unknown options, and sizes that do not fit each other, are found here.
     config = encoder_config(settings, preset_fields, vocabulary)
     check_pieces(context_parallel, lambda: EncoderForPreTraining(config), compile=compile)
