@@ -22,6 +22,34 @@ def test_models_are_loaded_with_their_heads(tmp_path, tiny_bert):
     assert not load_encoder(tmp_path / "bert").training
 
 
+@pytest.mark.parametrize("kind", [BertModel, BertForSequenceClassification])
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"intermediate_size": 24}, r"for example .*layer\.0\.intermediate\.dense\.bias of shape \(16,\) where"),
+        ({"num_hidden_layers": 2}, r"does not fit its config.json, for example in .*layer\.1"),
+        ({"num_hidden_layers": 0}, r"does not fit its config.json, for example in .*layer\.0"),
+    ],
+)
+def test_a_model_that_does_not_fit_its_config_is_refused(tmp_path, kind, changes, says):
+    # Layers that the folder does not hold would be measured at random weights.
+    kind(BertConfig(**SMALL)).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises(ValueError, match=says) as error:
+        load_encoder(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_head_that_the_folder_does_not_hold_is_not_measured(tmp_path):
+    BertModel(BertConfig(**SMALL)).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    named = {"architectures": ["BertForSequenceClassification"]}
+    config.write_text(json.dumps(json.loads(config.read_text()) | named))
+    with pytest.raises(ValueError, match=r"does not fit its config.json, for example in classifier\.bias"):
+        load_encoder(tmp_path)
+
+
 def test_texts_have_one_length_and_the_special_tokens(tiny_bert, prose):
     tokenizer, text, model = load_tokenizer(tiny_bert), read_prose([prose]), load_encoder(tiny_bert)
     batches = read_batches(text, tokenizer, model, length=None, num_texts=3)

@@ -2,16 +2,21 @@
 
 A command is a line of `COMMANDS`: its words, what it does, and the function in `nystrom.cli` that does it. Options
 and help come from the signature and docstring of the function that a command calls. A mistake of the caller
-(`ValueError`, and errors of files) ends with one line and exit code 2.
+ends with one line and exit code 2, a fault of the world with one line and 1 (`nystrom.cli.faults`); an error of the
+program keeps its traceback.
 """
 
 import difflib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from nystrom.cli import data, finetune, inspection, models, pretrain, reproduce, studies, train
+from nystrom.cli.faults import expected
+from nystrom.cli.streams import standing_streams
+
+# Options that name files to write.
+_OUTPUTS = ("--to", "--figure", "--gather")
 
 
 class Command(NamedTuple):
@@ -20,19 +25,28 @@ class Command(NamedTuple):
     Attributes:
         summary: What it does, in a few words.
         act: Parses the rest of the line and acts.
+        lasting: It leaves files even where none is named, so it goes on where nobody reads what it prints.
     """
 
     summary: str
     act: Callable[[list[str]], None]
+    lasting: bool = False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0, 2 for a mistake of the caller, 130 for an interruption."""
+    """Run one command.
+
+    Returns:
+        The exit code: 0, 1 for a fault of the world, 2 for a mistake of the caller, 130 for an interruption.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     for name, command in COMMANDS.items():
         if words[: len(name.split())] == name.split():
-            return _guarded(command.act, words[len(name.split()) :])
-    return _guarded(_answer, words)
+            lasting = command.lasting or any(word.partition("=")[0] in _OUTPUTS for word in words)
+            with standing_streams(lasting=lasting):
+                return _guarded(command.act, name, words[len(name.split()) :])
+    with standing_streams(lasting=False):
+        return _guarded(_answer, "", words)
 
 
 def _answer(words: list[str]) -> int:
@@ -61,24 +75,27 @@ def _hint(words: list[str]) -> str:
     return f" With {words[0]} begin {', '.join(map(repr, family))}." if family else ""
 
 
-def _guarded(act: Callable[[list[str]], int | None], words: list[str]) -> int:
+def _guarded(act: Callable[[list[str]], int | None], name: str, words: list[str]) -> int:
     try:
-        code = act(words) or 0
+        try:
+            code = act(words) or 0
+        except SystemExit:
+            # Help was printed.
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
         return code
-    except ModuleNotFoundError as error:
-        print(f"nystrom: {error}: install what the commands need with pip install 'nystrom[cli]'.", file=sys.stderr)
-        return 2
     except BrokenPipeError:
-        # The reader, such as head, has seen enough; what is left goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader, such as head, has seen enough.
         return 0
-    except (ValueError, OSError, ArithmeticError) as error:
-        print(f"nystrom: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("\nnystrom: interrupted.", file=sys.stderr)
         return 130
+    except Exception as error:
+        if (fault := expected(error, name, words)) is None:
+            raise
+        print(f"nystrom: {fault.line}", file=sys.stderr)
+        return fault.code
 
 
 def _overview(within: str) -> str:
@@ -88,9 +105,13 @@ def _overview(within: str) -> str:
 
 
 COMMANDS: dict[str, Command] = {
-    "train": Command("train a model on a task, such as listops", train.train_model),
-    "pretrain": Command("pretrain an encoder on masked words and the order of sentences", pretrain.pretrain_model),
-    "finetune": Command("fine-tune an encoder on GLUE, IMDB or labelled texts of your own", finetune.finetune_model),
+    "train": Command("train a model on a task, such as listops", train.train_model, lasting=True),
+    "pretrain": Command(
+        "pretrain an encoder on masked words and the order of sentences", pretrain.pretrain_model, lasting=True
+    ),
+    "finetune": Command(
+        "fine-tune an encoder on GLUE, IMDB or labelled texts of your own", finetune.finetune_model, lasting=True
+    ),
     "predict": Command("classify texts with a model that was fine-tuned", finetune.predict_texts),
     "evaluate mlm-sop": Command("measure a pretrained model on held-out documents", pretrain.evaluate_pretrained),
     "evaluate": Command("measure a trained model on a task", train.evaluate_model),
@@ -111,7 +132,9 @@ COMMANDS: dict[str, Command] = {
     "data show": Command("show samples of a prepared task", data.show_data),
     "data verify": Command("compare the files of a prepared folder with their checksums", data.verify_data),
     "tokenizer train": Command("train a tokenizer of word pieces on raw texts", data.train_tokenizer_on),
-    "lra run": Command("train methods on the tasks of the Long Range Arena, several runs at a time", train.lra_run),
+    "lra run": Command(
+        "train methods on the tasks of the Long Range Arena, several runs at a time", train.lra_run, lasting=True
+    ),
     "lra status": Command("how far these runs, or the trials of a search, are", train.lra_status),
     "lra table": Command("accuracies of these runs over seeds, beside those of the two papers", train.lra_table),
     "lra curves": Command("accuracies of these runs over the time of training (Fig. 2 of Skyformer)", train.lra_curves),
@@ -125,24 +148,34 @@ COMMANDS: dict[str, Command] = {
     ),
     "export": Command("write a model as ONNX, for any batch and length", models.export_model),
     "methods": Command("list the attention methods and their options", studies.list_methods),
-    "reproduce": Command("run a table, a figure or a claim of the papers by name", reproduce.reproduce_study),
+    "reproduce": Command(
+        "run a table, a figure or a claim of the papers by name", reproduce.reproduce_study, lasting=True
+    ),
     "bench efficiency": Command(
-        "time and memory of attention over the length (Table 1 of Nyströmformer)", studies.bench_efficiency
+        "time and memory of attention over the length (Table 1 of Nyströmformer)",
+        studies.bench_efficiency,
+        lasting=True,
     ),
     "bench model": Command(
-        "time and memory of a whole encoder over the length, exact attention and others", studies.bench_model
+        "time and memory of a whole encoder over the length, exact attention and others",
+        studies.bench_model,
+        lasting=True,
     ),
     "bench plan": Command(
         "what a training step of a long sequence over GPUs costs on paper, beside ring attention", studies.bench_plan
     ),
     "bench ranks": Command(
-        "time, memory and bytes of a sequence cut over processes, beside one process", studies.bench_ranks
+        "time, memory and bytes of a sequence cut over processes, beside one process", studies.bench_ranks, lasting=True
     ),
-    "bench runs": Command("compare methods in several runs, with medians and spread over the runs", studies.bench_runs),
+    "bench runs": Command(
+        "compare methods in several runs, with medians and spread over the runs", studies.bench_runs, lasting=True
+    ),
     "bench pretraining": Command(
-        "tokens per second of pretraining beside transformers' own loop", studies.bench_pretraining
+        "tokens per second of pretraining beside transformers' own loop", studies.bench_pretraining, lasting=True
     ),
-    "bench training": Command("time and memory of a training step (Table 2 of Skyformer)", studies.bench_training),
+    "bench training": Command(
+        "time and memory of a training step (Table 2 of Skyformer)", studies.bench_training, lasting=True
+    ),
     "report efficiency": Command(
         "table and plot of rows that were measured before", studies.report_study("efficiency")
     ),

@@ -16,7 +16,7 @@ from nystrom.integrations.bert_names import positions_of
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.json_object import read_json
-from nystrom.models.files.loading import check_weights
+from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, report_held
 from nystrom.models.files.published import PUBLISHED_TYPE
 from nystrom.tasks.language.prose import Prose, tokens_of, windows_of
 
@@ -28,8 +28,8 @@ def load_encoder(folder: Path) -> PreTrainedModel:
     """Load an encoder with its head, ours or of transformers, for evaluation.
 
     Raises:
-        ValueError: No folder of a model, one without safetensors, of a type that transformers does not know, or one
-            with a decoder.
+        ValueError: No folder of a model, one without safetensors, of a type that transformers does not know, one with
+            a decoder, or weights that do not fit its config.json.
     """
     if not folder.is_dir():
         raise ValueError(f"model is {folder}, which is no folder; expected one with config.json and safetensors.")
@@ -49,7 +49,14 @@ def load_encoder(folder: Path) -> PreTrainedModel:
         raise ValueError(f"model {folder} is of type {kind!r}, which transformers does not know: name another.")
     named: Any = getattr(transformers, names[0], None) if names else None
     model: Any = named or AutoModel
-    return model.from_pretrained(folder, use_safetensors=True).eval()
+    with report_held():
+        encoder, report = model.from_pretrained(
+            folder, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        check_shapes(report, folder)
+        # Where the folder names no class there is nothing but the encoder.
+        check_encoder(encoder, report, folder, new_heads=False)
+    return encoder.eval()
 
 
 def read_batches(

@@ -30,7 +30,14 @@ from nystrom.models.blocks import EncoderLayer, EncoderSelfAttention, EncoderSta
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.design import EmbeddingTable, start_linear
 from nystrom.models.embeddings import EncoderEmbeddings, check_mask
-from nystrom.models.files.loading import SizeMismatchError, check_fit, check_tied, check_weights, find_folder
+from nystrom.models.files.loading import (
+    check_fit,
+    check_shapes,
+    check_tied,
+    check_weights,
+    find_folder,
+    report_held,
+)
 from nystrom.shapes import Group
 
 # Attention that transformers may choose for a model by itself; nothing here reads it.
@@ -135,21 +142,21 @@ class EncoderPreTrainedModel(PreTrainedModel):
             EncoderConfig.get_config_dict(root, subfolder=kwargs.get("subfolder") or "")
         downloaded = not Path(pretrained_model_name_or_path).is_dir() and kwargs.get("revision") is None
         check_weights(folder, variant=kwargs.get("variant"), downloaded=downloaded)
-        wants_report = kwargs.pop("output_loading_info", False)
-        try:
+        wants_report, new_sizes = kwargs.pop("output_loading_info", False), kwargs.pop("ignore_mismatched_sizes", False)
+        with report_held():
             loaded: Any = super().from_pretrained(
-                root, *model_args, use_safetensors=True, output_loading_info=True, **kwargs
+                root,
+                *model_args,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **kwargs,
             )
-        except RuntimeError as error:
-            if "size mismatch" not in str(error) and "ignore_mismatched_sizes" not in str(error):
-                raise
-            raise SizeMismatchError(
-                f"model {folder} has weights of other sizes than its config.json says ({error}): correct it, or pass "
-                "ignore_mismatched_sizes=True for a new head of another size."
-            ) from error
-        model, report = loaded
-        check_fit(model, report, folder)
-        check_tied(model, model.get_expanded_tied_weights_keys(all_submodels=False), folder)
+            model, report = loaded
+            if not new_sizes:
+                check_shapes(report, folder)
+            check_fit(model, report, folder)
+            check_tied(model, model.get_expanded_tied_weights_keys(all_submodels=False), folder)
         model.name_or_path = model.config.name_or_path = str(pretrained_model_name_or_path)
         return (model, report) if wants_report else model
 

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
+from nystrom.report.whole_words import print_table
+
 
 def print_fillings(fillings: Iterable[Mapping[str, Any]]) -> None:
     """Print a table per mask, as the words come.
@@ -12,11 +14,9 @@ def print_fillings(fillings: Iterable[Mapping[str, Any]]) -> None:
         fillings: Fields of `nystrom.models.fill_mask.Filling`, by line, mask and rank.
     """
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
     for (line, mask), words in groupby(fillings, key=lambda filling: (filling["line"], filling["mask"])):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"line {line}, mask {mask}", title_justify="left")
         table.add_column("", justify="right")
@@ -26,4 +26,4 @@ def print_fillings(fillings: Iterable[Mapping[str, Any]]) -> None:
         for word in words:
             chance = f"{word['probability']:.2%}"
             table.add_row(str(word["rank"]), escape(word["token"]), chance, escape(word["text"]))
-        console.print(table)
+        print_table(table)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nystrom.report.summary import Summary, Table, Verdict, read_summary, verdict_counts
+from nystrom.report.whole_words import print_table
 
 _STYLE = """
 :root { --ink: #1b1f24; --faint: #5b6570; --line: #d8dde3; --tint: #f5f7f9; }
@@ -87,7 +88,7 @@ def print_summary(summary: Summary, folder: Path) -> None:
             shown.add_column(escape(head), justify="left" if place < table.left else "right", overflow="fold")
         for line in table.lines:
             shown.add_row(*map(escape, line))
-        console.print(shown)
+        print_table(shown, console)
     if summary.differs:
         console.print(f"Differs from the paper: {summary.differs}", markup=False, highlight=False, soft_wrap=True)
     for verdict in summary.verdicts:

@@ -15,6 +15,7 @@ from nystrom.checks import check_names
 from nystrom.measure.rows import Row
 from nystrom.report.floor import FLOOR, UNITS, bandwidths, with_derived
 from nystrom.report.markdown import markdown_table
+from nystrom.report.whole_words import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,9 +63,7 @@ def print_study(rows: Sequence[Row], console: "Console | None" = None) -> None:
     Raises:
         ValueError: No rows, or rows of another study.
     """
-    from rich.console import Console
-
-    (Console() if console is None else console).print(study_table(rows))
+    print_table(study_table(rows), console)
 
 
 def study_markdown(rows: Sequence[Row]) -> str:

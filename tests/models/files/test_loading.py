@@ -1,6 +1,7 @@
 """A broken or malicious folder ends in one clear error, and no pickle is ever opened."""
 
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -10,7 +11,14 @@ import pytest
 import torch
 from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForMaskedLM, NystromformerForMaskedLM
+from transformers import (
+    AlbertConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    DistilBertConfig,
+    NystromformerForMaskedLM,
+    SqueezeBertConfig,
+)
 
 from nystrom.cli.main import main
 from nystrom.models import (
@@ -184,6 +192,56 @@ def test_weights_of_another_size_are_refused(folder, tmp_path):
     assert EncoderForMultipleChoice.from_pretrained(
         tmp_path / "tokens", ignore_mismatched_sizes=True
     ).classifier.weight.shape == (1, 32)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_hidden_layers": 10**6},
+        {"hidden_size": 10**9},
+        {"intermediate_size": 10**9},
+        {"vocab_size": 10**10},
+        {"num_hidden_layers": 10**4, "hidden_size": 10**4},
+    ],
+)
+def test_a_config_of_a_far_larger_model_is_refused_before_a_model_is_made(folder, sizes, monkeypatch):
+    change_config(folder, **sizes)
+    made = Mock(side_effect=AssertionError)
+    monkeypatch.setattr(EncoderForMaskedLM, "__init__", made)
+    with pytest.raises(
+        ValueError, match=r"does not fit its config.json, whose .* weights where its files hold"
+    ) as error:
+        EncoderForMaskedLM.from_pretrained(folder)
+    assert "\n" not in str(error.value)
+    made.assert_not_called()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        AlbertConfig(vocab_size=300, embedding_size=4, hidden_size=64, num_hidden_layers=12, intermediate_size=64),
+        DistilBertConfig(vocab_size=30, dim=16, n_layers=2, n_heads=2, hidden_dim=32),
+        SqueezeBertConfig(vocab_size=4, embedding_size=48, hidden_size=48, num_hidden_layers=4, intermediate_size=192),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_models_that_share_or_leave_out_weights_fit_their_config(config, tmp_path):
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    check_weights(tmp_path)
+
+
+def test_what_transformers_says_of_weights_is_said_where_they_fit(folder, hooks):
+    said, log = [], logging.getLogger("transformers.modeling_utils")
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    log.addHandler(handler)
+    hooks.callback(log.removeHandler, handler)
+    EncoderForSequenceClassification.from_pretrained(folder)
+    assert ["LOAD REPORT" in message for message in said] == [True]
+    change_weights(folder, lambda weights: weights.update({"backdoor.weight": torch.zeros(32)}))
+    with pytest.raises(ValueError, match="backdoor"):
+        EncoderForSequenceClassification.from_pretrained(folder)
+    assert len(said) == 1
 
 
 def test_two_values_for_one_weight_are_refused(folder):

@@ -1,15 +1,18 @@
 """Faults around a run end in one line that says how to continue, and cost only the steps since a checkpoint."""
 
+import os
 import resource
 import shutil
 from contextlib import contextmanager
 
 import pytest
+import torch
 from filelock import FileLock
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.train.engine import evaluate
+from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.writing import NotWritten
 
 
@@ -40,6 +43,34 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(whole, small_run, tmp_path,
     assert "Going on after step 9." in printed
     assert_close(weights(run), weights(whole), rtol=0, atol=0)
     assert curves(run) == curves(whole)
+
+
+class Mark:
+    """Leaves a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.folder),))
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_pickled_code_in_a_checkpoint_is_refused_in_one_line(whole, small_run, tmp_path, name):
+    run = shutil.copytree(whole, tmp_path / "run")
+    # What is read for steps that are left.
+    shutil.rmtree(run / "checkpoint-12")
+    last = RunFolder(run).last_step()
+    file = run / f"checkpoint-{last}" / name
+    torch.save(Mark(tmp_path / "mark"), file)
+    # As somebody would who wants it to be read.
+    RunFolder(run).mark_complete(last)
+    with pytest.raises(ValueError, match=r"holds pickled code, which is never run") as error:
+        small_run(run, resume=True)
+    assert str(error.value).startswith(f"{file} holds")
+    assert f"delete {file.parent} and start" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "mark").exists()
 
 
 @pytest.mark.parametrize("free", [100_000, 500_000])

@@ -9,8 +9,11 @@ conversion that Hugging Face proposes. For them, and where no revision was asked
 For any other model the error names it, since a proposal is not its owner's word.
 """
 
+import logging
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,20 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from nystrom.models.files.json_object import read_json
+from nystrom.models.memory import least_weights
 
+# The sizes in a config.json by the names that families give them: layers, width, inside the feed-forward blocks,
+# vocabulary, and the width of its vectors.
+_SIZES = (
+    ("num_hidden_layers", "n_layers"),
+    ("hidden_size", "dim"),
+    ("intermediate_size", "hidden_dim"),
+    ("vocab_size",),
+    ("embedding_size", "hidden_size", "dim"),
+)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # The modules of the heads, here and in transformers' Nyströmformer; all other weights belong to the encoder.
 _HEADS = ("cls", "sop", "classifier", "pre_classifier", "qa_outputs")
@@ -96,7 +109,8 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
         downloaded: It is the main revision of a model of the hub, where another may hold them.
 
     Raises:
-        ValueError: No folder; no weights, other kinds alone, or a file that is missing, cut off or elsewhere.
+        ValueError: No folder; no weights, other kinds alone, a file that is missing, cut off or elsewhere, or a
+            config.json of a far larger model.
     """
     if not folder.is_dir():
         raise ValueError(f"model is {folder}, which is no folder; expected one with config.json and safetensors.")
@@ -121,18 +135,40 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
             f'such as revision="{_CONVERTED}".'
         )
         raise ValueError(f"model {folder} {_why_none(folder, one)}{elsewhere if downloaded else ''}")
+    weights = 0
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ValueError(f"{folder / index} names {name!r}; expected safetensors files beside it.")
         if not (folder / name).is_file():
             raise ValueError(f"model {folder} lacks {name}, which {index} names: save or fetch the model again.")
         try:
-            with safe_open(folder / name, framework="pt"):
-                pass
+            with safe_open(folder / name, framework="pt") as file:
+                weights += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118 (no dict)
         except (SafetensorError, OSError) as error:
             raise ValueError(
                 f"{folder / name} is no safetensors file, or is cut off ({error}): save or fetch the model again."
             ) from error
+    if (folder / CONFIG_NAME).is_file():
+        _check_sizes(folder, read_json(folder / CONFIG_NAME), weights)
+
+
+def _check_sizes(folder: Path, content: Mapping[str, Any], weights: int) -> None:
+    """Raise ValueError for sizes that would take a model far beyond the weights of its folder, before it is made."""
+    layers, width, inside, words, vectors = (
+        next((content[name] for name in names if isinstance(content.get(name), int)), 1) for names in _SIZES
+    )
+    if "num_hidden_groups" in content:
+        # ALBERT's layers share their weights.
+        layers = 1
+    body = least_weights(layers=layers, width=width, intermediate=inside, vocabulary=0)
+    # A quarter, for blocks of a matrix that are not stored, as in SqueezeBERT, and for packed weights.
+    least = (body + words * vectors) // 4
+    if least > weights:
+        raise ValueError(
+            f"model {folder} does not fit its config.json, whose {layers:,} layers of width {width:,}, {inside:,} "
+            f"inside and {words:,} tokens would have more than {least:,} weights where its files hold {weights:,}: "
+            "save or fetch the model again."
+        )
 
 
 def check_fit(model: nn.Module, report: dict[str, Any], folder: Path, *, new_heads: bool = True) -> None:
@@ -158,6 +194,65 @@ def check_fit(model: nn.Module, report: dict[str, Any], folder: Path, *, new_hea
             f"model {folder} does not fit its config.json, for example in {misfit[0]}, {problem}: save it again, or "
             "load it with the class that saved it."
         )
+
+
+@contextmanager
+def report_held() -> Iterator[None]:
+    """Hold back what transformers logs of weights until it is checked; where they do not fit, the error says it."""
+    log, held = logging.getLogger("transformers.modeling_utils"), []
+
+    def hold(record: logging.LogRecord) -> bool:
+        held.append(record)
+        return False
+
+    log.addFilter(hold)
+    try:
+        yield
+    finally:
+        log.removeFilter(hold)
+    for record in held:
+        log.handle(record)
+
+
+def check_shapes(report: Mapping[str, Any], folder: Path) -> None:
+    """Check that the weights of a folder have the sizes of its model.
+
+    Args:
+        report: What transformers gives with `output_loading_info` and `ignore_mismatched_sizes`.
+        folder: Where the model came from.
+
+    Raises:
+        SizeMismatchError: The first that has not, by name.
+    """
+    for name, came, wanted in sorted(report["mismatched_keys"]):
+        raise SizeMismatchError(
+            f"model {folder} has weights of other sizes than its config.json says, for example {name} of shape "
+            f"{tuple(came)} where it says {tuple(wanted)}: save or fetch the model again, or pass "
+            "ignore_mismatched_sizes=True for a new head of another size."
+        )
+
+
+def check_encoder(model: Any, report: Mapping[str, Any], folder: Path, *, new_heads: bool) -> None:
+    """Check that all of an encoder of transformers came from its folder; a pooler may be new.
+
+    Args:
+        model: The loaded model.
+        report: What transformers gives with `output_loading_info` and `ignore_mismatched_sizes`.
+        folder: Where it came from.
+        new_heads: A head may be new, too.
+
+    Raises:
+        ValueError: The first weight that is missing, left over or of another size.
+    """
+    prefix = f"{model.base_model_prefix}."
+    lacking = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
+    for name in sorted(lacking | set(report["unexpected_keys"])):
+        inside = name.removeprefix(prefix)
+        whole = name in lacking and (model.base_model is model or not new_heads)
+        if (whole or name.startswith(prefix) or ".layer." in name) and not inside.startswith("pooler."):
+            raise ValueError(
+                f"model {folder} does not fit its config.json, for example in {name}: save or fetch the model again."
+            )
 
 
 def check_tied(model: nn.Module, tied: dict[str, str] | None, folder: Path) -> None:

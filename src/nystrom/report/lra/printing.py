@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from textwrap import fill
 
+from nystrom.report.whole_words import print_table as print_whole
+
 _LABEL = 20
 
 
@@ -16,7 +18,6 @@ def print_table(title: str, tasks: Sequence[str], lines: Iterable[tuple[str, Seq
         notes: Below the table.
     """
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -28,4 +29,4 @@ def print_table(title: str, tasks: Sequence[str], lines: Iterable[tuple[str, Seq
     for name, cells in lines:
         label = escape(fill(name, _LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
         table.add_row(f"[dim]{label}[/dim]" if name.startswith(" ") else label, *cells)
-    Console().print(table)
+    print_whole(table)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
-from nystrom.models.files.loading import check_weights
+from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, report_held
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.studies.reproduce.study import Setting
 from nystrom.tasks.language.prose import Prose, read_prose, tokens_of, windows_of
@@ -117,8 +117,17 @@ class Encoder:
 
     @cached_property
     def _model(self) -> PreTrainedModel:
-        with no_file_bars():
-            return AutoModel.from_pretrained(self.folder, use_safetensors=True, attn_implementation="sdpa").eval()
+        with no_file_bars(), report_held():
+            model, report = AutoModel.from_pretrained(
+                self.folder,
+                use_safetensors=True,
+                attn_implementation="sdpa",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+            check_shapes(report, self.folder)
+            check_encoder(model, report, self.folder, new_heads=False)
+        return model.eval()
 
     def _initialised(self, seed: int) -> PreTrainedModel:
         with torch.random.fork_rng(devices=[]):

@@ -22,17 +22,17 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
 
 from nystrom.integrations.bert_names import positions_of
 from nystrom.integrations.saving import check_can_be_saved
 from nystrom.integrations.set_attention import check_attention, set_attention
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 from nystrom.models.files.json_object import read_json
-from nystrom.models.files.loading import check_weights, find_folder
+from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, find_folder, report_held
 from nystrom.models.files.published import PUBLISHED_TYPE
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.train.finetune.settings import model_name
+from nystrom.train.run.progress import no_load_report
 
 EXACT = "softmax"
 OWN_TYPES = (EncoderConfig.model_type, PUBLISHED_TYPE)
@@ -152,14 +152,10 @@ def make_classifier(
     load: Any = EncoderForSequenceClassification.from_pretrained
     if not start.own:
         load = partial(AutoModelForSequenceClassification.from_pretrained, trust_remote_code=False)
-    # transformers would log a table of the new weights; the check below reports what is wrong.
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
+    # transformers would log a table of the new head.
+    with no_load_report():
         model, report = load(start.folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True)
-    finally:
-        logging.set_verbosity(before)
-    _check_encoder(model, report, start.folder)
+    check_encoder(model, report, start.folder, new_heads=True)
     if not start.own:
         # Their loss is a mean over the batch; the Trainer would otherwise multiply it by parts and processes.
         model.accepts_loss_kwargs = False
@@ -222,19 +218,6 @@ def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, known: in
         )
 
 
-def _check_encoder(model: PreTrainedModel, report: Mapping[str, Any], folder: Path) -> None:
-    """Check that all of the encoder came from the folder; a head, and a pooler, may be new."""
-    prefix = f"{model.base_model_prefix}."
-    wrong = [*report["missing_keys"], *report["unexpected_keys"]]
-    wrong += [entry if isinstance(entry, str) else entry[0] for entry in report["mismatched_keys"]]
-    for name in sorted(wrong):
-        inside = name.removeprefix(prefix)
-        if (name.startswith(prefix) or ".layer." in name) and not inside.startswith("pooler."):
-            raise ValueError(
-                f"model {folder} does not fit its config.json, for example in {name}: save or fetch the model again."
-            )
-
-
 def _checksum(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
@@ -262,10 +245,17 @@ def load_classifier(folder: Path) -> PreTrainedModel:
     load: Any = partial(AutoModelForSequenceClassification.from_pretrained, trust_remote_code=False)
     if content.get("model_type") in OWN_TYPES:
         load = EncoderForSequenceClassification.from_pretrained
-    model, report = load(folder, output_loading_info=True)
+    with report_held():
+        model, report = load(folder, output_loading_info=True, ignore_mismatched_sizes=True)
+        check_shapes(report, folder)
+        _check_complete(report, folder)
+    return model.eval()
+
+
+def _check_complete(report: Mapping[str, Any], folder: Path) -> None:
+    """Raise ValueError where a weight is missing or left over."""
     if wrong := sorted([*report["missing_keys"], *report["unexpected_keys"]]):
         raise ValueError(f"model {folder} does not fit its config.json, for example in {wrong[0]}: save it again.")
-    return model.eval()
 
 
 def takes_segments(model: PreTrainedModel) -> bool:

@@ -11,6 +11,7 @@ from transformers import set_seed
 
 from nystrom.attention.backend import check_backend_device
 from nystrom.models.heads.language import EncoderForPreTraining
+from nystrom.models.memory import check_memory
 from nystrom.tasks.language.mlm_sop.dataset import MlmSop
 from nystrom.tasks.store.header import read_header
 from nystrom.train.hardware import is_main
@@ -116,6 +117,14 @@ def pretrain_model(
     if source is not None:
         check_vocabulary(source, data, vocabulary)
     preset_fields = {"hidden_act": base.hidden_act, "initializer_range": base.initializer_range}
+    check_memory(
+        layers=settings.num_hidden_layers,
+        width=settings.hidden_size,
+        intermediate=settings.intermediate_size,
+        vocabulary=vocabulary.size,
+        # Weights, gradients and the two means of AdamW.
+        numbers=4,
+    )
     # Unknown options, and sizes that do not fit each other, are found here.
     config = encoder_config(settings, preset_fields, vocabulary)
     check_pieces(context_parallel, lambda: EncoderForPreTraining(config), compile=compile)

@@ -1,5 +1,11 @@
 """The steps of a run, from its last good checkpoint where there is one, and what is said when they stop early."""
 
+import pickle
+from pathlib import Path
+
+import torch
+from transformers.trainer_pt_utils import safe_globals
+
 from nystrom.train.hardware import is_main
 from nystrom.train.ranks.lost import LostRanks, others_answer
 from nystrom.train.run.run_trainer import NotFinite, RunTrainer
@@ -14,6 +20,7 @@ def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
         resume: Go on from the last complete checkpoint.
 
     Raises:
+        ValueError: A file of the checkpoint holds more than numbers.
         FloatingPointError: The loss or a weight is no longer finite.
         OSError: A file could not be written, or other processes were lost; names the folder, or them, and the way on.
     """
@@ -44,6 +51,13 @@ def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
             f"{error}; {where}. Start another run with a lower --learning-rate"
             f"{'' if settings.precision == 'float32' else ' or with --precision float32'}."
         ) from error
+    except pickle.UnpicklingError as error:
+        assert step is not None, "only a checkpoint is unpickled"
+        checkpoint = run.checkpoint(step)
+        raise ValueError(
+            f"{_refused(checkpoint)} holds pickled code, which is never run ({str(error).partition('. ')[0]}): delete "
+            f"{checkpoint} and start the same command again, which goes on from the checkpoint before it."
+        ) from error
     except (NotWritten, LostRanks):
         raise
     except OSError as error:
@@ -57,3 +71,14 @@ def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
                 f"from step {run.last_step() or 0}."
             )
         raise
+
+
+def _refused(checkpoint: Path) -> Path:
+    """The file of a checkpoint that is refused because it would run code; the folder where none is by itself."""
+    for file in sorted(checkpoint.glob("*.pt*")):
+        try:
+            with safe_globals():
+                torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            return file
+    return checkpoint

@@ -48,7 +48,8 @@ def find_sizes(model: Path | None, **asked: int | None) -> EncoderSizes:
         **asked: Fields of `EncoderSizes`; None for those of the model.
 
     Raises:
-        ValueError: The folder holds no encoder that transformers knows, or a size is out of range.
+        ValueError: The folder holds no encoder that transformers knows, a size is out of range, or the model is larger
+            than the memory.
     """
     for name, value in asked.items():
         if value is not None:
@@ -57,6 +58,16 @@ def find_sizes(model: Path | None, **asked: int | None) -> EncoderSizes:
     sizes = replace(sizes, **{name: value for name, value in asked.items() if value is not None})
     if sizes.width % sizes.heads:
         raise ValueError(f"width is {sizes.width} but heads is {sizes.heads}; expected a multiple of the heads.")
+    # Its room imports torch, which the help of the commands need not wait for.
+    from nystrom.models.memory import check_memory
+
+    check_memory(
+        layers=sizes.layers,
+        width=sizes.width,
+        intermediate=sizes.intermediate,
+        vocabulary=sizes.vocabulary,
+        numbers=1,
+    )
     return sizes
 
 

@@ -29,6 +29,7 @@ from nystrom.measure.rows import Row, append_rows, read_rows
 from nystrom.train.finetune.classifier import Start
 from nystrom.train.finetune.request import Material, Request
 from nystrom.train.finetune.results import ResultRows, shown
+from nystrom.train.finetune.search.database import intact
 from nystrom.train.finetune.search.trials import Trial, forget_failures, held, plan_trials
 from nystrom.train.finetune.start import run_once
 from nystrom.train.grid.slurm import check_no_jobs
@@ -58,7 +59,24 @@ def search(request: Request, start: Start, material: Material, *, resume: bool) 
     with held(request.folder, trials, material, resume=resume):
         check_no_jobs(request.folder)
         forget_failures(trials)
-        Search(request, start, material, trials).run()
+        run_search(request, start, material, trials)
+
+
+def run_search(request: Request, start: Start, material: Material, trials: Sequence[Trial]) -> None:
+    """Run the unfinished trials of a search in a folder that this process holds, and score the best.
+
+    Args:
+        request: What the user asks for.
+        start: The model.
+        material: The texts.
+        trials: The trials.
+
+    Raises:
+        ValueError: Its database is damaged, or cannot be written.
+    """
+    file = request.folder / "search.sqlite"
+    with intact(file):
+        _Search(request, start, material, trials, file).run()
 
 
 def check_search() -> None:
@@ -87,7 +105,7 @@ def print_results(folder: Path) -> None:
     )
 
 
-class Search:
+class _Search:
     """A search in a folder that this process holds.
 
     Args:
@@ -95,9 +113,10 @@ class Search:
         start: The model.
         material: The texts.
         trials: The trials.
+        file: The database.
     """
 
-    def __init__(self, request: Request, start: Start, material: Material, trials: Sequence[Trial]):
+    def __init__(self, request: Request, start: Start, material: Material, trials: Sequence[Trial], file: Path):
         import optuna
 
         assert request.grid is not None
@@ -106,7 +125,7 @@ class Search:
         self.start, self.material, self.grid, self.trials, self.folder = (
             start, material, request.grid, trials, request.folder,
         )  # fmt: skip
-        self.storage = optuna.storages.RDBStorage(f"sqlite:///{self.folder / 'search.sqlite'}")
+        self.storage = optuna.storages.RDBStorage(f"sqlite:///{file}")
         self.states, self.metric = optuna.trial.TrialState, material.task.metrics[0]
         self.study = optuna.create_study(
             study_name=_STUDY, storage=self.storage, direction="maximize", load_if_exists=True
@@ -215,7 +234,7 @@ class Search:
 class _TrialTrainer(Trainer):
     """The Trainer that Optuna drives: to train it for a trial is to make the run of that trial."""
 
-    def __init__(self, search: Search):
+    def __init__(self, search: _Search):
         self.search = search
         arguments = TrainingArguments(output_dir=str(search.folder / "trials"), report_to=[], use_cpu=True)
         # The model of each trial is made by its run; this one stands where the Trainer wants one.

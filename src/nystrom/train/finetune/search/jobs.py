@@ -15,7 +15,7 @@ import torch
 
 from nystrom.train.finetune.classifier import Start, find_start
 from nystrom.train.finetune.request import Material, Request
-from nystrom.train.finetune.search.engine import TABLE, Search, check_search, none_finite, print_results
+from nystrom.train.finetune.search.engine import TABLE, check_search, none_finite, print_results, run_search
 from nystrom.train.finetune.search.trials import Trial, check_same, forget_failures, held, plan_trials
 from nystrom.train.grid.processes import Failure
 from nystrom.train.grid.slurm import Jobs, Work, alive_jobs
@@ -93,7 +93,7 @@ def finish_in_job(request: Request) -> None:
     with no_file_bars():
         start, material, trials = _open(request)
         with held(request.folder, trials, material, resume=True, seconds=_WAIT_SECONDS):
-            Search(request, start, material, trials).run()
+            run_search(request, start, material, trials)
 
 
 def _open(request: Request) -> tuple[Start, Material, list[Trial]]:
