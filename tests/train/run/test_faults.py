@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.train.engine import evaluate
-from nystrom.train.run.writing import NotWritten
+from nystrom.whole_files import NotWritten
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from nystrom.train.hardware import is_main
 from nystrom.train.ranks.lost import LostRanks, others_answer
 from nystrom.train.run.run_trainer import NotFinite, RunTrainer
-from nystrom.train.run.writing import NotWritten
+from nystrom.whole_files import NotWritten
 
 
 def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
