@@ -1,5 +1,6 @@
 """Fixtures of several rooms: small models of transformers, a tokenizer of a few lines, and small data sets."""
 
+import errno
 import functools
 import json
 import os
@@ -40,6 +41,16 @@ SIZES = {
     # So large that attention is far from uniform.
     "initializer_range": 0.3,
 }
+
+
+@pytest.fixture
+def no_space(monkeypatch):
+    """The disk is full for each file that is written whole."""
+
+    def sync(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("nystrom.whole_files.sync", sync)
 
 
 # Of the tiny model's vocabulary.

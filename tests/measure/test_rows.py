@@ -140,9 +140,14 @@ def test_the_processor_has_a_name_and_cores():
     assert re.fullmatch(r"\S.*, \d+ cores?", cpu_name())
 
 
+SOURCES = str(Path(records.__file__).parents[2])
+IMPORTED = "import sys; sys.path.append(sys.argv[1]); from nystrom.measure import rows"
+
+
 def test_records_run_on_the_standard_library_alone():
     # -S leaves out site-packages, and so torch.
-    done = subprocess.run([sys.executable, "-I", "-S", records.__file__], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-I", "-S", "-c", IMPORTED, SOURCES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -158,16 +163,15 @@ def copied_records(folder: Path):
 
 
 # Appends groups of three rows that share a name, and says so after each.
-WRITER = """
-import runpy, sys
+WRITER = f"""
+{IMPORTED}
 from pathlib import Path
 print("ready", flush=True)
 sys.stdin.readline()
-rows = runpy.run_path(sys.argv[1])
-row = {"study": "s", "quantity": "q", "value": 1.0, "unit": "", "device": "cpu", "note": "x" * 3000, "command": "c"}
+row = dict(study="s", quantity="q", value=1.0, unit="", device="cpu", note="x" * 3000, command="c")
 for count in range(int(sys.argv[4])):
-    method = f"{sys.argv[3]}-{count}"
-    rows["append_rows"](Path(sys.argv[2]), [rows["new_row"](method=method, n=n, **row) for n in range(3)])
+    method = sys.argv[3] + "-" + str(count)
+    rows.append_rows(Path(sys.argv[2]), [rows.new_row(method=method, n=n, **row) for n in range(3)])
     print(method, flush=True)
 """
 
@@ -175,7 +179,7 @@ for count in range(int(sys.argv[4])):
 @pytest.mark.skipif(sys.platform == "win32", reason="one process at a time appends there")
 def test_rows_of_many_processes_are_all_there_and_whole_where_some_are_killed(tmp_path):
     path = tmp_path / "rows.csv"
-    command = [sys.executable, "-I", "-S", "-c", WRITER, records.__file__, str(path)]
+    command = [sys.executable, "-I", "-S", "-c", WRITER, SOURCES, str(path)]
     names = {f"endless{i}": 10**6 for i in range(4)} | {f"other{i}": 20 for i in range(4)}
     writers = {
         name: subprocess.Popen([*command, name, str(count)], bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

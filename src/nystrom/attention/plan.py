@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nystrom.attention.method_names import sized_name
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names, ranges
+from nystrom.whole_files import write_whole
 
 # The name that stands in configurations where one of a method would; the layers are its one option.
 PLAN, LAYERS = "nystrom_plan", "layers"
@@ -80,7 +81,7 @@ class AttentionPlan:
     def write(self, path: Path) -> None:
         """Write the plan as JSON."""
         content = {"format": _FORMAT, **self.options, "found": dict(self.found)}
-        Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_whole(Path(path), json.dumps(content, indent=1) + "\n")
 
 
 def read_plan(path: Path) -> AttentionPlan:

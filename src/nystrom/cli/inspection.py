@@ -76,6 +76,7 @@ def inspect(
     from nystrom.report.plots.inspection import inspection_figures
     from nystrom.tasks.language.prose import read_prose
     from nystrom.train.hardware import usable_device
+    from nystrom.whole_files import write_whole
 
     read_candidates(names)
     if to is not None:
@@ -112,7 +113,7 @@ def inspect(
         print(said, end="")
     if to is not None:
         append_rows(to / "rows.csv", rows)
-        (to / "verdict.txt").write_text(text, encoding="utf-8")
+        write_whole(to / "verdict.txt", text)
         with house_style():
             for name, figure in inspection_figures(rows, lambda name: split_name(name)[0]).items():
                 for suffix in (".png", ".svg"):

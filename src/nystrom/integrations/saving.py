@@ -21,6 +21,7 @@ from nystrom.attention.plan import PLAN
 from nystrom.integrations.attention_interface import SERVED
 from nystrom.integrations.layer_numbers import PLACE
 from nystrom.models.files.json_object import read_json
+from nystrom.whole_files import write_whole
 
 
 def save_with_attention(model: PreTrainedModel, folder: Path) -> None:
@@ -40,7 +41,7 @@ def save_with_attention(model: PreTrainedModel, folder: Path) -> None:
         return
     path = Path(folder) / CONFIG_NAME
     content = read_json(path) | {"attn_implementation": method}
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def check_can_be_saved(model: PreTrainedModel) -> None:

@@ -21,7 +21,6 @@ import math
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,8 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
+
+from nystrom.whole_files import write_whole
 
 if sys.platform != "win32":
     import fcntl
@@ -84,6 +85,7 @@ class Row:
 
 
 HEADER = tuple(field.name for field in fields(Row))
+_HEADER_LINE = f"{','.join(HEADER)}\n".encode()
 _NUMBERS = {"value": float, "low": float, "high": float, "repeats": int, "n": int, "m": int, "seed": int}
 _OPTIONAL = ("low", "high", "n", "m", "seed")
 
@@ -156,17 +158,28 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
     """
     path = Path(path).resolve()
     check_folder(path.parent)
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_cell(value) for value in astuple(row)] for row in rows)
+    text = _lines(rows)
     with _held(path) as file:
         before = file.read()
         if before:
             _check_ends(path, before)
-        # Only who holds the lock writes this one; what a killed process left of it is overwritten.
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_bytes((before or f"{','.join(HEADER)}\n".encode()) + text.getvalue().encode())
-        shutil.copymode(path, partial)
-        partial.replace(path)
+        write_whole(path, (before or _HEADER_LINE) + text)
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write rows as a CSV file, in place of those that are there; its folder is made where it is missing.
+
+    Raises:
+        ValueError: Its folder cannot be written.
+    """
+    check_folder(Path(path).parent)
+    write_whole(Path(path), _HEADER_LINE + _lines(rows))
+
+
+def _lines(rows: Iterable[Row]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_cell(value) for value in astuple(row)] for row in rows)
+    return text.getvalue().encode()
 
 
 @contextmanager

@@ -54,6 +54,7 @@ from nystrom.models.field_checks import (
 from nystrom.models.files.config_file import OWN_TYPE, as_own, check_config_file
 from nystrom.models.files.json_object import read_json
 from nystrom.models.files.published import check_publishable, write_published
+from nystrom.whole_files import write_whole
 
 # Rows of the position table before that of the first token: where the published checkpoints start.
 POSITION_OFFSET = 2
@@ -295,7 +296,7 @@ class EncoderConfig(PreTrainedConfig):
         if self.segment_means_seq_len is None:
             super().to_json_file(json_file_path, use_diff=use_diff)
         else:
-            Path(json_file_path).write_text(write_published(self.to_dict()).to_json_string(), encoding="utf-8")
+            write_whole(Path(json_file_path), write_published(self.to_dict()).to_json_string())
 
     @property
     def head_size(self) -> int:

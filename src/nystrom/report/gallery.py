@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nystrom.report.summary import Summary, Table, Verdict, read_summary, verdict_counts
 from nystrom.report.whole_words import print_table
+from nystrom.whole_files import write_whole
 
 _STYLE = """
 :root { --ink: #1b1f24; --faint: #5b6570; --line: #d8dde3; --tint: #f5f7f9; }
@@ -71,7 +72,7 @@ def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path:
         + "\n".join(body)
         + "\n</main></body></html>\n"
     )
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page)
 
 
 def print_summary(summary: Summary, folder: Path) -> None:

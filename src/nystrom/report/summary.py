@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nystrom.measure.rows import Row
+from nystrom.whole_files import write_whole
 
 SUMMARY = "summary.json"
 
@@ -106,7 +107,7 @@ def write_summary(summary: Summary, folder: Path, name: str = SUMMARY) -> None:
         "verdicts": [verdict._asdict() for verdict in summary.verdicts],
     }
     text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
-    (folder / name).write_text(text, encoding="utf-8")
+    write_whole(folder / name, text)
 
 
 def read_summary(folder: Path, name: str = SUMMARY) -> Summary | None:

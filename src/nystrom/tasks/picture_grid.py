@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.tasks.store.prepared_folder import space_for
+from nystrom.whole_files import whole_file
 
 # A picture is enlarged by a whole factor, so that its pixels stay squares, to at least this many pixels.
 SHOWN_SIDE, GAP, CAPTION = 192, 12, 18
@@ -43,10 +43,5 @@ def write_grid(pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], t
         pen.text((left, top), caption, fill=0)
         grid.paste(Image.fromarray(picture.repeat(factor, axis=0).repeat(factor, axis=1)), (left, top + CAPTION))
     to.parent.mkdir(parents=True, exist_ok=True)
-    partial = to.with_name(f".{to.name}.partial")
-    try:
-        with space_for(to):
-            grid.save(partial, format="PNG")
-        partial.replace(to)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(to) as partial:
+        grid.save(partial, format="PNG")

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from nystrom.train.run.folder import RunFolder
+from nystrom.whole_files import write_whole
 
 # The folder of the trials in that of a search, and the job that ends it.
 TRIALS, SEARCH = "trials", "search"
@@ -35,9 +36,7 @@ class Outcome:
 
     def write(self, run: RunFolder) -> None:
         """Keep it in the folder of the run."""
-        partial = run.path / f".{_FILE}.partial"
-        partial.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
-        partial.replace(run.path / _FILE)
+        write_whole(run.path / _FILE, json.dumps(asdict(self)) + "\n")
 
 
 def outcome_of(run: RunFolder) -> Outcome | None:

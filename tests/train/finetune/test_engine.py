@@ -27,7 +27,7 @@ from nystrom.train.finetune import inference
 from nystrom.train.finetune.predict import predict
 from nystrom.train.finetune.saved import SavedClassifier
 from nystrom.train.run.run_trainer import RunTrainer
-from nystrom.train.run.writing import NotWritten
+from nystrom.whole_files import NotWritten
 
 
 def table(path, delimiter="\t"):

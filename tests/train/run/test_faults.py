@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from nystrom.train.engine import evaluate
 from nystrom.train.run.folder import RunFolder
-from nystrom.train.run.writing import NotWritten
+from nystrom.whole_files import NotWritten
 
 
 @contextmanager

@@ -183,6 +183,19 @@ def test_a_folder_in_which_a_killed_run_had_only_begun_is_free(run, settings):
     hold(run, settings, resume=False)
 
 
+def test_links_in_a_folder_are_not_written_through(run, settings, tmp_path):
+    victim = tmp_path / ".victim.partial"
+    victim.write_text("mine")
+    for name in (".run.json.partial", "run.partial", "curves.partial", "rows.partial"):
+        (run.path / name).symlink_to(victim)
+    hold(run, settings, resume=False)
+    run.start(settings, {}, {})
+    run.write_curves([])
+    run.write_rows([])
+    assert victim.read_text() == "mine"
+    assert all(path.is_file() and not path.is_symlink() for path in (run.path / "run.json", run.curves, run.rows))
+
+
 @pytest.mark.parametrize("content", ["{", "[]", json.dumps({"settings": {}})])
 def test_a_damaged_run_json_raises(run, settings, content):
     (run.path / "run.json").write_text(content)

@@ -16,6 +16,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from nystrom.measure.rows import check_folder
 from nystrom.models.files.json_object import read_json
+from nystrom.whole_files import write_whole
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 # What the tokenizers of transformers read; a folder holds some of them.
@@ -88,10 +89,10 @@ def copy_tokenizer(source: Path, to: Path, *, max_length: int, default_class: st
     if not any(name not in (_TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json") for name in there):
         return ()
     for name in there:
-        (to / name).write_bytes((source / name).read_bytes())
+        write_whole(to / name, (source / name).read_bytes())
     settings = read_json(source / _TOKENIZER_CONFIG) if _TOKENIZER_CONFIG in there else {}
     settings["model_max_length"] = max_length
     if default_class is not None and settings.get("tokenizer_class") is None:
         settings["tokenizer_class"] = default_class
-    (to / _TOKENIZER_CONFIG).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(to / _TOKENIZER_CONFIG, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
     return tuple(dict.fromkeys([*there, _TOKENIZER_CONFIG]))

@@ -30,6 +30,7 @@ from nystrom.report.plots.canvas import (
 )
 from nystrom.report.plots.curves import read_curves
 from nystrom.report.printed.accuracies import LRA_CLASSES, LRA_TASKS
+from nystrom.whole_files import whole_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,7 +148,7 @@ def gather_curves(folder: Path, to: Path) -> None:
     if not files:
         raise ValueError(f"{folder} holds no run with curves; expected the folder of `nystrom lra run`.")
     check_folder(Path(to).parent)
-    with Path(to).open("w", encoding="utf-8", newline="") as file:
+    with whole_text(Path(to)) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(GATHERED)
         for curves in files:

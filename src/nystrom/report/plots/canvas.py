@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nystrom.measure.rows import check_folder
+from nystrom.whole_files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,8 +161,8 @@ def save_figure(figure: "Figure", path: Path) -> None:
     check_figure(path)
     # Without a date and random names, so that a figure drawn again is the same file.
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-    with matplotlib.rc_context({"svg.hashsalt": "nystrom", "svg.fonttype": "none"}):
-        figure.savefig(path, dpi=_DPI, metadata=metadata)
+    with matplotlib.rc_context({"svg.hashsalt": "nystrom", "svg.fonttype": "none"}), whole_file(path) as partial:
+        figure.savefig(partial, format=path.suffix.lower()[1:], dpi=_DPI, metadata=metadata)
 
 
 def look(place: int) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from nystrom.parallel import count_bytes, parallelize
 from nystrom.shapes import Group
 from nystrom.train.grid.child import end_with_parent
 from nystrom.train.ranks.lost import leave
+from nystrom.whole_files import write_whole
 
 # Gives the times of one call by name.
 _Call = Callable[[], dict[str, float]]
@@ -38,7 +39,7 @@ def main() -> int:
         dist.init_process_group(
             "gloo", init_method=f"file://{folder / 'ranks'}", rank=asked["rank"], world_size=asked["size"]
         )
-    (folder / f"{asked['rank']}.json").write_text(json.dumps(_measure(asked)))
+    write_whole(folder / f"{asked['rank']}.json", json.dumps(_measure(asked)))
     leave()
     return 0
 

@@ -9,7 +9,6 @@ A study has a folder of its own, TO/NAME-SIZE:
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from nystrom.report.summary import Summary, provenance_of, write_summary
 from nystrom.studies.reproduce.catalogue import CATALOGUE, find_study
 from nystrom.studies.reproduce.study import Plan, Setting, Study
 from nystrom.train.grid.alone import alone
+from nystrom.whole_files import write_whole
 
 SETTING, ROWS, SECONDS = "setting.json", "rows.csv", "seconds.json"
 
@@ -88,7 +88,7 @@ def _measure(job: Job, say: Callable[[str], None]) -> None:
     name, file, parts = job.name, job.folder / ROWS, job.plan.parts
     done, _ = _measured(job), _seconds(job.folder)
     check_setting(job.folder, job.plan.setting)
-    _write(job.folder / SETTING, dict(job.plan.setting))
+    _write(job.folder / SETTING, job.plan.setting)
     if done:
         say(f"{name}: going on, {len(done)} of {len(parts)} parts have their rows.")
     for place, part in enumerate(parts, start=1):
@@ -211,7 +211,4 @@ def _add_seconds(folder: Path, part: str, seconds: float) -> None:
 
 
 def _write(file: Path, content: Mapping[str, object]) -> None:
-    """Write a file of JSON, which is never half written."""
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, file)
+    write_whole(file, json.dumps(dict(content), indent=1) + "\n")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from nystrom.checks import check_at_least, check_choice
-from nystrom.measure.rows import Row, append_rows, check_folder, new_row, read_rows
+from nystrom.measure.rows import Row, check_folder, new_row, read_rows, write_rows
 from nystrom.studies.speed.asked import command_line
 from nystrom.studies.speed.choices import Layout
 
@@ -68,11 +68,7 @@ def run_runs(
             print(f"Run {number + 1} of {runs}, layout {layout}: done, in {folder}.", file=sys.stderr)
     command = command_line(("nystrom", "bench", "runs"), run_runs, asked, "lengths")
     rows = [row for each in found.values() for row in summary(each, command, seed)]
-    path = to / "runs.csv"
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    append_rows(partial, rows)
-    partial.replace(path)
+    write_rows(to / "runs.csv", rows)
     return rows
 
 

@@ -50,6 +50,7 @@ from nystrom.studies.stability.arena import (
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.data.tasks import Model
 from nystrom.train.presets.sizes import DataSizes
+from nystrom.whole_files import whole_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +108,8 @@ def _measure(source: ArenaTask, batch: int, seed: int, folder: Path) -> Iterable
         batches = random_batches(source, split, batch=batch, count=STEPS, seed=seed)
         scores[method] = instability_scores(model, batches, task=source.task, seed=seed)
     arrays: dict[str, Any] = {method: values.numpy() for method, values in scores.items()}
-    np.savez(_file(folder, source.task, seed), **arrays)
+    with whole_bytes(_file(folder, source.task, seed)) as file:
+        np.savez(file, **arrays)
     sizes, n = f"task={source.task} b={batch} steps={STEPS}", source.sizes.max_length
     for method, values in scores.items():
         yield spread_row(_SCORE, method, values, n=n, sizes=sizes, seed=seed)

@@ -43,6 +43,7 @@ from nystrom.studies.stability.loop import Trace, train_plainly, validation_batc
 from nystrom.tasks.lra.facts import LRA
 from nystrom.tasks.store.header import HEADER
 from nystrom.train.presets.sizes import DataSizes
+from nystrom.whole_files import whole_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,7 +122,8 @@ def _measure(
         every=training.every,
         seed=seed,
     )
-    np.savez(_file(folder, method, rate, seed), **trace._asdict())
+    with whole_bytes(_file(folder, method, rate, seed)) as file:
+        np.savez(file, **trace._asdict())
     return list(_rows(trace, source, method, rate, seed, training.batch))
 
 

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from nystrom.tasks.language.saved_tokenizer import save_tokenizer
 from nystrom.tasks.sources.corpora import Corpus, find_corpora
-from nystrom.tasks.store.partial_folder import partial_folder, remove_leftovers
 from nystrom.tasks.store.prepared_folder import space_for
+from nystrom.whole_folders import partial_folder, remove_leftovers
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from nystrom.whole_files import write_whole
+
 FORMAT, VERSION = "nystrom-tokens", 1
 HEADER = "dataset.json"
 SPLITS = ("train", "val", "test")
@@ -42,7 +44,7 @@ def damaged(path: Path, came: str, task: str) -> ValueError:
 def write_header(folder: Path, header: Mapping[str, Any]) -> None:
     """Write the header; the format, its version and that of numpy are added."""
     marked = {"format": FORMAT, "version": VERSION, "numpy": np.__version__, **header}
-    (folder / HEADER).write_text(json.dumps(marked, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / HEADER, json.dumps(marked, indent=1) + "\n")
 
 
 def read_header(folder: Path, task: str | None = None) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """A prepared folder: whether it exists, making it, and comparing its checksums."""
 
-import errno
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -8,10 +7,9 @@ from typing import Any
 
 from nystrom.tasks.store.checksums import sha256
 from nystrom.tasks.store.header import HEADER, SPLITS, DataSettings, damaged, read_header, write_header
-from nystrom.tasks.store.partial_folder import partial_folder, remove_leftovers
 from nystrom.tasks.store.token_files import describe_splits, open_split
-
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from nystrom.whole_files import NO_SPACE
+from nystrom.whole_folders import partial_folder, remove_leftovers
 
 
 def holds(folder: Path, *, task: str, settings: DataSettings) -> bool:

@@ -1,6 +1,5 @@
 """The results of a finished fine-tuning: the best model with its tokenizer, its predictions, and its rows."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from nystrom.train.finetune.settings import FinetuneSettings
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.run_trainer import RunTrainer
 from nystrom.train.run.writing import written
+from nystrom.whole_folders import whole_folder
 
 # Test splits as they came; a labelled one may have been drawn from other texts.
 _UNLABELLED = ("submission", "submission_mismatched")
@@ -141,11 +141,8 @@ def _kept(run: RunFolder, name: str, step: int) -> Path:
 
 
 def _save(model: PreTrainedModel, tokenizer: Any, settings: FinetuneSettings, run: RunFolder) -> None:
-    """Save the model and its tokenizer beside their place, and put them there."""
-    partial = run.best.with_name(f".{run.best.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    """Save the model and its tokenizer, in the place of those before."""
     tokenizer.model_max_length = settings.max_length
-    save_with_attention(model, partial)
-    tokenizer.save_pretrained(partial)
-    shutil.rmtree(run.best, ignore_errors=True)
-    partial.replace(run.best)
+    with whole_folder(run.best) as partial:
+        save_with_attention(model, partial)
+        tokenizer.save_pretrained(partial)

@@ -1,6 +1,5 @@
 """Logits of a model, for each text, in the order in which the texts came."""
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from nystrom.train.data.batches import shortest_first
 from nystrom.train.finetune.encoding import EncodedSplit
 from nystrom.train.run.writing import written
 from nystrom.train.scoring import DTYPES
+from nystrom.whole_files import remove_leftovers, whole_bytes
 
 # Seconds between two writings of what is scored, each with a line.
 _BETWEEN = 60.0
@@ -85,18 +85,13 @@ def _read(kept: Path | None, count: int) -> list[NDArray[Any]]:
 
 def forget_kept(kept: Path) -> None:
     """Remove what was kept while a split was scored, and what was left by a writing that was cut off."""
-    for path in (kept, _partial(kept)):
-        path.unlink(missing_ok=True)
+    kept.unlink(missing_ok=True)
+    remove_leftovers(kept)
 
 
 def _write(kept: Path, parts: Sequence[NDArray[Any]]) -> None:
-    """Write all parts, which have their name only when they are whole."""
+    """Write all parts."""
     with written(kept, "start the same command again, nystrom finetune with --resume"):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with _partial(kept).open("wb") as file:
+        with whole_bytes(kept) as file:
             np.save(file, np.concatenate(parts), allow_pickle=False)
-        os.replace(_partial(kept), kept)
-
-
-def _partial(kept: Path) -> Path:
-    return kept.with_name(f".{kept.name}.partial")

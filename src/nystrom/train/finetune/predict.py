@@ -6,7 +6,6 @@ depend on their number. A row of the result is written for each.
 
 import csv
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from nystrom.measure.rows import check_folder
 from nystrom.tasks.language.labelled.glue import TASKS, LabelledTask, own_task
 from nystrom.tasks.language.labelled.rows import read_texts
 from nystrom.train.hardware import Device, Precision, usable_device, usable_precision
+from nystrom.whole_files import whole_text
 
 _POOL = 50
 _ENDINGS = (".tsv", ".csv", ".jsonl")
@@ -96,18 +96,13 @@ def _columns(name: str, pairs: bool, model: str, *, text_field: str | None, pair
 
 @contextmanager
 def _opened(to: Path | None) -> Iterator[TextIO]:
-    """The file to write, which gets its name when it is whole; or standard output."""
+    """The file to write, or standard output."""
     if to is None:
         yield sys.stdout
         return
     check_folder(to.parent)
-    partial = to.with_name(f".{to.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        os.replace(partial, to)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_text(to) as file:
+        yield file
 
 
 def _writer(file: TextIO, ending: str, classes: bool) -> Any:

@@ -1,7 +1,6 @@
 """Results of a fine-tuning as rows of `nystrom.measure.rows`, and the files of its predictions."""
 
 import csv
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from nystrom.tasks.language.labelled.glue import LabelledTask
 from nystrom.train.finetune.scores import predicted, probabilities
 from nystrom.train.finetune.settings import FinetuneSettings
 from nystrom.train.results import wilson
+from nystrom.whole_files import whole_text
 
 _SHARES = ("accuracy", "F1", "macro F1")
 
@@ -114,10 +114,8 @@ def write_submission(path: Path, logits: NDArray[Any], task: LabelledTask) -> No
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
+    with whole_text(path) as file:
         # A label is a word of the user's files, which may hold a quote but no tab.
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)
-    os.replace(partial, path)

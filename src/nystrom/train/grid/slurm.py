@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from nystrom.train.grid.processes import Failure
 from nystrom.train.grid.request import Slurm
 from nystrom.train.grid.table import last_line
+from nystrom.whole_files import write_whole
 
 PRIVATE = ".slurm"
 _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"}
@@ -195,9 +196,7 @@ class Jobs:
         except (FailedSubmissionError, UncompletedJobError) as error:
             raise ValueError(f"SLURM took no job of {self.to} ({' '.join(str(error).split())}).") from error
         ids = dict(jobs_of(self.to)) | {work.name: job.job_id for work, job in zip(works, jobs, strict=True)}
-        partial = folder / "jobs.json.partial"
-        partial.write_text(json.dumps(ids, indent=1) + "\n", encoding="utf-8")
-        partial.replace(folder / "jobs.json")
+        write_whole(folder / "jobs.json", json.dumps(ids, indent=1) + "\n")
         for work in works:
             print(f"{work.name}: submitted as job {ids[work.name]}", flush=True)
 

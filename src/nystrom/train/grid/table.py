@@ -5,7 +5,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from nystrom.measure.rows import append_rows, read_rows
+from nystrom.measure.rows import read_rows, write_rows
 from nystrom.train.run.folder import RunFolder
 
 TABLE = "lra.csv"
@@ -16,10 +16,7 @@ def write_table(to: Path) -> None:
     """Rewrite the table of all finished runs in a folder; any number of processes may do so at once."""
     with FileLock(to / f".{TABLE}.lock"):
         folders = sorted(path for path in to.iterdir() if RunFolder(path).is_finished)
-        partial = to / f".{TABLE}.partial"
-        partial.unlink(missing_ok=True)
-        append_rows(partial, [row for folder in folders for row in read_rows(RunFolder(folder).rows)])
-        partial.replace(to / TABLE)
+        write_rows(to / TABLE, [row for folder in folders for row in read_rows(RunFolder(folder).rows)])
 
 
 def peak_memory(run: RunFolder) -> float:

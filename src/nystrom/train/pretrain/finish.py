@@ -3,7 +3,6 @@
 The same rows come from scoring a saved model.
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from nystrom.train.results import Place, result_row, wilson
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.progress import no_file_bars
 from nystrom.train.run.writing import written
+from nystrom.whole_folders import whole_folder
 
 STUDY = "pretrain mlm-sop"
 
@@ -154,10 +154,7 @@ def _words(settings: PretrainingSettings) -> str:
 
 
 def _save(model: EncoderForPreTraining, data: Path, folder: Path) -> None:
-    """Save a model and the tokenizer of its data under a temporary name, and move them into place."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
-    copy_tokenizer(data, partial, max_length=model.config.max_position_embeddings)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.replace(folder)
+    """Save a model and the tokenizer of its data, in the place of those before."""
+    with whole_folder(folder) as partial:
+        model.save_pretrained(partial)
+        copy_tokenizer(data, partial, max_length=model.config.max_position_embeddings)

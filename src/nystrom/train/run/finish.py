@@ -1,6 +1,5 @@
 """What a finished run leaves: its curves, the best model, and rows of its results on validation and test."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from nystrom.train.run.weight_mean import load_mean
 from nystrom.train.run.writing import written
 from nystrom.train.scoring import accuracy, load_model
 from nystrom.train.settings import Settings
+from nystrom.whole_folders import whole_folder
 
 
 class Costs(NamedTuple):
@@ -161,9 +161,6 @@ def _costs(trainer: EncoderTrainer) -> Costs:
 
 
 def _save(model: Model | EncoderModel, folder: Path) -> None:
-    """Save a model under a temporary name, and move it into place."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.replace(folder)
+    """Save a model in the place of the one before."""
+    with whole_folder(folder) as partial:
+        model.save_pretrained(partial)

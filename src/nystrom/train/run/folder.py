@@ -9,7 +9,7 @@
 
 A checkpoint is complete once its file `complete.json` lists the sizes and checksums of all others. One that was
 interrupted while it was written, or damaged since, is skipped and then removed; so is one whose best checkpoint is
-lost. Files are replaced by writing a new file and renaming it.
+lost.
 
 transformers' `save_total_limit` and `get_last_checkpoint` do less: they remove an old checkpoint before the new one is
 known to be complete, lose the best one when the folder is moved, and accept a half-written checkpoint as the last.
@@ -18,7 +18,6 @@ known to be complete, lose the best one when the folder is moved, and accept a h
 import csv
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,10 +29,11 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from nystrom.attention.method_names import sized_name
-from nystrom.measure.rows import Row, append_rows, check_folder
+from nystrom.measure.rows import Row, check_folder, write_rows
 from nystrom.train.hardware import restarts
 from nystrom.train.schedule import RunSettings
 from nystrom.train.settings import differences
+from nystrom.whole_files import whole_text, write_whole
 
 _SETTINGS, _COMPLETE, _LOCK, _STATE = "run.json", "complete.json", ".lock", "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -183,7 +183,7 @@ class RunFolder:
         if not self.is_started:
             method, _ = sized_name(settings.attention, settings.options)
             content = {"method": method, "settings": asdict(settings), "data": dict(data), "versions": dict(versions)}
-            self._replace(self.path / _SETTINGS, json.dumps(content, indent=1) + "\n")
+            write_whole(self.path / _SETTINGS, json.dumps(content, indent=1) + "\n")
 
     def checkpoint(self, step: int) -> Path:
         """The folder of the checkpoint after a step."""
@@ -202,7 +202,7 @@ class RunFolder:
         folder = self.checkpoint(step)
         files = [file for file in sorted(folder.iterdir()) if file.name != _COMPLETE]
         content = {file.name: [file.stat().st_size, _digest(file)] for file in files}
-        self._replace(folder / _COMPLETE, json.dumps(content, indent=1) + "\n")
+        write_whole(folder / _COMPLETE, json.dumps(content, indent=1) + "\n")
 
     def prune(self, *, best: int | None) -> None:
         """Remove all checkpoints but the last two, the best, and the one that either of the two names as the best."""
@@ -220,21 +220,16 @@ class RunFolder:
 
     def write_curves(self, points: Iterable[Point]) -> None:
         """Replace the curves."""
-        path = self.curves.with_suffix(".partial")
-        with path.open("w", encoding="utf-8", newline="") as file:
+        with whole_text(self.curves) as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(Point._fields)
             writer.writerows(
                 (step, quantity, repr(value), f"{seconds:.3f}") for step, quantity, value, seconds in points
             )
-        os.replace(path, self.curves)
 
     def write_rows(self, rows: Iterable[Row]) -> None:
         """Replace the results."""
-        path = self.rows.with_suffix(".partial")
-        path.unlink(missing_ok=True)
-        append_rows(path, rows)
-        os.replace(path, self.rows)
+        write_rows(self.rows, rows)
 
     def _steps(self) -> list[int]:
         matches = (_CHECKPOINT.fullmatch(entry.name) for entry in self.path.iterdir() if entry.is_dir())
@@ -281,12 +276,6 @@ class RunFolder:
     def is_finished(self) -> bool:
         """Whether the run has ended: its results are written last."""
         return self.rows.is_file()
-
-    @staticmethod
-    def _replace(path: Path, text: str) -> None:
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
 
 
 def _digest(file: Path) -> str:

@@ -48,8 +48,9 @@ from nystrom.train.ranks.pieces import Pieces
 from nystrom.train.run.attention_error import MEAN, error_quantities, restart_errors, take_errors
 from nystrom.train.run.folder import Point, RunFolder
 from nystrom.train.run.progress import QUANTITIES, progress
-from nystrom.train.run.writing import NotWritten, written
+from nystrom.train.run.writing import written
 from nystrom.train.schedule import RunSettings
+from nystrom.whole_files import NotWritten
 
 # Samples that the mean and variance of pooled tokens are measured on, at most.
 MEASURED = 512

@@ -9,7 +9,7 @@ from transformers.trainer_pt_utils import safe_globals
 from nystrom.train.hardware import is_main
 from nystrom.train.ranks.lost import LostRanks, others_answer
 from nystrom.train.run.run_trainer import NotFinite, RunTrainer
-from nystrom.train.run.writing import NotWritten
+from nystrom.whole_files import NotWritten
 
 
 def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:

@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from nystrom.whole_files import whole_file
+
 FILE = "mean.safetensors"
 
 
@@ -50,7 +52,8 @@ class WeightMean:
 
     def save(self, folder: Path) -> None:
         """Write the mean into the folder of a checkpoint."""
-        save_file({name: tensor.cpu().contiguous() for name, tensor in self.mean.items()}, folder / FILE)
+        with whole_file(folder / FILE) as partial:
+            save_file({name: tensor.cpu().contiguous() for name, tensor in self.mean.items()}, partial)
 
     def load(self, folder: Path) -> None:
         """Read the mean of a checkpoint."""

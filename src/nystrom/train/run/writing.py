@@ -6,9 +6,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-
-class NotWritten(OSError):
-    """A file could not be written, on a full disk for example; the message names it and says how to continue."""
+from nystrom.whole_files import NotWritten
 
 
 @contextmanager
@@ -27,4 +25,5 @@ def written(path: Path, way_on: str) -> Iterator[None]:
     # torch raises RuntimeError when the disk is full.
     except (OSError, SafetensorError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        raise NotWritten(f"{path} cannot be written ({why}): make room for it, then {way_on}.") from error
+        name = error.filename if isinstance(error, NotWritten) and error.filename else path
+        raise NotWritten(f"{name} cannot be written ({why}): make room for it, then {way_on}.") from error

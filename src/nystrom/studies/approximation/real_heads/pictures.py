@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.studies.approximation.real_heads.recorded import LayerHeads
+from nystrom.whole_files import whole_bytes
 
 _MOST = torch.finfo(torch.float32).max
 
@@ -27,7 +28,8 @@ def save_pictures(heads: LayerHeads, maps: Mapping[str, Float[Tensor, "b h *shap
         for name, values in maps.items()
     }
     if arrays:
-        np.savez_compressed(folder / _file(heads.layer), **arrays)  # pyright: ignore[reportArgumentType]
+        with whole_bytes(folder / _file(heads.layer)) as file:
+            np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
 
 
 def read_pictures(folder: Path) -> dict[str, dict[str, np.ndarray]]:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.tasks.sources.documents import PIECE, TextPiece
+from nystrom.whole_files import whole_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -99,10 +100,8 @@ def write_block(path: Path, pieces: Sequence[tuple[TextPiece, bool]], plan: Bloc
         np.array(held_out, dtype=bool),
         np.array([short, broken, size], dtype=np.int64),
     )
-    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
-    with unfinished.open("wb") as file:
+    with whole_bytes(path) as file:
         np.savez(file, **block._asdict())
-    unfinished.replace(path)
     return len(lengths)
 
 

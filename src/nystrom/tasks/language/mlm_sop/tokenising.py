@@ -23,6 +23,7 @@ from tqdm import tqdm
 from nystrom.tasks.language.mlm_sop.blocks import BlockPlan, is_held_out, leave_threads, read_block, write_block
 from nystrom.tasks.sources.corpora import Corpus
 from nystrom.tasks.sources.documents import TextPiece
+from nystrom.whole_files import write_whole
 
 BLOCK, SHARD = 4 << 20, 64 << 20
 # With more files than these the bar counts files, with fewer each has a bar of its own.
@@ -76,7 +77,7 @@ def tokenise(
                         team.wait()
                         _check_length(path, plan)
                 team.wait()
-                finished.write_text(f"{count}\n")
+                write_whole(finished, f"{count}\n")
             paths = [kept / f"{number:06}-{block:06}.npz" for block in range(count)]
             if any(not path.is_file() for path in paths):
                 finished.unlink()

@@ -9,7 +9,6 @@ published, and how many `export_tsv` wrote is in the header of the data set besi
 Source: https://github.com/google-research/long-range-arena, `data/listops.py` and `listops/input_pipeline.py`.
 """
 
-import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,8 +29,9 @@ from nystrom.tasks.lra.listops.expressions import (
 )
 from nystrom.tasks.store.checksums import sha256_of_splits
 from nystrom.tasks.store.header import HEADER, SPLITS, read_counts, read_facts
-from nystrom.tasks.store.prepared_folder import holds, new_folder, space_for
+from nystrom.tasks.store.prepared_folder import holds, new_folder
 from nystrom.tasks.store.token_files import TokenSamples, gather, open_split, write_split
+from nystrom.whole_files import whole_text
 
 TASK = "listops"
 PUBLISHED_COUNTS = {"train": 96_000, "val": 2_000, "test": 2_000}
@@ -183,20 +183,14 @@ def read_tsv(path: Path, *, progress: bool = False) -> TokenSamples:
 
 
 def write_tsv(path: Path, samples: TokenSamples, *, progress: bool = False) -> None:
-    """Write one official file, under another name until it is complete."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Write one official file."""
     bar = tqdm(range(samples.labels.size), desc=path.name, unit=" samples", disable=not progress or None)
-    try:
-        # The official writer ends its lines as csv files do.
-        with space_for(path), partial.open("w", encoding="ascii", newline="\r\n") as file:
-            file.write(COLUMNS.decode() + "\n")
-            for i in bar:
-                source = to_official(samples.tokens[samples.offsets[i] : samples.offsets[i + 1]])
-                file.write(f"{source}\t{samples.labels[i]}\n")
-        partial.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
+    # The official writer ends its lines as csv files do.
+    with whole_text(path, newline="\r\n") as file:
+        file.write(COLUMNS.decode() + "\n")
+        for i in bar:
+            source = to_official(samples.tokens[samples.offsets[i] : samples.offsets[i + 1]])
+            file.write(f"{source}\t{samples.labels[i]}\n")
 
 
 def to_official(tokens: NDArray[np.unsignedinteger]) -> str:

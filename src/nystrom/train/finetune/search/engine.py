@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainingArguments
 
-from nystrom.measure.rows import Row, append_rows, read_rows
+from nystrom.measure.rows import Row, read_rows, write_rows
 from nystrom.train.finetune.classifier import Start
 from nystrom.train.finetune.request import Material, Request
 from nystrom.train.finetune.results import ResultRows, shown
@@ -36,6 +36,8 @@ from nystrom.train.grid.slurm import check_no_jobs
 from nystrom.train.hardware import processes
 from nystrom.train.results import command_line
 from nystrom.train.run.run_trainer import NotFinite
+from nystrom.whole_files import write_whole
+from nystrom.whole_folders import whole_folder
 
 TABLE = "trials.tsv"
 _STUDY = "finetune"
@@ -197,11 +199,8 @@ class _Search:
         if not run.is_finished:
             with run.held(self._trial_of(best).settings, resume=True, main=True):
                 run_once(self.start, self.material, self._trial_of(best).settings, run, resume=True)
-        partial = self.folder / ".best.partial"
-        for old in (partial, self.folder / "best"):
-            shutil.rmtree(old, ignore_errors=True)
-        shutil.copytree(run.best, partial)
-        partial.rename(self.folder / "best")
+        with whole_folder(self.folder / "best") as partial:
+            shutil.copytree(run.best, partial, dirs_exist_ok=True)
         self._write(trials, best, read_rows(run.rows))
         print_results(self.folder)
 
@@ -218,11 +217,8 @@ class _Search:
             settings, published = self._trial_of(trial).settings, self.material.data.published
             make = ResultRows(settings, self.start.config, published=published, command=command)
             rows.append(make.row(f"validation {self.metric} of a trial", trial.value, samples=samples))
-        (self.folder / "rows.csv").unlink(missing_ok=True)
-        append_rows(self.folder / "rows.csv", [*rows, *results])
-        partial = self.folder / f".{TABLE}.partial"
-        partial.write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
-        partial.replace(self.folder / TABLE)
+        write_rows(self.folder / "rows.csv", [*rows, *results])
+        write_whole(self.folder / TABLE, "".join("\t".join(line) + "\n" for line in lines))
 
     def _complete(self) -> list[Any]:
         return self.study.get_trials(deepcopy=False, states=[self.states.COMPLETE])

@@ -17,6 +17,7 @@ from nystrom.train.finetune.start import run_once, settle
 from nystrom.train.outcome import TRIALS, Outcome, forget_outcome, outcome_of
 from nystrom.train.run.folder import RunFolder
 from nystrom.train.run.run_trainer import NotFinite
+from nystrom.whole_files import write_whole
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def check_same(folder: Path, trials: Sequence[Trial], material: Material, *, res
             raise ValueError(f"{folder} holds {strange[0]} and no search: take another folder with --to.")
         if resume:
             raise ValueError(f"{folder} holds no search to resume: leave --resume out, or name its folder with --to.")
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(content, indent=1) + "\n")
     elif not resume:
         raise ValueError(f"{folder} holds a search: continue it with --resume, or take another folder with --to.")
     elif json.loads(path.read_text(encoding="utf-8")) != json.loads(json.dumps(content)):

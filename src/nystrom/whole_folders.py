@@ -1,4 +1,4 @@
-"""Folders that are being made, and what killed processes left of them.
+"""Folders that are being made, and what killed processes left of them; see `nystrom.whole_files` for files.
 
 A folder `data` is made as `.data.XXXXXXXX.partial` in the same parent folder, where X are random hexadecimal digits. A
 file of the same name and `.lock` is locked during the work; the lock ends with the process, however that ends. So a
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+from nystrom.whole_files import sync
 
 
 @contextmanager
@@ -31,6 +33,23 @@ def partial_folder(to: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         mark.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(to: Path) -> Iterator[Path]:
+    """Lend an empty folder, which takes the place of `to`, and of all that is in it, if nothing failed.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    remove_leftovers(to)
+    with partial_folder(to) as partial:
+        yield partial
+        for path in (*partial.rglob("*"), partial):
+            sync(path)
+        if to.exists():
+            shutil.rmtree(to)
+        partial.replace(to)
 
 
 def remove_leftovers(to: Path) -> None:

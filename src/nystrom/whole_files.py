@@ -1,0 +1,208 @@
+"""The one writer of files: a file has its name only when it is whole and on the disk.
+
+A file `rows.csv` is written as `.rows.csv.XXXXXXXX.partial` in the same folder, where X are random hexadecimal digits.
+That name is made anew (O_EXCL), so nothing that stands there already, a symbolic link above all, is written through.
+Then the file goes to the disk, and takes its name by renaming. If anything fails, what was begun is removed, and a file
+that was there before is as it was.
+
+A killed process leaves what it had begun. It is locked while it is written, and the lock ends with the process; so the
+next writer of the same file removes those that are its own user's and not locked. Where there are no locks they stay.
+"""
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+if sys.platform != "win32":
+    import fcntl
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class NotWritten(OSError):
+    """A file could not be written; the message names it and the way out, `filename` and `strerror` are set."""
+
+    def __str__(self) -> str:
+        # With these two set, that of OSError would be a bare number.
+        return self.args[0]
+
+
+@contextmanager
+def whole_file(path: Path, *, new: bool = False) -> Iterator[Path]:
+    """Lend the path of an empty file, for a library to write to; at the end it becomes `path`, if nothing failed.
+
+    Args:
+        path: The file; one that is there is replaced, and keeps its permissions.
+        new: Refuse a file that is there.
+
+    Raises:
+        ValueError: The file is there, with `new`.
+        NotWritten: The file cannot be made, or the disk is full; whatever else the block raises is passed on.
+    """
+    path = Path(path)
+    if new:
+        check_new(path)
+    remove_leftovers(path)
+    try:
+        partial, lock = _made(path)
+    except OSError as error:
+        raise _not_written(path, error) from error
+    try:
+        try:
+            yield partial
+        # Libraries have errors of their own for a full disk, such as RuntimeError of torch.
+        except Exception as error:
+            if _is_full(error):
+                raise _not_written(path, error) from error
+            raise
+        try:
+            _put(partial, path, new=new)
+        except OSError as error:
+            raise _not_written(path, error) from error
+    finally:
+        partial.unlink(missing_ok=True)
+        if lock is not None:
+            os.close(lock)
+
+
+@contextmanager
+def whole_text(path: Path, *, newline: str = "", new: bool = False) -> Iterator[TextIO]:
+    """Lend a stream of text, which becomes the file at the end, in UTF-8. See `whole_file`.
+
+    Args:
+        path: The file.
+        newline: What the ends of lines become, as for `open`.
+        new: Refuse a file that is there.
+    """
+    with whole_file(path, new=new) as partial, partial.open("w", encoding="utf-8", newline=newline) as file:
+        yield file
+
+
+@contextmanager
+def whole_bytes(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
+    """Lend a stream of bytes, which becomes the file at the end. See `whole_file`."""
+    with whole_file(path, new=new) as partial, partial.open("wb") as file:
+        yield file
+
+
+def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
+    """Write a text, as UTF-8, or bytes. See `whole_file`."""
+    with whole_bytes(path, new=new) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def check_new(path: Path) -> None:
+    """Check that nothing has a name yet, a broken link included.
+
+    Raises:
+        ValueError: Something has.
+    """
+    if os.path.lexists(path):
+        raise _is_there(path)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes of this user left of writing a file; what is being written stays."""
+    if sys.platform == "win32":
+        return
+    begun = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.partial")
+    with suppress(OSError):
+        for entry in [entry for entry in os.scandir(path.parent) if begun.fullmatch(entry.name)]:
+            # Another user's, no plain file, at work, or gone in the meantime.
+            with suppress(OSError):
+                _remove_unlocked(entry.path)
+
+
+if sys.platform != "win32":
+
+    def _remove_unlocked(path: str) -> None:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            found = os.fstat(file)
+            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
+        finally:
+            os.close(file)
+
+
+def _made(path: Path) -> tuple[Path, int | None]:
+    """A new, empty file beside a path, and what holds its lock."""
+    while True:
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        try:
+            file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            continue
+        if sys.platform == "win32":
+            # An open file could not be renamed.
+            os.close(file)
+            return partial, None
+        # Where there are no locks nobody takes the file for a leftover either.
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # Before it was locked, another process may have taken it for a leftover.
+        if os.fstat(file).st_nlink:
+            return partial, file
+        os.close(file)
+
+
+def _put(partial: Path, path: Path, *, new: bool) -> None:
+    """Bring a file to the disk, and give it its name."""
+    if path.is_file():
+        shutil.copymode(path, partial)
+    sync(partial)
+    if new:
+        try:
+            # Unlike a renaming, it fails where the name is taken.
+            os.link(partial, path)
+        except FileExistsError:
+            raise _is_there(path) from None
+        except OSError:
+            # A file system without hard links.
+            check_new(path)
+            os.replace(partial, path)
+    else:
+        os.replace(partial, path)
+    if sys.platform != "win32":
+        # The file has its name; file systems that cannot bring a folder to the disk need not.
+        with suppress(OSError):
+            sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    place = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
+
+
+def _is_there(path: Path) -> ValueError:
+    return ValueError(f"{path} is there already, and is not written over: choose another name, or remove it first.")
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether an error says that the disk is full, and not yet of which file."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in NO_SPACE and not isinstance(error, NotWritten)
+    return os.strerror(errno.ENOSPC) in str(error)
+
+
+def _not_written(path: Path, error: Exception) -> NotWritten:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else os.strerror(errno.ENOSPC)
+    made = NotWritten(
+        f"{path} cannot be written ({why}): free space, or choose another place; nothing was overwritten."
+    )
+    made.errno = error.errno if isinstance(error, OSError) and error.errno else errno.ENOSPC
+    made.strerror, made.filename = why, str(path)
+    return made
