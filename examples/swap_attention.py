@@ -74,7 +74,7 @@ def main() -> None:
     train(model, args.steps, args.tokens)
     exact = evaluate("exact attention", model, series, labels)
     swapped.load_state_dict(model.state_dict(), strict=False)  # performer has features of its own
-    came = evaluate(f"{args.method} in {layers} layers", swapped, series, labels)
+    came = evaluate(f"{args.method} in {len(layers)} layers", swapped, series, labels)
     print(f"relative error of the scores: {(came - exact).norm() / exact.norm():.3f}")
     train(swapped, args.steps // 4, args.tokens)
     evaluate(f"{args.method} after {args.steps // 4} more steps", swapped, series, labels)

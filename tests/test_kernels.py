@@ -103,3 +103,15 @@ def test_gradients_are_right_and_zero_between_equal_points(kernel):
     x = points(8)[:, :1].requires_grad_()
     kernel(x, x.detach(), scale=0.4).sum().backward()
     assert not x.grad.any()
+
+
+@pytest.mark.parametrize("kernel", [laplace_kernel, matern32_kernel, matern52_kernel])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_far_points_have_a_kernel_of_zero_without_a_gradient(kernel, dtype):
+    far = torch.tensor([[0.0], [1e30]], dtype=dtype, requires_grad=True)
+    near = torch.tensor([[0.0]], dtype=dtype, requires_grad=True)
+    found = kernel(near, far, scale=0.5)
+    found.sum().backward()
+    assert found.tolist() == [[1.0, 0.0]]
+    assert not far.grad.any()
+    assert not near.grad.any()

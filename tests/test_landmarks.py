@@ -4,7 +4,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystrom.landmarks import draw, even_draws, first_tokens, kmeans, nearest_centres, segment_means, uniform
+from nystrom.landmarks import (
+    draw,
+    even_draws,
+    first_tokens,
+    kmeans,
+    middle_of,
+    nearest_centres,
+    segment_means,
+    uniform,
+    within_reach,
+)
 
 few = settings(deadline=None, max_examples=25)
 
@@ -145,3 +155,27 @@ def test_what_is_no_token_no_count_and_no_mask_is_refused(choose):
             choose(*arguments)
     with pytest.raises(ValueError, match=r"keep has dtype torch\.float32; expected torch\.bool"):
         choose(x, 3, keep=torch.ones(2, 9))
+
+
+@pytest.mark.parametrize("huge", [1e4, 1e30])
+def test_the_middle_is_among_the_real_tokens_beside_a_huge_one(huge):
+    x = 1000 + tokens(50, 3, h=1, d=2).float()
+    keep = torch.ones(2, 50, dtype=torch.bool)
+    keep[1, 3:] = False
+    # Of any 50 tokens, and of three.
+    x[:, :, 1] = huge
+    x = x.masked_fill(~keep[:, None, :, None], 0.0)
+    assert (middle_of(x, keep) - 1000).abs().max() < 3
+    assert (middle_of(x[:1]) - 1000).abs().max() < 3
+
+
+def test_landmarks_have_finite_products_with_any_token():
+    landmarks = tokens(6, 4, h=1, d=64).float()
+    landmarks[:, :, 2] = 1e30
+    held = within_reach(landmarks)
+    ordinary = [0, 1, 3, 4, 5]
+    assert torch.equal(held[:, :, ordinary], landmarks[:, :, ordinary])
+    assert (landmarks @ landmarks.mT).isinf().any()
+    assert (held @ landmarks.mT).isfinite().all()
+    # Still far from all others.
+    assert held[:, :, 2].min() > 1e5

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nystrom.integrations.modules import replace_attention
     from nystrom.linalg.pinv import residual
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "MultiheadAttention",

@@ -57,23 +57,25 @@ def gaussian_logarithm(
 
 def laplace_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
     """Laplace scores of Euclidean distances, in (0, 1]."""
-    return torch.exp(-_distances(q, k, scale))
+    return torch.exp(-_distances(q, k, scale=scale))
 
 
 def matern32_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
     """Matérn scores of smoothness 3/2, in (0, 1]."""
-    x = 3**0.5 * _distances(q, k, scale)
+    x = 3**0.5 * _distances(q, k, scale=scale)
     return (1 + x) * torch.exp(-x)
 
 
 def matern52_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
     """Matérn scores of smoothness 5/2, in (0, 1]."""
-    x = 5**0.5 * _distances(q, k, scale)
+    x = 5**0.5 * _distances(q, k, scale=scale)
     return (1 + x + x.square() / 3) * torch.exp(-x)
 
 
-def _distances(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], scale: float) -> Float[Tensor, "*b n s"]:
-    return scale**0.5 * torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
+def _distances(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
+    """Distances times the root of the scale; so far below infinity that squares of them stay finite."""
+    distances = scale**0.5 * torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.clamp(max=torch.finfo(distances.dtype).max ** 0.5 / 8)
 
 
 # The dense function of each kernel of a distance.

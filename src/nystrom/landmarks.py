@@ -29,6 +29,8 @@ KMEANS_STEPS = 5
 _NEAR = 2**-16
 # Fractional parts of its multiples are spread evenly.
 GOLDEN_RATIO = 0.6180339887498949
+# Tokens among which the middle is sought.
+_SOME = 8
 # Distances to centres that k-means holds at a time: these, or a quarter of the tokens' own size where that is more.
 _DISTANCES = 2**14
 
@@ -215,6 +217,36 @@ def segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | No
     rank, count = ranks(keep)
     count = count[:, None]
     return torch.where(keep, rank * count.clamp(max=m) // count.clamp(min=1), m)
+
+
+@torch.no_grad()
+def middle_of(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None = None) -> Float[Tensor, "b h 1 d"]:
+    """About where the real tokens are: in each channel the median of a few of them, spread evenly.
+
+    What all tokens have in common costs digits where they are compared. Taken from the mean, a single huge token would
+    cost them as many. It is within the reach of any token, see `within_reach`.
+    """
+    keep = all_real(x) if keep is None else keep
+    rank, count = ranks(keep)
+    wanted = torch.arange(_SOME, device=x.device) * count[:, None] // _SOME
+    some = take(x, torch.searchsorted(rank, wanted).clamp(max=keep.shape[1] - 1))
+    # Of a stable sort, which ONNX can be told; of two in the middle, such as of two tokens, the one nearer to 0.
+    low, high = some.sort(dim=2, stable=True).values[:, :, _SOME // 2 - 1 : _SOME // 2 + 1].split(1, dim=2)
+    return torch.where(low.abs() < high.abs(), low, high).clamp(-_reach(x), _reach(x))
+
+
+def within_reach(landmarks: Float[Tensor, "b h m d"]) -> Float[Tensor, "b h m d"]:
+    """Landmarks whose inner products with tokens are finite, though it is a huge token that was drawn.
+
+    A landmark may be any point: one that is as far as this from the middle of all is as far from other tokens.
+    """
+    middle = middle_of(landmarks)
+    return landmarks.clamp(middle - _reach(landmarks), middle + _reach(landmarks))
+
+
+def _reach(x: Tensor) -> float:
+    """3e5 in float32: times 1e30, and summed over a head's channels, it is finite."""
+    return torch.finfo(x.dtype).max ** (1 / 6) / 8
 
 
 def all_are_short(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], m: int) -> bool:

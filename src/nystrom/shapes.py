@@ -10,11 +10,11 @@
 | `d` | width of a query or key in one head |
 | `e` | width of a value in one head |
 
-A mask is `keep` (b, s) or `query_keep` (b, n): boolean, True = a real token. The checks raise for what no method can
-honour, such as a causal mask or an n x s bias, and name it.
+A mask is boolean, True = a real token, and its name declares who attends to whom, see `Masks`. The checks raise for
+what no method can honour, such as a causal mask or an n x s bias, and name it.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -30,23 +30,60 @@ Group = Any
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def check_inputs(
-    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, query_keep: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Check what attention is asked to do, and settle the mask of the queries.
+class Masks(NamedTuple):
+    """Which tokens are real, as a caller declares it; no length and no identity of tensors is looked at.
+
+    Attributes:
+        keep: Real tokens (b, n) of self-attention, of queries and keys alike; None where all are.
+        key_keep: Real keys (b, s) of cross-attention; None where all are.
+        query_keep: Real queries (b, n) of cross-attention; None where all are.
+    """
+
+    keep: Tensor | None = None
+    key_keep: Tensor | None = None
+    query_keep: Tensor | None = None
+
+    @property
+    def is_self(self) -> bool:
+        """Whether queries and keys are the same tokens; a mask of one side alone declares that they are not."""
+        return self.key_keep is None and self.query_keep is None
+
+    def settled(self) -> tuple[Tensor | None, Tensor | None]:
+        """The mask of the keys and that of the queries, None where all are real; one object in self-attention."""
+        return (self.keep, self.keep) if self.is_self else (self.key_keep, self.query_keep)
+
+
+def cross_masks(k: Tensor, key_keep: Tensor | None, query_keep: Tensor | None, *, declared: bool) -> Masks:
+    """Masks of cross-attention.
+
+    Args:
+        k: Keys (b, h, s, d) or (b, s, width).
+        key_keep: Real keys.
+        query_keep: Real queries.
+        declared: A mask must be among them, since the rule of the method counts positions: that of the keys is made
+            where none is there.
+    """
+    if declared and key_keep is None and query_keep is None:
+        key_keep = torch.ones(k.shape[0], k.shape[-2], dtype=torch.bool, device=k.device)
+    return Masks(key_keep=key_keep, query_keep=query_keep)
+
+
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, masks: Masks) -> tuple[Tensor | None, Tensor | None]:
+    """Check what attention is asked to do.
 
     Args:
         q: Queries (b, h, n, d).
         k: Keys (b, h, s, d).
         v: Values (b, h, s, e).
-        keep: Real keys (b, s), or None where all are real.
-        query_keep: Real queries (b, n). None means `keep` where n == s (self-attention), else all real.
+        masks: Which tokens are real.
 
     Returns:
-        `keep` and `query_keep`, the default of the latter filled in.
+        The mask of the keys (b, s) and that of the queries (b, n), None where all are real; one object in
+        self-attention.
 
     Raises:
-        ValueError: A rank, width, count, dtype or device that does not fit; the message names it.
+        ValueError: A rank, width, count, dtype or device that does not fit, or masks that declare self- and
+            cross-attention at once; the message names it.
     """
     for name, x, letters in (("q", q, "(b, h, n, d)"), ("k", k, "(b, h, s, d)"), ("v", v, "(b, h, s, e)")):
         check_tensor(name, x)
@@ -71,11 +108,23 @@ def check_inputs(
         raise ValueError(f"k has head width {k.shape[-1]} but q has {q.shape[-1]}; expected the same width.")
     if v.shape[-2] != k.shape[-2]:
         raise ValueError(f"v holds {v.shape[-2]} tokens but k holds {k.shape[-2]}: pass one value per key.")
-    check_keep("keep", keep, k, "k")
-    if query_keep is None and keep is not None and q.shape[-2] == k.shape[-2]:
-        return keep, keep
-    check_keep("query_keep", query_keep, q, "q")
-    return keep, query_keep
+    keep, key_keep, query_keep = masks
+    if keep is None:
+        check_keep("key_keep", key_keep, k, "k")
+        check_keep("query_keep", query_keep, q, "q")
+        return masks.settled()
+    if not masks.is_self:
+        raise ValueError(
+            f"keep is given, and so is {'key_keep' if query_keep is None else 'query_keep'}: pass keep alone for "
+            "self-attention, or key_keep and query_keep for cross-attention."
+        )
+    check_keep("keep", keep, q, "q")
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"keep is given for {q.shape[2]} queries and {k.shape[2]} keys, but it masks queries and keys of the "
+            "same tokens alike: pass key_keep (and query_keep) for cross-attention."
+        )
+    return masks.settled()
 
 
 def check_tensor(name: str, x: object) -> None:
@@ -91,25 +140,25 @@ def check_tensor(name: str, x: object) -> None:
         raise ValueError(f"{name} has the layout {x.layout}; expected a dense tensor: x.to_dense().")
 
 
-def check_self_attention(
-    method: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, query_keep: Tensor | None
-) -> None:
-    """Check inputs of a method whose queries and keys are the same tokens.
+def check_same_tokens(rule: str, q: Tensor, k: Tensor, masks: Masks) -> None:
+    """Check that a call is self-attention, for what counts positions.
+
+    Args:
+        rule: Who asks for it, and the way out, such as "longformer is self-attention: use nystrom".
+        q: Queries.
+        k: Keys.
+        masks: Which tokens are real.
 
     Raises:
-        ValueError: What `check_inputs` raises for, another number of queries than of keys, or a mask of their own.
+        ValueError: It is cross-attention, or there is another number of queries than of keys.
     """
-    check_inputs(q, k, v, keep, query_keep)
-    if q.shape[2] != k.shape[2]:
-        raise ValueError(
-            f"q holds {q.shape[2]} tokens but k holds {k.shape[2]}: {method} is self-attention, and needs "
-            "queries and keys of the same tokens. Use 'nystrom' or 'softmax' for cross-attention."
-        )
-    if query_keep is not None and query_keep is not keep:
-        raise ValueError(
-            f"query_keep is another tensor than keep: {method} is self-attention, with one mask for queries and keys. "
-            "Pass keep alone, or use 'nystrom' or 'softmax' for cross-attention."
-        )
+    if not masks.is_self:
+        came = "key_keep is given" if masks.query_keep is None else "query_keep is given"
+    elif q.shape[2] != k.shape[2]:
+        came = f"q holds {q.shape[2]} tokens and k holds {k.shape[2]}"
+    else:
+        return
+    raise ValueError(f"{came}, but {rule}.")
 
 
 def check_keep(name: str, keep: Tensor | None, x: Tensor, of: str) -> None:

@@ -10,11 +10,11 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nystrom import build_attention
+from nystrom import MultiheadAttention, build_attention
 from nystrom.attention.methods.near_far import near_far_rows
 from nystrom.attention.methods.nystrom import nystrom_factors, nystrom_rows
 from nystrom.attention.methods.performer import draw_projection
@@ -155,8 +155,8 @@ def few(law):
     def hold(name, options):
         if options.get("backend") != "triton":
             return drawn(name, options)
-        for seed, example in enumerate(BY_HAND):
-            by_hand(name, options, **{key: value for key, value in {**example, "seed": seed}.items() if key in wanted})
+        for seed, chosen in enumerate(BY_HAND):
+            by_hand(name, options, **{key: value for key, value in {**chosen, "seed": seed}.items() if key in wanted})
 
     def law_of_options(name, options):
         hold(name, options)
@@ -186,6 +186,15 @@ def draw_keep(seed, b, n):
 
 def build(name, options, *, h=2, d=4):
     return build_attention(name, num_heads=h, head_dim=d, **options).to(DEVICE).eval()
+
+
+def ones(b, n):
+    return torch.ones(b, n, dtype=torch.bool, device=DEVICE)
+
+
+def across(name, n, s, b=2):
+    """What declares cross-attention where all tokens are real; methods whose rule counts no positions need nothing."""
+    return {"key_keep": ones(b, s)} if name in POSITIONAL and n != s else {}
 
 
 def dense_softmax(q, k, v):
@@ -279,7 +288,7 @@ def test_the_module_is_the_function(name, options):
 def test_any_length(name, options, n, s, b, h, d, e, seed):
     s = s if name in CROSS else n
     q, k, v = draw(seed, n, s, b=b, h=h, d=d, e=e)
-    out = build(name, options, h=h, d=d)(q, k, v)
+    out = build(name, options, h=h, d=d)(q, k, v, **across(name, n, s, b))
     assert out.shape == (b, h, n, e)
     assert out.dtype == v.dtype
     assert out.isfinite().all()
@@ -291,8 +300,9 @@ def test_no_sequence_no_query_or_no_key_gives_an_empty_result_or_zeros(name, opt
     if name not in CROSS and n != s:
         pytest.skip("self-attention only")
     inputs = [x.requires_grad_() for x in draw(0, n, s, b=b)]
-    for keep in (None, torch.ones(b, s, dtype=torch.bool, device=DEVICE)):
-        out = build(name, options)(*inputs, keep=keep)
+    masked = {"keep": ones(b, n)} if n == s else {"key_keep": ones(b, s)}
+    for masks in (across(name, n, s, b), masked):
+        out = build(name, options)(*inputs, **masks)
         out.sum().backward()
         assert out.shape == (b, 2, n, 3)
         assert not out.any()
@@ -330,24 +340,11 @@ def test_padding_changes_nothing(name, options, n, before, after, seed):
     torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **CLOSE)
 
 
-def close_through_the_inverse(name, options, q, k):
-    """`CLOSE`, times the condition of an exact inverse over the one that it is for.
-
-    Landmarks of few different tokens lie on a line, the rows of their matrix are nearly dependent, and its exact
-    inverse multiplies rounding by its condition, which is that of the singular values that it does not drop.
-    """
-    if (name, options.get("pinv")) != ("nystrom", "exact"):
-        return CLOSE
-    values = torch.linalg.svdvals(nystrom_factors(q, k, **options).a)
-    largest = values[..., :1]
-    kept = torch.where(values > values.shape[-1] * torch.finfo(values.dtype).eps * largest, values, largest)
-    worse = max(1.0, (largest / kept).max().item() / 5000)
-    return {bound: worse * size for bound, size in CLOSE.items()}
-
-
 @every_case
 @few
 @given(n=lengths, words=st.integers(1, 6), before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
+# A matrix of landmarks with singular values at the edge of rounding.
+@example(n=38, words=2, before=6, after=19, seed=166)
 def test_padding_changes_nothing_where_tokens_repeat(name, options, n, words, before, after, seed):
     """Equal keys are equal but for rounding, which padding changes: what is chosen among them must not hang on it."""
     token = torch.randint(words, (n,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
@@ -358,8 +355,7 @@ def test_padding_changes_nothing_where_tokens_repeat(name, options, n, words, be
     keep = torch.nn.functional.pad(torch.ones(1, n, dtype=torch.bool, device=DEVICE), (before, after))
     attend = build(name, options)
     out = attend(*padded, keep=keep)
-    close = close_through_the_inverse(name, options, *inputs[:2])
-    torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **close)
+    torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **CLOSE)
 
 
 @every_case
@@ -384,21 +380,16 @@ def test_padding_of_queries_and_keys_apart_changes_nothing(name, options, n, s, 
         pytest.skip("self-attention only")
     q, k, v = draw(seed, n, s, b=1)
     pad = torch.nn.functional.pad
-    keep = pad(torch.ones(1, s, dtype=torch.bool, device=DEVICE), (before, after))
-    query_keep = pad(torch.ones(1, n, dtype=torch.bool, device=DEVICE), (after, before))
+    key_keep, query_keep = pad(ones(1, s), (before, after)), pad(ones(1, n), (after, before))
     attend = build(name, options)
     out = attend(
         pad(q, (0, 0, after, before), value=7.0),
         *(pad(x, (0, 0, before, after), value=7.0) for x in (k, v)),
-        keep=keep,
+        key_keep=key_keep,
         query_keep=query_keep,
     )
-    if name in POSITIONAL:
-        # All real, given as masks: with n == s the default would be self-attention, where positions are the same.
-        keep, query_keep = (torch.ones(1, size, dtype=torch.bool, device=DEVICE) for size in (s, n))
-        expected = attend(q, k, v, keep=keep, query_keep=query_keep)
-    else:
-        expected = attend(q, k, v)
+    # Without a mask a rule about positions would take them for the same tokens.
+    expected = attend(q, k, v, **({"key_keep": ones(1, s)} if name in POSITIONAL else {}))
     torch.testing.assert_close(out[:, :, after : after + n], expected, **CLOSE)
 
 
@@ -416,6 +407,40 @@ def test_holes_change_nothing(name, options, n, seed):
     )
 
 
+@every_case
+@pytest.mark.parametrize("n", [19, 20, 21])
+def test_masks_of_cross_attention_do_not_look_at_lengths(name, options, n):
+    """As many queries as keys are nothing special: each query gets what it gets alone, among 19, 20 or 21."""
+    if name not in CROSS:
+        pytest.skip("self-attention only")
+    q, k, v = draw(3, 21, 20)
+    keep, attend = draw_keep(3, 2, 20), build(name, options)
+    queries = ones(2, 21)
+    queries[:, n:] = False
+    expected = attend(q, k, v, key_keep=keep, query_keep=queries)[:, :, :n]
+    torch.testing.assert_close(attend(q[:, :, :n], k, v, key_keep=keep), expected, **CLOSE)
+
+
+@every_case
+@pytest.mark.parametrize("junk", [float("nan"), 1e30])
+@pytest.mark.parametrize("self_attention", [True, False])
+def test_what_padding_holds_reaches_no_gradient_of_a_layer(name, options, junk, self_attention):
+    """Neither inputs nor weights: a projection sums over all tokens."""
+    if not self_attention and name not in CROSS:
+        pytest.skip("self-attention only")
+    layer = MultiheadAttention(8, 2, method=name, self_attention=self_attention, dtype=torch.float64, **options).eval()
+    layer, keep, results = layer.to(DEVICE), draw_keep(8, 2, 17), []
+    for content in (0.0, junk):
+        x = draw(8, 17, h=1, d=8)[0][:, 0].masked_fill(~keep[..., None], content).requires_grad_()
+        masks = {"key_padding_mask": ~keep} | ({} if self_attention else {"query_padding_mask": ~keep})
+        out = layer(x, x, x, **masks)[0][keep]
+        layer.zero_grad()
+        out.square().sum().backward()
+        results.append([out.detach(), x.grad, *(weight.grad for weight in layer.parameters())])
+    for clean, soiled in zip(*results, strict=True):
+        torch.testing.assert_close(soiled, clean, rtol=0, atol=0)
+
+
 # Law 3: the rest of the batch changes nothing.
 
 
@@ -424,6 +449,22 @@ def test_holes_change_nothing(name, options, n, seed):
 @given(n=lengths, seed=seeds)
 def test_the_rest_of_the_batch_changes_nothing(name, options, n, seed):
     inputs = draw(seed, n, b=3)
+    inputs[0][1] *= 50
+    keep = draw_keep(seed, 3, n)
+    attend = build(name, options)
+    together = attend(*inputs, keep=keep)
+    for i in range(3):
+        alone = attend(*(x[i : i + 1] for x in inputs), keep=keep[i : i + 1])
+        torch.testing.assert_close(together[i : i + 1], alone, **CLOSE)
+
+
+@every_case
+@few
+@given(n=lengths, words=st.integers(1, 6), seed=seeds)
+def test_the_rest_of_the_batch_changes_nothing_where_tokens_repeat(name, options, n, words, seed):
+    token = torch.randint(words, (n,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    inputs = [x[:, :, token] for x in draw(seed, words, b=3)]
+    inputs[2] = draw(seed + 1, n, b=3)[2]
     inputs[0][1] *= 50
     keep = draw_keep(seed, 3, n)
     attend = build(name, options)
@@ -519,14 +560,10 @@ def test_gradients_of_a_short_sequence_do_not_see_the_long_ones(name, options):
 def test_few_queries_or_few_keys_are_exact(name, backend, n, s):
     attend, oracle = build_exact(name, backend)
     q, k, v = draw(0, n, s)
-    torch.testing.assert_close(attend(q, k, v), oracle(q, k, v), rtol=1e-10, atol=1e-12)
-    keep, query_keep = (
-        torch.ones(2, s, dtype=torch.bool, device=DEVICE),
-        torch.ones(2, n, dtype=torch.bool, device=DEVICE),
-    )
+    torch.testing.assert_close(attend(q, k, v, **across(name, n, s)), oracle(q, k, v), rtol=1e-10, atol=1e-12)
     q, k, v = draw(0, n + 30, s + 30)
-    keep, query_keep = (torch.nn.functional.pad(x, (30, 0)) for x in (keep, query_keep))
-    out = attend(q, k, v, keep=keep, query_keep=query_keep)[:, :, 30:]
+    key_keep, query_keep = (torch.nn.functional.pad(ones(2, size), (30, 0)) for size in (s, n))
+    out = attend(q, k, v, key_keep=key_keep, query_keep=query_keep)[:, :, 30:]
     torch.testing.assert_close(out, oracle(*(x[:, :, 30:] for x in (q, k, v))), rtol=1e-10, atol=1e-12)
 
 
@@ -696,6 +733,85 @@ def test_tokens_near_the_largest_float16_have_finite_gradients(name, options, si
     assert all(x.grad.isfinite().all() for x in inputs)
 
 
+def with_outlier(inputs, seed, *, where, whole, size):
+    """One entry or a whole token of that size in queries, keys or values; or a value that no query attends to."""
+    g = torch.Generator().manual_seed(seed)
+    token, channel = (torch.randint(inputs[0].shape[axis], (), generator=g).item() for axis in (2, 3))
+    inputs = {name: x.clone() for name, x in zip("qkv", inputs, strict=True)}
+    if where == "unwanted":
+        # Scores below minus 60 at the token, above minus 10 elsewhere: its weight is below the rounding of the others.
+        inputs["q"][..., 0] += 4
+        inputs["k"][:, :, token] = 0
+        inputs["k"][:, :, token, 0] = -80
+    huge = inputs["v" if where == "unwanted" else where]
+    huge[:, :, token, slice(None) if whole else channel] = size
+    return list(inputs.values())
+
+
+@cases_of_torch
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(2, 40),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    where=st.sampled_from(["q", "k", "v", "unwanted", "every q", "every k", "every q and k", "every q, k and v"]),
+    whole=st.booleans(),
+    power=st.floats(2, 30),
+    masked=st.booleans(),
+    seed=seeds,
+)
+def test_huge_tokens_leave_finite_what_exact_attention_does(name, options, n, dtype, where, whole, power, masked, seed):
+    inputs = draw(seed, n, b=1, e=4, dtype=torch.float32)
+    size = min(10**power, torch.finfo(dtype).max)
+    if where.startswith("every"):
+        # Scores up to those of the largest tokens in float16.
+        inputs = [min(size, 6e4) * x.clamp(-1, 1) if c in where[6:] else x for c, x in zip("qkv", inputs, strict=True)]
+    else:
+        inputs = with_outlier(inputs, seed, where=where, whole=whole, size=size)
+    inputs, keep = [x.to(dtype) for x in inputs], draw_keep(seed, 1, n) if masked else None
+    weights = torch.randn(1, 2, n, 4, generator=torch.Generator().manual_seed(seed + 2)).to(DEVICE)
+
+    def results(attend, inputs):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = attend(*leaves)
+        (out.float() * weights / n).sum().backward()
+        return out.detach(), *(x.grad for x in leaves)
+
+    mask, attend = None if keep is None else keep[:, None, None], build(name, options)
+    exact = results(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask), inputs)
+    found, wide = (
+        results(lambda q, k, v: attend(q, k, v, keep=keep), x) for x in (inputs, [x.float() for x in inputs])
+    )
+    for ours, of_exact, in_float32 in zip(found, exact, wide, strict=True):
+        # A gradient past the largest float16 is infinite: a gradient scaler must see it.
+        fits = ours is found[0] or in_float32.abs().max() < torch.finfo(dtype).max / 2
+        assert ours.isfinite().all() or not (fits and of_exact.isfinite().all())
+
+
+@cases_of_torch
+@pytest.mark.parametrize("where", ["q", "k", "v", "unwanted"])
+def test_an_outlier_costs_no_more_digits_than_in_the_plain_formula(name, options, where):
+    if (name, where) == ("near_far", "unwanted"):
+        pytest.skip("far values are sums less the near ones")  # TODO: drop when they are formed without cancellation
+    torch.manual_seed(0)  # for the weights of those that have some
+    attend = build(name, options, d=16)
+    for size in (1e2, 1e4, 1e8, 1e30):
+        errors, plain = 0.0, 0.0
+        for seed in range(4):
+            inputs = draw(seed, 48, b=1, d=16, e=16, dtype=torch.float32)
+            inputs = with_outlier(inputs, seed, where=where, whole=seed % 2 == 0, size=size)
+            exact = attend(*(x.double() for x in inputs))
+            errors += error_of_rows(attend(*inputs), exact) / 4
+            plain += error_of_rows(PLAIN[name](attend, *inputs), exact) / 4
+        # As without an outlier; see above.
+        assert errors <= 4 * plain + 8 * torch.finfo(torch.float32).eps
+
+
+def error_of_rows(found, exact):
+    """The mean error of a row relative to its norm, so that one huge row does not hide the others."""
+    error = (found - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-30)
+    return torch.where(error.isnan(), torch.inf, error).mean().item()
+
+
 @every_case
 def test_equal_tokens_are_finite(name, options):
     inputs = [torch.ones(1, 2, 20, 4, dtype=torch.float64, requires_grad=True, device=DEVICE) for _ in range(3)]
@@ -722,7 +838,7 @@ def test_queries_without_a_real_key_give_zeros(name, options):
     if name not in CROSS:
         pytest.skip("self-attention only")
     q, k, v = draw(6, 17, 19)
-    out = build(name, options)(q, k, v, keep=torch.tensor([[False] * 19, [True] * 19], device=DEVICE))
+    out = build(name, options)(q, k, v, key_keep=torch.tensor([[False] * 19, [True] * 19], device=DEVICE))
     assert not out[0].any()
     assert out[1].isfinite().all()
 
@@ -990,6 +1106,32 @@ def test_second_derivatives_are_right_or_raise(name, options, masked):
 
 
 @mapped_one_by_one
+@forward_derivatives
+@cases_of_torch
+def test_forward_mode_is_right_or_refused_by_name(name, options):
+    inputs, ways = draw(14, 9, b=1, h=1, d=2, e=2), draw(15, 9, b=1, h=1, d=2, e=2)
+    attend = build(name, options, h=1, d=2)
+
+    def loss(*inputs):
+        return attend(*inputs).pow(3).sum()
+
+    if METHODS[name].second_derivatives not in ("always", *(f"{key}={value!r}" for key, value in options.items())):
+        for forward in (
+            lambda: torch.func.jvp(loss, tuple(inputs), tuple(ways)),
+            lambda: torch.func.jacfwd(loss)(*inputs),
+            lambda: torch.func.hessian(loss)(*inputs),
+        ):
+            with pytest.raises(NotImplementedError, match=r"no derivative in forward mode.*use reverse mode"):
+                forward()
+        return
+    gradients = torch.func.grad(loss, argnums=(0, 1, 2))(*inputs)
+    expected = sum((x * way).sum() for x, way in zip(gradients, ways, strict=True))
+    torch.testing.assert_close(torch.func.jvp(loss, tuple(inputs), tuple(ways))[1], expected, **CLOSE)
+    reverse = torch.func.jacrev(torch.func.jacrev(loss))(*inputs)
+    torch.testing.assert_close(torch.func.hessian(loss)(*inputs), reverse, **CLOSE)
+
+
+@mapped_one_by_one
 @cases_of_torch
 @pytest.mark.parametrize("masked", [False, True])
 def test_gradients_of_each_sequence_by_torch_func(name, options, masked):
@@ -1041,7 +1183,7 @@ def bad_inputs():
     yield "nested", (jagged, k, v), {}, "q is a nested tensor.*to_padded_tensor"
     yield "sparse", (q.to_sparse(), k, v), {}, r"q has the layout torch.sparse_coo.*to_dense"
     yield "float8", (q.to(torch.float8_e4m3fn), k, v), {}, "q has dtype torch.float8_e4m3fn; expected float32"
-    yield "length of keep", (q, k, v), {"keep": ones[:, :8]}, r"keep has shape \(2, 8\) but k holds 2 x 9 tokens"
+    yield "length of keep", (q, k, v), {"keep": ones[:, :8]}, r"keep has shape \(2, 8\) but q holds 2 x 9 tokens"
     yield "batch of keep", (q, k, v), {"keep": ones[:1]}, r"keep has shape \(1, 9\)"
     yield "dtype of keep", (q, k, v), {"keep": ones.float()}, "keep has dtype torch.float32; expected torch.bool"
     yield "n x n mask", (q, k, v), {"keep": ones[:, None].expand(2, 9, 9)}, "n x s mask cannot be"
@@ -1051,7 +1193,14 @@ def bad_inputs():
         {"keep": torch.ones(9, 9, dtype=torch.bool, device=DEVICE).tril()[None, None]},
         "causal",
     )
-    yield "query_keep", (q, k, v), {"keep": ones, "query_keep": ones[:, :3]}, "query_keep has shape"
+    for other in ("key_keep", "query_keep"):
+        refused = rf"{other} has shape \(2, 3\)|{other} cannot be honoured: \w+ is self-attention, .*Pass keep"
+        yield other, (q, k, v), {other: ones[:, :3]}, refused
+        both = rf"keep is given, and so is {other}: pass keep alone|{other} cannot be honoured: \w+ is self-attention"
+        yield f"keep and {other}", (q, k, v), {"keep": ones, other: ones}, both
+    for n in (8, 10):
+        fewer = (draw(0, n)[0], k, v), {"keep": torch.ones(2, n, dtype=torch.bool, device=DEVICE)}
+        yield f"keep of {n}", *fewer, f"keep is given for {n} queries and 9 keys.*pass key_keep"
 
 
 BAD_INPUTS = list(bad_inputs())
@@ -1084,8 +1233,8 @@ def test_unknown_methods_raise():
 def test_rows_of_nothing_are_empty(rows, b, n, s):
     q, k, _ = draw(0, n, s, b=b)
     asked = torch.arange(n, device=DEVICE)
-    for keep in (None, torch.ones(b, s, dtype=torch.bool, device=DEVICE)):
-        assert rows(q, k, asked, keep=keep).shape == (b, 2, n, s)
+    for masks in ({"keep": ones(b, n)} if n == s else across("near_far", n, s, b), {"key_keep": ones(b, s)}):
+        assert rows(q, k, asked, **masks).shape == (b, 2, n, s)
 
 
 @pytest.mark.refuses

@@ -1,7 +1,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from nystrom import MultiheadAttention, NystromAttention
 from nystrom.attention.registry import METHODS
@@ -148,7 +147,7 @@ def test_it_compiles_to_one_graph():
         ({"key_padding_mask": torch.zeros(2, 19, dtype=torch.bool)}, r"key_padding_mask has shape \(2, 19\)"),
         (
             {"query_padding_mask": torch.zeros(2, 20, dtype=torch.bool)},
-            "query_padding_mask is another tensor .* one tensor",
+            "query_padding_mask is given for self-attention.*key_padding_mask alone, or .*self_attention=False",
         ),
     ],
 )
@@ -168,7 +167,10 @@ def test_bad_inputs_raise():
     with pytest.raises(ValueError, match="key has width 11; expected 12"):
         layer(x, x[..., :11], x)
     layer, x = layer_and_input()
-    with pytest.raises(ValueError, match="20 queries attend to 9 keys as cross-attention"):
+    for some, missing in (({"key": x}, "value"), ({"value": x}, "key")):
+        with pytest.raises(ValueError, match=f"{missing} is missing: pass query alone, or all three"):
+            layer(x, **some)
+    with pytest.raises(ValueError, match=r"query and key are different tokens, .* skip .*conv_kernel_size=None"):
         layer(x, x[:, :9], x[:, :9])
     with pytest.raises(ValueError, match=r"query has shape \(12,\)"):
         layer(x[0, 0], x[0, 0], x[0, 0])
@@ -181,6 +183,8 @@ def test_bad_inputs_raise():
         ({"num_heads": 5}, "embed_dim 12 is not a multiple of num_heads 5"),
         ({"bias": "x"}, "bias is 'x'; expected True or False"),
         ({"batch_first": 1}, "batch_first is 1; expected True or False"),
+        ({"self_attention": 1}, "self_attention is 1; expected True or False"),
+        ({"self_attention": False}, "self_attention is False, .* skip convolution .*conv_kernel_size=None"),
         ({"dropout": 0.1}, r"dropout is 0\.1"),
         ({"kdim": -1}, "kdim is -1"),
         ({"num_landmarks": 0}, "num_landmarks is 0"),
@@ -192,10 +196,11 @@ def test_bad_settings_raise(options, message):
         NystromAttention(**{"embed_dim": 12, "num_heads": 3, **options})
 
 
-def test_equal_lengths_are_no_self_attention():
+@pytest.mark.parametrize("queries", [19, 20, 21])
+def test_equal_lengths_are_no_self_attention(queries):
     """A mask of the keys does not concern queries that are other tokens, as in nn.MultiheadAttention."""
-    layer, x = layer_and_input(num_landmarks=20, conv_kernel_size=None)
-    z = x.flip(1)
+    layer, z = layer_and_input(num_landmarks=21, conv_kernel_size=None, self_attention=False)
+    x = torch.randn(2, queries, 12, dtype=torch.float64)
     theirs = nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
     layer.load_state_dict(theirs.state_dict())
     out, expected = layer(x, z, z, padding())[0], theirs(x, z, z, padding(), need_weights=False)[0]
@@ -283,23 +288,6 @@ def test_gradients_of_single_samples(conv_kernel_size):
         torch.testing.assert_close([grad[i] for grad in together.values()], list(alone), rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("method", ["near_far", "longformer", "nystrom"])
-def test_one_mask_given_twice_is_one_mask(method):
-    options = {
-        "near_far": {"block_size": 8, "reach": 2, "num_heavy": 2, "num_clusters": 4},
-        "longformer": {"window": 5},
-    }
-    layer = MultiheadAttention(16, 2, method=method, conv_kernel_size=3, **options.get(method, {"num_landmarks": 4}))
-    layer, x = layer.double().eval(), torch.randn(2, 64, 16, dtype=torch.float64)
-    mask = torch.arange(64).expand(2, -1) >= torch.tensor([[50], [64]])
-    expected, _ = layer(x, x, x, key_padding_mask=mask)
-    out, _ = layer(x, x, x, key_padding_mask=mask, query_padding_mask=mask)
-    assert torch.equal(out, expected)
-    y, mask = x[0], mask[0]
-    single, _ = layer(y, y, y, key_padding_mask=mask, query_padding_mask=mask)
-    torch.testing.assert_close(single, expected[0], **CLOSE)
-
-
 @pytest.mark.refuses
 def test_rows_of_landmarks_that_are_drawn_anew_raise_in_training():
     layer, x = (
@@ -310,41 +298,6 @@ def test_rows_of_landmarks_that_are_drawn_anew_raise_in_training():
         layer(x, x, x, need_weights=True, weight_queries=torch.arange(3))
     layer.eval()
     assert layer(x, x, x, need_weights=True, weight_queries=torch.arange(3))[1].shape == (1, 3, 40)
-
-
-@pytest.mark.refuses
-@pytest.mark.parametrize(
-    ("method", "conv_kernel_size"), [("reformer", None), ("longformer", None), ("bigbird", None), ("nystrom", 3)]
-)
-def test_other_tokens_of_the_same_length_raise_where_only_self_attention_is(method, conv_kernel_size):
-    layer = MultiheadAttention(16, 2, method=method, conv_kernel_size=conv_kernel_size)
-    x = torch.randn(2, 40, 16)
-    with pytest.raises(ValueError, match=r"pass the same tensor as (query and key|both), or build the layer with"):
-        layer(x, x.flip(1), x.flip(1))
-    assert layer(x, x, x)[0].shape == x.shape
-
-
-@pytest.mark.refuses
-def test_two_masks_of_the_same_tokens_raise_where_positions_count():
-    layer = MultiheadAttention(16, 2, method="near_far", block_size=8, reach=2, num_heavy=2, num_clusters=4)
-    x, mask = torch.randn(1, 40, 16), torch.arange(40)[None] > 30
-    with pytest.raises(ValueError, match="query_padding_mask is another tensor than key_padding_mask"):
-        layer(x, x, x, key_padding_mask=mask, query_padding_mask=mask.clone())
-
-
-@pytest.mark.parametrize("method", ["near_far", "longformer", "nystrom"])
-def test_a_reentrant_checkpoint_leaves_self_attention_what_it_is(method):
-    options = {
-        "near_far": {"block_size": 8, "reach": 2, "num_heavy": 2, "num_clusters": 4},
-        "longformer": {"window": 5},
-    }
-    layer = MultiheadAttention(16, 2, method=method, conv_kernel_size=3, **options.get(method, {"num_landmarks": 4}))
-    mask, gradients = torch.arange(64).expand(2, -1) >= torch.tensor([[50], [64]]), []
-    for call in (layer, lambda *args: checkpoint(layer, *args, use_reentrant=True)):
-        x = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
-        call(x, x, x, mask, False, None, True, False)[0].square().sum().backward()
-        gradients.append(x.grad)
-    torch.testing.assert_close(*gradients)
 
 
 def test_rows_of_weights_compile_to_one_graph():

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from nystrom import build_attention, nystrom_attention, nystrom_factors, nystrom_rows
-from nystrom.attention.options import option_docs
+from nystrom.attention.options import MASK_DOCS, option_docs
 from nystrom.attention.registry import METHODS, find_function
 
-CALL = {"keep", "query_keep", "generator", "skip", "group", "query_positions", "key_positions"}
+CALL = {*MASK_DOCS, "generator", "skip", "group", "query_positions", "key_positions"}
 
 
 def keywords(function):
@@ -40,6 +40,9 @@ def test_every_option_is_documented_once_and_reaches_the_function(name):
     assert list(docs) == [field.name for field in dataclasses.fields(method.options)]
     text = inspect.getdoc(function)
     assert "**options" not in text
+    assert "**masks" not in text
+    for mask in [mask for mask in MASK_DOCS if mask in inspect.signature(function).parameters]:
+        assert text.count(f"\n    {mask}: ") == 1
     for option in keywords(function):
         assert text.count(f"\n    {option}: ") == 1
         assert " ".join(docs[option].split()) in " ".join(text.split())
@@ -75,7 +78,7 @@ def test_unknown_arguments_and_masks_by_position_raise_by_name(name):
     for call, inputs in ((attend, (q, q, q, *weights)), (layer, (q, q, q))):
         with pytest.raises(ValueError, match=r"argument 'kep' is unknown.*Perhaps you meant 'keep'"):
             call(*inputs, kep=keep)
-        with pytest.raises(ValueError, match=rf"{len(inputs) + 1} arguments .*expected q, k, v.*keep and query_keep"):
+        with pytest.raises(ValueError, match=rf"{len(inputs) + 1} arguments .*expected q, k, v.*keep says"):
             call(*inputs, keep)
 
 

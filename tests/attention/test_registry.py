@@ -25,7 +25,8 @@ def test_rows_and_cross_attention_are_where_the_table_says(name):
     assert hasattr(home, f"{name}_rows") or "rows of its matrix" not in can
     if "cross-attention" in can:
         q, k = torch.randn(1, 2, 7, 4), torch.randn(1, 2, 9, 4)
-        assert build_attention(name, num_heads=2, head_dim=4)(q, k, k).shape == q.shape
+        keys = torch.ones(1, 9, dtype=torch.bool)
+        assert build_attention(name, num_heads=2, head_dim=4)(q, k, k, key_keep=keys).shape == q.shape
 
 
 @pytest.mark.refuses

@@ -11,6 +11,7 @@ from nystrom import MultiheadAttention, NystromAttention
 from nystrom.attention.heads import build_attention
 from nystrom.attention.skip import depthwise_skip
 from nystrom.attention.tracked_error import HALF_LIFE, QUERIES, TrackedError, tracked_errors
+from nystrom.shapes import Masks
 
 
 def draw(b=2, h=2, n=40, d=8, seed=0):
@@ -33,10 +34,10 @@ def true_error(*inputs):
     return (off.sum((0, 2)) / size.sum((0, 2))).sqrt()
 
 
-def look(tracked, q, k, v, out, keep=None, query_keep=None, skip=None, scale=None):
+def look(tracked, q, k, v, out, keep=None, skip=None, scale=None):
     """A step that is looked at, however small the layer is."""
     tracked._begun = False
-    tracked(q, k, v, out, keep=keep, query_keep=query_keep, skip=skip, scale=scale)
+    tracked(q, k, v, out, masks=Masks(keep), skip=skip, scale=scale)
     return tracked.value()
 
 
@@ -189,7 +190,7 @@ def test_training_is_bit_by_bit_that_without():
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_a_checkpoint_computes_again_is_no_step(reentrant):
-    layers = [NystromAttention(16, 2, num_landmarks=4, track_error=True) for _ in range(2)]
+    layers = [NystromAttention(16, 2, num_landmarks=4, self_attention=True, track_error=True) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
     x = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
     for _ in range(3):
@@ -241,7 +242,7 @@ def test_what_cannot_keep_it_raises_by_name():
     copied = layer.train()._replicate_for_data_parallel()
     copied.tracked = layer.tracked._replicate_for_data_parallel()
     with pytest.raises(ValueError, match=r"nn\.DataParallel"):
-        copied.tracked(*torch.zeros(4, 1, 2, 9, 4), keep=None, query_keep=None, skip=None, scale=None)
+        copied.tracked(*torch.zeros(4, 1, 2, 9, 4), masks=Masks(), skip=None, scale=None)
     with pytest.raises(ValueError, match="track_error is False, so there is no estimate"):
         NystromAttention(8, 2).tracked_error()
     with pytest.raises(ValueError, match="track_error is 1; expected True or False"):

@@ -58,7 +58,7 @@ def test_what_all_tokens_have_in_common_costs_skyformer_no_digits(masked):
 
     def attend(inputs):
         inputs = [x.requires_grad_() for x in inputs]
-        out = skyformer_attention(*inputs, num_landmarks=6, keep=keep, query_keep=query_keep, backend="triton")
+        out = skyformer_attention(*inputs, num_landmarks=6, key_keep=keep, query_keep=query_keep, backend="triton")
         return out, *torch.autograd.grad(out, inputs, draw(*out.shape, seed=9).to(out.dtype))
 
     expected = attend(tokens)
@@ -136,7 +136,7 @@ def test_cross_attention_is_the_reference(name, m, n, s, d, e, masked):
     inputs = draw_qkv(n, s, h=1 if m > 60 else 2, d=d, e=e)
     # Many blocks are slow in the interpreter, so there are few iterations.
     steps = 1 if m > 60 else 6
-    assert_same(METHODS[name], inputs, num_landmarks=m, pinv_steps=steps, keep=keep, query_keep=query_keep)
+    assert_same(METHODS[name], inputs, num_landmarks=m, pinv_steps=steps, key_keep=keep, query_keep=query_keep)
 
 
 @pytest.mark.parametrize("m", [1, pytest.param(129, marks=pytest.mark.slow)])
@@ -153,7 +153,7 @@ def test_sums_over_spans_of_tokens_are_joined(name, masked):
         # A span without a real token.
         keep[:, 128:256] = query_keep[:, :128] = False
         keep, query_keep = keep[:1], query_keep[:1]
-    assert_same(METHODS[name], draw_qkv(n, s, b=1, h=1), num_landmarks=m, keep=keep, query_keep=query_keep)
+    assert_same(METHODS[name], draw_qkv(n, s, b=1, h=1), num_landmarks=m, key_keep=keep, query_keep=query_keep)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -162,7 +162,7 @@ def test_few_real_queries_or_keys_are_exact(name):
     keep[0] = torch.arange(60, device=DEVICE) % 20 == 1
     query_keep[1] = torch.arange(40, device=DEVICE) % 15 == 4
     keep[2] = query_keep[3] = False
-    assert_same(METHODS[name], draw_qkv(40, 60, b=4), num_landmarks=6, keep=keep, query_keep=query_keep)
+    assert_same(METHODS[name], draw_qkv(40, 60, b=4), num_landmarks=6, key_keep=keep, query_keep=query_keep)
 
 
 @pytest.mark.parametrize(("taps", "masked"), [(1, False), (33, True), (131, False)])
@@ -262,7 +262,7 @@ def test_the_same_inputs_give_the_same_bits():
     inputs = draw_qkv(90, 100, b=2, h=1, dtype=torch.float32)
     results = []
     for _ in range(2):
-        out = nystrom_attention(*inputs, num_landmarks=6, keep=keep, query_keep=query_keep, backend="triton")
+        out = nystrom_attention(*inputs, num_landmarks=6, key_keep=keep, query_keep=query_keep, backend="triton")
         results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
     for first, again in zip(*results, strict=True):
         torch.testing.assert_close(first, again, rtol=0, atol=0)

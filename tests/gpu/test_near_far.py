@@ -38,11 +38,9 @@ def by_kernels(*inputs, **options):
     return near_far_attention(*inputs, **options, backend="triton")
 
 
-def dense(q, k, v, *, keep=None, query_keep=None, **options):
+def dense(q, k, v, **options):
     """The matrix of the method, n x s numbers, times the values."""
-    return (
-        near_far_rows(q, k, torch.arange(q.shape[2], device=q.device), keep=keep, query_keep=query_keep, **options) @ v
-    )
+    return near_far_rows(q, k, torch.arange(q.shape[2], device=q.device), **options) @ v
 
 
 def assert_same(inputs, **options):
@@ -79,13 +77,13 @@ def test_heads_and_wide_values_are_the_dense_matrix():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_other_queries_see_heavy_keys_and_clusters(masked):
-    keep, query_keep = (holes(23), holes(70)) if masked else (None, None)
-    assert_same(draw_qkv(70, 23), keep=keep, query_keep=query_keep, **SMALL)
+    key_keep, query_keep = (holes(23), holes(70)) if masked else (torch.ones_like(holes(23)), None)
+    assert_same(draw_qkv(70, 23), key_keep=key_keep, query_keep=query_keep, **SMALL)
 
 
 def test_queries_with_a_mask_of_their_own_are_other_tokens():
     keep = holes(23)
-    assert_same(draw_qkv(23), keep=keep, query_keep=keep.clone(), **SMALL)
+    assert_same(draw_qkv(23), key_keep=keep, query_keep=keep, **SMALL)
 
 
 def test_a_sequence_of_heavy_keys_alone_and_one_without_any_key():

@@ -70,7 +70,7 @@ def test_masked_results_are_near_the_reference(dtype, attend, m, n, s):
     keep[0, 40:] = query_keep[1, 30:] = False
     inputs = [draw(3, 2, t, 64, dtype=dtype, seed=i) for i, t in enumerate((n, s, s))]
     grad = draw(3, 2, n, 64, dtype=dtype, seed=9)
-    masks = {"keep": keep, "query_keep": query_keep}
+    masks = {"key_keep": keep, "query_keep": query_keep}
     exact = [x.detach().double().requires_grad_() for x in inputs]
     wanted = results(lambda *x: attend(*x, num_landmarks=m, **masks, backend="torch"), exact, grad)
     theirs = results(lambda *x: attend(*x, num_landmarks=m, **masks, backend="torch"), inputs, grad)

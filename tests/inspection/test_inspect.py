@@ -32,6 +32,7 @@ from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.linalg.pinv import residual
 from nystrom.measure.clock import peak_bytes
 from nystrom.models import EncoderConfig, EncoderModel
+from nystrom.shapes import Masks
 
 # float64 through two layers, in another order of operations.
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
@@ -170,7 +171,7 @@ def test_memory_is_linear_at_sixteen_thousand_tokens():
     generator, taken = torch.Generator().manual_seed(0), {}
     for n in (8192, 16384):
         q, k, v = (torch.randn(1, 2, n, 8, generator=generator) for _ in range(3))
-        call, candidates = LayerCall(0, "layer", q, k, v, None, None, None), read_candidates(["nystrom-16"])
+        call, candidates = LayerCall(0, "layer", q, k, v, Masks(), None), read_candidates(["nystrom-16"])
         taken[n] = peak_bytes(lambda c=call, m=candidates: sample_layer(c, m, 16, generator), torch.device("cpu"))
     assert taken[16384] < 2.2 * taken[8192]
     # A hundredth of the n x n numbers.
@@ -258,7 +259,7 @@ def test_near_far_sees_its_near_tokens_under_padding(bert, batch):
     # The same to float64 rounding, measured by sequence and run as a batch.
     assert found.whole["near_far-2"].error == pytest.approx(wanted, rel=1e-9)
     calls = [call for call in first_calls(bert, batch) if call.layer == 0]
-    assert all(call.query_keep is call.keep for call in calls)
+    assert all(call.masks.is_self for call in calls)
     # Of the padded sequence, too, layers are measured with the near tokens that the model has.
     off = size = 0.0
     for call in calls:

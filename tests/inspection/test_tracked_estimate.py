@@ -5,6 +5,7 @@ import torch
 from nystrom import nystrom_attention, softmax_attention
 from nystrom.attention.tracked_error import TrackedError
 from nystrom.inspection.sampling import Sample, estimate_ratio
+from nystrom.shapes import Masks
 
 
 def test_a_step_is_the_estimate_of_the_inspection_from_the_same_queries():
@@ -18,7 +19,7 @@ def test_a_step_is_the_estimate_of_the_inspection_from_the_same_queries():
     assert shares.tolist() == [[5.0] * 8, [30 / 8] * 8]
     off, size = (out - exact).square().sum(-1), exact.square().sum(-1)
     samples = [Sample(int(keep[t].sum()), off[t][:, places[t]], size[t][:, places[t]]) for t in range(2)]
-    tracked(q, k, v, out, keep=keep, query_keep=None, skip=None, scale=None)
+    tracked(q, k, v, out, masks=Masks(keep), skip=None, scale=None)
     # Sums in float32 of numbers in float64.
     torch.testing.assert_close(
         tracked.value(), estimate_ratio(samples, root=True).value, rtol=1e-5, atol=1e-6, check_dtype=False

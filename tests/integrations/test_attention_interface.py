@@ -125,6 +125,18 @@ def test_an_option_that_the_method_does_not_have_raises_by_name(method, stored, 
 
 
 @pytest.mark.refuses
+@pytest.mark.parametrize("exact_layers", [[], [0, 1]])
+def test_weights_that_a_configuration_asks_for_raise(exact_layers):
+    config = BertConfig(**SIZES, vocab_size=64, pad_token_id=0, output_attentions=True)
+    model = make(config, num_landmarks=4, exact_layers=exact_layers)
+    with pytest.raises(ValueError, match="output_attentions is True, but nystrom attention stores no weights"):
+        run(model, **text())
+    # One that is not asked for them gives the rest.
+    model.config._output_attentions = False
+    assert model(**text(), output_hidden_states=True).attentions is None
+
+
+@pytest.mark.refuses
 def test_methods_with_weights_of_their_own_are_not_registered():
     for name in ("linformer", "softmax"):
         assert name not in REGISTERED
@@ -172,12 +184,15 @@ def test_layers_without_a_number_raise_and_can_be_set_themselves():
     assert_close(run(model, **pixels), exact, **CLOSE)
 
 
-def modernbert(**options):
-    config = ModernBertConfig(
+def modernbert_config():
+    return ModernBertConfig(
         **SIZES, vocab_size=64, pad_token_id=0, local_attention=6, global_attn_every_n_layers=2, cls_token_id=1,
         sep_token_id=2, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    return make(config, **options)
+
+
+def modernbert(**options):
+    return make(modernbert_config(), **options)
 
 
 def test_local_layers_stay_local_and_exact():
@@ -188,12 +203,29 @@ def test_local_layers_stay_local_and_exact():
     assert_close(few[1:, :14], run(modernbert(num_landmarks=4), input_ids=inputs["input_ids"][1:, :14]), **CLOSE)
 
 
-def test_a_boolean_mask_per_pair_of_tokens_gives_exact_attention_with_that_mask():
+def pairs():
     pairs = torch.rand(2, 1, 21, 21, generator=torch.Generator().manual_seed(2)) < 0.5
-    pairs |= torch.eye(21, dtype=torch.bool)
-    inputs = {"input_ids": text()["input_ids"], "attention_mask": pairs}
-    exact = run(make(implementation="sdpa"), **inputs)
-    assert_close(run(make(num_landmarks=4), **inputs), exact, rtol=0, atol=0)
+    return {"input_ids": text()["input_ids"], "attention_mask": pairs | torch.eye(21, dtype=torch.bool)}
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("config", [None, modernbert_config()])
+def test_a_boolean_mask_per_pair_of_tokens_raises_by_name(config):
+    with pytest.raises(ValueError, match=r"a mask of shape \(2, 1, 21, 21\), one per pair of tokens, which nystrom"):
+        run(make(config, num_landmarks=4), **pairs())
+    heads = pairs()["attention_mask"].expand(2, 4, 21, 21)
+    with pytest.raises(ValueError, match=r"a mask of shape \(2, 4, 21, 21\), one per pair of tokens"):
+        run(make(config, num_landmarks=4), input_ids=text()["input_ids"], attention_mask=heads)
+
+
+def test_exact_layers_take_a_boolean_mask_per_pair_of_tokens():
+    exact = run(make(implementation="sdpa"), **pairs())
+    assert_close(run(make(num_landmarks=4, exact_layers=[0, 1]), **pairs()), exact, rtol=0, atol=0)
+
+
+def test_a_row_of_real_keys_for_all_queries_is_padding():
+    rows = text() | {"attention_mask": text()["attention_mask"].bool()[:, None, None]}
+    assert_close(run(make(num_landmarks=4), **rows), run(make(num_landmarks=4), **text()), rtol=0, atol=0)
 
 
 @pytest.mark.refuses
@@ -293,8 +325,8 @@ def test_cross_attention_has_no_near_tokens_with_and_without_a_mask():
         # The first sequence is real to its end, whatever its neighbour is.
         assert_close(outs[1], outs[0], **CLOSE)
         assert_close(outs[2], outs[0], **CLOSE)
-        query_keep = None if near else torch.ones(2, 40, dtype=torch.bool)
-        expected = near_far_attention(q, k, v, query_keep=query_keep, **options)
+        key_keep = None if near else torch.ones(2, 40, dtype=torch.bool)
+        expected = near_far_attention(q, k, v, key_keep=key_keep, **options)
         assert_close(outs[0], expected[0].transpose(0, 1), **CLOSE)
 
 

@@ -109,6 +109,33 @@ def test_hidden_states_are_those_of_the_source(kind, conv_kernel_size, tmp_path)
             assert_close(state[real], theirs[real], **HIDDEN)
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_roberta_with_padding_inside_or_unmasked_keeps_its_results_by_its_own_position_ids(masked, tmp_path):
+    """RoBERTa counts the ids that are no padding; the converted model all tokens from the first real one."""
+    source = make(RobertaModel)
+    convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20)
+    ours, pad = EncoderModel.from_pretrained(tmp_path / "b"), source.config.pad_token_id
+    ids, _ = draw_batch(pad)
+    ids[0, 5:8] = pad
+    real = ids != pad
+    fed = {"input_ids": ids, "attention_mask": real.long() if masked else None}
+    wanted = source(**fed).last_hidden_state
+    assert (ours(**fed).last_hidden_state - wanted)[0, 8:].abs().max() > 0.1
+    counted = real.cumsum(dim=1) * real + 1
+    assert_close(ours(**fed, position_ids=counted).last_hidden_state[real], wanted[real], **HIDDEN)
+
+
+def test_a_bert_with_padding_on_the_left_keeps_its_results_by_its_own_position_ids(tmp_path):
+    source = make(BertModel)
+    convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20)
+    ours, (ids, mask) = EncoderModel.from_pretrained(tmp_path / "b"), draw_batch(0)
+    fed, real = {"input_ids": ids.flip(1), "attention_mask": mask.flip(1)}, mask.flip(1).bool()
+    wanted = source(**fed).last_hidden_state[real]
+    assert (ours(**fed).last_hidden_state[real] - wanted).abs().max() > 0.1
+    by_position = ours(**fed, position_ids=(torch.arange(20) + 2).expand(2, -1))
+    assert_close(by_position.last_hidden_state[real], wanted, **HIDDEN)
+
+
 @pytest.mark.parametrize("kind", [BertForMaskedLM, RobertaForMaskedLM, CamembertForMaskedLM])
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_of_masked_words_are_those_of_the_source(kind, tied, tmp_path):

@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING, MODEL_MAPPING, AutoModel
 from transformers.models.auto import modeling_auto
 
 from nystrom.integrations import check_attention, set_attention
+from nystrom.integrations.attention_interface import REGISTERED
 
 SIZES = {
     **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64},
@@ -228,6 +229,16 @@ def test_a_family_equals_its_exact_self_with_a_landmark_per_token_and_not_with_f
     assert (outputs[1][real] - exact[real]).abs().max() > 1e-3
 
 
+@pytest.mark.refuses
+@pytest.mark.parametrize("family", WORKS)
+def test_weights_that_a_caller_asks_for_raise(family):
+    """Also where the model collects what its layers return, and tells them nothing."""
+    model = make(family, WORKS[family], "nystrom")
+    inputs, _ = make_inputs(model)
+    with pytest.raises(ValueError, match="output_attentions is True, but nystrom attention stores no weights"):
+        model(**inputs, output_attentions=True)
+
+
 # Not "mobilebert", where a token enters with the embeddings of its neighbours, padding among them.
 TEXT = [
     *("albert", "bert", "bert-generation", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "esm"),
@@ -247,6 +258,22 @@ def test_the_amount_of_padding_and_neighbours_change_nothing_with_few_landmarks(
     more = {"input_ids": torch.nn.functional.pad(ids, (0, 25)), "attention_mask": torch.ones_like(ids)}
     more["attention_mask"] = torch.nn.functional.pad(more["attention_mask"], (0, 25))
     assert_close(run(model, more)[:, :14], together[1:, :14], **CLOSE)
+
+
+@pytest.mark.parametrize("method", REGISTERED)
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_what_padding_holds_reaches_no_gradient_of_a_weight(family, method):
+    model = make(family, WORKS[family], method)
+    inputs, real = make_inputs(model)
+    results = []
+    for shift in (0, 7):
+        model.zero_grad()
+        ids = torch.where(real, inputs["input_ids"], 1 + shift)
+        out = model(input_ids=ids, attention_mask=inputs["attention_mask"])[0][real]
+        out.square().sum().backward()
+        results.append([out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    for clean, soiled in zip(*results, strict=True):
+        assert torch.equal(clean, soiled)
 
 
 @pytest.mark.refuses

@@ -95,7 +95,7 @@ def test_padding_and_neighbours_change_nothing_at_real_tokens():
 def test_parameters_are_the_same_objects_under_the_same_names():
     source = encoder()
     before = dict(source.named_parameters())
-    assert replace_attention(source) == 2
+    assert len(replace_attention(source)) == 2
     after = dict(source.named_parameters())
     assert list(after) == list(before)
     assert all(after[name] is before[name] for name in before)
@@ -106,10 +106,84 @@ def test_parameters_are_the_same_objects_under_the_same_names():
 def test_every_method_without_weights_can_replace_it_and_learns(method):
     torch.manual_seed(0)
     model = encoder()
-    assert replace_attention(model, method) == 2
+    assert len(replace_attention(model, method)) == 2
     model(tokens(), src_key_padding_mask=padding())[~padding()].square().sum().backward()
     grads = [p.grad for p in model.parameters()]
     assert all(g is not None and g.isfinite().all() for g in grads)
+
+
+class NormsThrice(nn.Module):
+    """A block whose own words leave open whether its three tensors are one."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(16), nn.MultiheadAttention(16, 4, batch_first=True)
+
+    def forward(self, x, mask):
+        return self.attn(self.norm(x), self.norm(x), self.norm(x), key_padding_mask=mask, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("method", WEIGHTLESS)
+def test_a_block_that_normalises_three_times_is_what_it_is_declared_to_be(method):
+    torch.manual_seed(0)
+    model, x, mask, results = NormsThrice().eval(), tokens(), padding(), []
+    assert replace_attention(model, method, self_attention=True).self_attention == ("attn",)
+    for junk in (0.0, 7.0):
+        model.zero_grad()
+        out = model(x.masked_fill(mask[..., None], junk), mask)[~mask]
+        out.square().sum().backward()
+        results.append([out.detach(), *(weight.grad for weight in model.attn.parameters())])
+    for clean, soiled in zip(*results, strict=True):
+        assert torch.equal(clean, soiled)
+
+
+def test_an_undeclared_block_that_normalises_three_times_raises_and_the_report_names_it():
+    model = NormsThrice()
+    report = replace_attention(model)
+    assert report.undeclared == ("attn",)
+    assert "undeclared (pass self_attention=True or False) in attn" in str(report)
+    with pytest.raises(ValueError, match=r"nothing says whether these are the same.*self_attention=True"):
+        model(tokens(), padding())
+
+
+def test_layers_of_a_decoder_are_declared_by_their_parent():
+    model = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 32, batch_first=True), 1).eval()
+    report = replace_attention(model, options={"num_landmarks": 20})
+    assert report.self_attention == ("layers.0.self_attn",)
+    assert report.cross_attention == ("layers.0.multihead_attn",)
+    # As many targets as there are tokens to attend to, of which some are padding: the queries are all real.
+    with torch.no_grad():
+        out = model(tokens(), 2 * tokens(), memory_key_padding_mask=padding())
+        fewer = model(tokens()[:, :19], 2 * tokens(), memory_key_padding_mask=padding())
+    assert out[padding()].abs().sum() > 1
+    assert (out[:, 0] - fewer[:, 0]).abs().max() > 0
+    with pytest.raises(ValueError, match=r"layers.0.multihead_attn is cross-attention, and longformer takes .*use"):
+        replace_attention(nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 32), 1), "longformer")
+
+
+def test_modules_of_transformers_are_declared_by_their_names():
+    from transformers.models.siglip.configuration_siglip import SiglipVisionConfig
+    from transformers.models.siglip.modeling_siglip import SiglipMultiheadAttentionPoolingHead
+
+    head = SiglipMultiheadAttentionPoolingHead(SiglipVisionConfig(hidden_size=16, num_attention_heads=4))
+    assert replace_attention(head).cross_attention == ("attention",)
+
+
+@pytest.mark.parametrize("method", WEIGHTLESS)
+def test_what_padding_holds_reaches_no_gradient_of_a_replacement(method):
+    """NaN included: the projections see none of it."""
+    torch.manual_seed(0)
+    model, mask, results = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), padding(), []
+    replace_attention(model, method)
+    attention = model.self_attn.eval()
+    for junk in (0.0, torch.nan):
+        attention.zero_grad()
+        x = tokens().masked_fill(mask[..., None], junk).requires_grad_()
+        out = attention(x, x, x, key_padding_mask=mask)[0][~mask]
+        out.square().sum().backward()
+        results.append([out.detach(), x.grad, *(weight.grad for weight in attention.parameters())])
+    for clean, soiled in zip(*results, strict=True):
+        assert torch.equal(clean, soiled)
 
 
 def test_keys_that_were_trained_are_used_by_the_reformer():
@@ -128,7 +202,7 @@ def test_cross_attention_with_other_widths_equals_its_source(batch_first, bias):
     q, k, v = (torch.randn(2, 20, width) for width in (16, 5, 7))
     q, k, v = (x if batch_first else x.transpose(0, 1) for x in (q, k, v))
     expected = model["x"](q, k, v, key_padding_mask=padding())[0]
-    replace_attention(model, options={"num_landmarks": 20})
+    assert replace_attention(model, options={"num_landmarks": 20}, self_attention=False).cross_attention == ("x",)
     # Queries as many as the keys are real even at the positions of padded keys.
     assert_close(model["x"](q, k, v, key_padding_mask=padding())[0], expected, **CLOSE)
 
@@ -140,7 +214,7 @@ def test_one_sequence_without_a_batch_and_one_module_in_two_places():
     x, k = torch.randn(9, 16), torch.randn(9, 16)
     ignore = torch.arange(9) > 6
     expected = model["a"](x, k, k, key_padding_mask=ignore)[0]
-    assert replace_attention(model) == 1
+    assert len(replace_attention(model, self_attention=False)) == 1
     assert model["a"] is model["b"]["again"] is model["b"]["and again"]
     assert_close(model["a"](x, k, k, key_padding_mask=ignore)[0], expected, **CLOSE)
 
@@ -180,7 +254,7 @@ def test_attention_of_timm_equals_its_source_at_a_landmark_per_token(make, optio
     source, x = nn.Sequential(make(**options)).eval(), tokens()
     nn.init.normal_(source[0].qkv.weight, std=0.6)
     exact, few = copy.deepcopy(source), copy.deepcopy(source)
-    assert replace_attention(exact, options={"num_landmarks": 20}) == 1
+    assert len(replace_attention(exact, options={"num_landmarks": 20})) == 1
     replace_attention(few, options={"num_landmarks": 4})
     assert list(exact.state_dict()) == list(source.state_dict())
     assert_close(exact(x), source(x), **CLOSE)

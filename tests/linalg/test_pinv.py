@@ -104,6 +104,16 @@ def test_the_residual_is_the_spectral_norm():
     assert residual(a, torch.linalg.inv(a)).item() < 1e-10
 
 
+def test_singular_values_of_the_size_of_rounding_have_no_inverse():
+    # Rows of three different tokens, as of landmarks whose tokens repeat: rank 3, in each of its roundings.
+    token = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    a = attention_matrix(8, 6)[:, token][:, :, token]
+    noise = torch.randn(200, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    inverses = pinv_exact(a + 1e-15 * noise)
+    # Rounding times the square of the inverse's norm, about 100
+    torch.testing.assert_close(inverses, pinv_exact(a).expand_as(inverses), rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("inverse", ["iterative", "ridge", "exact"])
 def test_gradients_are_right(inverse):
     # Rows of unequal sums: where two tie, the largest has no derivative (in attention all sum to one and never move).

@@ -55,20 +55,18 @@ def what_one_rank_refuses_all_refuse():
     told = here(r"rank 1 of the group has inputs that do not fit: keep has shape \(1, 8\)", r"^keep has shape \(1, 8\)")
     raises(told, keep=here(torch.ones(1, 9, dtype=torch.bool), wrong))
     raises(here(r"^q holds 5 tokens", r"rank 0 of the group .* q holds 5 tokens"), here(5, 9), s=9, name="longformer")
-    keep = torch.ones(1, here(5, 9), dtype=torch.bool)
-    raises(
-        r"keep is given without query_keep for 14 queries and as many keys.*\[9, 5\]",
-        here(9, 5),
-        s=here(5, 9),
-        keep=keep,
-    )
+    keep = torch.ones(1, here(9, 5), dtype=torch.bool)
+    told = here("keep is given for 9 queries and 5 keys", "rank 0 of the group has .* keep is given for 9 queries")
+    raises(told, here(9, 5), s=here(5, 5), keep=keep)
+    told = here("q holds 9 tokens and k holds 5, but near_far", "rank 0 of the group has inputs .* q holds 9 tokens")
+    raises(told, here(9, 5), s=here(5, 5), name="near_far")
 
 
 def what_does_not_work_over_ranks_is_refused_by_name():
     for name in [name for name, method in METHODS.items() if not method.over_ranks]:
         raises(f"group is given, but {name} does not work over ranks: leave it out, or use one of", name=name)
     raises("form is 'materialised'", name="softmax", form="materialised")
-    raises("skip is given for cross-attention", 9, s=8, skip=torch.ones(2, 1, 3, 1))
+    raises("q holds 9 tokens and k holds 8, but the skip", 9, s=8, skip=torch.ones(2, 1, 3, 1))
     raises("weight has shape", skip=torch.ones(2, 1, 4, 1))
     heads = build_attention("linear", num_heads=2, head_dim=4)
     heads.group, x, rank = dist.group.WORLD, torch.randn(1, 2, 9, 4), dist.get_rank()

@@ -85,16 +85,15 @@ def one_process_gives_the_same(name, options, case, kind):
     if "repeated" in kind:
         # Of five words without positions: their weights differ by rounding alone, and not as on one process.
         q, k = (x[:, :, torch.arange(sum(n)) * 7 % 5] for x in (q, k))
-    keep, query_keep = masks(sum(n), sum(s), case, cross) if "masked" in kind else (None, None)
+    named = masks(sum(n), sum(s), case, cross, "masked" in kind)
     weights = weights_of(name)
-    expected, theirs = forward_and_backward(function, (q, k, v, *weights), grad, keep, query_keep, **options)
+    expected, theirs = forward_and_backward(function, (q, k, v, *weights), grad, **named, **options)
     cut = [mine(x, lengths, 2) for x, lengths in ((q, n), (k, s), (v, s))]
     out, ours = forward_and_backward(
         function,
         (*cut, *weights),
         mine(grad, n, 2),
-        mine(keep, s, 1),
-        mine(query_keep, n, 1),
+        **{side: mine(mask, s if side == "key_keep" else n, 1) for side, mask in named.items()},
         group=dist.group.WORLD,
         **options,
     )
@@ -110,17 +109,17 @@ def the_skip_is_that_of_one_process(name):
     """Also by the Module, whose draws and weights are its own."""
     n = PIECES[dist.get_world_size()][0]
     q, k, v, grad = inputs(sum(n), sum(n), 0)
-    keep, _ = masks(sum(n), sum(n), 0, cross=False)
+    keep = masks(sum(n), sum(n), 0, cross=False)["keep"]
     skip = torch.randn(2, 1, 19, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     heads = build_attention(name, num_heads=2, head_dim=4, **VARIANTS[name][0])
 
-    def attend(q, k, v, skip, *, keep, query_keep):
-        return heads(q, k, v, keep=keep, query_keep=query_keep, skip=skip)
+    def attend(q, k, v, skip, *, keep):
+        return heads(q, k, v, keep=keep, skip=skip)
 
-    expected, theirs = forward_and_backward(attend, (q, k, v, skip), grad, keep, None)
+    expected, theirs = forward_and_backward(attend, (q, k, v, skip), grad, keep=keep)
     heads.group = dist.group.WORLD
     cut = [mine(x, n, 2) for x in (q, k, v)]
-    out, ours = forward_and_backward(attend, (*cut, skip), mine(grad, n, 2), mine(keep, n, 1), None)
+    out, ours = forward_and_backward(attend, (*cut, skip), mine(grad, n, 2), keep=mine(keep, n, 1))
     torch.testing.assert_close(out, mine(expected, n, 2), **CLOSE)
     for x, y in zip(ours[:3], theirs[:3], strict=True):
         torch.testing.assert_close(x, mine(y, n, 2), **CLOSE)
@@ -236,9 +235,9 @@ def nothing_of_a_call_stays():
     assert not [each for each in gc.get_objects() if type(each) is Ranks]
 
 
-def forward_and_backward(function, tensors, grad, keep, query_keep, **options):
+def forward_and_backward(function, tensors, grad, **options):
     leaves = [x.detach().clone().requires_grad_() for x in tensors]
-    out = function(*leaves, keep=keep, query_keep=query_keep, **options)
+    out = function(*leaves, **options)
     return out.detach(), torch.autograd.grad(out, leaves, grad)
 
 
@@ -249,14 +248,17 @@ def inputs(n, s, seed):
     return [torch.randn(2, 2, *shape, dtype=torch.float64, generator=source) for shape in shapes]
 
 
-def masks(n, s, seed, cross):
-    """Padding at either end, holes, and in the second case a sequence with few real tokens."""
+def masks(n, s, seed, cross, masked=True):
+    """Padding at either end, holes, and in the second case a sequence with few real tokens, by name."""
+    if not masked:
+        # A rule about positions asks for a word where keys are other tokens than queries.
+        return {"key_keep": torch.ones(2, s, dtype=torch.bool)} if cross else {}
     source = torch.Generator().manual_seed(seed)
     keep, query_keep = (torch.rand(2, length, generator=source) < 0.8 for length in (s, n))
     keep[0, :4] = keep[1, -3:] = False
     if seed == 1:
         keep[1, 3:] = False
-    return keep, query_keep if cross else None
+    return {"key_keep": keep, "query_keep": query_keep} if cross else {"keep": keep}
 
 
 def weights_of(name, dtype=torch.float64):

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from nystrom.attention.options import refusing
 from nystrom.attention.registry import METHODS, find_function, find_in_home
-from nystrom.attention.skip import check_skip, depthwise_skip
+from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip
 from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import check_at_least, check_names
-from nystrom.shapes import Group, check_tensor
+from nystrom.shapes import Group, Masks, check_same_tokens, check_tensor
 
 
 class AttentionHeads(nn.Module):
@@ -48,7 +48,8 @@ class AttentionHeads(nn.Module):
         k: Float[Tensor, "b h s d"],
         v: Float[Tensor, "b h s e"],
         *,
-        keep: Bool[Tensor, "b s"] | None = None,
+        keep: Bool[Tensor, "b n"] | None = None,
+        key_keep: Bool[Tensor, "b s"] | None = None,
         query_keep: Bool[Tensor, "b n"] | None = None,
         skip: Float[Tensor, "h 1 taps 1"] | None = None,
     ) -> Float[Tensor, "b h n e"]:
@@ -58,8 +59,9 @@ class AttentionHeads(nn.Module):
             q: Queries.
             k: Keys.
             v: Values.
-            keep: Real keys; None where all are.
-            query_keep: Real queries; None means `keep` where n == s, else all.
+            keep: Real tokens of self-attention, see `nystrom.shapes.Masks`.
+            key_keep: Real keys of cross-attention.
+            query_keep: Real queries of cross-attention.
             skip: Kernel of a convolution of the values that is added, see `depthwise_skip`; self-attention only.
 
         Raises:
@@ -78,14 +80,16 @@ class AttentionHeads(nn.Module):
         if self._takes_skip:
             arguments["skip"] = skip
         weights = () if self.weights is None else self.weights()
-        out = self._function(q, k, v, *weights, keep=keep, query_keep=query_keep, group=self.group, **arguments)
+        masks = Masks(keep, key_keep, query_keep)
+        out = self._function(q, k, v, *weights, **masks._asdict(), group=self.group, **arguments)
         if skip is None or self._takes_skip:
             return out
         if self.group is not None:
             # Imported when it is asked for: the room above.
             add_skip = import_module("nystrom.parallel.skip").add_skip_over_ranks
-            return add_skip(self.group, v, skip, q, keep, query_keep, out)
-        check_skip(v, skip, q, keep, query_keep)
+            return add_skip(self.group, v, skip, q, masks, out)
+        check_kernel(v, skip)
+        check_same_tokens(NEEDS_SAME_TOKENS, q, k, masks)
         return depthwise_skip(v, skip, keep=keep, to=out)
 
     def extra_repr(self) -> str:
@@ -101,7 +105,7 @@ def describe(method: str, options: Any) -> str:
 
 
 def build_attention(name: str, *, num_heads: int, head_dim: int, **options: Any) -> AttentionHeads:
-    """Build the Module of a method: `forward(q, k, v, *, keep=None, query_keep=None, skip=None)` gives (b, h, n, e).
+    """Build the Module of a method: its `forward(q, k, v, *, keep=None, ...)` gives (b, h, n, e).
 
     Args:
         name: A key of `nystrom.attention.registry.METHODS`.
@@ -136,8 +140,7 @@ def attend_in_heads(
     k: Float[Tensor, "b s w"],
     v: Float[Tensor, "b s x"],
     *,
-    keep: Bool[Tensor, "b s"] | None = None,
-    query_keep: Bool[Tensor, "b n"] | None = None,
+    masks: Masks,
     conv: nn.Module | None = None,
     tracked: TrackedError | None = None,
 ) -> Float[Tensor, "b n x"]:
@@ -148,8 +151,7 @@ def attend_in_heads(
         q: Projected queries.
         k: Projected keys.
         v: Projected values.
-        keep: Real keys.
-        query_keep: Real queries.
+        masks: Which tokens are real.
         conv: A `DepthwiseSkip`, or None.
         tracked: The running estimate of the error, or None.
 
@@ -163,8 +165,8 @@ def attend_in_heads(
         )
     q, k, v = (split_heads(x, heads.num_heads) for x in (q, k, v))
     skip = None if conv is None else conv.weight
-    out = heads(q, k, v, keep=keep, query_keep=query_keep, skip=skip)
+    out = heads(q, k, v, **masks._asdict(), skip=skip)
     if tracked is not None:
         scale = getattr(heads.options, "scale", None)
-        tracked(q, k, v, out, keep=keep, query_keep=query_keep, skip=skip, scale=scale)
+        tracked(q, k, v, out, masks=masks, skip=skip, scale=scale)
     return merge_heads(out)

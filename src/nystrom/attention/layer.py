@@ -5,8 +5,11 @@ with a method of `nystrom.attention.registry` and the depthwise convolution of `
 parameters have the names and the start values of `nn.MultiheadAttention`, whose state dict loads (without a skip,
 strictly).
 
-Where queries and keys are one tensor (`query is key`) the layer attends within each sequence, and `key_padding_mask`
-masks the queries too; otherwise it is cross-attention, and all queries are real unless `query_padding_mask` says which.
+`layer(x)` is self-attention: `key_padding_mask` masks queries and keys alike. With three arguments `self_attention` of
+the constructor says whether queries and keys are the same tokens; where it says nothing, one and the same object as
+query and key is self-attention, and anything else is cross-attention, whose queries are all real unless
+`query_padding_mask` says which. Two tensors of one length raise where it would make a difference. What padding holds
+reaches neither outputs nor gradients: it is zero before it is projected.
 
 Departs from `nn.MultiheadAttention`: inputs are (batch, tokens, width) unless `batch_first` is False; `need_weights` is
 False by default, since n x s weights do not exist here; dropout on attention weights raises for the same reason.
@@ -24,7 +27,7 @@ from nystrom.attention.registry import METHODS, find_in_home
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least, check_flag
-from nystrom.shapes import check_tensor
+from nystrom.shapes import Masks, check_tensor, cross_masks
 
 
 class MultiheadAttention(nn.Module):
@@ -40,6 +43,8 @@ class MultiheadAttention(nn.Module):
         kdim: Width of keys; None means `embed_dim`.
         vdim: Width of values; None means `embed_dim`.
         batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
+        self_attention: Whether query and key of a call with three arguments are the same tokens; None takes one and the
+            same object for that.
         track_error: Keep a running estimate of the error against exact attention while the layer trains, see
             `tracked_error`; training is bit by bit the same.
         device: Where the parameters live.
@@ -65,6 +70,7 @@ class MultiheadAttention(nn.Module):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = True,
+        self_attention: bool | None = None,
         track_error: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -74,6 +80,8 @@ class MultiheadAttention(nn.Module):
         kdim, vdim = (embed_dim if width is None else width for width in (kdim, vdim))
         for name, flag in (("bias", bias), ("batch_first", batch_first), ("track_error", track_error)):
             check_flag(name, flag)
+        if self_attention is not None:
+            check_flag("self_attention", self_attention)
         for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
             check_at_least(name, size, 1)
         if embed_dim % num_heads:
@@ -84,6 +92,7 @@ class MultiheadAttention(nn.Module):
             )
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim, self.batch_first, self.dropout = kdim, vdim, batch_first, 0.0
+        self.self_attention = self_attention
         self.heads = build_attention(method, num_heads=num_heads, head_dim=self.head_dim, **options).to(device, dtype)
         self._rows = find_in_home(method, f"{method}_rows") if METHODS[method].rows else None
         place = {"device": device, "dtype": dtype}
@@ -97,6 +106,8 @@ class MultiheadAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
         self.conv = None if conv_kernel_size is None else DepthwiseSkip(num_heads, conv_kernel_size).to(device, dtype)
         self.tracked = TrackedError(num_heads) if track_error else None
+        if self_attention is False:
+            self._check_cross("self_attention is False")
         self.reset_parameters()
 
     @property
@@ -120,8 +131,8 @@ class MultiheadAttention(nn.Module):
     def forward(
         self,
         query: Float[Tensor, "b n embed"] | Float[Tensor, "n embed"],
-        key: Float[Tensor, "b s kdim"] | Float[Tensor, "s kdim"],
-        value: Float[Tensor, "b s vdim"] | Float[Tensor, "s vdim"],
+        key: Float[Tensor, "b s kdim"] | Float[Tensor, "s kdim"] | None = None,
+        value: Float[Tensor, "b s vdim"] | Float[Tensor, "s vdim"] | None = None,
         key_padding_mask: Tensor | None = None,
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
@@ -134,16 +145,15 @@ class MultiheadAttention(nn.Module):
         """Attend.
 
         Args:
-            query: Queries; the same object as `key` for self-attention.
-            key: Keys.
+            query: Queries; alone they are keys and values, too.
+            key: Keys; see `self_attention` of the constructor.
             value: Values.
             key_padding_mask: (b, s), True = ignore, as in torch; or floats, 0 = real and -inf = ignore.
             need_weights: Return rows of the attention matrix, for the queries in `weight_queries`.
             attn_mask: Raises: an n x s mask has no place in linear memory.
             average_attn_weights: Whether rows are averaged over heads.
             is_causal: Raises: landmarks see the whole sequence.
-            query_padding_mask: (b, n), True = ignore; None means `key_padding_mask` in self-attention, else none. Where
-                positions count, self-attention has one mask: None, or the same tensor as `key_padding_mask`.
+            query_padding_mask: (b, n), True = ignore, of cross-attention; self-attention has one mask for both.
             weight_queries: Positions of the queries whose rows are wanted.
 
         Returns:
@@ -154,13 +164,20 @@ class MultiheadAttention(nn.Module):
             ValueError: What does not fit or cannot be honoured; the message names it.
         """
         self._check_call(attn_mask, is_causal, need_weights, weight_queries)
+        alone = key is None and value is None
+        if alone:
+            key = value = query
+        if key is None or value is None:
+            raise ValueError(f"{'key' if key is None else 'value'} is missing: pass query alone, or all three.")
         for name, x in (("query", query), ("key", key), ("value", value)):
             check_tensor(name, x)
-        is_self, one_mask = _is_one(query, key), _is_one(query_padding_mask, key_padding_mask)
         batched, layout = query.ndim == 3, "(batch, tokens, width)" if self.batch_first else "(tokens, batch, width)"
         for name, x in (("query", query), ("key", key), ("value", value)):
             if x.ndim != query.ndim or x.ndim not in (2, 3):
                 raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {layout} or (tokens, width) in all.")
+        is_self = self._is_self(alone, query, key, key_padding_mask, query_padding_mask)
+        # Views are new objects: what is one stays one, so that it is masked once.
+        one_key, one_value = key is query, value is key
         if not batched:
             query, key, value = query[None], key[None], value[None]
             key_padding_mask, query_padding_mask = (
@@ -170,41 +187,21 @@ class MultiheadAttention(nn.Module):
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         keep = _real("key_padding_mask", key_padding_mask, key)
         query_keep = _real("query_padding_mask", query_padding_mask, query)
-        if is_self and one_mask:
-            query_keep = keep
-        elif query_keep is None and keep is not None:
-            query_keep = keep if is_self else torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
-        entry = METHODS[self.method]
-        if not is_self and not entry.cross_attention:
-            raise ValueError(
-                f"query and key are two tensors, but {self.method} attention takes queries and keys of the same tokens "
-                "alone: pass the same tensor as both, or build the layer with another method."
-            )
-        if is_self and not one_mask and query_padding_mask is not None and (entry.positional or self.conv is not None):
-            raise ValueError(
-                "query_padding_mask is another tensor than key_padding_mask, but query and key are the same tokens, "
-                "whose positions count: pass one tensor as both masks, or key_padding_mask alone."
-            )
-        if query_keep is None and not is_self and entry.positional and entry.cross_attention:
-            # Without a mask, as many queries as keys would be taken for the same tokens.
-            query_keep = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
-        if self.conv is not None and not is_self:
-            raise ValueError(
-                f"{query.shape[1]} queries attend to {key.shape[1]} keys as cross-attention, but the skip convolution "
-                "adds values to queries of the same positions: pass the same tensor as query and key, or build the "
-                "layer with conv_kernel_size=None."
-            )
+        masks = Masks(keep)
+        if not is_self:
+            masks = cross_masks(key, keep, query_keep, declared=METHODS[self.method].positional)
+        # The gradient of a weight is a sum over all tokens, in which not even a zero hides what is not a number.
+        query = _without_padding(query, keep if is_self else query_keep)
+        key = query if one_key and is_self else _without_padding(key, keep)
+        value = key if one_value else _without_padding(value, keep)
         q, k, v = self._project(query, key, value)
-        out = attend_in_heads(
-            self.heads, q, k, v, keep=keep, query_keep=query_keep, conv=self.conv, tracked=self.tracked
-        )
-        out = self.out_proj(out)
+        out = self.out_proj(attend_in_heads(self.heads, q, k, v, masks=masks, conv=self.conv, tracked=self.tracked))
         weights = None
         if weight_queries is not None:
             assert self._rows is not None, "checked before"
             options = {name: value for name, value in vars(self.heads.options).items() if name != "backend"}
             q, k = (split_heads(x, self.num_heads) for x in (q, k))
-            weights = self._rows(q, k, weight_queries, keep=keep, query_keep=query_keep, **options)
+            weights = self._rows(q, k, weight_queries, **masks._asdict(), **options)
             weights = weights.mean(dim=1) if average_attn_weights else weights
         if not batched:
             return out[0], None if weights is None else weights[0]
@@ -229,7 +226,8 @@ class MultiheadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes, for print; the heads name the method."""
-        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}"
+        declared = "" if self.self_attention is None else f", self_attention={self.self_attention}"
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}{declared}"
 
     def _check_call(
         self, attn_mask: Tensor | None, is_causal: bool, need_weights: bool, weight_queries: Tensor | None
@@ -259,6 +257,59 @@ class MultiheadAttention(nn.Module):
             )
         if weight_queries is not None and not METHODS[self.method].rows:
             raise ValueError(f"weight_queries is given, but {self.method} attention has no rows of weights to give.")
+
+    def _is_self(
+        self,
+        alone: bool,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
+    ) -> bool:
+        """Whether a call is self-attention: as it is declared, `alone` where query came alone, or by one object."""
+        declared, tokens = self.self_attention, 1 if self.batch_first and query.ndim == 3 else 0
+        one_length = query.shape[tokens] == key.shape[tokens]
+        if alone and declared is False:
+            raise ValueError(
+                "query came alone, as in self-attention, but the layer was built with self_attention=False: pass key "
+                "and value, too."
+            )
+        is_self = alone or (query is key if declared is None else declared)
+        if is_self:
+            if not one_length:
+                raise ValueError(
+                    f"query holds {query.shape[tokens]} tokens and key {key.shape[tokens]}, but the layer was built "
+                    "with self_attention=True: build it with self_attention=False for cross-attention."
+                )
+            if query_padding_mask is not None:
+                raise ValueError(
+                    "query_padding_mask is given for self-attention, whose queries and keys have one mask: pass "
+                    "key_padding_mask alone, or build the layer with self_attention=False for cross-attention."
+                )
+            return True
+        entry = METHODS[self.method]
+        able = entry.cross_attention and self.conv is None
+        unsaid = key_padding_mask is not None and query_padding_mask is None
+        if declared is None and one_length and (unsaid or entry.positional or not able):
+            counts = f"{self.method} attention counts" if self.conv is None else "the skip convolution counts"
+            why = "key_padding_mask may be the queries' too" if unsaid else f"{counts} them as positions"
+            raise ValueError(
+                f"query and key are two tensors of {query.shape[tokens]} tokens, and nothing says whether these are "
+                f"the same, but {why}. For self-attention call layer(x), or build the layer with self_attention=True; "
+                "for cross-attention build it with self_attention=False."
+            )
+        self._check_cross("query and key are different tokens")
+        return False
+
+    def _check_cross(self, came: str) -> None:
+        """Raise for cross-attention where the skip or the method cannot do it."""
+        if self.conv is not None:
+            what, way = "the skip convolution adds values to queries of the same positions", "conv_kernel_size=None"
+        elif not METHODS[self.method].cross_attention:
+            what, way = f"{self.method} attention takes queries and keys of the same tokens", "another method"
+        else:
+            return
+        raise ValueError(f"{came}, as in cross-attention, but {what}: build the layer with {way}.")
 
     def _projections(self) -> tuple[Tensor, Tensor, Tensor]:
         if self._is_stacked:
@@ -296,6 +347,8 @@ class NystromAttention(MultiheadAttention):
         kdim: Width of keys; None means `embed_dim`.
         vdim: Width of values; None means `embed_dim`.
         batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
+        self_attention: Whether query and key of a call with three arguments are the same tokens; None takes one and the
+            same object for that.
         track_error: Keep a running estimate of the error against exact attention while the layer trains, see
             `tracked_error`; training is bit by bit the same.
         device: Where the parameters live.
@@ -323,6 +376,7 @@ class NystromAttention(MultiheadAttention):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = True,
+        self_attention: bool | None = None,
         track_error: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -337,6 +391,7 @@ class NystromAttention(MultiheadAttention):
             kdim=kdim,
             vdim=vdim,
             batch_first=batch_first,
+            self_attention=self_attention,
             track_error=track_error,
             device=device,
             dtype=dtype,
@@ -350,13 +405,8 @@ class NystromAttention(MultiheadAttention):
         )
 
 
-def _is_one(x: Tensor | None, y: Tensor | None) -> bool:
-    """Whether two are one tensor, or what a reentrant checkpoint makes of it, which detaches each argument anew."""
-    if x is y or x is None or y is None:
-        return x is y
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or x.device.type == "meta":
-        return False
-    return x.device == y.device and x.dtype == y.dtype and x.is_set_to(y)
+def _without_padding(x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
+    return x if keep is None else torch.where(keep[..., None], x, 0.0)
 
 
 def _real(name: str, ignore: Tensor | None, x: Tensor) -> Bool[Tensor, "b s"] | None:

@@ -59,7 +59,7 @@ class NystromOptions:
         num_landmarks: Landmarks m; a sequence of at most m real keys or queries gets exact attention.
         landmarks: "segment_means" (the paper), "uniform" or "kmeans", each over real tokens only.
         pinv: "iterative" (eq. 14), "ridge" (regularised, exact where the matrix is well conditioned) or "exact"
-            (singular values, for study).
+            (singular values above the root of rounding, for study).
         pinv_steps: Iterations of eq. (14).
         z0: Start value of the iteration: "paper" (per matrix), "authors" (largest column sum over batch and heads, as
             published checkpoints were trained; a result then depends on its neighbours) or "sequence" (largest column
@@ -382,21 +382,32 @@ def option_docs(options: type) -> dict[str, str]:
     return docs
 
 
+# The masks of every function, see `nystrom.shapes.Masks`.
+MASK_DOCS = {
+    "keep": "Real tokens of self-attention, of queries and keys alike; None where all are. Other queries give zeros.",
+    "key_keep": "Real keys of cross-attention; None where all are.",
+    "query_keep": "Real queries of cross-attention; None where all are. Other queries give zeros.",
+}
+
+
 def documented(options: type) -> Callable[[F], F]:
     """What all functions of methods share: documented options, and an error by name for what no method can do.
 
-    What the fields of `options` mean is put where the docstring has the line `**options: ...`. Only fields that the
-    function takes are named: those that shape weights concern its Module alone. Other arguments raise, see `refusing`.
+    What the fields of `options` mean is put where the docstring has the line `**options: ...`, and what the masks mean
+    for `**masks: ...`. Only what the function takes is named: fields that shape weights concern its Module alone. Other
+    arguments raise, see `refusing`.
     """
 
     def document(function: F) -> F:
         attention = refusing(function)
+        docs = {"**options": option_docs(options), "**masks": MASK_DOCS}
         lines = []
         for line in (function.__doc__ or "").splitlines():
-            if line.strip().startswith("**options:"):
+            kind = line.strip().partition(":")[0]
+            if kind in docs:
                 indent = line[: len(line) - len(line.lstrip())]
                 taken = inspect.signature(function).parameters
-                for name, doc in option_docs(options).items():
+                for name, doc in docs[kind].items():
                     if name in taken:
                         lines.append(f"{indent}{name}: " + doc.replace("\n", f"\n{indent}    "))
             else:
@@ -411,12 +422,15 @@ _CAUSAL = (
     "attends to whole sequences. Use torch.nn.functional.scaled_dot_product_attention for causal or n x s masks, and "
     "keep for padding."
 )
-# Arguments of `scaled_dot_product_attention` that no method here can honour, and what to do about each.
+_SELF = "is self-attention, with one mask for queries and keys. Pass keep, or use 'nystrom' or 'softmax'."
+# What a method may not honour, arguments of `scaled_dot_product_attention` among them, and what to do about each.
 _CANNOT_HONOUR = {
     "is_causal": _CAUSAL,
     "attn_mask": _CAUSAL,
     "attn_bias": _CAUSAL,
     "dropout_p": "has no n x s weights to drop. Put nn.Dropout on the output.",
+    "key_keep": _SELF,
+    "query_keep": _SELF,
     "enable_gqa": "takes as many heads of keys as of queries. Repeat grouped heads before the call.",
 }
 
@@ -437,8 +451,8 @@ def refusing(function: F) -> F:
         if len(args) > len(positional):
             count = len(args) - len(positional) + len(tensors)
             raise ValueError(
-                f"{count} arguments came by position; expected {', '.join(tensors)}, and all others by name: keep and "
-                "query_keep say which tokens are real."
+                f"{count} arguments came by position; expected {', '.join(tensors)}, and all others by name: keep says "
+                "which tokens are real."
             )
         for name in [name for name in kwargs if name not in taken]:
             asked = kwargs.pop(name)

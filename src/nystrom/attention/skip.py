@@ -26,6 +26,11 @@ from nystrom.checks import check_at_least
 from nystrom.precision import accumulator, at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import check_keep, check_tensor, zero_masked
 
+# What `nystrom.shapes.check_same_tokens` says where a skip is asked for.
+NEEDS_SAME_TOKENS = (
+    "the skip convolution adds values to queries of the same positions, in self-attention: pass skip=None, or "
+    "keep alone as the mask of both"
+)
 # Tokens from which on a convolution of each head is faster than the band.
 _LONG = 4096
 # Outputs per window: the band has T + K - 1 products per output, of which K count.
@@ -50,7 +55,7 @@ def depthwise_skip(
     Raises:
         ValueError: An even kernel, another number of heads, or a mask or sum that does not fit.
     """
-    _check_kernel(v, weight)
+    check_kernel(v, weight)
     check_keep("keep", keep, v, "v")
     if to is not None and to.shape != v.shape:
         raise ValueError(f"to has shape {tuple(to.shape)} but v has {tuple(v.shape)}: the convolution keeps its shape.")
@@ -86,21 +91,12 @@ def with_skip(
     return _Convolution.apply(v, weight.to(v.dtype)[:, 0, :, 0], to)
 
 
-def check_skip(v: Tensor, weight: Tensor, q: Tensor, keep: Tensor | None, query_keep: Tensor | None) -> None:
-    """Check that the convolution of the values can be added to the attention of these queries.
+def check_kernel(v: Tensor, weight: Tensor) -> None:
+    """Check that a kernel fits the values.
 
     Raises:
-        ValueError: A kernel that does not fit the values, or cross-attention.
+        ValueError: It does not.
     """
-    _check_kernel(v, weight)
-    if q.shape[2] != v.shape[2] or (query_keep is not None and query_keep is not keep):
-        raise ValueError(
-            f"{q.shape[2]} queries attend to {v.shape[2]} keys as cross-attention, but the skip convolution adds "
-            "values to queries of the same positions: pass skip=None, or one mask for both."
-        )
-
-
-def _check_kernel(v: Tensor, weight: Tensor) -> None:
     for name, x in (("v", v), ("weight", weight)):
         check_tensor(name, x)
     if weight.ndim != 4 or weight.shape[1] != 1 or weight.shape[3] != 1 or weight.shape[2] % 2 == 0:

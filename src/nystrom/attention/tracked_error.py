@@ -29,7 +29,7 @@ from nystrom.attention.fused import softmax_rows
 from nystrom.attention.parts.recomputed import is_computed_again
 from nystrom.landmarks import GOLDEN_RATIO, ranks, take
 from nystrom.precision import at_least_float32, without_autocast
-from nystrom.shapes import zero_masked
+from nystrom.shapes import Masks, zero_masked
 
 # Steps after which a step counts half.
 HALF_LIFE = 100
@@ -92,8 +92,7 @@ class TrackedError(nn.Module):
         v: Float[Tensor, "b h s e"],
         out: Float[Tensor, "b h n e"],
         *,
-        keep: Bool[Tensor, "b s"] | None,
-        query_keep: Bool[Tensor, "b n"] | None,
+        masks: Masks,
         skip: Float[Tensor, "h 1 taps 1"] | None,
         scale: float | None,
     ) -> None:
@@ -104,8 +103,7 @@ class TrackedError(nn.Module):
             k: Keys.
             v: Values.
             out: What the layer made of them.
-            keep: Real keys; None where all are.
-            query_keep: Real queries; None means `keep` where n == s, else all.
+            masks: Which tokens are real.
             skip: Kernel of the convolution of the values that `out` holds, too.
             scale: Factor on the scores; None means 1 / sqrt(d).
 
@@ -122,8 +120,7 @@ class TrackedError(nn.Module):
             return
         if self._sums.device != q.device:
             self._sums, self._step = self._sums.to(q.device), self._step.to(q.device)
-        if query_keep is None and q.shape[2] == k.shape[2]:
-            query_keep = keep
+        keep, query_keep = masks.settled()
         with without_autocast(q):
             each = min(HEADS, self.num_heads)
             first = self._step * _OF_HEADS % _UNIT * self.num_heads // _UNIT

@@ -25,7 +25,7 @@ from nystrom.gpu.inputs import StageInputs, empty_like
 from nystrom.gpu.launch import check_launch, launching_on
 from nystrom.gpu.matrix import divisors, matrix_backward, matrix_of, unscaled, unscaled_backward
 from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, segment_plan, token_plan
-from nystrom.landmarks import all_are_short, all_real, even_draws
+from nystrom.landmarks import all_are_short, all_real, even_draws, middle_of
 from nystrom.precision import accumulator
 
 
@@ -299,8 +299,8 @@ def _centred(x: StageInputs, table: Tensor) -> tuple[StageInputs, Tensor]:
     # Products of narrow tokens are exact; moved tokens would be rounded to their dtype.
     if not x.gaussian or x.q.element_size() < 4:
         return x, table
-    centre = table.mean(dim=2)
-    return replace(x, centre=centre), table - centre[:, :, None]
+    centre = middle_of(table)
+    return replace(x, centre=centre[:, :, 0].contiguous()), table - centre
 
 
 def _middle(x: StageInputs, whole: Tensor, right: Tensor) -> Tensor:

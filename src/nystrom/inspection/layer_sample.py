@@ -72,7 +72,7 @@ def sample_layer(
         ValueError: A layer that attends to another sequence, or a method that cannot serve the layer.
     """
     n, s = call.q.shape[2], call.k.shape[2]
-    if n != s or (call.keep is not None and call.query_keep is None):
+    if n != s or not call.masks.is_self:
         raise ValueError(
             f"layer {call.name} attends to another sequence than its own; expected an encoder such as BERT: of an "
             "encoder-decoder, pass model.get_encoder()."
@@ -122,7 +122,7 @@ def _sample_heads(
     q, k, v = (at_least_float32(x) for x in (call.q, call.k, call.v))
     rows = softmax_rows(q[:, :, queries], k, keep=call.keep, scale=call.scale)[0]
     variation, residuals = {}, {}
-    masks = {"keep": call.keep, "query_keep": call.said_queries(), "scale": call.scale}
+    masks = {"keep": call.keep, "scale": call.scale}
     for candidate in candidates:
         if METHODS[candidate.method].rows:
             function = find_in_home(candidate.method, f"{candidate.method}_rows")

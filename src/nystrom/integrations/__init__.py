@@ -12,8 +12,10 @@ __all__ = ["replace_attention"]
 
 if find_spec("transformers") is not None:
     from nystrom.integrations.attention_interface import register_methods
+    from nystrom.integrations.loading import watch_models
     from nystrom.integrations.saving import save_with_attention
     from nystrom.integrations.set_attention import AttentionUse, check_attention, set_attention
 
     register_methods()
+    watch_models()
     __all__ += ["AttentionUse", "check_attention", "save_with_attention", "set_attention"]

@@ -5,7 +5,7 @@ and AttentionMaskInterface, so that `attn_implementation="nystrom"` (or "skyform
 `from_pretrained`, `from_config` and `set_attn_implementation` of any encoder that asks these interfaces. Not
 registered are "softmax", which transformers calls "sdpa", and "linformer", whose projections would have to be learned.
 
-**Options** are those of the method, in `config.attention_options = {"num_landmarks": 32}` (of the part that attends,
+**Options** are those of the method, in `config.attention_options = {"num_landmarks": 32}` (of the whole, or of a part,
 such as `config.vision_config`; a saved model keeps it), or keyword arguments of one call, which win, in models that
 hand these on: `model(**x, num_landmarks=32)`. `exact_layers=(0, 1)` among them gives the layers of these numbers exact
 attention; which layers have numbers is said in `nystrom.integrations.layer_numbers`. The scale is the model's; "linear"
@@ -13,15 +13,15 @@ has none. Nothing is drawn: landmarks, samples and rotations are spread evenly, 
 fixed seed, alike in all layers, in training too.
 
 **Masks.** Padding, at either end, is honoured: padded queries reach no landmark and give zeros. What a method cannot
-honour raises, by name: causal attention, a bias per pair of tokens, packed sequences, any other pattern. Local layers
-(ModernBERT's) and layers under a boolean mask per pair of tokens run transformers' exact attention, with its mask and
-dropout. Elsewhere there are no n x s weights, so a dropout of them has no effect; a warning says so once.
+honour raises, by name: causal attention, a mask or bias per pair of tokens, packed sequences, any other pattern, and
+`output_attentions`. Local layers (ModernBERT's) and those in `exact_layers` run transformers' exact attention, with its
+mask and dropout. Elsewhere there are no n x s weights, so a dropout of them has no effect; a warning says so once.
 
 **Cross-attention.** With as many queries as keys a mask of the keys alone does not say whether it is the queries' mask,
 too. Where a mask comes, the layer decides (`attends_elsewhere`), and a layer that could do either raises.
 
-A model that never asks the interface runs its own attention despite its `attn_implementation`. Those that ask
-for a mask raise then; `nystrom.integrations.check_attention` finds all of them, by running the model once.
+A model that never asks the interface would run its own attention: it raises where it is made
+(`nystrom.integrations.loading`). `nystrom.integrations.check_attention` runs a model once and says what each layer did.
 
 Departs from the methods' own default in one place: "reformer" has shared_qk=False, since these encoders have keys.
 """
@@ -38,6 +38,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.utils.output_capturing import _active_collector
 
 from nystrom.attention.plan import PLAN, plan_of_options
 from nystrom.attention.registry import METHODS, find_function
@@ -45,6 +46,7 @@ from nystrom.checks import check_names
 from nystrom.integrations.layer_numbers import number_of
 from nystrom.integrations.mask_interface import make_mask
 from nystrom.integrations.modules import DEFAULTS, WEIGHTLESS
+from nystrom.shapes import Masks, cross_masks
 
 # Names under which the methods are registered, and with the plan of a method for each layer.
 REGISTERED = tuple(name for name in WEIGHTLESS if name != "softmax")
@@ -119,7 +121,7 @@ def attend_layer(
         query: Queries.
         key: Keys; g divides h.
         value: Values.
-        attention_mask: What `make_mask` gave, or a boolean mask per pair of tokens.
+        attention_mask: What `make_mask` gave; in a local or exact layer also a boolean mask per pair of tokens.
         scaling: Factor on the scores; None means 1 / sqrt(d).
         dropout: Of attention weights; in training, a method warns that it has none.
         **named: Options of the method, and what else the model passes; what would change the result raises.
@@ -144,15 +146,10 @@ def attend_layer(
         )
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    query_keep = None
-    told = route.keep is not None or METHODS[method].positional
-    if told and query.shape[2] == key.shape[2] and attends_elsewhere(module):
-        # The keys' padding says nothing about the queries: all are real. Without a mask, too, a method with a rule
-        # about positions would take as many queries as keys for the same tokens.
-        query_keep = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
+    masks = masks_of(module, query, key, route.keep, declared=METHODS[method].positional)
     scale = {"scale": scaling} if "scale" in _FIELDS[method] else {}
     options = DEFAULTS.get(method, {}) | route.options | ({} if group is None else {"group": group})
-    out = _FUNCTIONS[method](query, key, value, keep=route.keep, query_keep=query_keep, **scale, **options)
+    out = _FUNCTIONS[method](query, key, value, **masks._asdict(), **scale, **options)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -171,18 +168,24 @@ def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, 
     options = {} if exact else _options(method, module, stored, named)
     layers = _exact_layers(module, options.pop("exact_layers", ()))
     exact = exact or (bool(layers) and _number(module, f"exact_layers is {layers!r}") in layers)
+    local = named.get("sliding_window") is not None
     if attention_mask is None:
-        return Route(method, exact or named.get("sliding_window") is not None, None, options)
+        return Route(method, exact or local, None, options)
     if attention_mask.ndim != 4 or attention_mask.dtype != torch.bool:
         raise ValueError(
             f"{who} passes attention a mask of shape {tuple(attention_mask.shape)} and {attention_mask.dtype}; "
-            f"{method} attention takes booleans: (batch, tokens) on the model, or (batch, 1, n, s), which means exact "
-            "attention. A model that adds a bias to the scores, such as relative positions, cannot use it: leave "
-            'attn_implementation at "sdpa" or "eager".'
+            f"{method} attention takes booleans, (batch, tokens) on the model. A model that adds a bias to the scores, "
+            'such as relative positions, cannot use it: leave attn_implementation at "sdpa" or "eager".'
         )
-    if attention_mask.shape[1] != 1 or attention_mask.shape[2] != 1 or named.get("sliding_window") is not None:
-        return Route(method, True, None, options)
-    return Route(method, exact, attention_mask[:, 0, 0], options)
+    if attention_mask.shape[1] == 1 and attention_mask.shape[2] == 1 and not local:
+        return Route(method, exact, attention_mask[:, 0, 0], options)
+    if not exact and not local:
+        raise ValueError(
+            f"{who} passes attention a mask of shape {tuple(attention_mask.shape)}, one per pair of tokens, which "
+            f"{method} attention cannot honour: pass (batch, tokens) on the model, name its layers in exact_layers, or "
+            'leave attn_implementation at "sdpa".'
+        )
+    return Route(method, True, None, options)
 
 
 def _exact_over_ranks(mask: Bool[Tensor, "b 1 1 s"] | None, window: int | None) -> Route:
@@ -191,6 +194,25 @@ def _exact_over_ranks(mask: Bool[Tensor, "b 1 1 s"] | None, window: int | None) 
     if window is None:
         return Route("softmax", False, keep, {})
     return Route("longformer", False, keep, {"window": 2 * window - 1})
+
+
+def masks_of(
+    module: nn.Module,
+    query: Float[Tensor, "b h n d"],
+    key: Float[Tensor, "b g s d"],
+    keep: Bool[Tensor, "b s"] | None,
+    *,
+    declared: bool,
+) -> Masks:
+    """The masks of a layer's call, from that of its keys; of cross-attention all queries are real.
+
+    The layer is asked whose keys it attends to where that makes a difference: where there is a mask, or `declared`, for
+    a method whose rule counts positions. Another number of keys than of queries answers for it.
+    """
+    other = query.shape[2] != key.shape[2]
+    if other or ((declared or keep is not None) and attends_elsewhere(module)):
+        return cross_masks(key, keep, None, declared=declared)
+    return Masks(keep)
 
 
 def attends_elsewhere(module: nn.Module) -> bool:
@@ -245,21 +267,30 @@ def _options(method: str, module: nn.Module, stored: Mapping[str, Any], named: M
 
 def _check_passed(method: str, module: nn.Module, named: Mapping[str, Any], known: frozenset[str]) -> None:
     """Raise for what a model passes to attention that would change the result, and that no method takes."""
+    if named.get("output_attentions") or _collects_weights(module):
+        raise ValueError(
+            f"output_attentions is True, but {method} attention stores no weights: leave it out, or set "
+            'attn_implementation to "eager".'
+        )
     for name, value in named.items():
         if name in known or name in _HARMLESS or name in ("is_causal", "sliding_window"):
             continue
         if value is None or value is False:
             continue
-        if name == "output_attentions":
-            raise ValueError(
-                f"output_attentions is True, but {method} attention stores no weights: leave it out, or set "
-                'attn_implementation to "eager".'
-            )
         options = f"; its options are {', '.join(sorted(known))}" if method in _KNOWN else ""
         raise ValueError(
             f"{type(module).__name__} passes {name} to attention, which {method} attention cannot honour{options}. "
             'Leave it out, or set attn_implementation to "sdpa" or "eager".'
         )
+
+
+def _collects_weights(module: nn.Module) -> bool:
+    """Whether a model wants the weights of its layers without telling them: it collects what they return."""
+    if getattr(getattr(module, "config", None), "output_attentions", False):
+        return True
+    # A compiled model cannot look; it has run before, or runs again without.
+    collected = None if torch.compiler.is_compiling() else _active_collector.get()
+    return any("attentions" in name for name in collected or ())
 
 
 def _exact_layers(module: nn.Module, layers: Sequence[int]) -> Sequence[int]:

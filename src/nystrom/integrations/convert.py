@@ -9,8 +9,9 @@ Carried over: the encoder, and the heads for masked words, token classification 
 reported by name: poolers and the classifiers on them (their tanh has no place here), and next-sentence prediction. A
 source that computes what the encoder cannot, such as relative positions or a decoder, raises.
 
-Departs from the sources: dropout of attention weights is 0, positions count from the first real token (BERT also counts
-padding on the left), and all masked tokens give the same vector.
+Departs from the sources: dropout of attention weights is 0, and all masked tokens give the same vector. Positions count
+from the first real token of the mask, where BERT also counts padding on the left, and RoBERTa the ids that are not
+padding's, whatever the mask says; with their positions as `position_ids` real tokens agree.
 """
 
 from collections.abc import Mapping

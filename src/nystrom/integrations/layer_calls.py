@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -25,9 +24,10 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.registry import METHODS, find_function
 from nystrom.attention.skip import depthwise_skip
-from nystrom.integrations.attention_interface import attends_elsewhere, choose_route
+from nystrom.integrations.attention_interface import choose_route, masks_of
 from nystrom.integrations.mask_interface import check_asks, make_mask
 from nystrom.integrations.modules import DEFAULTS
+from nystrom.shapes import Masks
 
 _INTERCEPTED = "nystrom_intercepted"
 # What the layers must be able to run: the errors of the interface name it.
@@ -43,10 +43,8 @@ class LayerCall(NamedTuple):
         q: Queries.
         k: Keys, repeated for each head where heads share them.
         v: Values, repeated likewise.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None where all are.
+        masks: Which tokens are real, and whether the keys are those of the queries.
         scale: Factor on the scores; None means 1 / sqrt(d).
-        elsewhere: Whether the keys are other tokens than the queries, though there are as many.
     """
 
     layer: int
@@ -54,28 +52,20 @@ class LayerCall(NamedTuple):
     q: Float[Tensor, "b h n d"]
     k: Float[Tensor, "b h s d"]
     v: Float[Tensor, "b h s e"]
-    keep: Bool[Tensor, "b s"] | None
-    query_keep: Bool[Tensor, "b n"] | None
+    masks: Masks
     scale: float | None
-    elsewhere: bool = False
 
-    def said_queries(self) -> Bool[Tensor, "b n"] | None:
-        """Real queries, also where all are but some keys are not: a function would take None for the keys' mask.
-
-        Without any mask, methods with a rule about positions would take as many queries as keys for the same tokens.
-        """
-        if self.query_keep is None and (self.keep is not None or self.elsewhere):
-            return torch.ones(self.q.shape[0], self.q.shape[2], dtype=torch.bool, device=self.q.device)
-        return self.query_keep
+    @property
+    def keep(self) -> Bool[Tensor, "b s"] | None:
+        """Real keys; None where all are."""
+        return self.masks.settled()[0]
 
     def sequence(self, place: int) -> "LayerCall":
-        """The call for one sequence of the batch alone."""
+        """The call for one sequence of the batch alone, without a mask of self-attention that holds nothing back."""
         one = slice(place, place + 1)
-        keep, query_keep = (None if x is None or bool(x[one].all()) else x[one] for x in (self.keep, self.query_keep))
-        if self.query_keep is self.keep:
-            # Methods with a rule about positions know self-attention by the one mask.
-            query_keep = keep
-        return self._replace(q=self.q[one], k=self.k[one], v=self.v[one], keep=keep, query_keep=query_keep)
+        keep, *others = (None if mask is None else mask[one] for mask in self.masks)
+        masks = Masks(None if keep is None or bool(keep.all()) else keep, *others)
+        return self._replace(q=self.q[one], k=self.k[one], v=self.v[one], masks=masks)
 
 
 Attend = Callable[[LayerCall], Float[Tensor, "b h n e"]]
@@ -92,7 +82,7 @@ def attend_by(method: str, call: LayerCall, options: Mapping[str, Any]) -> Float
     named: dict[str, Any] = DEFAULTS.get(method, {}) | dict(options)
     if any(option.name == "scale" for option in fields(METHODS[method].options)):
         named["scale"] = call.scale
-    return find_function(method)(call.q, call.k, call.v, keep=call.keep, query_keep=call.said_queries(), **named)
+    return find_function(method)(call.q, call.k, call.v, **call.masks._asdict(), **named)
 
 
 @contextmanager
@@ -180,14 +170,11 @@ class _Calls:
 
         def hook(module: nn.Module, tensors: tuple[Tensor, ...], named: dict[str, Any], out: Tensor) -> Tensor:
             q, k, v = tensors
-            keep, query_keep, skip = (named.get(key) for key in ("keep", "query_keep", "skip"))
-            if query_keep is None and q.shape[2] == k.shape[2]:
-                query_keep = keep
+            masks, skip = Masks(*(named.get(key) for key in Masks._fields)), named.get("skip")
             assert isinstance(module, AttentionHeads)
             scale = getattr(module.options, "scale", None)
-            elsewhere = query_keep is not keep and q.shape[2] == k.shape[2]
-            result = self.attend(LayerCall(self.next(), name, q, k, v, keep, query_keep, scale, elsewhere))
-            return result if skip is None else depthwise_skip(v, skip, keep=keep, to=result)
+            result = self.attend(LayerCall(self.next(), name, q, k, v, masks, scale))
+            return result if skip is None else depthwise_skip(v, skip, keep=masks.keep, to=result)
 
         return hook
 
@@ -208,16 +195,14 @@ class _Calls:
             route = choose_route(_ASKED, module, attention_mask, named)
             groups = query.shape[1] // key.shape[1]
             keys, values = repeat_kv(key, groups), repeat_kv(value, groups)
-            call = LayerCall(number, names[module], query, keys, values, route.keep, route.keep, scaling)
+            masks = Masks(route.keep) if route.exact else masks_of(module, query, key, route.keep, declared=True)
+            call = LayerCall(number, names[module], query, keys, values, masks, scaling)
             if route.exact:
                 if self.left is not None:
                     self.left(call)
                 return sdpa_attention_forward(
                     module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
                 )
-            elsewhere = query.shape[2] == key.shape[2] and attends_elsewhere(module)
-            if query.shape[2] != key.shape[2] or elsewhere:
-                call = call._replace(query_keep=None, elsewhere=elsewhere)
             return self.attend(call).transpose(1, 2).contiguous(), None
 
         return attention

@@ -5,7 +5,7 @@ per pair of tokens, for exact attention. See `nystrom.integrations.attention_int
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Bool
@@ -55,10 +55,7 @@ def make_mask(
             f"the method: nystrom.integrations.set_attention(model.get_encoder(), {method!r})."
         )
     if attention_mask is not None and attention_mask.ndim != 2:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}; expected (batch, tokens), or booleans "
-            "(batch, 1, n, s) for exact attention."
-        )
+        raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}; expected (batch, tokens).")
     if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
         padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
         if padding is None or (not torch.compiler.is_compiling() and bool(padding.all())):
@@ -82,8 +79,12 @@ def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:
     Raises:
         ValueError: It does not, despite its attn_implementation; the message says what to do instead.
     """
-    if kind is None or kind._can_set_attn_implementation():
-        return
+    if kind is not None and not kind._can_set_attn_implementation():
+        refuse_deaf(kind, method)
+
+
+def refuse_deaf(kind: type[PreTrainedModel], method: str) -> NoReturn:
+    """Raise for a model that has attention of its own, with what to do instead."""
     if kind.config_class is NystromformerConfig:
         way_out = (
             "the classes of this library load the same folder, with the attention that its config.json asks for: "
@@ -95,7 +96,8 @@ def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:
     else:
         way_out = (
             "use a model that does (BERT, RoBERTa, ModernBERT, ViT, ...), or nystrom.replace_attention if its layers "
-            "are nn.MultiheadAttention"
+            "are nn.MultiheadAttention; where this is a part of a model, name the attention of each part, such as "
+            f"attn_implementation={{'text_config': {method!r}, 'vision_config': 'sdpa'}}"
         )
     raise ValueError(
         f"{kind.__name__} has attention of its own and does not ask transformers' AttentionInterface, so "

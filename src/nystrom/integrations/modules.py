@@ -8,11 +8,16 @@ In evaluation `nn.TransformerEncoder` would hand the weights of a layer to a fus
 it, and padded sequences as nested tensors: neither happens after a replacement. What a method draws it draws as its
 Module does: in training alone, except for the features of "performer", which become part of the state dict.
 
+Who attends to whom is not guessed from a call: a module is declared as self- or cross-attention where its parent tells
+(torch's encoder and decoder layers, those of transformers, timm's). Another is as the caller says, and where the caller
+says nothing, raises for a call that could be either, see `nystrom.attention.layer`.
+
 Departs from the modules that it replaces: weights are not returned, nor dropped in training, which a warning says.
 """
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,20 +27,55 @@ from torch import Tensor, nn
 from nystrom.attention.heads import AttentionHeads, build_attention, merge_heads, split_heads
 from nystrom.attention.layer import MultiheadAttention
 from nystrom.attention.registry import METHODS
-from nystrom.checks import check_names
+from nystrom.checks import check_flag, check_names
 
 # Methods without weights of their own; those of "linformer" would have to be learned.
 WEIGHTLESS = tuple(name for name in METHODS if name != "linformer")
 # Where a default differs from the method's: layers that were trained with keys of their own keep them.
 DEFAULTS: dict[str, dict[str, object]] = {"reformer": {"shared_qk": False}}
 
+# What the attributes of transformers' modules say, by their names; a pooling head asks with a query of its own.
+_SAID_BY_TRANSFORMERS = {"self_attn": True, "cross_attn": False, "multihead_attn": False}
 _TIMM = {"timm.layers.attention", "timm.models.vision_transformer"}
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What `replace_attention` did: the names of the modules that it replaced; its length is their number.
+
+    Attributes:
+        self_attention: Those that are declared as self-attention.
+        cross_attention: Those that are declared as cross-attention.
+        undeclared: Those of which neither their parent nor the caller says it. They take one and the same object as
+            query and key for self-attention, and raise where two tensors of one length would make a difference.
+    """
+
+    self_attention: tuple[str, ...] = ()
+    cross_attention: tuple[str, ...] = ()
+    undeclared: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.self_attention) + len(self.cross_attention) + len(self.undeclared)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{kind} in {', '.join(names)}"
+            for kind, names in (
+                ("self-attention", self.self_attention),
+                ("cross-attention", self.cross_attention),
+                ("undeclared (pass self_attention=True or False)", self.undeclared),
+            )
+            if names
+        ]
+        return f"{len(self)} replaced: {'; '.join(parts)}"
 
 
 class MultiheadReplacement(MultiheadAttention):
     """A `MultiheadAttention` in the place of an `nn.MultiheadAttention`, with its parameters."""
 
-    def __init__(self, source: nn.MultiheadAttention, method: str, options: Mapping[str, Any]):
+    def __init__(
+        self, source: nn.MultiheadAttention, method: str, options: Mapping[str, Any], self_attention: bool | None
+    ):
         # The parameters made here are replaced by the source's: on "meta" they take neither memory nor random numbers.
         super().__init__(
             source.embed_dim,
@@ -45,6 +85,7 @@ class MultiheadReplacement(MultiheadAttention):
             kdim=source.kdim,
             vdim=source.vdim,
             batch_first=source.batch_first,
+            self_attention=self_attention,
             device="meta",
         )
         for name, parameter in source.named_parameters(recurse=False):
@@ -99,16 +140,24 @@ class TimmReplacement(nn.Module):
         return self.proj_drop(self.proj(out))
 
 
-def replace_attention(model: nn.Module, method: str = "nystrom", options: Mapping[str, Any] | None = None) -> int:
+def replace_attention(
+    model: nn.Module,
+    method: str = "nystrom",
+    options: Mapping[str, Any] | None = None,
+    *,
+    self_attention: bool | None = None,
+) -> Replaced:
     """Replace each `nn.MultiheadAttention` and each `Attention` of timm inside a model, in place.
 
     Args:
         model: Any model that holds such modules; transformers' models choose by `attn_implementation` instead.
         method: A method without learned weights, by its name in `nystrom.attention.registry.METHODS`.
         options: Options of the method, such as {"num_landmarks": 32}.
+        self_attention: Whether queries and keys are the same tokens, in modules whose parent does not tell; None leaves
+            them undeclared.
 
     Returns:
-        How many modules were replaced.
+        Which modules were replaced, and as what.
 
     Raises:
         ValueError: An unknown method or option, a module that cannot be replaced, or none that could be. The model is
@@ -126,13 +175,26 @@ def replace_attention(model: nn.Module, method: str = "nystrom", options: Mappin
             "or make a NystromAttention."
         )
     options = DEFAULTS.get(method, {}) | dict(options or {})
+    if self_attention is not None:
+        check_flag("self_attention", self_attention)
+    told = _told_by_parents(model)
     made: dict[nn.Module, nn.Module] = {}
+    names: dict[bool | None, list[str]] = {True: [], False: [], None: []}
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             _check_multihead(name, module)
-            made[module] = MultiheadReplacement(module, method, options)
+            said = told.get(module, {None})
+            declared = self_attention if len(said) > 1 or None in said else next(iter(said))
+            if declared is False and not METHODS[method].cross_attention:
+                raise ValueError(
+                    f"{name} is cross-attention, and {method} takes queries and keys of the same tokens alone: use "
+                    "'nystrom' or 'near_far', or replace the attention of parts of the model."
+                )
+            names[declared].append(name)
+            made[module] = MultiheadReplacement(module, method, options, declared)
         elif _is_timm(module):
             _check_hooks(name, module)
+            names[True].append(name)
             made[module] = TimmReplacement(module, method, options)
     if not made:
         raise ValueError(
@@ -148,12 +210,33 @@ def replace_attention(model: nn.Module, method: str = "nystrom", options: Mappin
         for name, child in list(parent._modules.items()):
             if child is not None and child in made:
                 setattr(parent, name, made[child].train(child.training))
-    return len(made)
+    return Replaced(*(tuple(names[declared]) for declared in (True, False, None)))
 
 
 def _build(method: str, num_heads: int, head_dim: int, options: Mapping[str, Any], like: Tensor) -> AttentionHeads:
     heads = build_attention(method, num_heads=num_heads, head_dim=head_dim, **options)
     return heads.to(like.device)
+
+
+def _told_by_parents(model: nn.Module) -> dict[nn.Module, set[bool | None]]:
+    """For each module, whether its parents call it with queries and keys of the same tokens; None: unsaid."""
+    told: dict[nn.Module, set[bool | None]] = {}
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is not None:
+                told.setdefault(child, set()).add(_said_by(parent, name))
+    return told
+
+
+def _said_by(parent: nn.Module, name: str) -> bool | None:
+    if isinstance(parent, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        return {"self_attn": True, "multihead_attn": False}.get(name)
+    kind = type(parent)
+    if not kind.__module__.startswith("transformers."):
+        return None
+    if kind.__name__.endswith("PoolingHead") and name == "attention":
+        return False
+    return _SAID_BY_TRANSFORMERS.get(name)
 
 
 def _is_timm(module: nn.Module) -> bool:

@@ -3,8 +3,8 @@
 `set_attn_implementation` of transformers writes into a configuration that parts may share: in Whisper or BART the
 decoder would get the encoder's method, and raise. `set_attention` gives a part a configuration of its own first.
 
-A model may take the name of a method and never ask for it, or ask for it in layers that it leaves to exact attention.
-`check_attention` runs the model once and reports what each layer did.
+A model may be set to a method and leave layers to exact attention. `check_attention` runs the model once and reports
+what each layer did.
 
 The models of this library hold their methods themselves and ask no interface: theirs are exchanged.
 """
@@ -41,8 +41,7 @@ class AttentionUse(NamedTuple):
         method: Name of the method, or of a plan.
         layers: Layers that ran it, by module name, each with the options that were set for it.
         methods: The method of each of these layers.
-        exact: Layers that asked for it and ran transformers' exact attention: local ones, those in `exact_layers`, and
-            those under a mask per pair of tokens.
+        exact: Layers that asked for it and ran transformers' exact attention: local ones, and those in `exact_layers`.
     """
 
     method: str

@@ -8,7 +8,9 @@ regulariser: singular directions far below $\|A\|$ are damped, not inverted.
 **Ridge**, $Z = (A^\top A + \lambda^2 I)^{-1} A^\top$ with $\lambda = 0.01 \sqrt{\|A\|_1 \|A\|_\infty}$: exact where
 singular values are large, bounded by $1 / (2 \lambda)$ where they are not.
 
-**Exact**, by singular values: for study; on attention matrices, which are nearly singular, it amplifies rounding.
+**Exact**, by singular values: for study. Those below $\sqrt\varepsilon\, \|A\|$, $\varepsilon$ the rounding of the
+dtype, count as zero, so that rounding is multiplied by $1 / \sqrt\varepsilon$ at most: matrices of repeated tokens have
+singular values of the size of rounding, which hang on all that rounding does.
 
 Source: Razavi et al. (2014); used for attention by Xiong et al. (2021), arXiv:2102.03902, eq. (14).
 Departs from the authors' code: norms are per matrix ("paper"), not over batch and heads ("authors"); "sequence" is
@@ -82,7 +84,8 @@ def start_value(a: Float[Tensor, "*b m m"], *, z0: StartValue = "paper") -> Floa
     check_square("a", a)
     check_choice("z0", z0, get_args(StartValue))
     if z0 == "authors":
-        return a.mT / a.abs().sum(dim=-2).amax()
+        # Over one axis: ONNX knows no maximum of all.
+        return a.mT / a.abs().sum(dim=-2).flatten().amax(dim=0)
     if z0 == "sequence":
         largest = a.abs().sum(dim=-2).amax(dim=-1)
         return a.mT / largest.amax(dim=-1, keepdim=True)[..., None, None]
@@ -126,7 +129,7 @@ def pinv_ridge(a: Float[Tensor, "*b m m"], *, ridge: float = RIDGE) -> Float[Ten
 
 
 def pinv_exact(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
-    """Invert by singular value decomposition; singular values below m * eps of the largest count as zero.
+    """Invert by singular value decomposition; singular values below sqrt(eps) of the largest count as zero.
 
     A matrix that is not finite has a result of NaN, and no gradient; the rest of the batch is not affected.
 
@@ -137,7 +140,8 @@ def pinv_exact(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
     finite = a.isfinite().all(dim=-1, keepdim=True).all(dim=-2, keepdim=True)
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     # The decomposition raises for the whole batch where one matrix is not finite.
-    return torch.where(finite, torch.linalg.pinv(torch.where(finite, a, eye)), torch.nan)
+    inverse = torch.linalg.pinv(torch.where(finite, a, eye), rtol=torch.finfo(a.dtype).eps ** 0.5)
+    return torch.where(finite, inverse, torch.nan)
 
 
 def pinv_similar(

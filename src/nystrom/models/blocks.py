@@ -30,6 +30,7 @@ from nystrom.models.dropout import Dropout
 from nystrom.models.dropped_weights import DroppedWeights
 from nystrom.models.rotary import Rotation, rotate
 from nystrom.models.short_convolution import ShortConvolution
+from nystrom.shapes import Masks
 
 
 def build_method(config: EncoderConfig, layer: int) -> AttentionHeads | None:
@@ -82,7 +83,7 @@ class EncoderSelfAttention(nn.Module):
         k = _convolve(self.key_conv, self.key(x), keep)
         if turn is not None:
             q, k = (rotate(part, turn, num_heads=self.num_heads) for part in (q, k))
-        return attend_in_heads(self.method, q, k, v, keep=keep, conv=self.conv, tracked=self.tracked)
+        return attend_in_heads(self.method, q, k, v, masks=Masks(keep), conv=self.conv, tracked=self.tracked)
 
     def _passed(self, v: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
         """The values, and their convolution."""

@@ -19,11 +19,11 @@ from nystrom.attention.door import attend
 from nystrom.attention.fused import softmax_rows
 from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.options import KernelizedOptions, SoftmaxOptions
-from nystrom.attention.skip import check_skip, depthwise_skip
+from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip
 from nystrom.kernels import KERNELS
 from nystrom.models.dropout import dropout
 from nystrom.precision import at_least_float32
-from nystrom.shapes import score_scale
+from nystrom.shapes import Masks, check_same_tokens, score_scale
 
 
 class DroppedWeights(AttentionHeads):
@@ -53,17 +53,20 @@ class DroppedWeights(AttentionHeads):
         k: Float[Tensor, "b h s d"],
         v: Float[Tensor, "b h s e"],
         *,
-        keep: Bool[Tensor, "b s"] | None = None,
+        keep: Bool[Tensor, "b n"] | None = None,
+        key_keep: Bool[Tensor, "b s"] | None = None,
         query_keep: Bool[Tensor, "b n"] | None = None,
         skip: Float[Tensor, "h 1 taps 1"] | None = None,
     ) -> Float[Tensor, "b h n e"]:
         """Attend, see `AttentionHeads`."""
+        masks = Masks(keep, key_keep, query_keep)
         if not self.training:
-            return super().forward(q, k, v, keep=keep, query_keep=query_keep, skip=skip)
-        out = attend(_dropped, q, k, v, keep, query_keep, self.options, self.share)
+            return super().forward(q, k, v, **masks._asdict(), skip=skip)
+        out = attend(_dropped, q, k, v, masks, self.options, self.share)
         if skip is None:
             return out
-        check_skip(v, skip, q, keep, query_keep)
+        check_kernel(v, skip)
+        check_same_tokens(NEEDS_SAME_TOKENS, q, k, masks)
         return depthwise_skip(v, skip, keep=keep, to=out)
 
     def extra_repr(self) -> str:

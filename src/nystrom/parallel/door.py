@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.attention.backend import uses_triton
@@ -16,7 +16,7 @@ from nystrom.parallel.agreement import agree, check_group, facts_of
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.tokens import Tokens, find_tokens
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
-from nystrom.shapes import Group, check_inputs, check_self_attention, zero_masked
+from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, zero_masked
 
 
 def attend_over_ranks(
@@ -25,10 +25,9 @@ def attend_over_ranks(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
-    keep: Bool[Tensor, "b s"] | None,
-    query_keep: Bool[Tensor, "b n"] | None,
+    masks: Masks,
     *rest: Any,
-    self_attention: str | None = None,
+    same_tokens: str | None = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend as `nystrom.attention.door.attend` would to the tokens of all ranks; gives this rank's piece.
 
@@ -43,10 +42,9 @@ def attend_over_ranks(
     refusal = None
     try:
         _check_method(method, rest)
-        if self_attention is None:
-            check_inputs(q, k, v, keep, query_keep)
-        else:
-            check_self_attention(self_attention, q, k, v, keep, query_keep)
+        check_inputs(q, k, v, masks)
+        if same_tokens is not None:
+            check_same_tokens(same_tokens, q, k, masks)
     except ValueError as error:
         refusal = error
     facts: dict[str, object] = {"method": method}
@@ -57,19 +55,19 @@ def attend_over_ranks(
         held = q.shape[2], k.shape[2]
         facts |= {"(batch, heads)": tuple(q.shape[:2]), "head width": q.shape[-1], "value width": v.shape[-1]}
         facts |= {"dtype": q.dtype, "device": q.device.type, "autocast": _autocast(q)}
-        facts |= {"keep": _said(keep), "query_keep": "keep itself" if query_keep is keep else _said(query_keep)}
+        facts |= {name: "None" if mask is None else "given" for name, mask in masks._asdict().items()}
         wanted = [name for name, x in (("q", q), ("k", k), ("v", v)) if x.requires_grad and torch.is_grad_enabled()]
         facts["what has a gradient"] = " ".join(wanted) or "nothing"
     pieces = agree(ranks, facts, held, refusal)
     n, s = ([piece[i] for piece in pieces] for i in (0, 1))
-    query_keep = _settle(keep, query_keep, n, s)
+    keep, query_keep = masks.settled()
     if q.shape[0] == 0 or sum(n) == 0 or sum(s) == 0:
         return nothing(q, k, v)
     q, k, v = cast_for_autocast(q, k, v)
     with without_autocast(q):
         keys = find_tokens(ranks, s, keep, len(k), k.device)
-        # Self-attention: one object for both.
-        queries = keys if query_keep is keep and n == s else find_tokens(ranks, n, query_keep, len(q), q.device)
+        # Self-attention: one object for both. Without a mask other keys may be cut otherwise.
+        queries = keys if masks.is_self and n == s else find_tokens(ranks, n, query_keep, len(q), q.device)
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
         out = _run(ranks, method, queries, keys, q, k, v, rest)
         return ranks.end_with(narrowed(zero_masked(out[:, :, : q.shape[2]], query_keep), v.dtype))
@@ -88,22 +86,6 @@ def _check_method(method: str, rest: tuple[Any, ...]) -> None:
         raise ValueError(f"group is given, but {method} does not work over ranks: leave it out, or use one of {able}.")
     if any(uses_triton(getattr(value, "backend", None)) for value in rest):
         raise ValueError("backend is 'triton', which has no Triton code for group: pass backend='torch'.")
-
-
-def _settle(keep: Tensor | None, query_keep: Tensor | None, n: list[int], s: list[int]) -> Tensor | None:
-    """The mask of the queries: where it is not given, that of the keys in self-attention."""
-    if query_keep is not None or keep is None or sum(n) != sum(s):
-        return query_keep
-    if n != s:
-        raise ValueError(
-            f"keep is given without query_keep for {sum(n)} queries and as many keys, but the ranks hold {n} queries "
-            f"and {s} keys: cut both alike for self-attention, or pass query_keep for cross-attention."
-        )
-    return keep
-
-
-def _said(mask: Tensor | None) -> str:
-    return "None" if mask is None else "given"
 
 
 def _autocast(x: Tensor) -> str:

@@ -86,22 +86,34 @@ def test_outputs_and_gradients_are_those_of_the_definition(options, masked):
 def test_cross_attention_is_the_definition_without_near_tokens(options):
     inputs = draw(9, 23)
     keep = holes(23)
-    for mask in (None, keep):
-        out = near_far_attention(*inputs, keep=mask, **options)
+    for mask in (torch.ones_like(keep), keep):
+        out = near_far_attention(*inputs, key_keep=mask, **options)
         torch.testing.assert_close(out, brute_force(*inputs, options, mask, cross=True), **CLOSE)
+
+
+@pytest.mark.refuses
+def test_other_tokens_without_a_word_raise():
+    q, k, v = draw(9, 23)
+    for call in (lambda: near_far_attention(q, k, v, **SMALL), lambda: near_far_rows(q, k, torch.arange(9), **SMALL)):
+        with pytest.raises(ValueError, match=r"q holds 9 tokens and k holds 23, but near_far counts.*pass key_keep"):
+            call()
 
 
 def test_queries_with_a_mask_of_their_own_are_other_tokens():
     inputs, ones = draw(23), torch.ones(2, 23, dtype=torch.bool)
-    out = near_far_attention(*inputs, keep=ones, query_keep=ones.clone(), **SMALL)
-    torch.testing.assert_close(out, brute_force(*inputs, SMALL, cross=True), **CLOSE)
+    for masks in ({"key_keep": ones}, {"query_keep": ones}, {"key_keep": ones, "query_keep": ones}):
+        out = near_far_attention(*inputs, **masks, **SMALL)
+        torch.testing.assert_close(out, brute_force(*inputs, SMALL, cross=True), **CLOSE)
 
 
-def test_a_layer_takes_other_tokens_of_the_same_number_for_other_tokens():
+def test_a_layer_of_cross_attention_has_no_near_tokens():
     torch.manual_seed(0)
-    layer = MultiheadAttention(8, 2, method="near_far", **SMALL).double().eval()
+    layer = MultiheadAttention(8, 2, method="near_far", self_attention=False, **SMALL).double().eval()
     x = torch.randn(1, 23, 8, dtype=torch.float64)
-    own, other = layer(x, x, x)[0], layer(x, x.clone(), x.clone())[0]
+    other = layer(x, x, x)[0]
+    layer.self_attention = True
+    own = layer(x, x, x)[0]
+    layer.self_attention = False
     assert not torch.allclose(own, other)
     mask = torch.zeros(1, 23, dtype=torch.bool)
     torch.testing.assert_close(other, layer(x, x.clone(), x.clone(), key_padding_mask=mask)[0], **CLOSE)

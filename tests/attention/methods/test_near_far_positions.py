@@ -65,7 +65,7 @@ def test_outputs_and_gradients_are_those_of_the_definition(options, masked, monk
     keep, query_keep = masks(13, 27) if masked else (None, None)
     ones = [torch.ones_like(x, dtype=torch.bool) for x in (keys, queries)]
     expected = brute_force(*inputs, queries, keys, options, *(masks(13, 27) if masked else ones))
-    where = {"query_positions": queries, "key_positions": keys, "keep": keep, "query_keep": query_keep}
+    where = {"query_positions": queries, "key_positions": keys, "key_keep": keep, "query_keep": query_keep}
     grad = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     wanted = torch.autograd.grad(expected, inputs, grad)
     for numbers in (at_positions._NUMBERS, 1):
@@ -94,15 +94,13 @@ def test_outputs_and_gradients_are_those_of_the_definition(options, masked, monk
 def test_a_shift_changes_nothing_and_rows_give_the_outputs(n, s, masked, shift, seed, **options):
     (q, k, v), queries, keys = draw(n, s, seed=seed)
     keep = torch.rand(2, s, generator=torch.Generator().manual_seed(seed)) < 0.7 if masked else None
-    query_keep = torch.ones(2, n, dtype=torch.bool)
+    masks = {"key_keep": keep, "query_keep": torch.ones(2, n, dtype=torch.bool)}
     out, moved = (
-        near_far_attention(
-            q, k, v, keep=keep, query_keep=query_keep, query_positions=queries + c, key_positions=keys + c, **options
-        )
+        near_far_attention(q, k, v, **masks, query_positions=queries + c, key_positions=keys + c, **options)
         for c in (0, shift)
     )
     assert torch.equal(out, moved)
-    where = {"query_positions": queries, "key_positions": keys, "keep": keep, "query_keep": query_keep}
+    where = {"query_positions": queries, "key_positions": keys, **masks}
     torch.testing.assert_close(near_far_rows(q, k, torch.arange(n), **where, **options) @ v, out, **CLOSE)
 
 
@@ -122,7 +120,7 @@ def test_what_a_masked_token_and_its_position_hold_changes_nothing():
     (q, k, v), queries, keys = draw(13, 27)
     keep, query_keep = masks(13, 27)
     out = near_far_attention(
-        q, k, v, keep=keep, query_keep=query_keep, query_positions=queries, key_positions=keys, **SMALL
+        q, k, v, key_keep=keep, query_keep=query_keep, query_positions=queries, key_positions=keys, **SMALL
     )
     real = keep[:, None, :, None]
     noise = torch.randint(-(10**6), 10**6, keys.shape, generator=torch.Generator().manual_seed(2))
@@ -130,7 +128,7 @@ def test_what_a_masked_token_and_its_position_hold_changes_nothing():
         torch.where(query_keep[:, None, :, None], q, torch.nan),
         torch.where(real, k, torch.nan),
         torch.where(real, v, torch.inf),
-        keep=keep,
+        key_keep=keep,
         query_keep=query_keep,
         query_positions=torch.where(query_keep, queries, 10**15),
         key_positions=torch.where(keep, keys, noise),
@@ -139,7 +137,7 @@ def test_what_a_masked_token_and_its_position_hold_changes_nothing():
     assert torch.equal(again, out)
     nothing = torch.zeros_like(keep)
     empty = near_far_attention(
-        q, k, v, keep=nothing, query_keep=query_keep, query_positions=queries, key_positions=keys, **SMALL
+        q, k, v, key_keep=nothing, query_keep=query_keep, query_positions=queries, key_positions=keys, **SMALL
     )
     assert not empty.any()
 
@@ -152,14 +150,14 @@ def test_near_tokens_bring_cross_attention_nearer():
     ones = torch.ones(1, 64, dtype=torch.bool)
     exact = (q @ k.mT / 8**0.5).softmax(dim=-1) @ v
     with_places = near_far_attention(q, k, v, query_keep=ones, query_positions=here, key_positions=here, **SMALL)
-    without = near_far_attention(q, k, v, keep=ones, query_keep=ones.clone(), **SMALL)
+    without = near_far_attention(q, k, v, key_keep=ones, **SMALL)
     assert (with_places - exact).norm() < 0.5 * (without - exact).norm()
 
 
 def test_it_compiles_to_one_graph():
     inputs, queries, keys = draw(13, 27)
     keep, query_keep = masks(13, 27)
-    where = {"query_positions": queries, "key_positions": keys, "keep": keep, "query_keep": query_keep}
+    where = {"query_positions": queries, "key_positions": keys, "key_keep": keep, "query_keep": query_keep}
     compiled = torch.compile(near_far_attention, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(
         compiled(*inputs, **where, **SMALL), near_far_attention(*inputs, **where, **SMALL), **CLOSE

@@ -147,7 +147,10 @@ def test_the_function_without_a_projection_maps(randomness):
     ("projection", "message"),
     [
         ([1], "projection is a list; expected a tensor"),
-        (torch.ones(2, 9, dtype=torch.bool), "projection has dtype torch.bool.*masks are keep and query_keep"),
+        (
+            torch.ones(2, 9, dtype=torch.bool),
+            "projection has dtype torch.bool.*masks are given by name",
+        ),
     ],
 )
 def test_what_is_no_projection_raises(projection, message):

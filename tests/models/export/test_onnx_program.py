@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from nystrom.attention.plan import PLAN, AttentionPlan, LayerChoice
 from nystrom.attention.registry import METHODS
 from nystrom.cli.main import main
 from nystrom.models import (
@@ -103,9 +104,17 @@ def test_onnx_of_every_method_takes_any_batch_length_and_padding(attention, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("landmarks", ["uniform", "kmeans"])
-def test_onnx_of_other_landmarks(landmarks, tmp_path):
-    model = make(attention_options={"num_landmarks": 5, "landmarks": landmarks})
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        ("nystrom", {"num_landmarks": 5, "landmarks": "uniform"}),
+        ("nystrom", {"num_landmarks": 5, "landmarks": "kmeans"}),
+        ("nystrom", {"num_landmarks": 5, "z0": "authors"}),
+        ("skyformer", {"num_landmarks": 6, "kernel": "laplace"}),
+    ],
+)
+def test_onnx_of_other_options(attention, options, tmp_path):
+    model = make(attention, attention_options=options)
     export_onnx(model, tmp_path / "model.onnx")
     assert_same_as_the_model(tmp_path / "model.onnx", model)
 
@@ -215,18 +224,36 @@ def test_a_file_that_differs_from_the_model_is_not_kept(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+# The methods of its layers are not in attention_options by name.
+IN_A_PLAN = AttentionPlan((LayerChoice("softmax", {}), LayerChoice("nystrom", {"pinv": "exact"})))
+
+
 @pytest.mark.parametrize(
     ("model", "to", "says"),
     [
         (make().double(), "m.onnx", r"in torch.float64; expected torch.float32: call model.float\(\)"),
         (make(attention_options={"pinv": "ridge"}), "m.onnx", "pinv is 'ridge'.*take 'iterative'"),
         (make(attention_options={"pinv": "exact"}), "m.onnx", "pinv is 'exact'"),
+        (make(PLAN, attention_options=IN_A_PLAN.options), "m.onnx", "pinv is 'exact'"),
+        (make("near_far", attention_options={"num_samples": 32}), "m.onnx", "num_samples is 32.*take 0"),
+        (make("near_far", attention_options={"num_heavy": 0}), "m.onnx", "num_heavy is 0.*take 1 or more"),
         (make(), "m.bin", r"to is .*m.bin; expected a file name that ends in .onnx"),
         (make(), "there.onnx", r"there.onnx exists already"),
         (make(max_position_embeddings=1), "m.onnx", "longest input of the model is 1"),
         (torch.nn.Linear(2, 2), "m.onnx", r"model is a Linear; expected one of nystrom.models"),
     ],
-    ids=["float64", "ridge", "exact", "suffix", "there", "one position", "not ours"],
+    ids=[
+        "float64",
+        "ridge",
+        "exact",
+        "in a plan",
+        "num_samples",
+        "num_heavy",
+        "suffix",
+        "there",
+        "one position",
+        "not ours",
+    ],
 )
 @pytest.mark.refuses
 def test_what_cannot_be_written_is_refused_by_name(model, to, says, tmp_path):

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.door import attend
+from nystrom.attention.door import SELF_ATTENTION, attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import BigBirdOptions, documented
 from nystrom.attention.parts.band import (
@@ -38,7 +38,7 @@ from nystrom.attention.parts.band import (
     without_padding,
 )
 from nystrom.landmarks import draw, take
-from nystrom.shapes import Generator, Group, check_generator, cut_blocks, score_scale, zero_masked
+from nystrom.shapes import Generator, Group, Masks, check_generator, cut_blocks, score_scale, zero_masked
 
 
 @documented(BigBirdOptions)
@@ -50,8 +50,7 @@ def bigbird_attention(
     block_size: int = 64,
     num_random_blocks: int = 3,
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
-    query_keep: Bool[Tensor, "b n"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -62,8 +61,7 @@ def bigbird_attention(
         k: Keys of the same tokens.
         v: Values.
         **options: Those of `BigBirdOptions`.
-        keep: Real tokens; None where all are. Other queries give zeros.
-        query_keep: `keep` itself or None: queries and keys are the same tokens.
+        **masks: Which tokens are real.
         generator: Source of the random blocks; None takes draws spread evenly, "global" draws from torch's global
             generator.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
@@ -73,7 +71,9 @@ def bigbird_attention(
     """
     check_generator(generator)
     options = BigBirdOptions(block_size=block_size, num_random_blocks=num_random_blocks, scale=scale)
-    return attend(_bigbird, q, k, v, keep, query_keep, options, generator, self_attention="bigbird", group=group)
+    return attend(
+        _bigbird, q, k, v, Masks(keep), options, generator, same_tokens=f"bigbird is {SELF_ATTENTION}", group=group
+    )
 
 
 def _bigbird(

@@ -29,7 +29,7 @@ from nystrom.attention.options import InformerOptions, documented
 from nystrom.attention.parts.order import first_in_order, in_order
 from nystrom.landmarks import all_real, draw, ranks, take
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, check_generator, score_scale
+from nystrom.shapes import Generator, Group, Masks, check_generator, score_scale
 
 # Keys over which M is computed at a time.
 _BLOCK = 16
@@ -44,7 +44,8 @@ def informer_attention(
     num_queries: int = 128,
     num_samples: int = 128,
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
     group: Group = None,
@@ -56,8 +57,7 @@ def informer_attention(
         k: Keys.
         v: Values.
         **options: Those of `InformerOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        **masks: Which tokens are real.
         generator: Source of the sample of keys; None takes keys spread evenly, "global" draws from torch's global
             generator.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
@@ -67,7 +67,7 @@ def informer_attention(
     """
     check_generator(generator)
     options = InformerOptions(num_queries=num_queries, num_samples=num_samples, scale=scale)
-    return attend(_informer, q, k, v, keep, query_keep, options, generator, group=group)
+    return attend(_informer, q, k, v, Masks(keep, key_keep, query_keep), options, generator, group=group)
 
 
 def _informer(

@@ -12,7 +12,8 @@ Nothing of size n x s is stored, and the weights never overflow. Time stays quad
 approximation.
 
 Where tokens are near each other norms and product nearly cancel, but their rounding errors do not. So tokens are taken
-relative to the mean of the keys, and where channels are few, each of several groups of them has two columns of its own.
+relative to the middle of the keys, and where channels are few, each of several groups of them has two columns of its
+own.
 
 Not normalised: with $\|q - k\|$ large for every key, output and gradient vanish.
 
@@ -30,8 +31,9 @@ from nystrom.attention.options import KernelizedOptions, documented
 from nystrom.attention.parts.kernel_sum import sum_by_distance
 from nystrom.checks import Kernel
 from nystrom.kernels import half_norms
+from nystrom.landmarks import middle_of
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Group, score_scale
+from nystrom.shapes import Group, Masks, score_scale
 
 # In few channels a distance may be far below the norms of its two tokens, whose rounding is then an error of the
 # distance. With groups of channels the running sum after each group is a distance itself, and norms cancel early. In
@@ -48,7 +50,8 @@ def kernelized_attention(
     *,
     kernel: Kernel = "gaussian",
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -59,14 +62,21 @@ def kernelized_attention(
         k: Keys.
         v: Values.
         **options: Those of `KernelizedOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        **masks: Which tokens are real.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
-    return attend(_kernelized, q, k, v, keep, query_keep, KernelizedOptions(kernel=kernel, scale=scale), group=group)
+    return attend(
+        _kernelized,
+        q,
+        k,
+        v,
+        Masks(keep, key_keep, query_keep),
+        KernelizedOptions(kernel=kernel, scale=scale),
+        group=group,
+    )
 
 
 def _kernelized(
@@ -108,7 +118,8 @@ def gaussian_sum(
     """Sum of values weighted by the Gaussian kernel, in one fused call and in float32 at least."""
     scale = score_scale(q, scale)
     q, k, v = (at_least_float32(x) for x in (q, k, v))
-    centre = _centre(k, keep)
+    # No distance changes where all tokens move alike.
+    centre = middle_of(k, keep)
     q, k = _widen(q - centre, ones_first=False), _widen(k - centre, ones_first=True)
     # The null key comes last, and a value column of its own gives its weight. One width for all spares copies.
     e = v.shape[-1]
@@ -121,13 +132,6 @@ def gaussian_sum(
     out = fused_softmax(q, k, v, keep=keep, scale=scale)
     # The weight is at least 1 / (1 + s); rounding of huge norms may push it below.
     return out[..., :e] / out[..., e : e + 1].clamp(min=1 / k.shape[-2])
-
-
-@torch.no_grad()
-def _centre(k: Float[Tensor, "b h s d"], keep: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b h 1 d"]:
-    """Mean of the real keys, a constant for the gradient: distances do not change where all tokens move alike."""
-    count = k.shape[2] if keep is None else keep.sum(dim=-1).clamp(min=1)[:, None, None, None]
-    return k.sum(dim=2, keepdim=True) / count
 
 
 def _widen(x: Float[Tensor, "b h n d"], *, ones_first: bool) -> Float[Tensor, "b h n wide"]:

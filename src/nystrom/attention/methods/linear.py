@@ -11,7 +11,8 @@ whose exponentials are taken relative to the largest: of a channel over the keys
 goes over to the weights of the queries, and of a query over the channels.
 
 Forward and backward are written out, since what the two averages need for their gradients is themselves: no more than
-four numbers per token and channel are kept. A compiler, and a second derivative, get plain operations instead.
+four numbers per token and channel are kept. A compiler, a second derivative and one in forward mode get plain
+operations instead.
 
 Source: Katharopoulos et al. (2020), arXiv:2006.16236, eq. (5) and (7).
 Departs from the authors' code: no constant is added to the denominator.
@@ -22,10 +23,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nystrom.attention.door import attend
+from nystrom.attention.forward_mode import is_forward_mode
 from nystrom.attention.options import LinearOptions, documented
 from nystrom.checks import FeatureMap
 from nystrom.precision import at_least_float32, without_autocast
-from nystrom.shapes import Group
+from nystrom.shapes import Group, Masks
 
 
 @documented(LinearOptions)
@@ -35,7 +37,8 @@ def linear_attention(
     v: Float[Tensor, "b h s e"],
     *,
     feature_map: FeatureMap = "elu",
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -48,14 +51,15 @@ def linear_attention(
         k: Keys.
         v: Values.
         **options: Those of `LinearOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        **masks: Which tokens are real.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
-    return attend(_linear, q, k, v, keep, query_keep, LinearOptions(feature_map=feature_map), group=group)
+    return attend(
+        _linear, q, k, v, Masks(keep, key_keep, query_keep), LinearOptions(feature_map=feature_map), group=group
+    )
 
 
 def _linear(
@@ -71,7 +75,9 @@ def _linear(
         # Far below every real key: no weight beside one; without one, equal weights on values of zero.
         k = torch.where(keep[:, None, :, None], k, -torch.finfo(k.dtype).max / 4)
     # A compiler derives the gradient, and fuses the operations between the products.
-    return _two_softmaxes(q, k, v) if torch.compiler.is_compiling() else _TwoAverages.apply(q, k, v)[0]
+    if torch.compiler.is_compiling() or is_forward_mode():
+        return _two_softmaxes(q, k, v)
+    return _TwoAverages.apply(q, k, v)[0]
 
 
 def _two_softmaxes(

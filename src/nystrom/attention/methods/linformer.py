@@ -27,7 +27,7 @@ from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LinformerOptions, documented
 from nystrom.landmarks import take
-from nystrom.shapes import Group, check_tensor
+from nystrom.shapes import Group, Masks, check_tensor
 
 
 @documented(LinformerOptions)
@@ -39,7 +39,8 @@ def linformer_attention(
     value_projection: Float[Tensor, "g m length"],
     *,
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -52,8 +53,7 @@ def linformer_attention(
         key_projection: E, one for each head (g = h) or one for all (g = 1); cast to the dtype of `k`.
         value_projection: F, likewise; E itself where keys and values share it.
         **options: Those of `LinformerOptions` that do not shape the projections.
-        keep: Real keys; None where all are. Holes inside a sequence count as positions.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        **masks: Which tokens are real.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
@@ -64,8 +64,7 @@ def linformer_attention(
         q,
         k,
         v,
-        keep,
-        query_keep,
+        Masks(keep, key_keep, query_keep),
         key_projection,
         value_projection,
         LinformerOptions(scale=scale),

@@ -6,7 +6,8 @@ real tokens only, each once, under one softmax. Positions are relative, so paddi
 inside count as positions. The global tokens are the first `num_global` real ones of each sequence.
 
 Blocks of queries attend to the tokens around them in one fused call per head, masked to the band: no score is stored,
-and without global tokens no key is copied.
+and without global tokens no key is copied. The bias of the band, which heads share, has window numbers a token or a few
+more. Where that is more than the tokens have, and all are real, the blocks that see no end share one.
 
 **Exact limit.** With a window of 2 n - 1 or more, or n global tokens, this is exact attention.
 
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.door import attend
+from nystrom.attention.door import SELF_ATTENTION, attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LongformerOptions, documented
 from nystrom.attention.parts.band import (
@@ -33,7 +34,7 @@ from nystrom.attention.parts.band import (
     without_padding,
 )
 from nystrom.landmarks import first_tokens, ranks
-from nystrom.shapes import Group, score_scale
+from nystrom.shapes import Group, Masks, score_scale
 
 # Queries of a block: more of them waste more keys outside the band, fewer make matrix products small.
 _MOST, _LEAST = 64, 8
@@ -48,8 +49,7 @@ def longformer_attention(
     window: int = 257,
     num_global: int = 0,
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
-    query_keep: Bool[Tensor, "b n"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend within a sliding window and to global tokens, in time and memory linear in n. Self-attention only.
@@ -59,15 +59,16 @@ def longformer_attention(
         k: Keys of the same tokens.
         v: Values.
         **options: Those of `LongformerOptions`.
-        keep: Real tokens; None where all are. Other queries give zeros.
-        query_keep: `keep` itself or None: queries and keys are the same tokens.
+        **masks: Which tokens are real.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
     """
     options = LongformerOptions(window=window, num_global=num_global, scale=scale)
-    return attend(_longformer, q, k, v, keep, query_keep, options, self_attention="longformer", group=group)
+    return attend(
+        _longformer, q, k, v, Masks(keep), options, same_tokens=f"longformer is {SELF_ATTENTION}", group=group
+    )
 
 
 def _longformer(
@@ -81,11 +82,14 @@ def _longformer(
     n, g, half = q.shape[2], options.num_global, options.window // 2
     if isinstance(n, int) and (half >= n - 1 or g >= n):
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
-    scale = score_scale(q, options.scale)
+    scale, size = score_scale(q, options.scale), block_size_of(half)
+    # One bias for most windows takes two more calls a head: worth it where all biases are more than the tokens.
+    known = keep is None and not g and all(isinstance(axis, int) for axis in k.shape)
+    if known and size + 2 * half > k.shape[0] * k.shape[1] * k.shape[3]:
+        return _attend_to_windows(q, k, v, half, size, scale)
     real = torch.ones(1, n, dtype=torch.bool, device=q.device) if keep is None else keep
     positions, present = first_tokens(real, g)
     positions, present = (x.expand(q.shape[0], -1) for x in (positions, present))
-    size = block_size_of(half)
 
     def reach(x: Tensor, head: int, positions: Tensor) -> Tensor:
         return keys_around(x, positions, size, half)
@@ -97,6 +101,44 @@ def _longformer(
     if g:
         out = attend_globally(out, q, k, v, positions, present, keep=keep, scale=scale)
     return out
+
+
+def _attend_to_windows(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    half: int,
+    size: int,
+    scale: float,
+) -> Float[Tensor, "b h n e"]:
+    """Attention where all tokens are real and none is global: all windows but those at the ends have one bias."""
+    n, wide = q.shape[2], size + 2 * half
+    q = pad_to_blocks(q, size)
+    blocks = q.shape[2] // size
+    # The blocks from `first` to before `last` see no end.
+    first = min(-(-half // size), blocks)
+    last = max(first, (n - half) // size)
+    around = half, half + q.shape[2] - n
+    k, v = (F.pad(x, (0, 0, *around)) for x in (k, v))
+    real = F.pad(torch.ones(1, n, dtype=torch.bool, device=q.device), around)
+
+    def reach(x: Tensor, head: int) -> Tensor:
+        return x.unfold(1, wide, size).mT
+
+    out = []
+    for start, stop in ((0, first), (first, last), (last, blocks)):
+        if start < stop:
+            some, shown = (slice(start * size, (end - 1) * size + wide) for end in (stop, start + 1))
+            bias = _bias(
+                real[:, shown if (start, stop) == (first, last) else some, None].unfold(1, wide, size),
+                size,
+                half,
+                q.dtype,
+            )
+            queries = q[:, :, start * size : stop * size]
+            tokens = queries, k[:, :, some], v[:, :, some]
+            out.append(attend_blocks(*tokens, reach, bias[:, None], size=size, scale=scale, copies=False))
+    return torch.cat(out, dim=2)[:, :, :n]
 
 
 def block_size_of(half: int) -> int:
@@ -119,11 +161,14 @@ def band_of(
     others: Bool[Tensor, "b n"], g: int, size: int, half: int, dtype: torch.dtype
 ) -> Float[Tensor, "b 1 l c k"]:
     """The bias of each query of a block on `keys_around`: 0 for g global tokens and for the others of its window."""
-    offset = torch.arange(size + 2 * half, device=others.device) - torch.arange(size, device=others.device)[:, None]
-    # The sum alone has n k numbers: masks of that size would take more than the bias itself.
-    real = bias_of(windows(pad_to_blocks(others[..., None], size), size, half).mT, dtype)
-    bias = real + bias_of((offset >= 0) & (offset <= 2 * half), dtype)
-    # A query always attends to itself: one that is not real may have no other key, and softmax over none may be NaN.
-    bias.masked_fill_(offset == half, 0)
+    bias = _bias(windows(pad_to_blocks(others[..., None], size), size, half).mT, size, half, dtype)
     # With fewer than g real tokens all of them are global, and all of these results are replaced.
     return F.pad(bias, (g, 0))[:, None] if g else bias[:, None]
+
+
+def _bias(others: Bool[Tensor, "b l 1 k"], size: int, half: int, dtype: torch.dtype) -> Float[Tensor, "b l c k"]:
+    offset = torch.arange(size + 2 * half, device=others.device) - torch.arange(size, device=others.device)[:, None]
+    # The sum alone has n k numbers: masks of that size would take more than the bias itself.
+    bias = bias_of(others, dtype) + bias_of((offset >= 0) & (offset <= 2 * half), dtype)
+    # A query always attends to itself: one that is not real may have no other key, and softmax over none may be NaN.
+    return bias.masked_fill_(offset == half, 0)

@@ -49,7 +49,21 @@ from nystrom.attention.parts.stretches import runs_in_stretches
 from nystrom.checks import Backend
 from nystrom.landmarks import all_real
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import Group, check_inputs, check_positions, score_scale, zero_masked
+from nystrom.shapes import (
+    Group,
+    Masks,
+    check_inputs,
+    check_positions,
+    check_same_tokens,
+    score_scale,
+    zero_masked,
+)
+
+# What `check_same_tokens` says where nothing declares cross-attention.
+_NEEDS_SAME_TOKENS = (
+    "near_far counts positions, and without key_keep or query_keep takes queries and keys for the same tokens: pass "
+    "key_keep for cross-attention (all True where all keys are real), or query_positions and key_positions"
+)
 
 
 @documented(NearFarOptions)
@@ -66,7 +80,8 @@ def near_far_attention(
     num_samples: int = 0,
     scale: float | None = None,
     backend: Backend = "auto",
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     query_positions: Int[Tensor, "b n"] | None = None,
     key_positions: Int[Tensor, "b s"] | None = None,
@@ -79,9 +94,7 @@ def near_far_attention(
         k: Keys.
         v: Values.
         **options: Those of `NearFarOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s (self-attention), else all. Other queries give zeros.
-            Cross-attention of equal lengths passes a mask that is not `keep`: near tokens are those of the same places.
+        **masks: Which tokens are real.
         query_positions: Places of the queries in a text that they share with the keys, in any order; with them
             cross-attention has near tokens, too. None for both or neither.
         key_positions: Places of the keys; strictly increasing over the real ones, with any gaps.
@@ -100,16 +113,18 @@ def near_far_attention(
         scale=scale,
         backend=backend,
     )
+    masks = Masks(keep, key_keep, query_keep)
     if query_positions is None and key_positions is None:
-        return attend(_near_far, q, k, v, keep, query_keep, options, group=group)
+        same_tokens = _NEEDS_SAME_TOKENS if masks.is_self else None
+        return attend(_near_far, q, k, v, masks, options, masks.is_self, same_tokens=same_tokens, group=group)
     if group is not None or uses_triton(options.backend):
         what = "group is given" if group is not None else "backend is 'triton'"
         raise ValueError(
             f"{what}, and so are positions, which are served by one process in torch: leave one of them out."
         )
-    keep, query_keep = check_inputs(q, k, v, keep, query_keep)
-    positions = check_places(query_positions, key_positions, q, k, keep)
-    return attend(_near_far, q, k, v, keep, query_keep, options, positions)
+    real_keys, _ = check_inputs(q, k, v, masks)
+    positions = check_places(query_positions, key_positions, q, k, real_keys)
+    return attend(_near_far, q, k, v, masks, options, False, positions)
 
 
 @documented(NearFarOptions)
@@ -125,7 +140,8 @@ def near_far_rows(
     iterations: int = 4,
     num_samples: int = 0,
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     query_positions: Int[Tensor, "b n"] | None = None,
     key_positions: Int[Tensor, "b s"] | None = None,
@@ -140,8 +156,7 @@ def near_far_rows(
         k: Keys.
         queries: Positions of the queries.
         **options: Those of `NearFarOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries have rows of zeros.
+        **masks: Which tokens are real.
         query_positions: As for `near_far_attention`.
         key_positions: As for `near_far_attention`.
 
@@ -163,9 +178,12 @@ def near_far_rows(
             f"num_samples is {num_samples}; expected 0: rows that a regression corrects are not weights. Rows of the "
             "attention without it are those of num_samples=0."
         )
-    keep, query_keep = check_inputs(q, k, k, keep, query_keep)
+    masks = Masks(keep, key_keep, query_keep)
+    keep, query_keep = check_inputs(q, k, k, masks)
     check_positions("queries", queries, q)
     positions = check_places(query_positions, key_positions, q, k, keep)
+    if masks.is_self and positions is None:
+        check_same_tokens(_NEEDS_SAME_TOKENS, q, k, masks)
     q, k = (at_least_float32(x) for x in cast_for_autocast(q, k))
     if not all((q.shape[0], len(queries), k.shape[2])):
         return q.new_zeros(*q.shape[:2], len(queries), k.shape[2])
@@ -177,7 +195,7 @@ def near_far_rows(
         exact = (chosen.cluster == num_clusters)[:, :, None]
         if positions is not None:
             exact = exact | near_keys(positions, real, queries, options)[:, None]
-        elif _is_self_attention(q, k, keep, query_keep):
+        elif masks.is_self:
             exact = exact | _near(real, queries, options)[:, None]
         # A key of no cluster takes the zeros behind the last one.
         sizes = cluster_sizes(k, chosen.cluster, num_clusters).clamp(min=1)[..., None]
@@ -196,10 +214,11 @@ def _near_far(
     keep: Bool[Tensor, "b s"] | None,
     query_keep: Bool[Tensor, "b n"] | None,
     options: NearFarOptions,
+    is_self: bool,
     positions: Positions | None = None,
 ) -> Float[Tensor, "b h n e"]:
     check_backend_device(options.backend, q.device)
-    is_self, s = positions is None and _is_self_attention(q, k, keep, query_keep), k.shape[2]
+    s = k.shape[2]
     most = max(options.num_heavy, options.num_clusters, options.block_size if is_self else 0)
     if isinstance(s, int) and s <= most:
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
@@ -277,16 +296,6 @@ def _blocks(
     out = attend_rows(q, k, v, Chosen(heavy, found, cluster), options)
     back = (torch.arange(n, device=q.device) - first[:, None]).clamp(min=0)
     return take_rows(out, back).unflatten(0, (b, h))
-
-
-def _is_self_attention(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b h s d"],
-    keep: Bool[Tensor, "b s"] | None,
-    query_keep: Bool[Tensor, "b n"] | None,
-) -> bool:
-    """Whether queries and keys are the same tokens."""
-    return query_keep is keep and q.shape[2] == k.shape[2]
 
 
 def _near(real: Bool[Tensor, "b s"], queries: Int[Tensor, " r"], options: NearFarOptions) -> Bool[Tensor, "b r s"]:

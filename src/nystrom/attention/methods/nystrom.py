@@ -30,12 +30,21 @@ from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.options import NystromOptions, documented
 from nystrom.attention.parts.shared_gradient import with_segment_means
 from nystrom.attention.parts.stretches import add_attention, runs_in_stretches
-from nystrom.attention.skip import check_skip, depthwise_skip, with_skip
+from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip, with_skip
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue
 from nystrom.landmarks import all_are_short, all_real, draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv
-from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
-from nystrom.shapes import Generator, Group, check_generator, check_inputs, check_positions, score_scale, zero_masked
+from nystrom.precision import at_least_float32, cast_for_autocast, narrowed, without_autocast
+from nystrom.shapes import (
+    Generator,
+    Group,
+    Masks,
+    check_generator,
+    check_inputs,
+    check_positions,
+    score_scale,
+    zero_masked,
+)
 
 # Tokens from which on working in stretches on a CPU gains more than its calls cost.
 _LONG = 2048
@@ -70,7 +79,8 @@ def nystrom_attention(
     z0: StartValue = "paper",
     scale: float | None = None,
     backend: Backend = "auto",
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
     skip: Float[Tensor, "h 1 taps 1"] | None = None,
@@ -83,9 +93,7 @@ def nystrom_attention(
         k: Keys.
         v: Values.
         **options: Those of `NystromOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s (self-attention: queries that are not real must not
-            reach the landmarks), else all. Cross-attention of equal lengths passes both. Other queries give zeros.
+        **masks: Which tokens are real.
         generator: Source of the draws of "uniform"; None takes tokens spread evenly, the same each time, "global" draws
             from torch's global generator.
         skip: Kernel of a convolution of the values that is added, see `depthwise_skip`; self-attention only.
@@ -104,9 +112,9 @@ def nystrom_attention(
         scale=scale,
         backend=backend,
     )
-    if uses_triton(backend):
-        return attend(_by_kernels, q, k, v, keep, query_keep, options, generator, skip, clean=False, group=group)
-    return attend(_nystrom, q, k, v, keep, query_keep, options, generator, skip, group=group)
+    masks, same_tokens = Masks(keep, key_keep, query_keep), None if skip is None else NEEDS_SAME_TOKENS
+    core, clean = (_by_kernels, False) if uses_triton(backend) else (_nystrom, True)
+    return attend(core, q, k, v, masks, options, generator, skip, same_tokens=same_tokens, clean=clean, group=group)
 
 
 @documented(NystromOptions)
@@ -120,7 +128,8 @@ def nystrom_factors(
     pinv_steps: int = 6,
     z0: StartValue = "paper",
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
 ) -> NystromFactors:
@@ -130,8 +139,7 @@ def nystrom_factors(
         q: Queries.
         k: Keys.
         **options: Those of `NystromOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all.
+        **masks: Which tokens are real.
         generator: Source of the draws of "uniform".
 
     Raises:
@@ -141,7 +149,7 @@ def nystrom_factors(
     options = NystromOptions(
         num_landmarks=num_landmarks, landmarks=landmarks, pinv=pinv, pinv_steps=pinv_steps, z0=z0, scale=scale
     )
-    keep, query_keep = check_inputs(q, k, k, keep, query_keep)
+    keep, query_keep = check_inputs(q, k, k, Masks(keep, key_keep, query_keep))
     q, k = cast_for_autocast(q, k)
     with without_autocast(q):
         q, k = zero_masked(q, query_keep), zero_masked(k, keep)
@@ -163,7 +171,8 @@ def nystrom_rows(
     pinv_steps: int = 6,
     z0: StartValue = "paper",
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
 ) -> Float[Tensor, "b h r s"]:
@@ -177,8 +186,7 @@ def nystrom_rows(
         k: Keys.
         queries: Positions of the queries.
         **options: Those of `NystromOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries have rows of zeros.
+        **masks: Which tokens are real.
         generator: Source of the draws of "uniform".
 
     Raises:
@@ -188,7 +196,7 @@ def nystrom_rows(
     options = NystromOptions(
         num_landmarks=num_landmarks, landmarks=landmarks, pinv=pinv, pinv_steps=pinv_steps, z0=z0, scale=scale
     )
-    keep, query_keep = check_inputs(q, k, k, keep, query_keep)
+    keep, query_keep = check_inputs(q, k, k, Masks(keep, key_keep, query_keep))
     check_positions("queries", queries, q)
     q, k = (at_least_float32(x) for x in cast_for_autocast(q, k))
     if not all((q.shape[0], len(queries), k.shape[2])):
@@ -220,7 +228,11 @@ def _nystrom(
     skip: Float[Tensor, "h 1 taps 1"] | None,
 ) -> Float[Tensor, "b h n e"]:
     if skip is not None:
-        check_skip(v, skip, q, keep, query_keep)
+        check_kernel(v, skip)
+    if options.pinv == "exact" and skip is None and v.dtype == torch.float16:
+        # What the inverse multiplies may pass the largest float16, also where the result does not.
+        wide = _nystrom(q.float(), k.float(), v.float(), keep, query_keep, options, generator, None)
+        return narrowed(wide, v.dtype)
     m, scale = options.num_landmarks, options.scale
     short, stretches = all_are_short(q, k, m), runs_in_stretches(q, k, v) and q.shape[2] >= _LONG
     if skip is not None and (short or not stretches):
@@ -260,9 +272,9 @@ def _by_kernels(
 
     check_backend_device(options.backend, q.device)
     if skip is not None:
-        check_skip(v, skip, q, keep, query_keep)
+        check_kernel(v, skip)
     if all_are_short(q, k, options.num_landmarks):
-        return attend(_nystrom, q, k, v, keep, query_keep, options, generator, skip)
+        return attend(_nystrom, q, k, v, Masks(key_keep=keep, query_keep=query_keep), options, generator, skip)
     return landmark_attention(
         q,
         k,

@@ -32,7 +32,7 @@ from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 from nystrom.attention.parts.recomputed import is_computed_again
 from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, check_generator, check_tensor, score_scale
+from nystrom.shapes import Generator, Group, Masks, check_generator, check_tensor, score_scale
 
 
 @documented(PerformerOptions)
@@ -44,7 +44,8 @@ def performer_attention(
     *,
     num_features: int = 256,
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
     group: Group = None,
@@ -59,8 +60,7 @@ def performer_attention(
         v: Values.
         projection: Rows of random features, as `draw_projection` gives them; None draws `num_features` of them.
         **options: Those of `PerformerOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        **masks: Which tokens are real.
         generator: Source of the draw where no projection is given; None draws the same each time, "global" draws from
             torch's global generator.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
@@ -72,7 +72,7 @@ def performer_attention(
     check_generator(generator)
     if projection is not None and generator is not None:
         raise ValueError("projection and generator are both given: pass one of them, the generator draws a projection.")
-    return attend(_performer, q, k, v, keep, query_keep, options, projection, generator, group=group)
+    return attend(_performer, q, k, v, Masks(keep, key_keep, query_keep), options, projection, generator, group=group)
 
 
 def _performer(
@@ -106,7 +106,7 @@ def projection_of(
         return _draw(options.num_features, d, generator, q.device)
     check_tensor("projection", projection)
     if not projection.is_floating_point():
-        raise ValueError(f"projection has dtype {projection.dtype}; expected floats: masks are keep and query_keep.")
+        raise ValueError(f"projection has dtype {projection.dtype}; expected floats: masks are given by name.")
     if projection.ndim != 2 or projection.shape[1] != d or projection.shape[0] == 0:
         raise ValueError(
             f"projection has shape {tuple(projection.shape)}; expected (features, {d}) for head width {d}."

@@ -28,12 +28,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.door import attend
+from nystrom.attention.door import SELF_ATTENTION, attend
+from nystrom.attention.forward_mode import is_forward_mode
 from nystrom.attention.options import ReformerOptions, documented
 from nystrom.attention.parts.lsh import HashRounds, even_rotations, plan_rounds
 from nystrom.attention.parts.stretches import for_one_gradient
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, check_generator, score_scale
+from nystrom.shapes import Generator, Group, Masks, check_generator, score_scale
 
 # Scores computed at a time: as many as the caches of a core hold; enough to fill an accelerator.
 SCORES_AT_A_TIME = {"cpu": 2**20}
@@ -53,7 +54,6 @@ def reformer_attention(
     across_buckets: bool = False,
     scale: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
-    query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -64,8 +64,7 @@ def reformer_attention(
         k: Keys, of the same tokens; with `shared_qk` the queries are used instead.
         v: Values.
         **options: Those of `ReformerOptions`.
-        keep: Real tokens; None where all are.
-        query_keep: None or `keep` itself.
+        **masks: Which tokens are real.
         generator: Source of the rotations; None takes numbers spread evenly, "global" draws from torch's global
             generator.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
@@ -82,7 +81,9 @@ def reformer_attention(
         across_buckets=across_buckets,
         scale=scale,
     )
-    return attend(_reformer, q, k, v, keep, query_keep, options, generator, self_attention="reformer", group=group)
+    return attend(
+        _reformer, q, k, v, Masks(keep), options, generator, same_tokens=f"reformer is {SELF_ATTENTION}", group=group
+    )
 
 
 def _reformer(
@@ -120,8 +121,8 @@ def attend_by_rotations(
         k = torch.where(torch.zeros((), dtype=torch.bool, device=k.device), k, _directions(q))
     rows = q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
     scale = score_scale(q, options.scale)
-    if torch.compiler.is_compiling():
-        # The compiler differentiates the forward pass itself, and decides what to keep.
+    if torch.compiler.is_compiling() or is_forward_mode():
+        # The compiler differentiates the forward pass itself, and decides what to keep; so does forward mode.
         out, _, total = _attend_rounds(*rows, plan, scale, options.shared_qk)
     else:
         out, _, total = _AttendRounds.apply(*rows, scale, options.shared_qk, *plan)

@@ -31,9 +31,9 @@ from nystrom.attention.methods.kernelized import sum_by_kernel
 from nystrom.attention.options import SkyformerOptions, SkyformerSoftmaxOptions, documented
 from nystrom.checks import Backend, Inverse, Kernel
 from nystrom.kernels import KERNELS
-from nystrom.landmarks import all_are_short, draw, uniform
+from nystrom.landmarks import all_are_short, draw, middle_of, uniform, within_reach
 from nystrom.linalg.pinv import pinv
-from nystrom.shapes import Generator, Group, check_generator, score_scale
+from nystrom.shapes import Generator, Group, Masks, check_generator, score_scale
 
 
 @documented(SkyformerOptions)
@@ -49,7 +49,8 @@ def skyformer_attention(
     pinv_steps: int = 6,
     scale: float | None = None,
     backend: Backend = "auto",
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
     group: Group = None,
@@ -61,8 +62,7 @@ def skyformer_attention(
         k: Keys.
         v: Values.
         **options: Those of `SkyformerOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        **masks: Which tokens are real.
         generator: Source of the draws; None takes tokens spread evenly, "global" draws from torch's global generator.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
@@ -80,8 +80,10 @@ def skyformer_attention(
         backend=backend,
     )
     if uses_triton(backend):
-        return attend(_by_kernels, q, k, v, keep, query_keep, options, generator, clean=False, group=group)
-    return attend(_skyformer, q, k, v, keep, query_keep, options, generator, group=group)
+        return attend(
+            _by_kernels, q, k, v, Masks(keep, key_keep, query_keep), options, generator, clean=False, group=group
+        )
+    return attend(_skyformer, q, k, v, Masks(keep, key_keep, query_keep), options, generator, group=group)
 
 
 def _skyformer(
@@ -105,9 +107,9 @@ def _skyformer(
         return weigh(q, landmarks, inverse @ right)
     landmarks = limit.queries_as_landmarks(landmarks, q)
     right = weigh(landmarks, k, v, keep=limit.keep)
-    middle = limit.values_as_middle(inverse @ right, v)
+    values = limit.values_as_middle(inverse @ right, v)
     landmarks = limit.keys_as_landmarks(landmarks, k)
-    out = weigh(q, landmarks, middle, keep=limit.real_landmarks())
+    out = weigh(q, landmarks, values, keep=limit.real_landmarks())
     return limit.results(out, right)
 
 
@@ -125,7 +127,7 @@ def _by_kernels(
     check_backend_device(options.backend, q.device)
     m, scale = options.num_landmarks, score_scale(q, options.scale)
     if all_are_short(q, k, m):
-        return attend(_skyformer, q, k, v, keep, query_keep, options, generator)
+        return attend(_skyformer, q, k, v, Masks(key_keep=keep, query_keep=query_keep), options, generator)
     return landmark_attention(
         q,
         k,
@@ -151,12 +153,12 @@ def mixed_landmarks(
     m = draws.shape[0]
     half = m // 2
     from_queries = uniform(q, half, keep=query_keep, draws=draws[:half])
-    return torch.cat([from_queries, uniform(k, m - half, keep=keep, draws=draws[half:])], dim=2)
+    return within_reach(torch.cat([from_queries, uniform(k, m - half, keep=keep, draws=draws[half:])], dim=2))
 
 
 def kernel_of_landmarks(landmarks: Float[Tensor, "b h m d"], kernel: Kernel, scale: float) -> Float[Tensor, "b h m m"]:
     """The kernel of all pairs of landmarks; what they have in common, which no kernel sees, would cost digits."""
-    landmarks = landmarks - landmarks.detach().mean(dim=2, keepdim=True)
+    landmarks = landmarks - middle_of(landmarks)
     return KERNELS[kernel](landmarks, landmarks, scale=scale)
 
 

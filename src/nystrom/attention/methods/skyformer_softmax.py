@@ -49,7 +49,7 @@ from nystrom.kernels import gaussian_logarithm, half_norms
 from nystrom.landmarks import all_are_short, draw
 from nystrom.linalg.pinv import pinv_similar
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, check_generator, score_scale
+from nystrom.shapes import Generator, Group, Masks, check_generator, score_scale
 
 # Passes over the landmarks' kernel in which levels spread from landmark to landmark.
 _LEVEL_STEPS = 8
@@ -66,7 +66,8 @@ def skyformer_softmax_attention(
     pinv: Inverse = "iterative",
     pinv_steps: int = 6,
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     generator: Generator = None,
     group: Group = None,
@@ -78,8 +79,7 @@ def skyformer_softmax_attention(
         k: Keys.
         v: Values.
         **options: Those of `SkyformerSoftmaxOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all. Other queries give zeros.
+        **masks: Which tokens are real.
         generator: Source of the draws; None takes tokens spread evenly, "global" draws from torch's global generator.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
@@ -90,7 +90,7 @@ def skyformer_softmax_attention(
     options = SkyformerSoftmaxOptions(
         num_landmarks=num_landmarks, gamma=gamma, pinv=pinv, pinv_steps=pinv_steps, scale=scale
     )
-    return attend(_skyformer_softmax, q, k, v, keep, query_keep, options, generator, group=group)
+    return attend(_skyformer_softmax, q, k, v, Masks(keep, key_keep, query_keep), options, generator, group=group)
 
 
 def _skyformer_softmax(
@@ -143,7 +143,8 @@ def _middle(
     levels = _levels(logs.to(kernel.dtype), kernel)
     right = torch.exp(logs - levels) * F.pad(means, (0, 1), value=1.0)
     middle = _levelled_inverse(kernel, levels, options) @ right
-    return middle.to(means.dtype), levels.to(norms.dtype) - norms, means
+    sizes = levels.to(norms.dtype) - norms
+    return middle.to(means.dtype), sizes - sizes.detach().amax(dim=2, keepdim=True), means
 
 
 @torch.no_grad()
@@ -153,9 +154,10 @@ def _levels(logs: Float[Tensor, "b h m 1"], kernel: Float[Tensor, "b h m m"]) ->
     for _ in range(_LEVEL_STEPS):
         levels = torch.maximum(levels, (kernel + levels.mT).amax(dim=-1, keepdim=True))
     # Where that has not settled (long chains of near landmarks), levels move towards the largest of all, 0, as far as
-    # the worst pair needs.
-    rise = levels.mT - levels
-    share = torch.where(rise > -kernel, -kernel / rise.clamp(min=torch.finfo(rise.dtype).tiny), 1.0)
+    # the worst pair needs. Beyond the rounding of a level, that is: relative to a small rise it would be a large share.
+    number = torch.finfo(levels.dtype)
+    rise, most = levels.mT - levels, -kernel - 4 * number.eps * levels.amin(dim=2, keepdim=True)
+    share = torch.where(rise > most, most / rise.clamp(min=number.tiny), 1.0)
     return levels * share.amin(dim=(-2, -1), keepdim=True)
 
 
@@ -166,7 +168,8 @@ def _levelled_inverse(
     ridge = options.gamma * torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
     plain = torch.exp(kernel) + ridge
     root = plain.sum(dim=-1, keepdim=True).rsqrt()
-    levelled = root * (torch.exp(kernel + levels.mT - levels) + ridge) * root.mT
+    # The levels' difference first: beside a level as such a small logarithm would be lost.
+    levelled = root * (torch.exp((kernel + (levels.mT - levels)).clamp(max=0)) + ridge) * root.mT
     inverse = pinv_similar(levelled, root * plain * root.mT, inverse=options.pinv, steps=options.pinv_steps)
     return root * inverse * root.mT
 

@@ -15,7 +15,7 @@ from nystrom.attention.door import attend
 from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.options import SoftmaxOptions, documented
 from nystrom.checks import Form
-from nystrom.shapes import Group
+from nystrom.shapes import Group, Masks
 
 
 @documented(SoftmaxOptions)
@@ -26,7 +26,8 @@ def softmax_attention(
     *,
     form: Form = "fused",
     scale: float | None = None,
-    keep: Bool[Tensor, "b s"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
+    key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -37,15 +38,14 @@ def softmax_attention(
         k: Keys.
         v: Values.
         **options: Those of `SoftmaxOptions`.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None means `keep` where n == s, else all.
+        **masks: Which tokens are real.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
     options = SoftmaxOptions(form=form, scale=scale)
-    return attend(_softmax, q, k, v, keep, query_keep, options, group=group)
+    return attend(_softmax, q, k, v, Masks(keep, key_keep, query_keep), options, group=group)
 
 
 def _softmax(

@@ -5,8 +5,8 @@ that of the position table where there is one, padded or not, and give what the 
 attention methods of the library can be exported; `nystrom.models.export.words` says in ONNX what it has no operator
 for.
 
-Not in ONNX: the "ridge" and "exact" inverses (it has neither a solver nor singular values) and weights other than
-float32.
+Not in ONNX: the "ridge" and "exact" inverses (it has neither a solver nor singular values), near_far with `num_samples`
+(a solver again) or without heavy keys, and weights other than float32. All are refused before any work.
 
 After it is written, an ONNX file is run by onnxruntime on other batches and lengths than it was made with, padding
 included, and compared with the model; a file that differs is not kept.
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nystrom.attention.heads import AttentionHeads
 from nystrom.evaluation import evaluating
 from nystrom.measure.rows import check_folder
 from nystrom.models.classes import model_class
@@ -114,7 +115,7 @@ def export_onnx(
         check: Run the file by onnxruntime, and compare it with the model.
 
     Raises:
-        ValueError: A model, dtype, inverse or opset that cannot be written, or a file that exists already.
+        ValueError: A model, dtype, option or opset that cannot be written, or a file that exists already.
         ArithmeticError: The file differs from the model.
     """
     _check_model(model)
@@ -191,12 +192,24 @@ def _check_onnx(model: EncoderPreTrainedModel, opset: int | None, *, runs: bool)
             raise ValueError(f"ONNX needs the package {package}, which is not installed: pip install 'nystrom[onnx]'.")
     if model.dtype != torch.float32:
         raise ValueError(f"the model is in {model.dtype}; expected torch.float32: call model.float() first.")
-    options = model.config.attention_options
-    if options.get("pinv", "iterative") != "iterative":
-        raise ValueError(
-            f"pinv is {options['pinv']!r}, but ONNX can neither solve nor find singular values: take 'iterative', or "
-            "export_program."
-        )
+    # Of the modules rather than the config, whose layers may each have a method of their own.
+    for heads in (module for module in model.modules() if isinstance(module, AttentionHeads)):
+        options = heads.options
+        if getattr(options, "pinv", "iterative") != "iterative":
+            raise ValueError(
+                f"pinv is {options.pinv!r}, but ONNX can neither solve nor find singular values: take 'iterative', or "
+                "export_program."
+            )
+        if heads.method == "near_far" and options.num_samples:
+            raise ValueError(
+                f"num_samples is {options.num_samples}, but ONNX cannot solve the equations of near_far's correction: "
+                "take 0, or export_program."
+            )
+        if heads.method == "near_far" and not options.num_heavy:
+            raise ValueError(
+                "num_heavy is 0, but onnxruntime cannot reshape what near_far then joins to no heavy key: take 1 or "
+                "more, or export_program."
+            )
 
 
 def _check_file(to: Path, suffix: str) -> None:

@@ -5,6 +5,7 @@
 | `searchsorted` | the count of smaller entries |
 | a stable `sort` | `TopK` of all entries, which breaks ties by place (there, not in torch) |
 | a remainder by a length | a remainder by a tensor |
+| distances (`cdist`) | the roots of sums over squared differences |
 | `>>` of signed numbers | a division that rounds down; ONNX shifts unsigned ones only |
 
 The table is for `ExportedProgram.run_decompositions`, applied to a program before it is written as ONNX.
@@ -40,10 +41,16 @@ def _shift(self: Tensor, other: int) -> Tensor:
     return torch.div(self, 1 << other, rounding_mode="floor")
 
 
+def _distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
+    assert p == 2
+    return (x1[..., :, None, :] - x2[..., None, :, :]).square().sum(-1).sqrt()
+
+
 _aten = torch.ops.aten
 IN_WORDS_OF_ONNX: dict[Any, Callable[..., Any]] = {
     _aten.searchsorted.Tensor: _count_smaller,
     _aten.sort.stable: _sort,
     _aten.remainder.Scalar: _remainder,
+    _aten.cdist.default: _distances,
     _aten.__rshift__.Scalar: _shift,
 }

@@ -47,19 +47,15 @@ def near_far_over_ranks(
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
     options: NearFarOptions,
+    is_self: bool,
 ) -> Float[Tensor, "b h n e"]:
     """`near_far_attention` of the tokens of all ranks."""
-    if queries is not keys and queries.whole and keys.whole and queries.total == keys.total:
-        raise ValueError(
-            f"ranks hold {list(queries.lengths)} queries and {list(keys.lengths)} keys: cut both alike for "
-            "self-attention, or pass query_keep for cross-attention, in which no token is near."
-        )
     largest = torch.finfo(v.dtype).max
     q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
     with torch.no_grad():
         mine = _choose(ranks, queries, keys, q, k, options)
     far, sizes, sums = _far_keys(ranks, k, v, mine, options)
-    out = _blocks(ranks, keys, q, k, v, mine, far, options) if queries is keys else attend_far(q, far, options)
+    out = _blocks(ranks, keys, q, k, v, mine, far, options) if is_self else attend_far(q, far, options)
     if not options.num_samples:
         return out
     scale, wanted = score_scale(q, options.scale), sampled_queries(queries.count, options.num_samples)

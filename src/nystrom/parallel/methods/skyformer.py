@@ -12,6 +12,7 @@ from torch import Tensor
 from nystrom.attention.methods.kernelized import sum_by_kernel
 from nystrom.attention.methods.skyformer import kernel_of_landmarks, ridged_inverse
 from nystrom.attention.options import SkyformerOptions
+from nystrom.landmarks import within_reach
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.landmarks import shared_draws, uniform
 from nystrom.parallel.short import find_short
@@ -34,7 +35,7 @@ def skyformer_over_ranks(
     weigh = functools.partial(sum_by_kernel, kernel=options.kernel, scale=scale)
     draws, half = shared_draws(ranks, m, generator, q.device), m // 2
     from_queries = uniform(ranks, queries, q, half, draws[:half])
-    landmarks = torch.cat([from_queries, uniform(ranks, keys, k, m - half, draws[half:])], dim=2)
+    landmarks = within_reach(torch.cat([from_queries, uniform(ranks, keys, k, m - half, draws[half:])], dim=2))
     inverse = ridged_inverse(kernel_of_landmarks(landmarks, options.kernel, scale), options)
     short = find_short(queries, keys, m)
     landmarks = short.queries_as_landmarks(ranks, landmarks, q)

@@ -1,0 +1,38 @@
+"""Derivatives in forward mode, which plain operations have and fused calls do not.
+
+Forward mode is what `torch.func.jvp`, `jacfwd` and `hessian` take, and `torch.autograd.forward_ad`.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch.autograd import forward_ad
+
+_OF_TORCH = re.compile(r"forward (mode )?AD")
+
+
+def is_forward_mode() -> bool:
+    """Whether a derivative in forward mode is being taken, of whatever tensors."""
+    # A tensor does not tell: within a gradient of torch.func its tangent is out of sight.
+    return forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+
+
+def refusing_by_name() -> AbstractContextManager[None]:
+    """Context in which an operation without a derivative in forward mode says the way out."""
+    return nullcontext() if torch.compiler.is_compiling() else _refusing()
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except NotImplementedError as error:
+        if not _OF_TORCH.search(str(error)):
+            raise
+        raise NotImplementedError(
+            "this attention is made of fused calls, which have no derivative in forward mode (torch.func.jvp, jacfwd, "
+            "hessian): use reverse mode, such as torch.func.vjp or jacrev, or a method with second derivatives, see "
+            "`nystrom methods`."
+        ) from error

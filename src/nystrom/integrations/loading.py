@@ -1,0 +1,92 @@
+"""What transformers' models do with the name and the options of a method where they are made, loaded and pickled.
+
+Transformers lets any model take any registered name, drops what it does not know from the keyword arguments of
+`AutoConfig.from_pretrained`, and knows nothing of this library in a process that did not import it. `watch_models` adds
+to its base classes:
+
+- A model none of whose attention ever asks for an attention by name (DeBERTa, MPNet) raises when it is made with the
+  name of a method, instead of running its own attention. Of a model of several parts each part is one.
+- `attention_options` is an attribute of every configuration, so that `from_pretrained` of a configuration or a model
+  takes it. As `attn_implementation`, it is given to all parts; parts that were saved with their own keep them.
+- A pickled configuration that names a method names this package, too: whoever unpickles it, such as a spawned process,
+  imports the package, which registers the methods. Where the package is missing, Python's error names it.
+
+What a model without any attention (FNet, ResNet) is told changes nothing there, and does not raise: it may be the part
+of another one.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from nystrom.integrations.attention_interface import SERVED
+from nystrom.integrations.mask_interface import refuse_deaf
+
+
+def watch_models() -> None:
+    """Add to transformers' configurations and models what the head of this file says."""
+    # Kept under its own name among the attributes of the object, which transformers saves.
+    setattr(PreTrainedConfig, "attention_options", property(_options, _set_options))  # noqa: B010 - unknown to checkers
+    PreTrainedConfig.__reduce_ex__ = _reduce
+    finish = PreTrainedModel.post_init
+
+    @wraps(finish)
+    def post_init(self: PreTrainedModel) -> None:
+        finish(self)
+        check_model_asks(self)
+
+    PreTrainedModel.post_init = post_init
+
+
+def check_model_asks(model: PreTrainedModel) -> None:
+    """Check that something in a model that is set to a method may ask for it.
+
+    Raises:
+        ValueError: It has attention, but none that asks transformers' AttentionInterface.
+    """
+    method = model.config._attn_implementation
+    if method not in SERVED:
+        return
+    kinds = {type(module) for module in model.modules()}
+    if any("attention" in kind.__name__.lower() for kind in kinds) and not any(map(_asks, kinds)):
+        refuse_deaf(type(model), method)
+
+
+@cache
+def _asks(kind: type[nn.Module]) -> bool:
+    """Whether the code of a class, or of one it inherits from, names the interface's `get_interface`."""
+    # Transformers' base class names it, too, where it checks what it is asked for.
+    owners = [owner for owner in kind.__mro__ if owner.__module__ != PreTrainedModel.__module__]
+    functions = [inspect.unwrap(member) for owner in owners for member in vars(owner).values() if callable(member)]
+    codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
+    return any({"get_interface", "ALL_ATTENTION_FUNCTIONS"} & set(code.co_names) for code in codes)
+
+
+def _options(config: PreTrainedConfig) -> dict[str, Any] | None:
+    return vars(config).get("attention_options")
+
+
+def _set_options(config: PreTrainedConfig, options: dict[str, Any] | None) -> None:
+    """Set the options of a configuration and its parts; one that is still being read leaves its parts their own."""
+    vars(config)["attention_options"] = options
+    is_read = vars(config).get("_post_init_done", False)
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if isinstance(part, PreTrainedConfig) and (is_read or _options(part) is None):
+            _set_options(part, options)
+
+
+def _reduce(config: PreTrainedConfig, protocol: Any) -> tuple[Any, ...]:
+    """Pickle a configuration; one that names a method by `_remake`, which stands in this package."""
+    make, made_of, *rest = object.__reduce_ex__(config, protocol)
+    if vars(config).get("_attn_implementation_internal") in SERVED:
+        make, made_of = _remake, (make, made_of)
+    return make, made_of, *rest
+
+
+def _remake(make: Callable[..., PreTrainedConfig], made_of: tuple[Any, ...]) -> PreTrainedConfig:
+    return make(*made_of)

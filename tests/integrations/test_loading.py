@@ -1,0 +1,212 @@
+"""What a model of transformers does with the name and the options of a method where it is made, loaded and pickled."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    BertConfig,
+    BertModel,
+    DebertaConfig,
+    DebertaV2Config,
+    DetrConfig,
+    MegatronBertConfig,
+    MPNetConfig,
+    NystromformerConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    RemBertConfig,
+    ResNetConfig,
+    RoFormerConfig,
+    SiglipConfig,
+    SiglipModel,
+    SqueezeBertConfig,
+)
+
+from nystrom.integrations import check_attention, set_attention
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+BERT = SIZES | {"vocab_size": 64, "max_position_embeddings": 40}
+FEW = {"num_landmarks": 4}
+IDS = {"input_ids": torch.randint(3, 60, (2, 21), generator=torch.Generator().manual_seed(1))}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(0)
+    BertModel(BertConfig(**BERT, initializer_range=0.3)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def run(model, **inputs):
+    with torch.no_grad():
+        return model(**inputs)[0]
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(MPNetConfig, RoFormerConfig, MegatronBertConfig, RemBertConfig, SqueezeBertConfig),
+        *(DebertaConfig, DebertaV2Config, NystromformerConfig),
+    ],
+)
+def test_a_model_whose_attention_asks_for_none_by_name_raises_where_it_is_made_and_loaded(kind, tmp_path):
+    config = kind(**SIZES, vocab_size=64, embedding_size=32)
+    exact = AutoModel.from_config(config, attn_implementation="eager")
+    who = type(exact).__name__
+    with pytest.raises(ValueError, match=f"{who} has attention of its own.*would change nothing"):
+        AutoModel.from_config(config, attn_implementation="near_far")
+    exact.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"{who} has attention of its own.*would change nothing"):
+        AutoModel.from_pretrained(tmp_path, attn_implementation="nystrom")
+
+
+class OwnConfig(PreTrainedConfig):
+    model_type = "own"
+    hidden_size = 8
+
+
+class OwnAttention(nn.Module):
+    def forward(self, q, k, v):
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+class DeafModel(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.attention = OwnAttention()
+        self.post_init()
+
+
+class AroundBert(PreTrainedModel):
+    """Attention of its own around a part that asks: the class of a user, of whose source nothing is known."""
+
+    config_class = BertConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.bert, self.attention = BertModel(config), OwnAttention()
+        self.post_init()
+
+
+def test_a_model_of_the_users_raises_where_none_of_its_parts_asks():
+    assert AroundBert._from_config(BertConfig(**BERT), attn_implementation="nystrom").config._attn_implementation
+    with pytest.raises(ValueError, match="DeafModel has attention of its own"):
+        DeafModel._from_config(OwnConfig(), attn_implementation="nystrom")
+
+
+def test_a_part_without_attention_takes_any_name():
+    backbone = ResNetConfig(embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, out_features=["stage4"])
+    small = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "d_model": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = DetrConfig(**small, **heads, backbone_config=backbone)
+    model = AutoModel.from_config(config, attn_implementation="nystrom")
+    assert model.config.backbone_config._attn_implementation == "nystrom"
+
+
+def test_options_that_are_given_where_a_model_or_its_configuration_is_loaded_are_taken(folder):
+    model = AutoModel.from_pretrained(folder, attn_implementation="nystrom")
+    many = run(model, **IDS)
+    model.config.attention_options = FEW
+    few = run(model, **IDS)
+    assert (few - many).abs().max() > 0.01
+    named = {"attn_implementation": "nystrom", "attention_options": FEW}
+    config = AutoConfig.from_pretrained(folder, **named)
+    # The way of sentence-transformers' config_kwargs.
+    by_config = AutoModel.from_pretrained(folder, config=config)
+    assert_close(run(by_config, **IDS), few, rtol=0, atol=0)
+    loaded = AutoModel.from_pretrained(folder, **named)
+    assert_close(run(loaded, **IDS), few, rtol=0, atol=0)
+    assert set(map(str, check_attention(loaded, IDS).layers.values())) == {str(FEW)}
+
+
+@pytest.mark.refuses
+def test_options_that_the_method_does_not_have_raise_however_they_came(folder):
+    loaded = AutoModel.from_pretrained(folder, attn_implementation="nystrom", attention_options={"landmark": 3})
+    with pytest.raises(ValueError, match="option of nystrom 'landmark' is unknown"):
+        run(loaded, **IDS)
+
+
+def siglip():
+    texts = SIZES | {"vocab_size": 30, "max_position_embeddings": 40}
+    return SiglipModel(SiglipConfig(text_config=texts, vision_config=SIZES | {"image_size": 16, "patch_size": 4}))
+
+
+def options_of(model):
+    return [part.config.attention_options for part in (model, model.text_model, model.vision_model)]
+
+
+def test_options_are_given_to_all_parts_and_read_parts_keep_their_own(tmp_path):
+    siglip().save_pretrained(tmp_path / "none")
+    loaded = AutoModel.from_pretrained(tmp_path / "none", attention_options=FEW)
+    assert options_of(loaded) == [FEW] * 3
+    loaded.config.vision_config.attention_options = {"num_landmarks": 3}
+    loaded.save_pretrained(tmp_path / "own")
+    assert options_of(AutoModel.from_pretrained(tmp_path / "own")) == [FEW, FEW, {"num_landmarks": 3}]
+    # Those that are given win over all that was saved.
+    again = AutoModel.from_pretrained(tmp_path / "own", attention_options={"num_landmarks": 5})
+    assert options_of(again) == [{"num_landmarks": 5}] * 3
+
+
+def test_a_configuration_without_options_is_saved_and_compared_as_before():
+    config = BertConfig(**BERT)
+    assert config.attention_options is None
+    assert "attention_options" not in config.to_dict()
+    assert BertConfig(**BERT, attention_options=FEW).to_diff_dict()["attention_options"] == FEW
+
+
+def test_a_pickled_model_names_this_package_if_it_is_set_to_a_method_and_only_then(folder):
+    model = AutoModel.from_pretrained(folder)
+    assert b"nystrom" not in pickle.dumps(model)
+    set_attention(model, "nystrom", FEW)
+    again = pickle.loads(pickle.dumps(model))
+    assert again.config == model.config
+    assert_close(run(again, **IDS), run(model, **IDS), rtol=0, atol=0)
+    model.set_attn_implementation("sdpa")
+    model.config.attention_options = None
+    assert b"nystrom" not in pickle.dumps(model)
+
+
+UNPICKLE = """
+import pickle, sys, torch
+assert "nystrom" not in sys.modules
+model, inputs, wanted = torch.load(sys.argv[1], weights_only=False)
+with torch.no_grad():
+    torch.testing.assert_close(model(**inputs)[0], wanted, rtol=0, atol=1e-5)
+"""
+
+
+@pytest.mark.long
+def test_a_fresh_process_runs_a_pickled_model_without_importing_this_package_first(folder, tmp_path):
+    model = AutoModel.from_pretrained(folder, attn_implementation="nystrom", attention_options=FEW)
+    torch.save((model, IDS, run(model, **IDS)), tmp_path / "model.pt")
+    subprocess.run([sys.executable, "-c", UNPICKLE, str(tmp_path / "model.pt")], check=True, timeout=600)
+
+
+@pytest.mark.long
+def test_a_pool_of_sentence_transformers_runs_the_method(folder):
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    from sentence_transformers import SentenceTransformer
+    from transformers import BertTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
+    BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(folder)
+    asked = {"attn_implementation": "nystrom"}
+    body = modules.Transformer(str(folder), model_kwargs=asked, config_kwargs={"attention_options": FEW})
+    model = SentenceTransformer(modules=[body, modules.Pooling(32)], device="cpu")
+    texts = ["a b c d e f g h a b c", "c d a"]
+    alone = model.encode(texts)
+    pool = model.start_multi_process_pool(["cpu"])
+    try:
+        assert_close(model.encode(texts, pool=pool), alone)
+    finally:
+        model.stop_multi_process_pool(pool)
