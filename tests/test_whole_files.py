@@ -20,7 +20,7 @@ WRITERS = {
 OWNED = {("os", "replace"), ("os", "rename"), ("shutil", "copy"), ("np", "save"), ("torch", "save")}
 # Streams that grow, by a line or a lock at a time.
 GROWING = {("measure/rows.py", "ab+"), ("train/grid/processes.py", "ab"), ("train/grid/job.py", "ab")}
-# Where the output of a closed stream goes.
+# The descriptor of an open stream, no file.
 GROWING |= {("cli/streams.py", "w")}
 # In a folder that `partial_folder` lent, or such a folder itself.
 LENT = {

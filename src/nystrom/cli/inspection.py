@@ -5,6 +5,9 @@ from typing import Literal
 
 from nystrom.checks import check_at_least, check_positive
 from nystrom.cli.arguments import arguments_of, positional
+from nystrom.report.plots.canvas import FORMATS, house_style, save_figure
+from nystrom.report.plots.inspection import FIGURES, inspection_figures
+from nystrom.whole_files import check_new, write_whole
 
 # What is compared where nothing is named; a plan may choose exact attention, too.
 USUAL = ("nystrom-64", "nystrom-128", "nystrom-256", "near_far", "near_far-128")
@@ -57,8 +60,11 @@ def inspect(
         check_positive("budget", budget)
         if to is None:
             raise ValueError(f"budget is {budget:g}, and the plan for it goes into a folder: name one with --to.")
-    if to is not None and (to / "rows.csv").exists():
-        raise ValueError(f"{to} holds the rows of an inspection: choose another folder with --to.")
+    if to is not None:
+        if (to / "rows.csv").exists():
+            raise ValueError(f"{to} holds the rows of an inspection: choose another folder with --to.")
+        for name in ("verdict.txt", "plan.json", *(f"{each}{suffix}" for each in FIGURES for suffix in FORMATS)):
+            check_new(to / name)
     names = methods or USUAL
     import torch
     from transformers.utils import logging
@@ -72,11 +78,8 @@ def inspect(
     from nystrom.measure.rows import append_rows, check_folder
     from nystrom.models.files.tokenizer import load_tokenizer
     from nystrom.report.inspection import inspection_text, plan_text
-    from nystrom.report.plots.canvas import house_style, save_figure
-    from nystrom.report.plots.inspection import inspection_figures
     from nystrom.tasks.language.prose import read_prose
     from nystrom.train.hardware import usable_device
-    from nystrom.whole_files import write_whole
 
     read_candidates(names)
     if to is not None:
@@ -116,6 +119,6 @@ def inspect(
         write_whole(to / "verdict.txt", text)
         with house_style():
             for name, figure in inspection_figures(rows, lambda name: split_name(name)[0]).items():
-                for suffix in (".png", ".svg"):
+                for suffix in FORMATS:
                     save_figure(figure, to / f"{name}{suffix}")
         print(f"\nRows, verdict and figures: {to}")

@@ -69,7 +69,7 @@ def reproduce_study(words: list[str]) -> None:
     import torch
 
     torch.set_num_threads(asked["threads"])
-    from nystrom.report.gallery import print_summary, write_gallery
+    from nystrom.report.gallery import check_gallery, print_summary, write_gallery
     from nystrom.report.summary import SUMMARY
     from nystrom.studies.reproduce.catalogue import CATALOGUE
     from nystrom.studies.reproduce.run import check_study, folder_of, run_study
@@ -89,6 +89,7 @@ def reproduce_study(words: list[str]) -> None:
             raise ValueError(f"{name} failed, {failed[name]}.")
         print_summary(run_study(job), job.folder)
         return
+    check_gallery(to / "index.html")
     missing: dict[str, str] = {}
     jobs: dict[str, Job] = {}
     for each, entry in CATALOGUE.items():

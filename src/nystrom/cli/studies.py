@@ -37,12 +37,13 @@ def list_methods(words: list[str]) -> None:
 
 def bench_efficiency(words: list[str]) -> None:
     """Measure attention over the length."""
-    from nystrom.report import show_study
+    from nystrom.report import check_place, show_study
     from nystrom.studies.speed.efficiency import run_efficiency
 
     arguments = arguments_of(run_efficiency, words, "bench efficiency")
+    check_place("efficiency", arguments["to"])
     rows = run_efficiency(**arguments)
-    show_study(rows, Path(arguments["to"]))
+    show_study(rows, arguments["to"])
 
 
 def bench_runs(words: list[str]) -> None:
@@ -55,27 +56,29 @@ def bench_runs(words: list[str]) -> None:
         what = f"n={row.n} {layout:7} {row.method:18} {row.quantity}"
         spread = f"({row.note})" if row.low is None or row.high is None else f"({row.low:.3f} to {row.high:.3f})"
         print(f"{what:100} {row.value:9.3f} {row.unit:3} {spread}")
-    print(f"Rows: {Path(arguments['to']) / 'runs.csv'}")
+    print(f"Rows: {arguments['to'] / 'runs.csv'}")
 
 
 def bench_training(words: list[str]) -> None:
     """Measure a training step."""
-    from nystrom.report import show_study
+    from nystrom.report import check_place, show_study
     from nystrom.studies.speed.training import run_training
 
     arguments = arguments_of(run_training, words, "bench training")
+    check_place("training", arguments["to"])
     rows = run_training(**arguments)
-    show_study(rows, Path(arguments["to"]))
+    show_study(rows, arguments["to"])
 
 
 def bench_model(words: list[str]) -> None:
     """Measure a whole encoder over the length."""
-    from nystrom.report import show_study
+    from nystrom.report import check_place, show_study
     from nystrom.studies.speed.whole_model.lengths import run_model
 
     arguments = arguments_of(run_model, words, "bench model")
+    check_place("model", arguments["to"])
     rows = run_model(**arguments)
-    show_study(rows, Path(arguments["to"]))
+    show_study(rows, arguments["to"])
 
 
 def bench_pretraining(words: list[str]) -> None:
@@ -85,7 +88,7 @@ def bench_pretraining(words: list[str]) -> None:
     arguments = arguments_of(run_pretraining_speed, words, "bench pretraining")
     for row in run_pretraining_speed(**arguments):
         print(f"{row.quantity:55} {row.value:10.2f} {row.unit:3} ({row.low:.2f} to {row.high:.2f})")
-    print(f"Rows: {Path(arguments['to']) / 'pretraining.csv'}")
+    print(f"Rows: {arguments['to'] / 'pretraining.csv'}")
 
 
 def bench_plan(words: list[str]) -> None:
@@ -102,7 +105,7 @@ def bench_ranks(words: list[str]) -> None:
 
     arguments = arguments_of(run_ranks, words, "bench ranks")
     print_study(run_ranks(**arguments))
-    print(f"Rows: {Path(arguments['to']) / 'ranks.csv'}")
+    print(f"Rows: {arguments['to'] / 'ranks.csv'}")
 
 
 def report_study(study: str) -> Callable[[list[str]], None]:
@@ -130,7 +133,8 @@ def report_study(study: str) -> Callable[[list[str]], None]:
                 markdown: Print the table as Markdown.
                 only: Quantities to print, such as "forward time"; all if not given.
                 paper: Print ratios beside those that the paper printed, as Markdown.
-                figure: File to draw to, .png or .svg; none is drawn if not given.
+                figure: File to draw to, .png or .svg, of those that exist only a figure of nystrom; none is drawn if
+                    not given.
             """
             if figure is not None:
                 check_figure(figure)

@@ -110,6 +110,7 @@ def lra_table(words: list[str]) -> None:
 def lra_curves(words: list[str]) -> None:
     """Draw the curves of a grid."""
     from nystrom.report.lra.curves import Axis, Shown, draw_lra_curves, gather_curves
+    from nystrom.whole_files import check_new
 
     def curves(
         sources: tuple[Path, ...],
@@ -123,16 +124,18 @@ def lra_curves(words: list[str]) -> None:
 
         Args:
             sources: Folder of the runs, a file that --gather wrote, or several of them.
-            figure: File to draw to, .png or .svg.
+            figure: File to draw to, .png or .svg; of those that exist only a figure of nystrom is drawn anew.
             quantity: "accuracy" or "loss" on the validation split, or "gradient-norm", before it is clipped.
             over: "seconds" of training, or "steps".
-            gather: CSV file to write the curves of all runs in the folder to.
+            gather: CSV file to write the curves of all runs in the folder to, which must not exist yet.
         """
         if not sources:
             raise ValueError("no source is named; expected the folder of `nystrom lra run`, or files of --gather.")
         folder, *others = sources
         if gather is not None and others:
             raise ValueError("--gather takes the curves of one folder: name one source.")
+        if gather is not None:
+            check_new(gather)
         draw_lra_curves(sources, figure, quantity=quantity, over=over)
         if gather is not None:
             gather_curves(folder, gather)

@@ -229,6 +229,17 @@ def check_folder(folder: Path) -> None:
         raise ValueError(f"{folder} cannot be written ({error.strerror}): choose another folder.") from error
 
 
+def check_rows(path: Path) -> None:
+    """Check, before the work, that rows can be written to a file: its folder, and that it is new or holds rows.
+
+    Raises:
+        ValueError: They cannot; the message names the folder, or the file and the line.
+    """
+    check_folder(path.parent)
+    if os.path.lexists(path):
+        read_rows(path)
+
+
 def started_as() -> str:
     """The command that started this process: the program's name, and its arguments without the machine's folders."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"

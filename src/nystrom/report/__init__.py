@@ -6,6 +6,23 @@ from pathlib import Path
 from nystrom.measure.rows import Row
 
 
+def check_place(study: str, folder: Path) -> None:
+    """Check, before the work, that `show_study` will write over nothing: pictures beside rows of a study are its own.
+
+    Args:
+        study: Name of the study.
+        folder: Where it will write.
+
+    Raises:
+        ValueError: A file that this project did not draw.
+    """
+    from nystrom.report.plots.mark import check_free
+
+    if not (folder / f"{study}.csv").is_file():
+        for suffix in (".png", ".svg"):
+            check_free(folder / f"{study}{suffix}")
+
+
 def show_study(rows: Sequence[Row], folder: Path) -> None:
     """Print the table of a study, and draw it beside its rows as PNG and SVG.
 

@@ -6,6 +6,7 @@ studies; nothing is measured.
 
 import base64
 import html
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from nystrom.report.summary import Summary, Table, Verdict, read_summary, verdic
 from nystrom.report.whole_words import print_table
 from nystrom.whole_files import write_whole
 
+_HEAD = (
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    "<title>nystrom: the papers, measured again</title>"
+)
 _STYLE = """
 :root { --ink: #1b1f24; --faint: #5b6570; --line: #d8dde3; --tint: #f5f7f9; }
 * { box-sizing: border-box; }
@@ -42,6 +48,18 @@ dd { margin: 0 0 .1rem 7.5rem; overflow-wrap: anywhere; }
 """
 
 
+def check_gallery(path: Path) -> None:
+    """Check, before the work, that the page can be written: the file is new, or such a page.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if os.path.lexists(path) and not (path.is_file() and _HEAD.encode() in path.read_bytes()):
+        raise ValueError(
+            f"{path} is there already, and is no page of nystrom reproduce: name another folder, or remove it first."
+        )
+
+
 def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path: Path) -> None:
     """Write the page of studies.
 
@@ -65,13 +83,7 @@ def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path:
     if missing:
         items = "".join(f"<li><b>{_text(name)}</b>: {_text(why)}</li>" for name, why in missing.items())
         body.append(f"<section><h2>Not run</h2><ul>{items}</ul></section>")
-    page = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>nystrom: the papers, measured again</title><style>{_STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(body)
-        + "\n</main></body></html>\n"
-    )
+    page = f"{_HEAD}<style>{_STYLE}</style></head>\n<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
     write_whole(path, page)
 
 

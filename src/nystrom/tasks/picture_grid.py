@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom.report.plots.mark import MARK, check_free
 from nystrom.whole_files import whole_file
 
 # A picture is enlarged by a whole factor, so that its pixels stay squares, to at least this many pixels.
@@ -22,13 +23,16 @@ def write_grid(pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], t
         to: File to write; its name ends in .png.
 
     Raises:
-        ValueError: There is nothing to draw, or the name has another ending.
+        ValueError: There is nothing to draw, the name has another ending, or the file is there and is no picture of
+            this project.
         OSError: The file cannot be written.
     """
     from PIL import Image, ImageDraw
+    from PIL.PngImagePlugin import PngInfo
 
     if to.suffix.lower() != ".png":
         raise ValueError(f"to is {to}; a grid of pictures is a PNG file, so the name must end in .png.")
+    check_free(to)
     if not pictures:
         raise ValueError("there are no pictures to draw: ask for at least one, of a split that is not empty.")
     factor = math.ceil(SHOWN_SIDE / pictures[0].shape[0])
@@ -43,5 +47,7 @@ def write_grid(pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], t
         pen.text((left, top), caption, fill=0)
         grid.paste(Image.fromarray(picture.repeat(factor, axis=0).repeat(factor, axis=1)), (left, top + CAPTION))
     to.parent.mkdir(parents=True, exist_ok=True)
+    mark = PngInfo()
+    mark.add_text("Software", MARK)
     with whole_file(to) as partial:
-        grid.save(partial, format="PNG")
+        grid.save(partial, format="PNG", pnginfo=mark)

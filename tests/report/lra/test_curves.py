@@ -12,8 +12,13 @@ from nystrom.report.printed.accuracies import LRA_CLASSES
 
 @pytest.fixture
 def drawn(monkeypatch):
-    figures = []
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    figures, save = [], matplotlib.figure.Figure.savefig
+
+    def savefig(self, *given, **named):
+        figures.append(self)
+        save(self, *given, **named)
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", savefig)
     return figures
 
 

@@ -30,7 +30,7 @@ from nystrom.report.plots.canvas import (
 )
 from nystrom.report.plots.curves import read_curves
 from nystrom.report.printed.accuracies import LRA_CLASSES, LRA_TASKS
-from nystrom.whole_files import whole_text
+from nystrom.whole_files import check_new, whole_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,16 +139,17 @@ def gather_curves(folder: Path, to: Path) -> None:
 
     Args:
         folder: The folder of `nystrom lra run`.
-        to: The file.
+        to: The file, which must not exist yet.
 
     Raises:
-        ValueError: The folder holds no curves, or the file cannot be written.
+        ValueError: The folder holds no curves, or the file exists or cannot be written.
     """
+    check_new(Path(to))
     files = [curves for curves, _ in _classifying(Path(folder))]
     if not files:
         raise ValueError(f"{folder} holds no run with curves; expected the folder of `nystrom lra run`.")
     check_folder(Path(to).parent)
-    with whole_text(Path(to)) as file:
+    with whole_text(Path(to), new=True) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(GATHERED)
         for curves in files:

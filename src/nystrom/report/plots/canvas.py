@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nystrom.measure.rows import check_folder
+from nystrom.report.plots.mark import MARK, check_free
 from nystrom.whole_files import whole_file
 
 if TYPE_CHECKING:
@@ -130,11 +131,17 @@ def house_style() -> Iterator[None]:
 
 
 def check_figure(path: Path) -> None:
-    """Check the name of a figure's file, and make its folder, before the work that it is to show.
+    """Check the name that a user gives a figure's file, and make its folder, before the work that it is to show.
 
     Raises:
-        ValueError: It ends in neither .png nor .svg, or its folder cannot be written.
+        ValueError: It ends in neither .png nor .svg, its folder cannot be written, or the file is there and is no
+            figure of this project.
     """
+    _check_name(path)
+    check_free(path)
+
+
+def _check_name(path: Path) -> None:
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"figure is {path}; expected a file name that ends in {' or '.join(FORMATS)}.")
     check_folder(path.parent)
@@ -154,13 +161,13 @@ def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure in the format that the name of the file ends in; the same figure gives the same file.
 
     Raises:
-        ValueError: As `check_figure`.
+        ValueError: The name ends in neither .png nor .svg, or its folder cannot be written.
     """
     import matplotlib
 
-    check_figure(path)
+    _check_name(path)
     # Without a date and random names, so that a figure drawn again is the same file.
-    metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+    metadata = {"Date": None, "Creator": MARK} if path.suffix.lower() == ".svg" else {"Software": MARK}
     with matplotlib.rc_context({"svg.hashsalt": "nystrom", "svg.fonttype": "none"}), whole_file(path) as partial:
         figure.savefig(partial, format=path.suffix.lower()[1:], dpi=_DPI, metadata=metadata)
 

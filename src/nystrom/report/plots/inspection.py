@@ -26,8 +26,12 @@ _FACTS = {
 }
 
 
+# The figures of an inspection, by name.
+FIGURES = ("errors", "attention", "sizes")
+
+
 def inspection_figures(rows: Sequence[Row], family: Callable[[str], str]) -> "Mapping[str, Figure]":
-    """All figures of an inspection, by name.
+    """All figures of an inspection, by name, see `FIGURES`.
 
     Args:
         rows: Of one inspection.

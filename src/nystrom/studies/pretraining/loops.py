@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
-from nystrom.measure.rows import Row, append_rows, check_folder
+from nystrom.measure.rows import Row, append_rows, check_rows
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.heads.language import EncoderForMaskedLM, EncoderForPreTraining
@@ -64,6 +64,7 @@ def measure_loops(
     threads: int | None,
 ) -> list[Row]:
     """Measure; the arguments are those of `nystrom.studies.pretraining.speed.run_pretraining_speed`."""
+    check_rows(to / "pretraining.csv")
     base = find_pretraining(preset)
     settings = settle(
         base,
@@ -92,7 +93,6 @@ def measure_loops(
     config = encoder_config(
         settings, {"hidden_act": base.hidden_act, "initializer_range": base.initializer_range}, train.vocabulary
     )
-    check_folder(to)
     if threads is not None:
         torch.set_num_threads(threads)
     loops = _loops(data, settings, base, config, train)

@@ -156,9 +156,17 @@ def draw_study(job: Job) -> Summary:
 
 
 def check_setting(folder: Path, wanted: Mapping[str, str]) -> None:
-    """Raise ValueError if the folder of a study holds rows of another setting than the one that is wanted."""
+    """Raise ValueError if the folder of a study holds rows of another setting than the one that is wanted, or no study.
+
+    What stands beside rows or a setting is the study's own: arrays and runs may be there before the first rows.
+    """
     file = folder / SETTING
-    if not (folder / ROWS).exists() or not file.exists():
+    if not (folder / ROWS).exists():
+        others = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+        if others and not _is_setting(file):
+            raise ValueError(f"{folder} holds {sorted(others)[0]} and no study: choose another folder with --to.")
+        return
+    if not file.exists():
         return
     with suppress(UnicodeDecodeError, json.JSONDecodeError):
         came = json.loads(file.read_text(encoding="utf-8"))
@@ -171,6 +179,13 @@ def check_setting(folder: Path, wanted: Mapping[str, str]) -> None:
                     )
             return
     raise ValueError(f"{file} is damaged, so nobody can tell what the rows beside it are of: choose another --to.")
+
+
+def _is_setting(file: Path) -> bool:
+    with suppress(OSError, ValueError):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return isinstance(content, dict) and all(isinstance(value, str) for value in content.values())
+    return False
 
 
 def _tagged(row: Row, study: str, part: str) -> Row:

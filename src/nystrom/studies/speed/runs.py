@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from nystrom.checks import check_at_least, check_choice
-from nystrom.measure.rows import Row, check_folder, new_row, read_rows, write_rows
+from nystrom.measure.rows import Row, check_rows, new_row, read_rows, write_rows
 from nystrom.studies.speed.asked import command_line
 from nystrom.studies.speed.choices import Layout
 
@@ -56,7 +56,7 @@ def run_runs(
         check_choice("an entry of layouts", layout, get_args(Layout))
     for name in ("runs", "repeats"):
         check_at_least(name, asked[name], 1)
-    check_folder(to)
+    check_rows(to / "runs.csv")
     words = ["--skip", "with", "--repeats", str(repeats), *([] if threads is None else ["--threads", str(threads)])]
     words += ["--methods", *methods, "--lengths", *map(str, lengths)]
     found: dict[Layout, list[list[Row]]] = {layout: [] for layout in layouts}

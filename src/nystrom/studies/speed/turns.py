@@ -23,7 +23,7 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from nystrom.checks import check_at_least
-from nystrom.measure.rows import Row, append_rows, check_folder
+from nystrom.measure.rows import Row, append_rows, check_rows
 from nystrom.models import EncoderConfig
 from nystrom.train.data.batches import TrainingOrder
 from nystrom.train.data.tasks import (
@@ -79,7 +79,7 @@ def measure_turns(
         changes={"steps": whole, "warmup_steps": 0},
         positions=data_positions(base, data),
     )
-    check_folder(to)
+    check_rows(to / "overhead.csv")
     if threads is not None:
         check_at_least("threads", threads, 1)
         torch.set_num_threads(threads)
@@ -101,7 +101,7 @@ def measure_turns(
         trainer.add_callback(turns)
         trainer.train()
     rows = _rows(task, config, settings, turns)
-    append_rows(Path(to) / "overhead.csv", rows)
+    append_rows(to / "overhead.csv", rows)
     return rows
 
 

@@ -18,7 +18,7 @@ from nystrom.measure.rows import check_folder
 from nystrom.tasks.language.labelled.glue import TASKS, LabelledTask, own_task
 from nystrom.tasks.language.labelled.rows import read_texts
 from nystrom.train.hardware import Device, Precision, usable_device, usable_precision
-from nystrom.whole_files import whole_text
+from nystrom.whole_files import check_new, whole_text
 
 _POOL = 50
 _ENDINGS = (".tsv", ".csv", ".jsonl")
@@ -41,7 +41,7 @@ def predict(
     Args:
         model: Folder of a fine-tuned model, such as RUN/best.
         data: The texts: a .txt file, with one in each line, or .tsv, .csv, .jsonl, .parquet; compressed or not.
-        to: File to write, .tsv, .csv or .jsonl; standard output if not given.
+        to: File to write, .tsv, .csv or .jsonl, which must not exist yet; standard output if not given.
         text_field: Column of the texts, or of the first of each pair; that of the model's task if not given.
         pair_field: Column of the second text of each pair.
         batch_size: Texts at a time; affects only speed and memory.
@@ -62,6 +62,8 @@ def predict(
         raise ValueError(f"data is {data}, which is not a file: name the file of the texts.")
     if to is not None and to.suffix.lower() not in _ENDINGS:
         raise ValueError(f"to is {to}; expected a name that ends in {', '.join(_ENDINGS)}.")
+    if to is not None:
+        check_new(to)
     device = usable_device(device)  # pyright: ignore[reportAssignmentType]
     precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
 
@@ -101,7 +103,7 @@ def _opened(to: Path | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     check_folder(to.parent)
-    with whole_text(to) as file:
+    with whole_text(to, new=True) as file:
         yield file
 
 

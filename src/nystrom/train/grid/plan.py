@@ -18,6 +18,7 @@ from typing import Literal
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
 from nystrom.checks import Design, FeedForward, PooledNormKind, Pooling, PositionKind, check_at_least
+from nystrom.measure.rows import check_rows
 from nystrom.tasks.lra.facts import LRA
 from nystrom.train.grid.alone import alone
 from nystrom.train.grid.child import train_run
@@ -25,7 +26,7 @@ from nystrom.train.grid.processes import Failure, Grid
 from nystrom.train.grid.request import NO_SLURM, Slurm, Where
 from nystrom.train.grid.runs import Planned, Run, run_name, run_of
 from nystrom.train.grid.slurm import Jobs, Work, check_no_jobs
-from nystrom.train.grid.table import reached, write_table
+from nystrom.train.grid.table import TABLE, reached, write_table
 from nystrom.train.hardware import Device, Precision, cores, processes, usable_device, visible_gpus
 from nystrom.train.lengths import data_positions, lengthened
 from nystrom.train.presets.published import Preset, find_preset
@@ -234,6 +235,7 @@ def run_grid(
                 planned.append(Planned(run_name(task, method, named, seed, model, max_length), settings))
         plans.append((base, folder, planned))
     with alone(to, "nystrom lra run"):
+        check_rows(to / TABLE)
         if cluster is None:
             check_no_jobs(to)
         _prepare(to, plans, check_compile=compile and usable == "cpu" and cluster is None)
