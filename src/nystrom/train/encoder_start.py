@@ -13,8 +13,8 @@ from typing import Any
 from nystrom.models import EncoderConfig
 from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights
+from nystrom.sums import sha256
 from nystrom.tasks.lra.facts import LRA
-from nystrom.tasks.store.checksums import sha256
 from nystrom.train.lengths import has_longest
 from nystrom.train.presets.preset import MethodSetting, Preset
 

@@ -15,6 +15,7 @@ from nystrom.measure.rows import Row
 from nystrom.models import EncoderConfig
 from nystrom.models.files.loading import check_fit
 from nystrom.tasks.lra.facts import LRA
+from nystrom.tasks.store.prepared_folder import verify
 from nystrom.train.data.batches import shortest_first
 from nystrom.train.data.columns import Columns
 from nystrom.train.data.tasks import LabelledSplit, Model, Task, check_lengths, class_names, find_task, prepared_folder
@@ -38,6 +39,7 @@ def score(
     """Score a saved model; see `nystrom.train.engine.evaluate`."""
     wanted = find_task(task)
     folder = prepared_folder(task, data, max_length=positions(model), columns=columns)
+    verify(folder, task=task)
     samples = wanted.open(folder, split)
     if len(samples) == 0:
         raise ValueError(

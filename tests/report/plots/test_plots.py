@@ -208,6 +208,16 @@ def test_curves_have_a_panel_for_losses_and_one_for_accuracies(drawn, tmp_path):
     assert (tmp_path / "curves.png").exists()
 
 
+def test_curves_of_many_kinds_take_several_lines_and_what_is_zero_has_no_axis_below(drawn, tmp_path):
+    kinds = ("train loss", "validation loss", "validation accuracy", "validation F1", "learning rate", "gradient norm")
+    lines = [f"{step},{kind},{0.0 if kind.endswith('F1') else 0.5 + step}" for kind in kinds for step in (10, 20)]
+    (tmp_path / "curves.csv").write_text("\n".join(["step,quantity,value", *lines]) + "\n")
+    draw_curves(tmp_path / "curves.csv", tmp_path / "curves.png")
+    places = [axes.get_subplotspec() for axes in drawn[0].axes if axes.get_visible()]
+    assert [(place.rowspan.start, place.colspan.start) for place in places] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    assert drawn[0].axes[2].get_ylim() == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

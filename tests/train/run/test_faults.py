@@ -109,6 +109,34 @@ def test_a_damaged_model_is_not_scored(whole, data, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_a_bit_of_a_saved_model_that_flipped_is_found_before_it_is_used(whole, data, small_run, tmp_path):
+    best = shutil.copytree(whole / "best", tmp_path / "best")
+    assert evaluate("listops", model=best, data=data, device="cpu").value >= 0
+    change_a_byte(best / "model.safetensors")
+    for use in (
+        lambda: evaluate("listops", model=best, data=data, device="cpu"),
+        lambda: small_run(tmp_path / "next", model=best, attention=None, options=None, preset=None),
+    ):
+        with pytest.raises(ValueError, match=r"best: model.safetensors is damaged\. Restore it .*complete\.json"):
+            use()
+    # One of an older version, or that somebody has changed.
+    (best / "complete.json").unlink()
+    assert evaluate("listops", model=best, data=data, device="cpu").value >= 0
+
+
+@pytest.mark.parametrize("file", ["train_tokens.npy", "test_tokens.npy"])
+def test_a_bit_of_the_data_that_flipped_is_found_before_they_are_used(whole, data, small_run, tmp_path, file):
+    damaged = shutil.copytree(data, tmp_path / "damaged")
+    change_a_byte(damaged / file)
+    for use in (
+        lambda: small_run(tmp_path / "run", data=damaged),
+        lambda: evaluate("listops", model=whole / "best", data=damaged, device="cpu"),
+    ):
+        with pytest.raises(ValueError, match=rf"{file} has SHA-256 \w+ instead of \w+: the prepared data are damaged"):
+            use()
+    assert not (tmp_path / "run").exists()
+
+
 def test_two_trainings_do_not_share_a_folder(whole, small_run):
     with (
         FileLock(whole / ".lock"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
@@ -44,6 +45,24 @@ def test_a_checkpoint_of_a_version_without_checksums_counts_by_its_sizes(run):
     assert run.last_step() == 3
     (run.checkpoint(3) / "complete.json").write_text('{"weights": 9}')
     assert run.last_step() is None
+
+
+def test_a_checkpoint_of_another_run_or_step_is_none_of_this_one(tmp_path, settings):
+    mine, other = RunFolder(tmp_path / "mine"), RunFolder(tmp_path / "other")
+    for run, data in ((mine, "a"), (other, "b")):
+        run.path.mkdir()
+        run.start(settings, {"folder": "data", "fingerprint": data}, {})
+    for run, step in ((mine, 9), (other, 18)):
+        run.checkpoint(step).mkdir()
+        (run.checkpoint(step) / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        run.mark_complete(step)
+    shutil.copytree(other.checkpoint(18), mine.checkpoint(18))
+    assert mine.last_step() == 9
+    assert mine.damage() == [(mine.checkpoint(18), "../run.json is not the one that it was made with")]
+    shutil.rmtree(mine.checkpoint(18))
+    mine.checkpoint(9).rename(mine.checkpoint(27))
+    assert mine.last_step() is None
+    assert mine.damage() == [(mine.checkpoint(27), "it holds step 9")]
 
 
 @pytest.mark.parametrize(

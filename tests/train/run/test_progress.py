@@ -15,13 +15,14 @@ def test_a_piped_log_holds_plain_lines_with_numbers(small_run, tmp_path, capsys)
     number = r"\d+(\.\d+)?(e-\d+)?"
     steps = re.findall(
         rf"^step (\d+) of 6: train loss {number}, learning rate {number}, gradient norm {number}, \d+ s, "
-        r"peak memory \d+ MB$",
+        r"(?:about \d+ s left, )?peak memory \d+ MB$",
         printed.out,
         re.MULTILINE,
     )
     assert [step for step, *_ in steps] == ["1", "2", "3", "4", "5", "6"]
     scores = re.findall(
-        rf"^step (\d) of 6: validation loss {number}, validation accuracy \d+\.\d%, \d+ s, peak memory \d+ MB$",
+        rf"^step (\d) of 6: validation loss {number}, validation accuracy \d+\.\d%, \d+ s, "
+        r"(?:about \d+ s left, )?peak memory \d+ MB$",
         printed.out,
         re.MULTILINE,
     )
@@ -40,17 +41,25 @@ def test_a_finished_run_that_is_resumed_reports_no_loss(whole, small_run, tmp_pa
     [
         (
             {"loss": 2.30149, "learning_rate": 4e-4, "epoch": 0.1, "seconds": 12.3, "megabytes": 811.6},
-            "step 20 of 700: train loss 2.301, learning rate 0.0004, 12 s, peak memory 812 MB",
+            "step 20 of 700: train loss 2.301, learning rate 0.0004, 12 s, about 7 min left, peak memory 812 MB",
         ),
         (
             {"eval_loss": 0.5, "eval_accuracy": 0.3125, "eval_runtime": 1.0, "seconds": 3.0, "megabytes": 0.0},
-            "step 20 of 700: validation loss 0.5, validation accuracy 31.2%, 3 s",
+            "step 20 of 700: validation loss 0.5, validation accuracy 31.2%, 3 s, about 2 min left",
         ),
         ({"train_runtime": 1.0, "train_loss": 0.0, "seconds": 3.0, "megabytes": 1.0}, ""),
     ],
 )
 def test_a_line_says_where_the_run_is(logs, line):
     assert line_of(logs, TrainerState(global_step=20, max_steps=700)) == line
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds", "left"), [(1, 0.1, ", about 10 s left"), (50, 9000.0, ", about 2.5 h left"), (100, 9.0, "")]
+)
+def test_a_line_says_the_time_that_remains_at_the_pace_until_now(step, seconds, left):
+    line = line_of({"loss": 1.0, "seconds": seconds, "megabytes": 0.0}, TrainerState(global_step=step, max_steps=100))
+    assert line.partition(" s")[2] == left
 
 
 def test_the_bar_and_the_lines_say_the_same(capsys):

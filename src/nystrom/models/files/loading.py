@@ -25,6 +25,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 
 from nystrom.models.files.json_object import read_json
 from nystrom.models.memory import least_weights
+from nystrom.sums import check_sums
 
 # The sizes in a config.json by the names that families give them: layers, width, inside the feed-forward blocks,
 # vocabulary, and the width of its vectors.
@@ -101,7 +102,7 @@ def find_folder(name: Any, given: dict[str, Any]) -> Path:
 
 
 def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool = False) -> None:
-    """Check that a folder holds whole safetensors; of each file only the header is read.
+    """Check that a folder holds whole safetensors; of each file only the header is read, unless it recorded its sums.
 
     Args:
         folder: Where config.json is.
@@ -150,6 +151,7 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
             ) from error
     if (folder / CONFIG_NAME).is_file():
         _check_sizes(folder, read_json(folder / CONFIG_NAME), weights)
+    check_sums(folder)
 
 
 def _check_sizes(folder: Path, content: Mapping[str, Any], weights: int) -> None:

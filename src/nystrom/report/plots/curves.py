@@ -6,6 +6,7 @@ from pathlib import Path
 from nystrom.report.plots.canvas import figure_of, house_style, look, save_figure
 
 _COLUMNS = ("step", "quantity", "value", "seconds")
+_COLUMNS_OF_PANELS = 3
 _SPLITS = ("train", "validation", "test")
 
 
@@ -27,9 +28,13 @@ def draw_curves(csv_path: Path, path: Path) -> None:
     shown = {name: points for name, points in read_curves(csv_path).items() if " of layer " not in name}
     curves = {name: [(step, value) for step, value, _ in points] for name, points in shown.items()}
     kinds = list(dict.fromkeys(_kind(name) for name in curves))
-    figure = figure_of(3.4 * len(kinds), 2.6)
-    panels = figure.subplots(1, len(kinds), squeeze=False, sharex=True)[0]
-    for axes, kind in zip(panels, kinds, strict=True):
+    columns = min(len(kinds), _COLUMNS_OF_PANELS)
+    lines = -(-len(kinds) // columns)
+    figure = figure_of(3.4 * columns, 2.6 * lines)
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes in panels[len(kinds) :]:
+        axes.set_visible(False)
+    for axes, kind in zip(panels, kinds, strict=False):
         for name in (name for name in curves if _kind(name) == kind):
             split = name.removesuffix(kind).strip()
             # A split looks the same in every panel.
@@ -37,6 +42,10 @@ def draw_curves(csv_path: Path, path: Path) -> None:
             steps, values = zip(*sorted(curves[name]), strict=True)
             marker = marker if len(steps) <= 50 else ""
             axes.plot(steps, values, color=colour, marker=marker, label=split or kind)
+        values = [value for name in curves if _kind(name) == kind for _, value in curves[name]]
+        if min(values) >= 0 > axes.get_ylim()[0]:
+            # What is never negative has no axis below zero.
+            axes.set_ylim(0, None if max(values) > 0 else 1)
         axes.set_ylabel(kind)
         axes.set_xlabel("step")
         axes.grid(True)

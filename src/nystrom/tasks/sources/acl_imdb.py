@@ -16,9 +16,10 @@ from pathlib import Path, PurePosixPath
 
 from tqdm import tqdm
 
+from nystrom.sums import sha256
 from nystrom.tasks.sources.source import LabelledSample, Source
 from nystrom.tasks.sources.unpacking import BROKEN, member_content, open_unpacked, unreadable
-from nystrom.tasks.store.checksums import sha256, sha256_of_files
+from nystrom.tasks.store.checksums import sha256_of_files
 
 IMDB_COUNTS = {"train": 25_000, "test": 25_000}
 PARTS = tuple(f"{split}/{label}" for split in IMDB_COUNTS for label in ("neg", "pos"))

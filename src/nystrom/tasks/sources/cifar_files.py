@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom.sums import sha256
 from nystrom.tasks.sources.cifar_pickle import WHERE_PUBLISHED, read_pickled_batch
 from nystrom.tasks.sources.unpacking import BROKEN, Limit, member_content, open_unpacked
-from nystrom.tasks.store.checksums import sha256
 from nystrom.tasks.store.picture_files import Pictures
 
 SIDE, COLOURS, CLASSES = 32, 3, 10

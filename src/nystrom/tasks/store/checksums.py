@@ -6,11 +6,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-
-def sha256(path: Path) -> str:
-    """Digest the content of a file."""
-    with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+from nystrom.sums import sha256
 
 
 def sha256_of_splits(files: Mapping[str, Path], *, progress: bool = False) -> dict[str, str]:

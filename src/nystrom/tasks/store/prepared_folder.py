@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nystrom.tasks.store.checksums import sha256
+from nystrom.sums import sha256
 from nystrom.tasks.store.header import HEADER, SPLITS, DataSettings, damaged, read_header, write_header
 from nystrom.tasks.store.token_files import describe_splits, open_split
 from nystrom.whole_files import NO_SPACE

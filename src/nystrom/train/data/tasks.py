@@ -29,6 +29,7 @@ from nystrom.tasks.lra.texts.reviews import Text
 from nystrom.tasks.store.byte_split import ByteSplit
 from nystrom.tasks.store.header import HEADER, read_header
 from nystrom.tasks.store.picture_files import PictureSplit
+from nystrom.tasks.store.prepared_folder import verify
 from nystrom.train.data.batches import Collate, collate, collate_pairs, collate_whole
 from nystrom.train.data.columns import NO_COLUMNS, Columns
 from nystrom.train.presets.sizes import DataSizes
@@ -244,8 +245,9 @@ def open_splits(task: str, folder: Path, *, positions: int, batch_size: int, tes
         test: Whether the test split is opened.
 
     Raises:
-        ValueError: The folder holds no data of the task, too long samples, or too few.
+        ValueError: The folder holds no data of the task, data that were changed, too long samples, or too few.
     """
+    verify(folder, task=task)
     names = Splits._fields if test else ("train", "val")
     opened = {name: find_task(task).open(folder, name) for name in names}
     for name, split in opened.items():

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from nystrom.integrations.saving import save_with_attention
 from nystrom.measure.rows import Row
 from nystrom.report.plots.curves import draw_curves
+from nystrom.sums import write_sums
 from nystrom.tasks.language.labelled.glue import LabelledTask
 from nystrom.tasks.language.labelled.splits import LabelledData
 from nystrom.train.finetune.encoding import EncodedSplit
@@ -146,3 +147,4 @@ def _save(model: PreTrainedModel, tokenizer: Any, settings: FinetuneSettings, ru
     with whole_folder(run.best) as partial:
         save_with_attention(model, partial)
         tokenizer.save_pretrained(partial)
+        write_sums(partial)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from nystrom.checks import check_at_least
 from nystrom.tasks.language.mlm_sop.dataset import MlmSop
+from nystrom.tasks.store.prepared_folder import verify
 from nystrom.train.data.batches import TrainingOrder
 
 
@@ -70,8 +71,9 @@ def open_instances(
         batch_size: Instances per step.
 
     Raises:
-        ValueError: The folder holds no prepared documents, or too few of them for a batch.
+        ValueError: The folder holds no prepared documents, documents that were changed, or too few for a batch.
     """
+    verify(folder, task=MlmSop.task)
     train = MlmSop(folder, "train", length=length, seed=seed)
     if len(train) < batch_size:
         raise ValueError(

@@ -13,7 +13,9 @@ from nystrom.models import EncoderConfig
 from nystrom.models.files.folder import copy_tokenizer
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom.report.plots.curves import draw_curves
+from nystrom.sums import write_sums
 from nystrom.tasks.language.mlm_sop.dataset import MlmSop
+from nystrom.tasks.store.prepared_folder import verify
 from nystrom.train.pretrain.data import HeldOutInstances
 from nystrom.train.pretrain.scores import Scores, score_model
 from nystrom.train.pretrain.settings import PretrainingSettings
@@ -95,6 +97,7 @@ def score_folder(
     check_at_least("length", length, 8)
     if length > source.positions:
         raise ValueError(f"length is {length} but model {folder} has {source.positions} positions: take fewer.")
+    verify(data, task=MlmSop.task)
     held_out = HeldOutInstances(MlmSop(data, "val", length=length), instances)
     check_vocabulary(source, data, held_out.data.vocabulary)
     with no_file_bars():
@@ -158,3 +161,4 @@ def _save(model: EncoderForPreTraining, data: Path, folder: Path) -> None:
     with whole_folder(folder) as partial:
         model.save_pretrained(partial)
         copy_tokenizer(data, partial, max_length=model.config.max_position_embeddings)
+        write_sums(partial)

@@ -22,8 +22,8 @@ from nystrom.models.files.loading import check_weights
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom.models.positions import resize_positions
+from nystrom.sums import sha256
 from nystrom.tasks.language.mlm_sop.vocabulary import Vocabulary
-from nystrom.tasks.store.checksums import sha256
 from nystrom.train.pretrain.settings import SIZES, PretrainingSettings, StartModel
 from nystrom.train.run.progress import no_load_report
 

@@ -8,6 +8,7 @@ from nystrom.measure.rows import Row
 from nystrom.models import EncoderConfig, EncoderModel
 from nystrom.parallel import parallelize
 from nystrom.report.plots.curves import draw_curves
+from nystrom.sums import write_sums
 from nystrom.train.data.tasks import Model, Splits, class_names, find_task
 from nystrom.train.results import Place, accuracy_row, result_row, setting_words
 from nystrom.train.run.folder import RunFolder
@@ -164,3 +165,4 @@ def _save(model: Model | EncoderModel, folder: Path) -> None:
     """Save a model in the place of the one before."""
     with whole_folder(folder) as partial:
         model.save_pretrained(partial)
+        write_sums(partial)

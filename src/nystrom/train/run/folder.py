@@ -3,11 +3,12 @@
     run.json        the settings of the run, its data and the versions that it started with
     checkpoint-N/   what is needed to resume after step N: the last two, and the best
     curves.csv      step, quantity, value, seconds of training until then; curves.png the same, drawn
-    best/           the best model in Hugging Face format, chosen on the validation split
+    best/           the best model in Hugging Face format, chosen on the validation split, with its own `complete.json`
     rows.csv        results, as rows of `nystrom.measure.rows`
     .lock           held by the process that trains
 
-A checkpoint is complete once its file `complete.json` lists the sizes and checksums of all others. One that was
+A checkpoint is complete once its file `complete.json` lists the sizes and checksums of all others and of the run.json
+of its run. One of another run, or under the name of another step, is no checkpoint of this one. One that was
 interrupted while it was written, or damaged since, is skipped and then removed; so is one whose best checkpoint is
 lost.
 
@@ -16,7 +17,6 @@ known to be complete, lose the best one when the folder is moved, and accept a h
 """
 
 import csv
-import hashlib
 import json
 import re
 import shutil
@@ -30,12 +30,13 @@ from filelock import FileLock, Timeout
 
 from nystrom.attention.method_names import sized_name
 from nystrom.measure.rows import Row, check_folder, write_rows
+from nystrom.sums import find_fault, write_sums
 from nystrom.train.hardware import restarts
 from nystrom.train.schedule import RunSettings
 from nystrom.train.settings import differences
 from nystrom.whole_files import whole_text, write_whole
 
-_SETTINGS, _COMPLETE, _LOCK, _STATE = "run.json", "complete.json", ".lock", "trainer_state.json"
+_SETTINGS, _LOCK, _STATE = "run.json", ".lock", "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
@@ -198,11 +199,8 @@ class RunFolder:
         return [(self.checkpoint(step), fault) for step in sorted(self._steps()) if (fault := self._faults(step))]
 
     def mark_complete(self, step: int) -> None:
-        """Record that all files of a checkpoint are written, with their sizes and checksums."""
-        folder = self.checkpoint(step)
-        files = [file for file in sorted(folder.iterdir()) if file.name != _COMPLETE]
-        content = {file.name: [file.stat().st_size, _digest(file)] for file in files}
-        write_whole(folder / _COMPLETE, json.dumps(content, indent=1) + "\n")
+        """Record that all files of a checkpoint are written, with their sizes and checksums, and whose run it is."""
+        write_sums(self.checkpoint(step), *([f"../{_SETTINGS}"] if self.is_started else []))
 
     def prune(self, *, best: int | None) -> None:
         """Remove all checkpoints but the last two, the best, and the one that either of the two names as the best."""
@@ -246,26 +244,22 @@ class RunFolder:
 
     def _best_at(self, step: int) -> int | None:
         """The step of the best checkpoint when that of a step was written; None where it names none."""
+        return self._state(step).get("best_global_step")
+
+    def _state(self, step: int) -> dict[str, Any]:
+        """What a checkpoint says of the training until then; empty where it cannot be read."""
         try:
-            return json.loads((self.checkpoint(step) / _STATE).read_text(encoding="utf-8")).get("best_global_step")
+            state = json.loads((self.checkpoint(step) / _STATE).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
-            return None
+            return {}
+        return state if isinstance(state, dict) else {}
 
     def _own_fault(self, step: int) -> str:
         """What is wrong with the files of a checkpoint; "" where they are unchanged."""
-        folder = self.checkpoint(step)
-        try:
-            written = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
-            for name, entry in written.items():
-                # Earlier versions wrote only sizes.
-                size, digest = (entry, None) if isinstance(entry, int) else entry
-                if (folder / name).stat().st_size != size or digest not in (None, _digest(folder / name)):
-                    return f"{name} is damaged"
-        except FileNotFoundError as error:
-            return f"{Path(error.filename).name} is missing"
-        except (ValueError, TypeError, AttributeError):
-            return f"{_COMPLETE} is damaged"
-        return "" if written else f"{_COMPLETE} is empty"
+        if fault := find_fault(self.checkpoint(step)):
+            return fault
+        saved = self._state(step).get("global_step", step)
+        return "" if saved == step else f"it holds step {saved}"
 
     @property
     def is_started(self) -> bool:
@@ -276,8 +270,3 @@ class RunFolder:
     def is_finished(self) -> bool:
         """Whether the run has ended: its results are written last."""
         return self.rows.is_file()
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

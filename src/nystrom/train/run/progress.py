@@ -97,14 +97,27 @@ def no_load_report() -> Iterator[None]:
 
 
 def line_of(logs: Mapping[str, float], state: TrainerState, quantities: Mapping[str, str] = QUANTITIES) -> str:
-    """A line such as "step 20 of 700: train loss 2.301, learning rate 0.0004, 12 s, peak memory 812 MB"."""
+    """A line such as "step 20 of 700: train loss 2.301, learning rate 0.0004, 12 s, about 7 min left"."""
     parts = [_part(name, logs[key]) for key, name in quantities.items() if key in logs]
     if not parts:
         return ""
     parts.append(f"{logs['seconds']:.0f} s")
+    if 0 < state.global_step < state.max_steps:
+        # At the pace of the steps until now, their scoring included.
+        parts.append(
+            f"about {_duration(logs['seconds'] / state.global_step * (state.max_steps - state.global_step))} left"
+        )
     if logs["megabytes"]:
         parts.append(f"peak memory {logs['megabytes']:.0f} MB")
     return f"step {state.global_step} of {state.max_steps}: {', '.join(parts)}"
+
+
+def _duration(seconds: float) -> str:
+    """A rounded number of seconds, minutes or hours."""
+    unit, name = next(
+        (unit, name) for unit, name in ((3600, "h"), (60, "min"), (1, "s")) if seconds >= 1.5 * unit or unit == 1
+    )
+    return f"{seconds / unit:.1f} {name}" if unit == 3600 else f"{seconds / unit:.0f} {name}"
 
 
 def _part(name: str, value: float) -> str:

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from nystrom.sums import sha256
 from nystrom.tasks.language.mlm_sop.blocks import BlockPlan, read_block
 from nystrom.tasks.language.mlm_sop.kept_folder import kept_folder
 from nystrom.tasks.language.mlm_sop.tokenising import cores, tokenise
 from nystrom.tasks.language.mlm_sop.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
 from nystrom.tasks.language.saved_tokenizer import save_tokenizer
 from nystrom.tasks.sources.corpora import Corpus, find_corpora
-from nystrom.tasks.store.checksums import sha256
 from nystrom.tasks.store.header import SPLITS
 from nystrom.tasks.store.prepared_folder import holds, new_folder
 from nystrom.tasks.store.token_files import write_pieces

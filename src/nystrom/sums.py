@@ -1,0 +1,56 @@
+"""Sizes and SHA-256 of the files of a folder, in its `complete.json`, which is written last and held before use."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from nystrom.whole_files import write_whole
+
+SUMS = "complete.json"
+
+
+def sha256(path: Path) -> str:
+    """Digest the content of a file."""
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_sums(folder: Path, *others: str) -> None:
+    """Record the files of a folder.
+
+    Args:
+        folder: The folder, whose files are all written.
+        *others: Further files, by their names from the folder, such as "../run.json".
+    """
+    names = [file.name for file in sorted(folder.iterdir()) if file.is_file() and file.name != SUMS]
+    content = {name: [(folder / name).stat().st_size, sha256(folder / name)] for name in (*names, *others)}
+    write_whole(folder / SUMS, json.dumps(content, indent=1) + "\n")
+
+
+def find_fault(folder: Path) -> str:
+    """What is wrong with the files that a folder recorded; "" where they are unchanged."""
+    try:
+        written = json.loads((folder / SUMS).read_text(encoding="utf-8"))
+        for name, entry in written.items():
+            # Earlier versions wrote only sizes.
+            size, digest = (entry, None) if isinstance(entry, int) else entry
+            if (folder / name).stat().st_size != size or digest not in (None, sha256(folder / name)):
+                return f"{name} is not the one that it was made with" if "/" in name else f"{name} is damaged"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (ValueError, TypeError, AttributeError):
+        return f"{SUMS} is damaged"
+    return "" if written else f"{SUMS} is empty"
+
+
+def check_sums(folder: Path) -> None:
+    """Check a folder that recorded its files; one without a record passes, such as those of older versions.
+
+    Raises:
+        ValueError: A file was changed or is missing.
+    """
+    if (folder / SUMS).is_file() and (fault := find_fault(folder)):
+        raise ValueError(
+            f"model {folder}: {fault}. Restore it from a copy, or train it again; if you changed it yourself, remove "
+            f"{folder / SUMS}."
+        )
