@@ -9,8 +9,8 @@ $$\begin{aligned}
 \text{linear} &: d + d (d + 1) \qquad
 \text{performer}: r + r (d + 1) \\
 \text{longformer} &: 2 t \lfloor w / 2 \rfloor d + 3 g d + g + g (d + 1) \\
-\text{near\_far} &: 8 (d + 3) + 2 g (R - 1) + i\, m (d + 1) + (g + m)(2 d + 1) + t\, a\, (2 d + 1), \quad
-a = \text{block\_size} - 1 + \text{reach} \\
+\text{near\_far} &: 8 (d + 3) + 2 g (R - 1) + i\, m (d + 1) + (g + m)(2 d + 1) + t\, a\, (2 d + 1) + t\, s\, m d, \quad
+a = \text{block\_size} - 1 + \text{reach}, \quad s = 1 + \lceil \log_2 (R - 1) \rceil \\
 \text{softmax} &: \tfrac{n}{R} (2 d + 1).
 \end{aligned}$$
 The backward pass exchanges again what has a gradient. Every call begins with an agreement, 32 bytes to each other rank.
@@ -25,6 +25,7 @@ from nystrom.attention.parts.clusters import QUERY_MEANS
 from nystrom.attention.registry import METHODS
 from nystrom.landmarks import KMEANS_STEPS
 from nystrom.parallel.communication import Traffic
+from nystrom.parallel.scan import hops
 
 
 class Exchanged(NamedTuple):
@@ -139,6 +140,17 @@ def _halo(sizes: CutSizes, tokens: int, size: int, *, gradient: bool = True) -> 
     yield _Step("exchange", sizes.neighbours * tokens * size, gradient)
 
 
+def _scans(sizes: CutSizes, size: int) -> Iterator[_Step]:
+    """Sums over the ranks before and after the one that is asked for, see `nystrom.parallel.scan`."""
+    rank = sizes.ranks // 2 if sizes.rank is None else sizes.rank
+    for side in (1, -1):
+        for distance in hops(sizes.ranks):
+            # What goes one way in the forward pass comes back in the other.
+            to, back = (0 <= rank + way * side * distance < sizes.ranks for way in (1, -1))
+            yield _Step("exchange", to * size, gradient=False)
+            yield _Step("exchange", back * size, forward=False)
+
+
 def _joined(rows: int, sizes: CutSizes) -> Iterator[_Step]:
     """Averages of the values for some rows, and their normalisers."""
     yield _Step("maximum", rows * sizes.wide, False)
@@ -201,7 +213,7 @@ def _near_far(options: Any, sizes: CutSizes) -> Iterator[_Step]:
     around = options.block_size - 1 + options.reach
     yield from _halo(sizes, around, 2 * d * wide)
     yield from _halo(sizes, around, 8, gradient=False)
-    yield _Step("sum", sizes.ranks * m * d * wide)
+    yield from _scans(sizes, m * d * wide)
     if options.num_samples:
         for _ in ("queries", "outputs"):
             yield _Step("sum", options.num_samples * d * wide)

@@ -34,6 +34,7 @@ from nystrom.landmarks import take as take_places
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.halo import with_halo
 from nystrom.parallel.joined import softmax_over_ranks
+from nystrom.parallel.scan import sum_after, sum_before
 from nystrom.parallel.tokens import Tokens, find, segment_means, take
 from nystrom.precision import at_least_float32
 from nystrom.shapes import cut_blocks, score_scale
@@ -153,23 +154,27 @@ def _blocks(
     options: NearFarOptions,
 ) -> Float[Tensor, "b h n e"]:
     """Self-attention of the blocks that hold this rank's queries, moved so that the first begins with a block."""
-    size, m, n = options.block_size, options.num_clusters, q.shape[2]
-    around, beside = _margins(options)
+    size, reach, m, n = options.block_size, options.reach, options.num_clusters, q.shape[2]
+    around, beside = size - 1 + reach, -(-reach // size)
     nearby = with_halo(ranks, keys, torch.cat([k, v], dim=-1), around, around)
     # Outside of the sequence there are zeros: m, that is, no cluster.
     cluster = with_halo(ranks, keys, (mine.cluster - m)[..., None], around, around)[..., 0]
+    held = keys.start - around + torch.arange(n + 2 * around, device=q.device)
+    values = nearby[..., k.shape[-1] :]
+    beyond = _beyond(ranks, keys, held, values, cluster + m, options).flatten(0, 1)
     # Tokens of the first block that come before this rank's own, and blocks on either side that only reach into it.
-    before, length = (keys.start - keys.first) % size, _length(n, options)
+    before = (keys.start - keys.first) % size
+    length = (-(-(n + size - 1) // size) + 2 * beside) * size
     own = torch.arange(length, device=q.device) - before[:, None] - beside * size
     here, near = own + around, n + 2 * around
-    inside = (here >= 0) & (here < near)
+    low, high = (edge - keys.start for edge in _span(keys, ranks.rank, options))
+    inside = (here >= 0) & (here < near) & (own >= low) & (own < high)
     place = here.clamp(0, near - 1)
     nearby = torch.where(inside[:, None, :, None], take_places(nearby, place), 0.0)
     cluster = torch.where(inside[:, None], cluster.gather(2, place[:, None].expand(*cluster.shape[:2], -1)), 0) + m
     # What other queries give is not used.
     moved = take_places(q, own.clamp(0, n - 1)).flatten(0, 1)
     near_k, near_v = nearby.flatten(0, 1).split((k.shape[-1], v.shape[-1]), dim=-1)
-    beyond = _beyond(ranks, keys, v, mine.cluster, options).flatten(0, 1)
     far = FarKeys(*(x.flatten(0, 1) for x in far))
     seen = keys_of_blocks(near_k, near_v, cluster.flatten(0, 1), far, options, beyond)
     out = attend_with_bias(cut_blocks(moved, size), seen, score_scale(q, options.scale)).flatten(1, 2)
@@ -177,36 +182,44 @@ def _blocks(
     return take_places(out.unflatten(0, q.shape[:2]), back)
 
 
-def _margins(options: NearFarOptions) -> tuple[int, int]:
-    """Tokens that the blocks of a rank's queries see on either side of its own, and blocks that only reach into it."""
-    return options.block_size - 1 + options.reach, -(-options.reach // options.block_size)
-
-
-def _length(n: int, options: NearFarOptions) -> int:
-    """Tokens of the blocks that hold n queries, wherever these begin, with those on either side."""
-    size = options.block_size
-    return (-(-(n + size - 1) // size) + 2 * _margins(options)[1]) * size
+def _span(keys: Tokens, rank: int, options: NearFarOptions) -> tuple[Int[Tensor, "b 1"], Int[Tensor, "b 1"]]:
+    """The first position that the queries of a rank see nearby, and the one after the last; they grow with the rank."""
+    size, start = options.block_size, sum(keys.lengths[:rank])
+    first, last = (
+        keys.first + (place - keys.first).div(size, rounding_mode="floor") * size
+        for place in (start, start + keys.lengths[rank] - 1)
+    )
+    return first[:, None] - options.reach, last[:, None] + size + options.reach
 
 
 def _beyond(
-    ranks: Ranks, keys: Tokens, v: Float[Tensor, "b h n e"], cluster: Int[Tensor, "b h n"], options: NearFarOptions
+    ranks: Ranks,
+    keys: Tokens,
+    place: Int[Tensor, " t"],
+    v: Float[Tensor, "b h t e"],
+    cluster: Int[Tensor, "b h t"],
+    options: NearFarOptions,
 ) -> Float[Tensor, "b h m e"]:
-    """Sums of the values of each cluster over the tokens of all ranks that are not among those in this rank's blocks.
+    """Sums of the values of each cluster over the tokens of all ranks outside of this rank's span.
 
-    Nothing is added that would have to be taken off again: each rank adds up, for every other, what that one has not.
+    Nothing is added that would have to be taken off again: what is before a span are the tokens from the beginnings of
+    the spans of the ranks before to those of the next, and each of these ranks holds its own; so it is with the ends.
+
+    Args:
+        ranks: The ranks.
+        keys: Where the keys stand.
+        place: Positions of the tokens that this rank holds.
+        v: Their values.
+        cluster: Their clusters.
+        options: The sizes.
     """
-    (around, beside), size, m = _margins(options), options.block_size, options.num_clusters
-    here, start, sums = keys.start + torch.arange(v.shape[2], device=v.device), 0, []
-    everything = cluster_sums(v, cluster, m)
-    for n in keys.lengths:
-        own = max(n, 1)
-        if start - around < keys.start + v.shape[2] and keys.start < start + own + around:
-            begin = -((start - keys.first) % size) - beside * size
-            low = start + begin.clamp(min=-around)[:, None]
-            high = start + (begin + _length(own, options)).clamp(max=own + around)[:, None]
-            outside = (here < low) | (here >= high)
-            sums.append(cluster_sums(v, torch.where(outside[:, None], cluster, m), m))
-        else:
-            sums.append(everything)
-        start += n
-    return ranks.sum(torch.stack(sums))[ranks.rank]
+    m, (low, high) = options.num_clusters, _span(keys, ranks.rank, options)
+    next_low, last_high = (
+        _span(keys, min(max(ranks.rank + by, 0), ranks.size - 1), options)[side] for by, side in ((1, 0), (-1, 1))
+    )
+
+    def sums(some: Bool[Tensor, "b t"]) -> Float[Tensor, "b h m e"]:
+        return cluster_sums(v, torch.where(some[:, None], cluster, m), m)
+
+    before = sum_before(ranks, sums((place >= low) & (place < next_low)))
+    return before + sum_after(ranks, sums((place >= last_high) & (place < high)))

@@ -1,0 +1,45 @@
+"""Sums over the ranks before or after each, by doubling: about log2 of their number of exchanges."""
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.parallel.communication import Ranks
+
+
+def hops(size: int) -> list[int]:
+    """From how many ranks away a rank adds what is summed there, one exchange after the other.
+
+    The first brings what the next rank holds; after it each doubles the ranks whose sum is known.
+    """
+    distances = [1] if size > 1 else []
+    while sum(distances) < size - 1:
+        distances.append(sum(distances))
+    return distances
+
+
+def sum_before(ranks: Ranks, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
+    """The sum of what the ranks before this one hold, of one shape on each; zeros on the first."""
+    return _sum_beside(ranks, x, -1)
+
+
+def sum_after(ranks: Ranks, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
+    """The sum of what the ranks after this one hold; zeros on the last."""
+    return _sum_beside(ranks, x, 1)
+
+
+def _sum_beside(ranks: Ranks, x: Float[Tensor, "*b m d"], side: int) -> Float[Tensor, "*b m d"]:
+    total = None
+    for distance in hops(ranks.size):
+        came = _from(ranks, x if total is None else total, side * distance)
+        total = came if total is None else total + came
+    return x * 0 if total is None else total
+
+
+def _from(ranks: Ranks, x: Float[Tensor, "*b m d"], offset: int) -> Float[Tensor, "*b m d"]:
+    """What the rank so far away holds; zeros where there is none."""
+    m = x.shape[-2]
+    asked = [rank + offset for rank in range(ranks.size)]
+    spans = [(m * other, m * (other + 1)) if 0 <= other < ranks.size else (0, 0) for other in asked]
+    came = ranks.fetch(x.movedim(-2, 0), [m] * ranks.size, spans).movedim(0, -2)
+    return F.pad(came, (0, 0, 0, m - came.shape[-2]))
