@@ -27,7 +27,7 @@ def test_inspect_writes_a_verdict_rows_and_figures(tiny_bert, prose, tmp_path, c
         f"{name}.{suffix}" for name in ("errors", "attention", "sizes") for suffix in ("png", "svg")
     }
     assert main(words) == 2
-    assert "holds the rows of an inspection" in capsys.readouterr().err
+    assert "rows.csv is there already, and is not written over" in capsys.readouterr().err
 
 
 def test_mistakes_end_in_one_line(tiny_bert, prose, tmp_path, capsys):

@@ -53,17 +53,20 @@ def inspect(
 
     Raises:
         ValueError: A model that no method can serve, texts that are too short, an unknown method, a folder that
-            holds an inspection, or a budget that no method meets, or that is given without a folder for the plan or
-            for a model whose layers a plan cannot name.
+            holds files of these names, or a budget that no method meets, or that is given without a folder for the
+            plan or for a model whose layers a plan cannot name.
     """
     if budget is not None:
         check_positive("budget", budget)
         if to is None:
             raise ValueError(f"budget is {budget:g}, and the plan for it goes into a folder: name one with --to.")
     if to is not None:
-        if (to / "rows.csv").exists():
-            raise ValueError(f"{to} holds the rows of an inspection: choose another folder with --to.")
-        for name in ("verdict.txt", "plan.json", *(f"{each}{suffix}" for each in FIGURES for suffix in FORMATS)):
+        for name in (
+            "rows.csv",
+            "verdict.txt",
+            "plan.json",
+            *(f"{each}{suffix}" for each in FIGURES for suffix in FORMATS),
+        ):
             check_new(to / name)
     names = methods or USUAL
     import torch

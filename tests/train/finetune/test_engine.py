@@ -94,6 +94,13 @@ def test_predict_says_what_the_pipeline_says_in_the_order_of_the_texts(whole, fi
     assert [float(row["probability"]) for row in rows] == pytest.approx([e["score"] for e in wanted], abs=2e-6)
 
 
+def test_predict_counts_the_texts_with_other_bytes_than_utf_8(whole, tmp_path, capsys):
+    (tmp_path / "texts.txt").write_bytes("good\ncafé\n".encode("latin-1"))
+    assert predict(model=str(whole / "best"), data=tmp_path / "texts.txt", to=tmp_path / "out.tsv", device="cpu") == 2
+    assert "1 rows of" in (said := capsys.readouterr().err)
+    assert "texts.txt hold bytes that are not UTF-8, which became \ufffd (the first: 1)." in said
+
+
 def test_an_interrupted_run_ends_as_an_unbroken_one(whole, tuned, tmp_path, monkeypatch):
     inner = RunTrainer.training_step
 

@@ -6,10 +6,11 @@ the block to `reach` after it. Real keys have distinct positions in their order,
 them are near, which are neighbours and are found by a binary search: any gaps cost nothing.
 
 Each query has w keys of its own, which are copied, so that time is linear in n and s; the copies exist for a stretch of
-queries at a time, and for the gradient they are made once more. With $u_j = p_j / c_j$, the weight of cluster j over
-the number of its far keys, and $S_j$ the sum of its values, its part in the output is
-$$p_j \bar v_j = u_j S_j - \sum_{t \in j \text{ near}} u_j v_t,$$
-so that near values are summed once, with the weights $p_t - u_{j(t)}$.
+queries at a time, and for the gradient they are made once more. Real keys in their order make pieces of L, and a query
+copies the pieces that its near keys may be in. With $u_j = p_j / c_j$, the weight of cluster j over the number of its
+far keys, and $S_j$ the sum of its values outside of these pieces, its part in the output is
+$$p_j \bar v_j = u_j S_j + \sum_{t \in j \text{ copied, far}} u_j v_t.$$
+The $S_j$ are sums over the pieces before and after: nothing is added that would have to be taken off again.
 """
 
 from typing import NamedTuple
@@ -23,10 +24,10 @@ from torch.utils.checkpoint import checkpoint
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import bias_of
 from nystrom.attention.parts.clusters import Chosen, cluster_sums, open_sizes, take_rows
-from nystrom.landmarks import first_tokens
+from nystrom.landmarks import first_tokens, ranks
 from nystrom.shapes import score_scale
 
-# Numbers of copied keys that are held at a time: these, or as many as all keys have.
+# Numbers of copied keys that are held at a time: these, or twice as many as all keys have.
 _NUMBERS = 2**19
 
 
@@ -124,10 +125,10 @@ def attend_at_positions(
     windows = _find(positions, keep, options)
     count = open_sizes(k, chosen, m)
     means = cluster_sums(k, chosen.cluster, m) / count.clamp(min=1)[..., None]
-    keys = torch.cat([take_rows(k, chosen.heavy), means], dim=2)
-    values = torch.cat([take_rows(v, chosen.heavy), cluster_sums(v, chosen.cluster, m)], dim=2)
+    keys, heavy = torch.cat([take_rows(k, chosen.heavy), means], dim=2), take_rows(v, chosen.heavy)
+    beyond = _sums_beyond(v, keep, chosen.cluster, windows.place.shape[2], options)
     bias, scale = bias_of(chosen.found, k.dtype)[:, :, None], score_scale(q, options.scale)
-    tensors = (k, v, keys, values, bias, count, chosen.cluster)
+    tensors = (k, v, keys, heavy, beyond, bias, count, chosen.cluster)
     width = windows.place.shape[2] * (k.shape[-1] + v.shape[-1]) * b * h
     # A compiler takes the whole: the number of stretches would be part of its graph.
     whole = torch.compiler.is_compiling() or not (isinstance(n, int) and isinstance(s, int))
@@ -136,23 +137,30 @@ def attend_at_positions(
     )
 
     def attend(some: slice) -> Float[Tensor, "b h c e"]:
-        inputs = (q[:, :, some], windows.place[:, some], windows.near[:, some], *tensors, scale)
+        inputs = (q[:, :, some], _Windows(*(x[:, some] for x in windows)), *tensors, scale)
         if again:
             return checkpoint(_attend, *inputs, use_reentrant=False, preserve_rng_state=False)
         return _attend(*inputs)
 
     if whole:
         return attend(slice(None))
-    length = max(1, _NUMBERS // width, s // windows.place.shape[2])
+    length = max(1, _NUMBERS // width, 2 * s // windows.place.shape[2])
     out = [attend(slice(start, start + length)) for start in range(0, n, length)]
     return out[0] if len(out) == 1 else torch.cat(out, dim=2)
 
 
 class _Windows(NamedTuple):
-    """The keys that may be near each query, and which are."""
+    """The keys that each query copies, the first of their pieces, which of them are near, and which are real."""
 
+    piece: Int[Tensor, "b n"]
     place: Int[Tensor, "b n w"]
     near: Bool[Tensor, "b n w"]
+    real: Bool[Tensor, "b n w"]
+
+
+def _piece_length(options: NearFarOptions) -> int:
+    """Keys of a piece: the sums of all then have twice the numbers of the values, and few keys are copied beside."""
+    return max(1, options.num_clusters // 2)
 
 
 def _find(positions: Positions, keep: Bool[Tensor, "b s"] | None, options: NearFarOptions) -> _Windows:
@@ -163,15 +171,37 @@ def _find(positions: Positions, keep: Bool[Tensor, "b s"] | None, options: NearF
         order, exists = first_tokens(keep, s)
         held = torch.where(exists, held.gather(1, order), torch.iinfo(held.dtype).max)
     start = _block_start(positions.queries, held[:, :1], size)
-    first = torch.searchsorted(held.contiguous(), start - reach)
-    place = first[:, :, None] + torch.arange(size + 2 * reach, device=held.device)
-    near, place = place < s, place.clamp(max=s - 1)
+    length = _piece_length(options)
+    piece = torch.searchsorted(held.contiguous(), start - reach) // length
+    # The first near key may be the last of its piece.
+    copied = (-(-(size + 2 * reach) // length) + 1) * length
+    place = piece[:, :, None] * length + torch.arange(copied, device=held.device)
+    real, place = place < s, place.clamp(max=s - 1)
     flat = place.flatten(1)
-    near = near & (held.gather(1, flat).view(place.shape) < start[:, :, None] + size + reach)
+    offset = held.gather(1, flat).view(place.shape) - start[:, :, None]
     if order is not None and exists is not None:
-        near = near & exists.gather(1, flat).view(place.shape)
+        real = real & exists.gather(1, flat).view(place.shape)
         place = order.gather(1, flat).view(place.shape)
-    return _Windows(place, near)
+    return _Windows(piece, place, real & (offset >= -reach) & (offset < size + reach), real)
+
+
+def _sums_beyond(
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    cluster: Int[Tensor, "b h s"],
+    copied: int,
+    options: NearFarOptions,
+) -> Float[Tensor, "b h pieces m e"]:
+    """Sums of the values of each cluster outside of the pieces that are copied from one on."""
+    m, length, s = options.num_clusters, _piece_length(options), v.shape[2]
+    pieces = s // length + 1
+    rank = torch.arange(s, device=v.device)[None] if keep is None else ranks(keep)[0]
+    place = torch.where(cluster < m, cluster * pieces + (rank // length)[:, None], m * pieces)
+    # An exporter follows clusters, whose number is fixed, before pieces.
+    sums = cluster_sums(v, place, m * pieces).unflatten(2, (m, -1)).movedim(3, 2)
+    before = F.pad(sums, (0, 0, 0, 0, 1, -1)).cumsum(dim=2)
+    after = F.pad(sums, (0, 0, 0, 0, 0, copied // length)).flip(2).cumsum(dim=2).flip(2)[:, :, copied // length :]
+    return before + after
 
 
 def _block_start(x: Int[Tensor, "b n"], origin: Int[Tensor, "b 1"], size: int) -> Int[Tensor, "b n"]:
@@ -180,23 +210,25 @@ def _block_start(x: Int[Tensor, "b n"], origin: Int[Tensor, "b 1"], size: int) -
 
 def _attend(
     q: Float[Tensor, "b h c d"],
-    place: Int[Tensor, "b c w"],
-    near: Bool[Tensor, "b c w"],
+    windows: _Windows,
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
     keys: Float[Tensor, "b h g_and_m d"],
-    values: Float[Tensor, "b h g_and_m e"],
+    heavy_values: Float[Tensor, "b h g e"],
+    beyond: Float[Tensor, "b h pieces m e"],
     bias: Float[Tensor, "b h 1 g"],
     count: Float[Tensor, "b h m"],
     cluster: Int[Tensor, "b h s"],
     scale: float,
 ) -> Float[Tensor, "b h c e"]:
     """A stretch of queries."""
+    piece, place, near, real = windows
     (b, h, c), w, m, g = q.shape[:3], place.shape[2], count.shape[2], bias.shape[3]
     rows = place.flatten(1)[:, None].expand(b, h, c * w)
     near_k, near_v = (take_rows(x, rows).unflatten(2, (c, w)) for x in (k, v))
-    # A near key of no cluster is heavy, and counts there.
-    inside = torch.where(near[:, None], cluster.gather(2, rows).unflatten(2, (c, w)), m)
+    # A key of no cluster is heavy, and counts there.
+    own = torch.where(real[:, None], cluster.gather(2, rows).unflatten(2, (c, w)), m)
+    inside = torch.where(near[:, None], own, m)
     taken = count.new_zeros(b, h, c, m + 1).scatter_add(3, inside, torch.ones_like(near_k[..., 0]))[..., :m]
     left = count[:, :, None] - taken
     scores = scale * (near_k @ q[..., None])[..., 0]
@@ -204,5 +236,6 @@ def _attend(
     scores = torch.cat([scores.masked_fill(inside == m, -torch.inf), shared], dim=3)
     near_weights, heavy, far = scores.softmax(dim=-1).split([w, g, m], dim=3)
     far = far / left.clamp(min=1)
-    near_weights = near_weights - F.pad(far, (0, 1)).gather(3, inside)
-    return (near_weights[..., None, :] @ near_v)[..., 0, :] + torch.cat([heavy, far], dim=3) @ values
+    near_weights = torch.where(near[:, None], near_weights, F.pad(far, (0, 1)).gather(3, own))
+    sums = take_rows(beyond.flatten(3), piece[:, None].expand(b, h, c)).unflatten(3, (m, v.shape[3]))
+    return ((near_weights[..., None, :] @ near_v) + far[..., None, :] @ sums)[..., 0, :] + heavy @ heavy_values

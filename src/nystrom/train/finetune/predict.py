@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from nystrom.checks import check_at_least
 from nystrom.measure.rows import check_folder
 from nystrom.tasks.language.labelled.glue import TASKS, LabelledTask, own_task
-from nystrom.tasks.language.labelled.rows import read_texts
+from nystrom.tasks.language.labelled.rows import read_texts, spoilt_rows
 from nystrom.train.hardware import Device, Precision, usable_device, usable_precision
 from nystrom.whole_files import check_new, whole_text
 
@@ -75,13 +75,16 @@ def predict(
         torch.set_num_threads(threads)
     classifier = SavedClassifier(model, device=device, precision=precision)
     task = _columns(classifier.task, classifier.pairs, model, text_field=text_field, pair_field=pair_field)
-    texts, count = iter(read_texts(data, task)), 0
+    spoilt: list[int] = []
+    texts, count = read_texts(data, task, spoilt), 0
     with _opened(to) as file:
         write = _writer(file, ".tsv" if to is None else to.suffix.lower(), classifier.classes is not None)
         while pool := list(islice(texts, _POOL * batch_size)):
             for label, probability in classifier.classify(pool, batch_size=batch_size):
                 write(count, label, probability)
                 count += 1
+    if spoilt:
+        print(f"notice: {spoilt_rows(str(data), spoilt)}.", file=sys.stderr)
     return count
 
 

@@ -125,8 +125,11 @@ def test_null_is_no_label_and_an_error_as_a_text(tmp_path, save_arrow, kind):
         read([row, row | {"sentence": None}], may_lack_labels=False)
 
 
-def test_a_label_that_some_rows_lack_is_named(tmp_path):
+def test_a_label_that_some_rows_lack_is_named_and_a_column_without_any(tmp_path):
     path = tmp_path / "train.csv"
+    path.write_text("sentence,label\na,\nb,\n")
+    with pytest.raises(ValueError, match="no row has a label: name another column with --label-field"):
+        read_rows([path], TASKS["sst2"], may_lack_labels=False)
     path.write_text("sentence,label\na,1\nb,\n")
     with pytest.raises(ValueError, match="line 3: there is no label"):
         read_rows([path], TASKS["sst2"], may_lack_labels=False)
@@ -140,6 +143,15 @@ def test_single_texts_for_a_task_on_pairs_name_the_option(tmp_path):
     path.write_text("sentence,label\na,1\n")
     with pytest.raises(ValueError, match=r"--text-field\. This task is on pairs"):
         read_rows([path], TASKS["mrpc"], may_lack_labels=False)
+
+
+@pytest.mark.parametrize("name", ["texts.txt", "texts.tsv"])
+def test_rows_with_other_bytes_than_utf_8_are_counted(tmp_path, name):
+    path, spoilt = tmp_path / name, []
+    path.write_bytes(b"sentence\n" * (name != "texts.txt") + "plain\ncafé\nplain\n£\n".encode("latin-1"))
+    texts = list(read_texts(path, TASKS["sst2"], spoilt))
+    assert texts == [("plain",), ("caf\ufffd",), ("plain",), ("\ufffd",)]
+    assert spoilt == [1, 3]
 
 
 def test_parquet_is_read_or_the_error_says_what_reads_it(tmp_path):
@@ -160,34 +172,34 @@ def test_parquet_is_read_or_the_error_says_what_reads_it(tmp_path):
 def test_a_plain_file_has_a_text_in_each_line(tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text('a "b\n\nc')
-    assert list(read_texts(path, TASKS["sst2"])) == [('a "b',), ("",), ("c",)]
+    assert list(read_texts(path, TASKS["sst2"], [])) == [('a "b',), ("",), ("c",)]
     with pytest.raises(ValueError, match="task is on pairs"):
-        list(read_texts(path, TASKS["mrpc"]))
+        list(read_texts(path, TASKS["mrpc"], []))
     path.write_text("\ufefffirst\nsecond\n")
-    assert list(read_texts(path, TASKS["sst2"])) == [("first",), ("second",)]
+    assert list(read_texts(path, TASKS["sst2"], [])) == [("first",), ("second",)]
     path.write_text("first\n", encoding="utf-16")
     with pytest.raises(ValueError, match=r"texts\.txt is UTF-16: save it as UTF-8"):
-        list(read_texts(path, TASKS["sst2"]))
+        list(read_texts(path, TASKS["sst2"], []))
 
 
 @pytest.mark.parametrize("ending", [".tsv", ".csv"])
 def test_a_blank_line_between_the_rows_of_one_column_is_an_empty_text(ending, tmp_path):
     path = tmp_path / f"texts{ending}"
     path.write_text("\nsentence\n\nfirst\n\n\nfourth\n\n")
-    assert list(read_texts(path, TASKS["sst2"])) == [("",), ("first",), ("",), ("",), ("fourth",)]
+    assert list(read_texts(path, TASKS["sst2"], [])) == [("",), ("first",), ("",), ("",), ("fourth",)]
     separator = "\t" if ending == ".tsv" else ","
     path.write_text(f"sentence{separator}label\nfirst{separator}1\n\nsecond{separator}0\n")
-    assert list(read_texts(path, TASKS["sst2"])) == [("first",), ("second",)]
+    assert list(read_texts(path, TASKS["sst2"], [])) == [("first",), ("second",)]
 
 
 def test_quotes_around_nothing_are_an_empty_text_wherever_they_are(tmp_path):
     path = tmp_path / "texts.csv"
     path.write_text('sentence\nfirst\n\n""\nfourth\n""\n\n')
-    assert list(read_texts(path, TASKS["sst2"])) == [("first",), ("",), ("",), ("fourth",), ("",)]
+    assert list(read_texts(path, TASKS["sst2"], [])) == [("first",), ("",), ("",), ("fourth",), ("",)]
 
 
 def test_quotes_around_nothing_are_no_row_of_several_columns(tmp_path):
     path = tmp_path / "texts.csv"
     path.write_text('sentence,label\nfirst,1\n""\n')
     with pytest.raises(ValueError, match=r"texts\.csv, line 3: 1 fields where 2 are wanted"):
-        list(read_texts(path, TASKS["sst2"]))
+        list(read_texts(path, TASKS["sst2"], []))

@@ -75,6 +75,24 @@ def test_equal_texts_are_in_one_of_the_splits_that_are_drawn(tmp_path):
         assert all(30 <= len(split.texts) <= 32 for name, split in splits.items() if name != "train")
 
 
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([("a", "x")], r"the only label is 'x' \(rows: 1\): add rows of another"),
+        ([(f"text {i}", 1) for i in range(40)], r"the only label is '1' \(rows: 40\)"),
+        (
+            [("same", i % 2) for i in range(40)],
+            r"40 texts, 1 of them different \\(equal ones stay together\\): too few",
+        ),
+    ],
+)
+def test_rows_that_are_too_much_alike_are_called_so(tmp_path, rows, says):
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
+    with pytest.raises(ValueError, match=says):
+        read_labelled([path], own_task(), own=True)
+
+
 def test_texts_that_are_learned_from_and_scored_are_told_and_copies_of_a_split_refused(tmp_path):
     write(tmp_path / "train.jsonl", [0, 1] * 5)
     write(tmp_path / "dev.jsonl", [0, 1, 0], start=8)
@@ -125,7 +143,7 @@ def test_labels_of_own_texts_are_classes_or_numbers(tmp_path):
     with pytest.raises(ValueError, match="line 2: the label is 'x'; expected a number"):
         read_labelled([tmp_path], own_task(), own=True, kind="numbers")
     write(tmp_path / "train.jsonl", [1] * 10)
-    with pytest.raises(ValueError, match="the labels have 1 values"):
+    with pytest.raises(ValueError, match="the only label is '1'"):
         read_labelled([tmp_path], own_task(), own=True)
     write(tmp_path / "train.jsonl", ["0.5", "1.5", "nan"] * 10)
     with pytest.raises(ValueError, match="line 3: the label is 'nan', and others are numbers"):

@@ -57,7 +57,7 @@ def read_rows(files: Sequence[Path | SavedPart], task: LabelledTask, *, may_lack
     lines: list[tuple[Path | SavedPart, int]] = []
     labelled = None
     broken: list[int] = []
-    spoilt = 0
+    spoilt: list[int] = []
     for path in files:
         here = not may_lack_labels or _has_label(path, task)
         if labelled not in (None, here):
@@ -65,8 +65,7 @@ def read_rows(files: Sequence[Path | SavedPart], task: LabelledTask, *, may_lack
         labelled = here
         # The rows of a test are numbered where they are scored: none may be missing.
         for line, cells in _cells(path, task, labelled=here, broken=None if may_lack_labels else broken):
-            words = [cell.decode("utf-8", errors="replace") for cell in cells]
-            spoilt += any(word.encode() != cell for word, cell in zip(words, cells, strict=True))
+            words = _decoded(cells, len(texts), spoilt)
             if here:
                 labels.append(words.pop(0).strip())
             texts.append(words[0])
@@ -80,7 +79,7 @@ def read_rows(files: Sequence[Path | SavedPart], task: LabelledTask, *, may_lack
         shown = ", ".join(map(str, broken[:5]))
         remarks.append(f"{len(broken)} rows of {name} lack fields and are left out (line {shown})")
     if spoilt:
-        remarks.append(f"{spoilt} rows of {name} hold bytes that are not UTF-8")
+        remarks.append(spoilt_rows(name, spoilt))
 
     def place(row: int) -> str:
         path, line = lines[row]
@@ -89,13 +88,20 @@ def read_rows(files: Sequence[Path | SavedPart], task: LabelledTask, *, may_lack
 
     given = labels if labelled and not (may_lack_labels and {*labels} <= _NO_LABEL) else None
     if given is not None and (none := [row for row, word in enumerate(given) if not word]):
+        if len(none) == len(given):
+            raise ValueError(f"{place(0)}: no row has a label: name another column with --label-field.")
         raise ValueError(f"{place(none[0])}: there is no label, and other rows have one: add it, or leave the row out.")
     pairs = seconds if task.pairs is not None else None
     return SplitRows(texts, pairs, given, place, _classes(files[0], task), remarks)
 
 
-def read_texts(path: Path, task: LabelledTask) -> Iterator[tuple[str, ...]]:
+def read_texts(path: Path, task: LabelledTask, spoilt: list[int]) -> Iterator[tuple[str, ...]]:
     """The texts of a file, or the pairs, one at a time; a .txt file has a text in each line, an empty one too.
+
+    Args:
+        path: The file.
+        task: The task, whose names of columns are looked for.
+        spoilt: Takes the places of those that hold bytes that are not UTF-8, from 0.
 
     Raises:
         ValueError: The file is broken or lacks a column, or is plain text for a task on pairs.
@@ -106,13 +112,25 @@ def read_texts(path: Path, task: LabelledTask) -> Iterator[tuple[str, ...]]:
         try:
             with open_unpacked(path) as file:
                 pass_byte_order_mark(path, file)
-                for line in file:
-                    yield (line.decode("utf-8", errors="replace").rstrip("\r\n"),)
+                for row, line in enumerate(file):
+                    yield tuple(_decoded([line.rstrip(b"\r\n")], row, spoilt))
         except BROKEN as error:
             raise unreadable(path, error) from error
         return
-    for _, cells in _cells(path, task, labelled=False, broken=None):
-        yield tuple(cell.decode("utf-8", errors="replace") for cell in cells)
+    for row, (_, cells) in enumerate(_cells(path, task, labelled=False, broken=None)):
+        yield tuple(_decoded(cells, row, spoilt))
+
+
+def spoilt_rows(name: str, rows: Sequence[int]) -> str:
+    """A clause on the rows of a file, numbered from 0, that hold bytes that are not UTF-8."""
+    return f"{len(rows)} rows of {name} hold bytes that are not UTF-8, which became \ufffd (the first: {rows[0]})"
+
+
+def _decoded(cells: Sequence[bytes], row: int, spoilt: list[int]) -> list[str]:
+    words = [cell.decode("utf-8", errors="replace") for cell in cells]
+    if any(word.encode() != cell for word, cell in zip(words, cells, strict=True)):
+        spoilt.append(row)
+    return words
 
 
 def _cells(

@@ -171,9 +171,14 @@ def _own_classes(rows: dict[str, SplitRows], kind: LabelKind) -> tuple[str, ...]
         raise ValueError(
             f"{source.places(0)}: the labels {', '.join(map(repr, spelt[:4]))} are equal numbers: write one."
         )
-    if not 2 <= len(words) <= _MOST_CLASSES:
+    if len(words) == 1:
+        raise ValueError(
+            f"{source.places(0)}: the only label is {words.pop()!r} (rows: {len(source.labels)}): add rows of another, "
+            "or name another column with --label-field."
+        )
+    if len(words) > _MOST_CLASSES:
         way = ": take --labels numbers, if they are numbers." if numeric else ": name the column with --label-field."
-        raise ValueError(f"{source.places(0)}: the labels have {len(words)} values; expected 2 to {_MOST_CLASSES}{way}")
+        raise ValueError(f"{source.places(0)}: the labels have {len(words)} values, more than {_MOST_CLASSES}{way}")
     return tuple(sorted(words, key=lambda word: (_number(word) or 0.0, word) if numeric else (0.0, word)))
 
 
@@ -271,7 +276,8 @@ def _drawn(whole: TextSplit, shares: dict[str, float], where: str) -> dict[str, 
             size += 1
         parts[name], order = np.sort(order[:size]), order[size:]
     if not len(order):
-        raise ValueError(f"{where} holds {len(whole.texts)} texts, too few to draw {' and '.join(shares)} from them.")
+        kinds = "" if len(numbers) == len(equal) else f", {len(numbers)} of them different (equal ones stay together)"
+        raise ValueError(f"{where} holds {len(equal)} texts{kinds}: too few to draw {' and '.join(shares)} from them.")
     parts["train"] = np.sort(order)
     return {name: whole.taken(rows.tolist()) for name, rows in parts.items()}
 
