@@ -20,7 +20,7 @@ $(VENV)/.cli: pyproject.toml constraints.txt | $(VENV)/.made
 	@echo "Without a GPU, stop here and choose the CPU build, which is much smaller:"
 	@echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $(MAKECMDGOALS)"
 	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt torch
-	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --editable '.[cli]'
+	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --editable '.[lab]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.cli
@@ -43,7 +43,7 @@ slow: $(VENV)/.dev  ## the tests that take minutes
 shapes: $(VENV)/.dev  ## the mathematics again, each shape and dtype in a signature checked at run time
 	$(BIN)/python -m pytest -n auto --jaxtyping-packages=nystrom,beartype.beartype -m 'not refuses and not slow and not gpu' \
 	  -k 'not compile and not export and not triton' `# torch does not trace through the checker, nor does Triton` \
-	  tests/attention tests/linalg tests/parity tests/test_kernels.py tests/test_landmarks.py
+	  $(addprefix tests/nystrom/,attention linalg parity test_kernels.py test_landmarks.py)
 
 tables: $(VENV)/.dev  ## write the tables of the pages from the rows in results/
 	$(BIN)/python tools/write_tables.py
@@ -57,7 +57,7 @@ bare: | $(VENV)/.made  ## the core, in an environment with torch and jaxtyping a
 	@echo "Installing PyTorch and the core alone into $(VENV)-bare, which takes minutes."
 	$(VENV)-bare/bin/python -m pip install --progress-bar off --constraint constraints.txt torch
 	$(VENV)-bare/bin/python -m pip install --progress-bar off --constraint constraints.txt .
-	cd $(VENV)-bare && bin/python ../tests/bare.py
+	cd $(VENV)-bare && bin/python ../tests/nystrom/bare.py
 	rm -rf $(VENV)-bare
 
 lint: $(VENV)/.dev  ## style

@@ -3,7 +3,7 @@
 The CSV has a header with the columns text and label. Without one the example writes its own: reviews in which one
 sentence, somewhere among others, says what the reviewer thought.
 
-    pip install 'nystrom[cli,real]'
+    pip install 'nystrom[lab,real]'
     python examples/fine_tune_csv.py
     python examples/fine_tune_csv.py --data reviews.csv --new others.txt --model my-encoder --steps 1000
 """
@@ -15,8 +15,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from nystrom.train.finetune.engine import finetune
-from nystrom.train.finetune.predict import predict
+from nystrom_lab.training.finetune.engine import finetune
+from nystrom_lab.training.finetune.predict import predict
 
 VERDICTS = {
     "good": ("We loved every minute of it.", "A wonderful evening.", "I would see it again tomorrow."),

@@ -4,16 +4,16 @@ import errno
 import functools
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
-import numpy as np
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -144,26 +144,54 @@ def tokenizer() -> "PreTrainedTokenizerBase":
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory) -> Path:
-    """48 + 20 + 30 samples of up to 40 tokens: more than the landmarks of a small run, not a multiple of a batch."""
-    from nystrom.tasks.lra.listops.task import prepare_listops
+def mask_filler(tmp_path_factory, tokenizer) -> Path:
+    """A small masked LM that was trained on nothing, with its tokenizer."""
+    from nystrom.models import EncoderConfig, EncoderForMaskedLM
 
-    folder = tmp_path_factory.mktemp("data") / "listops"
-    return prepare_listops(folder, train=48, val=20, test=30, min_length=5, max_length=41, progress=False)
+    torch.manual_seed(0)
+    at = tmp_path_factory.mktemp("fill") / "model"
+    config = EncoderConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=64, conv_kernel_size=5, initializer_range=0.3, pad_token_id=tokenizer.pad_token_id,
+        attention_options={"num_landmarks": 5},
+    )  # fmt: skip
+    EncoderForMaskedLM(config).save_pretrained(at)
+    tokenizer.save_pretrained(at)
+    return at
 
 
-@pytest.fixture(scope="session")
-def pairs(tmp_path_factory) -> Path:
-    """48 + 20 + 30 pairs of texts of different lengths."""
-    from nystrom.tasks.lra.texts.retrieval import prepare_retrieval
+@pytest.fixture
+def run_on_ranks(tmp_path):
+    """Run the checks of a file on some ranks; gives what failed, by rank and name."""
 
-    folder = tmp_path_factory.mktemp("pairs")
-    rng = np.random.default_rng(0)
-    for name, size in (("train", 48), ("val", 20), ("test", 30)):
-        texts = [["ab"[i % 2] * int(n) for i, n in enumerate(rng.integers(3, 40, size=2))] for _ in range(size)]
-        lines = [json.dumps({"text1": a, "text2": b, "label": i % 2}) for i, (a, b) in enumerate(texts)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    return prepare_retrieval(folder, folder / "retrieval", progress=False)
+    def run(checks: Path, size: int) -> dict[str, str]:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-W", "error::UserWarning:nystrom", str(Path(__file__).with_name("ranks.py"))]
+        ranks = [
+            subprocess.Popen(
+                [*command, str(rank), str(size), str(tmp_path), str(checks)],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+        try:
+            said = [rank.communicate(timeout=400)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        for rank, process in enumerate(ranks):
+            assert process.returncode == 0, said[rank]
+        failed = {}
+        for rank in range(size):
+            found = json.loads((tmp_path / f"failed-{rank}.json").read_text())
+            failed |= {f"{name} on rank {rank}": error for name, error in found.items()}
+        return failed
+
+    return run
 
 
 @pytest.fixture
@@ -191,22 +219,5 @@ def after_forward(monkeypatch) -> Callable[[type, Callable], None]:
             return output if replaced is None else replaced
 
         monkeypatch.setattr(kind, "forward", called)
-
-    return add
-
-
-@pytest.fixture
-def around_step(hooks) -> Callable[..., None]:
-    """Call functions with the weights before and after each step of AdamW."""
-
-    def add(*, before: Callable | None = None, after: Callable | None = None) -> None:
-        for call, register in ((before, register_optimizer_step_pre_hook), (after, register_optimizer_step_post_hook)):
-
-            def hook(optimizer, *_, call=call):
-                if type(optimizer) is torch.optim.AdamW:
-                    call([weight for group in optimizer.param_groups for weight in group["params"]])
-
-            if call is not None:
-                hooks.callback(register(hook).remove)
 
     return add

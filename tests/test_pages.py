@@ -7,7 +7,7 @@ import pytest
 
 from nystrom import __version__
 from nystrom.attention.registry import METHODS
-from nystrom.train.presets.published import PRESETS
+from nystrom_lab.training.presets.published import PRESETS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nystrom.measure.rows import append_rows, cpu_name, new_row
+from nystrom_lab.measure.rows import append_rows, cpu_name, new_row
 
 WORKER = """
 import json, time, torch

@@ -43,12 +43,12 @@ from torch.utils.data import DataLoader
 
 from nystrom import NystromAttention
 from nystrom.checks import check_at_least
-from nystrom.measure.rows import Row, append_rows, cpu_name, new_row
 from nystrom.models import EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining, EncoderForSequenceClassification
 from nystrom.models.dropout import Dropout
-from nystrom.studies.speed.asked import command_line
-from nystrom.tasks.lra.listops.task import ListOps, prepare_listops
-from nystrom.train.data.batches import TrainingOrder, collate
+from nystrom_lab.data.lra.listops.task import ListOps, prepare_listops
+from nystrom_lab.measure.rows import Row, append_rows, cpu_name, new_row
+from nystrom_lab.studies.speed.asked import command_line
+from nystrom_lab.training.data.batches import TrainingOrder, collate
 
 COMMAND = ("python", "tools/compare_steps.py")
 LANDMARKS = 64

@@ -28,12 +28,12 @@ from tempfile import TemporaryDirectory
 
 from PIL import Image
 
-from nystrom.measure.rows import Row, append_rows, read_rows
-from nystrom.report.markdown_gallery import gallery_markdown
-from nystrom.report.plots.canvas import house_style, save_figure
-from nystrom.report.summary import Summary, provenance_of, read_summary, write_summary
-from nystrom.studies.reproduce.catalogue import CATALOGUE, find_study
-from nystrom.studies.reproduce.run import rows_of
+from nystrom_lab.measure.rows import Row, append_rows, read_rows
+from nystrom_lab.report.markdown_gallery import gallery_markdown
+from nystrom_lab.report.plots.canvas import house_style, save_figure
+from nystrom_lab.report.summary import Summary, provenance_of, read_summary, write_summary
+from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study
+from nystrom_lab.studies.reproduce.run import rows_of
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nystrom import nystrom_attention
-from nystrom.measure.rows import Row, append_rows, cpu_name, new_row, read_rows
+from nystrom_lab.measure.rows import Row, append_rows, cpu_name, new_row, read_rows
 
 SCALES = (1.0, 3.0, 10.0, 30.0)
 DTYPES = ("float32", "float32 with TF32", "bfloat16", "float16")

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 # Places in a command for the folder of the step and for this Python.
 _FOLDER, _PYTHON = "{to}", sys.executable
-_NYSTROM = (_PYTHON, "-m", "nystrom")
+_NYSTROM = (_PYTHON, "-m", "nystrom_lab")
 _LENGTHS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
 _SOURCES = Path(__file__).resolve().parents[1] / "src"
 # Seconds that an interrupted step has to say how far it was.

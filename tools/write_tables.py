@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nystrom.cli.main import main as nystrom
+from nystrom_lab.cli.main import main as nystrom
 
 ROOT = Path(__file__).resolve().parents[1]
 _TABLE = re.compile(r"<!-- nystrom (?P<words>.*?) -->\n(?P<body>.*?)<!-- end -->\n", re.DOTALL)

@@ -16,6 +16,7 @@ import secrets
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -97,6 +98,20 @@ def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
     """Write a text, as UTF-8, or bytes. See `whole_file`."""
     with whole_bytes(path, new=new) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def check_folder(folder: Path) -> None:
+    """Make a folder where it is missing, and see that a file can be written there.
+
+    Raises:
+        ValueError: It cannot; the message names the folder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written ({error.strerror}): choose another folder.") from error
 
 
 def check_new(path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from nystrom.measure.rows import read_rows
+from nystrom_lab.measure.rows import read_rows
 from tools.kernel_accounting.counting import count_kernels
 from tools.kernel_accounting.table import kernels_markdown, print_kernels
 

@@ -6,8 +6,8 @@ MB are 10^6 bytes. Below each part are its launches, bytes and extra memory, eac
 import math
 from collections.abc import Sequence
 
-from nystrom.measure.rows import Row
-from nystrom.report.markdown import markdown_table
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.report.markdown import markdown_table
 
 COLUMNS = ("launches", "programs", "registers", "stack", "shared memory", "bytes", "passes")
 _HEADS = ("launches", "programs", "registers", "stack (bytes)", "shared (KiB)", "MB", "passes over n x d")

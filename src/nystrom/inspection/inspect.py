@@ -22,7 +22,6 @@ from nystrom.inspection.sampling import Estimate, Sample, estimate_ratio
 from nystrom.inspection.times import time_methods
 from nystrom.inspection.whole_model import Batch, Results, WholeModel, compare_models, results_of
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
-from nystrom.report.inspection import BADLY
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,7 @@ def inspect_model(
     methods: Sequence[str],
     num_queries: int = 128,
     whole_model: bool = True,
+    exact_above: float = 0.3,
     seed: int = 0,
 ) -> Inspection:
     """Compare methods with exact attention in a model.
@@ -112,6 +112,7 @@ def inspect_model(
         methods: Names such as "nystrom-64"; exact attention is what they are compared with.
         num_queries: Queries r to sample of each sequence in each layer.
         whole_model: Also compare hidden states and predictions, which takes a run with exact attention.
+        exact_above: Layers whose heads have a larger mean error get exact attention in `mended`.
         seed: Of the sample.
 
     Raises:
@@ -143,7 +144,7 @@ def inspect_model(
         whole, mended = {}, {}
         for each in candidates if whole_model else ():
             whole[each.name] = compare_models(model, batches, exact, {None: each})
-            badly = tuple(layer.layer for layer in layers if not layer.methods[each.name].error.mean <= BADLY)
+            badly = tuple(layer.layer for layer in layers if not layer.methods[each.name].error.mean <= exact_above)
             if 0 < len(badly) < len(layers):
                 choice = {None: each} | dict.fromkeys(badly, SOFTMAX)
                 mended[each.name] = badly, compare_models(model, batches, exact, choice)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -18,10 +18,21 @@ from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, report_held
 from nystrom.models.files.published import PUBLISHED_TYPE
-from nystrom.tasks.language.prose import Prose, tokens_of, windows_of
 
 # Tokens of a text where neither the user nor the model says.
 _LENGTH = 512
+
+
+class Prose(NamedTuple):
+    """Running text.
+
+    Attributes:
+        name: What it is, with a checksum of what was read.
+        text: The text.
+    """
+
+    name: str
+    text: str
 
 
 def load_encoder(folder: Path) -> PreTrainedModel:
@@ -94,3 +105,35 @@ def read_batches(
     before, after = (torch.tensor(part, dtype=torch.long) for part in (around[:half], around[half:]))
     windows = windows_of(tokens_of(prose, tokenizer), length=inside, windows=num_texts, name=prose.name)
     return [{"input_ids": torch.cat([before, window, after])[None]} for window in windows]
+
+
+def tokens_of(prose: Prose, tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, " tokens"]:
+    """All tokens of a text, without special tokens."""
+    # By paragraphs: a tokenizer is slow on very long texts, and warns about those beyond its model's length.
+    paragraphs = [part for part in prose.text.split("\n") if part.strip()]
+    encoded: Any = tokenizer(paragraphs, add_special_tokens=False, truncation=False, verbose=False)
+    return torch.tensor([number for paragraph in encoded["input_ids"] for number in paragraph])
+
+
+def windows_of(
+    tokens: Int[Tensor, " tokens"], *, length: int, windows: int, name: str
+) -> Int[Tensor, "windows length"]:
+    """Windows of consecutive tokens, spread evenly over a text.
+
+    Args:
+        tokens: The text.
+        length: Tokens n of a window.
+        windows: How many.
+        name: What the text is called.
+
+    Raises:
+        ValueError: The text has fewer than length * windows tokens.
+    """
+    count = len(tokens)
+    if count < length * windows:
+        raise ValueError(
+            f"the texts ({name}) have {count} tokens; expected at least {length * windows}, for {windows} x "
+            f"{length}: name more or longer files with --texts."
+        )
+    step = (count - length) // max(1, windows - 1)
+    return torch.stack([tokens[i * step : i * step + length] for i in range(windows)])

@@ -5,9 +5,9 @@ from statistics import median
 
 import torch
 
+from nystrom.clock import seconds
 from nystrom.inspection.candidates import SOFTMAX, Candidate
 from nystrom.integrations.layer_calls import LayerCall, attend_by
-from nystrom.measure.clock import seconds
 
 # Calls of each method that are timed, one after the other in turns.
 _TURNS = 5

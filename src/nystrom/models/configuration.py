@@ -112,7 +112,7 @@ class EncoderConfig(PreTrainedConfig):
         feed_forward: "plain", "gated" by the activation, or "glu", gated by the sigmoid; see `nystrom.models.blocks`.
         design: Classification head, dropout and initial values as in "transformers", in the two papers' code for the
             Long Range Arena ("authors") or in its "official" code; see `nystrom.models.design`.
-        task: The task of `nystrom.tasks` that the model was trained on, if any.
+        task: The task that the model was trained on, if any.
         tie_word_embeddings: The masked LM head scores a token by its word embedding.
         sparse_prediction: In training, and where labels are given, the heads for masked words score the tokens with a
             label alone: the same loss at a fraction of the time and memory. Their logits then are (masked tokens, v)

@@ -83,7 +83,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
     # Buffers that older versions of transformers saved; they hold nothing that was learned.
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
         r"embeddings\.(position_ids|token_type_ids)$",
-        # The head of a training that denoises (`nystrom.train.run.denoising`), which is no part of the model.
+        # The head of a training that denoises, which is no part of the model.
         r"^denoiser\.",
     ]
 

@@ -27,7 +27,6 @@ from torch import nn
 
 from nystrom.attention.heads import AttentionHeads
 from nystrom.evaluation import evaluating
-from nystrom.measure.rows import check_folder
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.encoder import EncoderPreTrainedModel
@@ -35,6 +34,7 @@ from nystrom.models.export.comparison import OutputEntries, compare, example, lo
 from nystrom.models.export.words import IN_WORDS_OF_ONNX
 from nystrom.models.files.loading import check_weights
 from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom.whole_files import check_folder
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _OPSETS = range(18, 23)

@@ -14,9 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from nystrom.measure.rows import check_folder
 from nystrom.models.files.json_object import read_json
-from nystrom.whole_files import write_whole
+from nystrom.whole_files import check_folder, write_whole
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 # What the tokenizers of transformers read; a folder holds some of them.

@@ -1,0 +1,129 @@
+"""The command that measures how near methods are to exact attention in a user's model, on texts of the user's."""
+
+from pathlib import Path
+from typing import Literal
+
+from nystrom.checks import check_at_least, check_positive
+from nystrom.whole_files import check_new, write_whole
+from nystrom_lab.cli.arguments import arguments_of, positional
+from nystrom_lab.report.plots.canvas import FORMATS, house_style, save_figure
+from nystrom_lab.report.plots.inspection import FIGURES, inspection_figures
+
+# What is compared where nothing is named; a plan may choose exact attention, too.
+USUAL = ("nystrom-64", "nystrom-128", "nystrom-256", "near_far", "near_far-128")
+
+
+def inspect_encoder(words: list[str]) -> None:
+    """Inspect a model."""
+    inspect(**arguments_of(inspect, words, "inspect", model=positional(inspect, "model")))
+
+
+def inspect(
+    model: Path,
+    *,
+    texts: tuple[Path, ...],
+    methods: tuple[str, ...] = (),
+    length: int | None = None,
+    num_texts: int = 4,
+    num_queries: int = 128,
+    whole_model: bool = True,
+    budget: float | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    to: Path | None = None,
+) -> None:
+    """Measure how near methods are to exact attention in a model: layer by layer, head by head, and in the whole.
+
+    Args:
+        model: Folder of an encoder with its tokenizer, of transformers or of this library.
+        texts: Files of prose like what the model is for, compressed or not.
+        methods: Methods with their sizes, such as nystrom-64 performer-256; Nyström attention with 64, 128 and 256
+            landmarks, and near_far in two sizes, if none is named.
+        length: Tokens of a text; the model's positions, but at most 512, if not given.
+        num_texts: Texts of that length, spread evenly over the files.
+        num_queries: Queries to sample of each text in each layer; more narrow the intervals.
+        whole_model: Also compare hidden states and predictions; this alone takes more than linear time.
+        budget: Largest relative error of the hidden states, such as .05: chooses the cheapest method for each layer
+            among those named, or the usual ones and exact attention (softmax), and writes plan.json.
+        seed: Of the sample.
+        threads: Threads on the CPU; torch's choice if not given.
+        device: Where to run; "auto" takes a GPU if there is one.
+        to: Folder for rows.csv, verdict.txt, the figures and plan.json; nothing is written if not given.
+
+    Raises:
+        ValueError: A model that no method can serve, texts that are too short, an unknown method, a folder that
+            holds files of these names, or a budget that no method meets, or that is given without a folder for the
+            plan or for a model whose layers a plan cannot name.
+    """
+    if budget is not None:
+        check_positive("budget", budget)
+        if to is None:
+            raise ValueError(f"budget is {budget:g}, and the plan for it goes into a folder: name one with --to.")
+    if to is not None:
+        for name in (
+            "rows.csv",
+            "verdict.txt",
+            "plan.json",
+            *(f"{each}{suffix}" for each in FIGURES for suffix in FORMATS),
+        ):
+            check_new(to / name)
+    names = methods or USUAL
+    import torch
+    from transformers.utils import logging
+
+    from nystrom.attention.method_names import split_name
+    from nystrom.inspection.budget import check_can_be_planned, choose_plan
+    from nystrom.inspection.candidates import read_candidates
+    from nystrom.inspection.inspect import inspect_model
+    from nystrom.inspection.texts import load_encoder, read_batches
+    from nystrom.models.files.tokenizer import load_tokenizer
+    from nystrom.whole_files import check_folder
+    from nystrom_lab.data.language.prose import read_prose
+    from nystrom_lab.measure.rows import append_rows
+    from nystrom_lab.report.inspection import BADLY, inspection_text, plan_text
+    from nystrom_lab.studies.inspection import inspection_rows, plan_rows
+    from nystrom_lab.training.hardware import usable_device
+
+    read_candidates(names)
+    if to is not None:
+        check_folder(to)
+    if threads is not None:
+        check_at_least("threads", threads, 1)
+        torch.set_num_threads(threads)
+    place = torch.device(usable_device(device))
+    logging.disable_progress_bar()
+    prose = read_prose(texts)
+    encoder = load_encoder(model)
+    if budget is not None:
+        check_can_be_planned(encoder)
+    batches = read_batches(prose, load_tokenizer(model), encoder, length=length, num_texts=num_texts)
+    encoder.to(place)  # pyright: ignore[reportArgumentType]
+    batches = [{name: x.to(place) for name, x in batch.items()} for batch in batches]
+    found = inspect_model(
+        encoder,
+        batches,
+        methods=names,
+        num_queries=num_queries,
+        whole_model=whole_model,
+        exact_above=BADLY,
+        seed=seed,
+    )
+    rows = inspection_rows(found, device=torch.cuda.get_device_name(place) if place.type == "cuda" else None)
+    text = inspection_text(rows, model=f"{model.resolve().name}, on {prose.name}")
+    print(text, end="", flush=True)
+    if budget is not None and to is not None:
+        plan = choose_plan(encoder, batches, budget=budget, methods=methods or (*USUAL, "softmax"))
+        plan.write(to / "plan.json")
+        rows += plan_rows(plan, rows[0])
+        said = plan_text(str(plan), plan.found, file=to / "plan.json") + "\n"
+        text += said
+        print(said, end="")
+    if to is not None:
+        append_rows(to / "rows.csv", rows)
+        write_whole(to / "verdict.txt", text)
+        with house_style():
+            for name, figure in inspection_figures(rows, lambda name: split_name(name)[0]).items():
+                for suffix in FORMATS:
+                    save_figure(figure, to / f"{name}{suffix}")
+        print(f"\nRows, verdict and figures: {to}")

@@ -1,0 +1,87 @@
+"""Commands whose options are those of a method too."""
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import field, fields, make_dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+from nystrom_lab.cli.arguments import arguments_of
+
+
+def arguments_with_method(
+    function: Callable[..., Any],
+    words: list[str],
+    name: str,
+    /,
+    *,
+    default: str,
+    also: Collection[str] = (),
+    flat: bool = False,
+    **replaced: inspect.Parameter,
+) -> dict[str, Any]:
+    """Parse a command line as `arguments_of` does, with the options of the method that --attention names.
+
+    The function's argument `options` becomes --options.num-landmarks and the like; it gets those that were given.
+
+    Args:
+        function: The function whose arguments are wanted; it has `options`.
+        words: The words after the command's name.
+        name: The command's name.
+        default: The method where none is named.
+        also: Words that may stand for a method, and have no options.
+        flat: Whether the options stand by themselves, as --num-landmarks; the function's own arguments come first.
+        **replaced: Parameters that the command line shows in another form.
+
+    Raises:
+        UsageError: An option or value that is missing, unknown or wrong.
+        ValueError: An unknown method.
+    """
+    import tyro
+
+    from nystrom.attention.registry import METHODS
+    from nystrom.checks import check_names
+
+    # The method decides which options there are, so its name is read before the rest.
+    attention = word_after("--attention", words, default)
+    check_names("attention method", [attention], (*METHODS, *also))
+    method, taken = METHODS[attention].options if attention in METHODS else None, inspect.signature(function).parameters
+    optional: list[tuple[str, Any, Any]] = []
+    for option in () if method is None else fields(method):
+        if flat and option.name in taken:
+            continue
+        kind: Any = option.type
+        optional.append((option.name, kind | None, field(default=None)))
+    chosen: Any = make_dataclass("Options", optional)
+    chosen.__doc__ = None if method is None else method.__doc__
+    parameter = taken["options"]
+    shown = Annotated[chosen, tyro.conf.arg(name="")] if flat else chosen
+    arguments = arguments_of(
+        function, words, name, options=parameter.replace(annotation=shown, default=chosen()), **replaced
+    )
+    given = vars(arguments["options"])
+    return arguments | {"options": {key: value for key, value in given.items() if value is not None}}
+
+
+def word_after(flag: str, words: list[str], default: str) -> str:
+    """The word that a command line gives for an option, before it is parsed."""
+    for word, following in pairwise([*words, ""]):
+        if word == flag and following:
+            return following
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
+    return default
+
+
+def attention_of(model: str) -> str:
+    """The method of a model of this library that a run starts from; nystrom where there is none."""
+    import json
+
+    config = Path(model) / "config.json"
+    try:
+        named = json.loads(config.read_text(encoding="utf-8")).get("attention", "nystrom")
+    except (OSError, ValueError, AttributeError):
+        # What is wrong with the model is said when it is read.
+        return "nystrom"
+    return named if isinstance(named, str) else "nystrom"

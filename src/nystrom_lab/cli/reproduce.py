@@ -1,0 +1,168 @@
+"""The command that runs the studies of the papers by name."""
+
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any, Literal
+
+from nystrom.checks import check_at_least
+from nystrom_lab.cli.arguments import arguments_of, positional
+
+if TYPE_CHECKING:
+    from nystrom_lab.studies.reproduce.run import Job
+
+
+def reproduce_study(words: list[str]) -> None:
+    """Run a study of the papers."""
+    from nystrom_lab.training.grid.request import NO_SLURM, Slurm, Where
+
+    def reproduce(
+        name: str | None = None,
+        *,
+        list: bool = False,
+        all: bool = False,
+        size: Literal["small", "paper"] = "small",
+        model: Path | None = None,
+        texts: tuple[Path, ...] = (),
+        data: Path | None = None,
+        runs: Path | None = None,
+        precision: Literal["float32", "bfloat16"] = "bfloat16",
+        threads: int = 1,
+        to: Path = Path("runs/reproduce"),
+        on: Where = "local",
+        slurm: Slurm = NO_SLURM,
+    ) -> None:
+        """Run a table, a figure or a claim of the papers as a study: rows, figures, tables and a verdict.
+
+        The same command goes on where it was interrupted.
+
+        Args:
+            name: Name of the study, as --list prints it.
+            list: Print the studies: what each shows, its source, what it needs, its minutes, and whether it was run.
+            all: Run every study that can run here, and write the page of all of them, index.html. Those that train for
+                hours are run by their names alone; the page shows them once they were.
+            size: "small", minutes on two cores, or "paper", the paper's setting in full.
+            model: Folder of an encoder in Hugging Face format; all-MiniLM-L6-v2 of nystrom[real] if not given.
+            texts: Files of prose, compressed or not; the reference of the Python language if not given.
+            data: Folder with the data of tasks in folders of their names: data/text, data/mlm, data/mrpc ...
+            runs: Folder of the trained runs of `nystrom lra run`.
+            precision: What the studies that pretrain and fine-tune train in at size "small": float32 is faster where
+                the processor multiplies bfloat16 no faster.
+            threads: Threads on the CPU. Most matrices of the studies are small, and slower with more.
+            to: Folder of the results; each study has its own inside.
+            on: "local", or "slurm": a job for each study, on the cluster that this machine submits to.
+            slurm: What each job asks for.
+        """
+
+    asked = arguments_of(reproduce, words, "reproduce", name=positional(reproduce, "name"))
+    name, size, to = asked.get("name"), asked["size"], asked["to"]
+    if (name is not None) + asked["list"] + asked["all"] != 1:
+        came = " and ".join([name] * (name is not None) + ["--list"] * asked["list"] + ["--all"] * asked["all"])
+        raise ValueError(
+            f"expected one of the name of a study, --list or --all, got {came or 'none'}: "
+            "nystrom reproduce --list prints the names."
+        )
+    if asked["list"]:
+        print(_list(to), end="")
+        return
+    check_at_least("threads", asked["threads"], 1)
+    asked["slurm"].check(asked["on"])
+    import torch
+
+    torch.set_num_threads(asked["threads"])
+    from nystrom_lab.report.gallery import check_gallery, print_summary, write_gallery
+    from nystrom_lab.report.summary import SUMMARY
+    from nystrom_lab.studies.reproduce.catalogue import CATALOGUE
+    from nystrom_lab.studies.reproduce.run import check_study, folder_of, run_study
+    from nystrom_lab.studies.reproduce.study import Setting
+
+    setting = Setting(
+        size=size,
+        model=asked["model"],
+        texts=tuple(asked["texts"]),
+        data=asked["data"],
+        runs=asked["runs"],
+        precision=asked["precision"],
+    )
+    if name is not None:
+        job = check_study(name, setting, to)
+        if failed := _in_jobs([job], asked):
+            raise ValueError(f"{name} failed, {failed[name]}.")
+        print_summary(run_study(job), job.folder)
+        return
+    check_gallery(to / "index.html")
+    missing: dict[str, str] = {}
+    jobs: dict[str, Job] = {}
+    for each, entry in CATALOGUE.items():
+        if entry.trains and not (folder_of(to, each, size) / SUMMARY).is_file():
+            missing[each] = "takes hours of training: run it by its name"
+            continue
+        try:
+            jobs[each] = check_study(each, setting, to)
+        except ValueError as error:
+            missing[each] = str(error)
+            print(f"{each}: not run: {error}")
+    failed = _in_jobs([*jobs.values()], asked)
+    missing |= failed
+    for each in failed:
+        del jobs[each]
+    for job in jobs.values():
+        run_study(job)
+        write_gallery({other: done.folder for other, done in jobs.items()}, missing, to / "index.html")
+    print(f"Page: {to / 'index.html'}")
+
+
+def _in_jobs(studies: "list[Job]", asked: dict[str, Any]) -> dict[str, str]:
+    """Measure studies in jobs of a cluster, if that is asked for; those that failed, and why."""
+    if asked["on"] == "local":
+        return {}
+    from nystrom_lab.studies.reproduce.jobs import measure_in_jobs
+
+    failures = measure_in_jobs(studies, asked["to"], asked["slurm"], threads=asked["threads"])
+    names = {study.folder.name: study.name for study in studies}
+    return {names[each.name]: f"{each.reason}, log: {each.log}" for each in failures}
+
+
+def report_gathered(words: list[str]) -> None:
+    """Print the tables of one study from gathered rows."""
+    from nystrom_lab.measure.rows import read_rows
+    from nystrom_lab.report.markdown_gallery import tables_markdown, verdicts_markdown
+    from nystrom_lab.studies.reproduce.catalogue import find_study
+    from nystrom_lab.studies.reproduce.run import rows_of
+
+    def report(file: Path, *, study: str, table: int | None = None, verdicts: bool = False) -> None:
+        """Print what a study of `nystrom reproduce` says of rows, as Markdown.
+
+        Args:
+            file: Rows, of this study or of several.
+            study: Its name.
+            table: Number of the only table to print, from 1; all if not given.
+            verdicts: Also print the claims, and what the rows say of them.
+        """
+        found = find_study(study)
+        rows = rows_of(read_rows(file), study)
+        tables = list(found.tables(rows))
+        if table is not None:
+            check_at_least("table", table, 1)
+            if table > len(tables):
+                raise ValueError(f"table is {table} but {study} has {len(tables)}: take one of these.")
+            tables = tables[table - 1 : table]
+        print(tables_markdown(tables), end="")
+        if verdicts:
+            print(f"\n{verdicts_markdown(found.verdicts(rows))}", end="")
+
+    report(**arguments_of(report, words, "report study", file=positional(report, "file")))
+
+
+def _list(to: Path) -> str:
+    """The studies as lines of text."""
+    from nystrom_lab.report.catalogue import StudyLine, catalogue_text
+    from nystrom_lab.report.summary import SUMMARY
+    from nystrom_lab.studies.reproduce.catalogue import CATALOGUE
+
+    lines = []
+    for name, entry in CATALOGUE.items():
+        done = [size for size in ("small", "paper") if (to / f"{name}-{size}" / SUMMARY).is_file()]
+        minutes = "" if entry.minutes is None else f"{entry.minutes:g}"
+        state = ", ".join(done) or "not run"
+        lines.append(StudyLine(name, entry.shows, entry.source, entry.needs, entry.paper_needs, minutes, state))
+    return catalogue_text(lines, width=get_terminal_size().columns)

@@ -1,0 +1,169 @@
+"""Commands that measure, and that print what was measured."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from shutil import get_terminal_size
+
+from nystrom_lab.cli.arguments import arguments_of, positional
+
+
+def list_methods(words: list[str]) -> None:
+    """List the attention methods."""
+    from nystrom.attention.registry import METHODS
+    from nystrom_lab.report.methods import MethodLine, methods_markdown, methods_text
+
+    def methods(markdown: bool = False) -> None:
+        """Print the attention methods: what each is, its options, its time, its exact limit, what it can and cannot
+        do, and its source.
+
+        Args:
+            markdown: As a Markdown table, without the options and what they can do.
+        """
+        lines = []
+        for name, method in METHODS.items():
+            options = ", ".join(f"{option.name}={option.default!r}" for option in fields(method.options))
+            can, cannot = (", ".join(names) or "nothing of these" for names in method.abilities())
+            facts = (method.summary, method.cost, method.exact_limit, method.source)
+            lines.append(MethodLine(name, *facts, options or "none", can, cannot))
+        if markdown:
+            print(methods_markdown(lines), end="")
+        else:
+            print(methods_text(lines, width=get_terminal_size().columns))
+
+    # Without options it runs where what parses them is not installed.
+    methods(**(arguments_of(methods, words, "methods") if words else {}))
+
+
+def bench_efficiency(words: list[str]) -> None:
+    """Measure attention over the length."""
+    from nystrom_lab.report import check_place, show_study
+    from nystrom_lab.studies.speed.efficiency import run_efficiency
+
+    arguments = arguments_of(run_efficiency, words, "bench efficiency")
+    check_place("efficiency", arguments["to"])
+    rows = run_efficiency(**arguments)
+    show_study(rows, arguments["to"])
+
+
+def bench_runs(words: list[str]) -> None:
+    """Compare methods in several runs."""
+    from nystrom_lab.studies.speed.runs import run_runs
+
+    arguments = arguments_of(run_runs, words, "bench runs")
+    for row in run_runs(**arguments):
+        layout = row.sizes.partition("layout=")[2].split()[0]
+        what = f"n={row.n} {layout:7} {row.method:18} {row.quantity}"
+        spread = f"({row.note})" if row.low is None or row.high is None else f"({row.low:.3f} to {row.high:.3f})"
+        print(f"{what:100} {row.value:9.3f} {row.unit:3} {spread}")
+    print(f"Rows: {arguments['to'] / 'runs.csv'}")
+
+
+def bench_training(words: list[str]) -> None:
+    """Measure a training step."""
+    from nystrom_lab.report import check_place, show_study
+    from nystrom_lab.studies.speed.training import run_training
+
+    arguments = arguments_of(run_training, words, "bench training")
+    check_place("training", arguments["to"])
+    rows = run_training(**arguments)
+    show_study(rows, arguments["to"])
+
+
+def bench_model(words: list[str]) -> None:
+    """Measure a whole encoder over the length."""
+    from nystrom_lab.report import check_place, show_study
+    from nystrom_lab.studies.speed.whole_model.lengths import run_model
+
+    arguments = arguments_of(run_model, words, "bench model")
+    check_place("model", arguments["to"])
+    rows = run_model(**arguments)
+    show_study(rows, arguments["to"])
+
+
+def bench_pretraining(words: list[str]) -> None:
+    """Measure pretraining beside transformers' own loop."""
+    from nystrom_lab.studies.pretraining.speed import run_pretraining_speed
+
+    arguments = arguments_of(run_pretraining_speed, words, "bench pretraining")
+    for row in run_pretraining_speed(**arguments):
+        print(f"{row.quantity:55} {row.value:10.2f} {row.unit:3} ({row.low:.2f} to {row.high:.2f})")
+    print(f"Rows: {arguments['to'] / 'pretraining.csv'}")
+
+
+def bench_plan(words: list[str]) -> None:
+    """Say what a training step over GPUs costs on paper."""
+    from nystrom_lab.studies.parallel.plan import run_plan
+
+    print(run_plan(**arguments_of(run_plan, words, "bench plan")))
+
+
+def bench_ranks(words: list[str]) -> None:
+    """Measure a sequence over processes."""
+    from nystrom_lab.report.tables import print_study
+    from nystrom_lab.studies.parallel.ranks import run_ranks
+
+    arguments = arguments_of(run_ranks, words, "bench ranks")
+    print_study(run_ranks(**arguments))
+    print(f"Rows: {arguments['to'] / 'ranks.csv'}")
+
+
+def report_study(study: str) -> Callable[[list[str]], None]:
+    """The command that prints and draws rows of a study."""
+
+    def act(words: list[str]) -> None:
+        from nystrom_lab.measure.rows import read_rows
+        from nystrom_lab.report.plots.canvas import check_figure
+        from nystrom_lab.report.plots.study import draw_study
+        from nystrom_lab.report.printed.ratios import paper_markdown
+        from nystrom_lab.report.tables import only_quantities, print_study, study_markdown
+
+        def report(
+            file: Path,
+            *,
+            markdown: bool = False,
+            only: tuple[str, ...] = (),
+            paper: bool = False,
+            figure: Path | None = None,
+        ) -> None:
+            """Print the table of measured rows again, and draw them.
+
+            Args:
+                file: Rows that `nystrom bench` wrote.
+                markdown: Print the table as Markdown.
+                only: Quantities to print, such as "forward time"; all if not given.
+                paper: Print ratios beside those that the paper printed, as Markdown.
+                figure: File to draw to, .png or .svg, of those that exist only a figure of nystrom; none is drawn if
+                    not given.
+            """
+            if figure is not None:
+                check_figure(figure)
+            rows = read_rows(file)
+            if rows and rows[0].study != study:
+                raise ValueError(
+                    f"{file} holds rows of the study {rows[0].study!r}; expected {study!r}"
+                    f"{_way_out(file, rows[0].study)}."
+                )
+            if only:
+                rows = only_quantities(rows, only)
+            if paper:
+                print(paper_markdown(rows), end="")
+            elif markdown:
+                print(study_markdown(rows), end="")
+            else:
+                print_study(rows)
+            if figure is not None:
+                draw_study(rows, figure)
+
+        report(**arguments_of(report, words, f"report {study}", file=positional(report, "file")))
+
+    return act
+
+
+def _way_out(file: Path, study: str) -> str:
+    """What prints rows of this study, after a colon; empty if no command does."""
+    from nystrom_lab.studies.reproduce.catalogue import CATALOGUE
+
+    if study in ("efficiency", "model", "ranks", "training"):
+        return f": try nystrom report {study} {file}"
+    return f": try nystrom report study {file} --study {study}" if study in CATALOGUE else ""

@@ -1,0 +1,152 @@
+"""Commands that train and score models: one, or a grid."""
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from nystrom_lab.cli.arguments import arguments_of, fixed, positional
+from nystrom_lab.cli.method_options import arguments_with_method, attention_of, word_after
+
+
+def train_model(words: list[str]) -> None:
+    """Train a model."""
+    from nystrom_lab.training.engine import train
+
+    train(**_arguments(words, "train", fixed(train, "mask_share")))
+
+
+def pretrain_on_task(words: list[str]) -> None:
+    """Train an encoder on masked tokens of the inputs of a task, which the first word names."""
+    from nystrom.checks import check_names
+    from nystrom_lab.data.lra.facts import LRA
+    from nystrom_lab.training.engine import train
+
+    check_names("task", words[:1], LRA)
+    share = inspect.signature(train).parameters["mask_share"].replace(default=LRA[words[0]].mask_share)
+    arguments = _arguments(words, "pretrain", share)
+    if not arguments["mask_share"]:
+        raise ValueError("mask_share is 0; expected a number in (0, 1), the share of the tokens that are masked.")
+    train(**arguments)
+
+
+def _arguments(words: list[str], name: str, mask_share: inspect.Parameter) -> dict[str, Any]:
+    from nystrom.attention.method_names import NO_ATTENTION
+    from nystrom_lab.training.engine import train
+
+    default, task = attention_of(word_after("--model", words, "")), positional(train, "task")
+    return arguments_with_method(
+        train, words, name, default=default, also=[NO_ATTENTION], task=task, mask_share=mask_share
+    )
+
+
+def evaluate_model(words: list[str]) -> None:
+    """Score a model."""
+    from nystrom_lab.training.engine import evaluate
+
+    row = evaluate(**arguments_of(evaluate, words, "evaluate", task=positional(evaluate, "task")))
+    spread = "" if row.low is None or row.high is None else f" ({row.low:.1%} to {row.high:.1%})"
+    print(f"{row.quantity} {row.value:.1%}{spread}")
+
+
+def lra_run(words: list[str]) -> None:
+    """Train a grid of runs."""
+    from nystrom_lab.training.grid.plan import run_grid
+
+    arguments = arguments_of(run_grid, words, "lra run")
+    if failures := run_grid(**arguments):
+        for failure in failures:
+            print(f"nystrom: {failure.name} failed, {failure.reason}\n         log: {failure.log}", file=sys.stderr)
+        raise SystemExit(1)
+    print(f"nystrom lra table {arguments['to'] / 'lra.csv'} prints the accuracies.")
+
+
+def lra_status(words: list[str]) -> None:
+    """Print how far the runs of a grid are."""
+    from nystrom_lab.training.grid.status import status_lines
+
+    def status(folder: Path) -> None:
+        """Print how far each run of `nystrom lra run`, or trial of `nystrom finetune --search`, is, and its job.
+
+        Args:
+            folder: Folder of the runs.
+        """
+        print("\n".join(status_lines(folder)))
+
+    status(**arguments_of(status, words, "lra status", folder=positional(status, "folder")))
+
+
+def lra_table(words: list[str]) -> None:
+    """Print the accuracies of a grid."""
+    from nystrom_lab.measure.rows import read_rows
+    from nystrom_lab.report.lra.costs import cost_markdown, print_costs
+    from nystrom_lab.report.lra.tables import lra_markdown, print_lra
+
+    def table(files: tuple[Path, ...], *, time: bool = False, memory: bool = False, markdown: bool = False) -> None:
+        """Print the accuracies of runs beside those of the two papers, or what the runs took.
+
+        Args:
+            files: Rows of `nystrom lra run` or `nystrom train`.
+            time: Hours of training in place of accuracies, beside those of Table 2 of Skyformer.
+            memory: Gigabytes of peak memory in place of accuracies, or beside the hours.
+            markdown: As Markdown.
+        """
+        if not files:
+            raise ValueError("no file of rows is named; expected those of `nystrom lra run`, such as runs/lra/lra.csv.")
+        rows = [row for file in files for row in read_rows(file)]
+        if time or memory:
+            if markdown:
+                print(cost_markdown(rows, time=time, memory=memory), end="")
+            else:
+                print_costs(rows, time=time, memory=memory)
+        elif markdown:
+            print(lra_markdown(rows), end="")
+        else:
+            print_lra(rows)
+
+    table(**arguments_of(table, words, "lra table", files=positional(table, "files")))
+
+
+def lra_curves(words: list[str]) -> None:
+    """Draw the curves of a grid."""
+    from nystrom.whole_files import check_new
+    from nystrom_lab.report.lra.curves import Axis, Shown, draw_lra_curves, gather_curves
+
+    def curves(
+        sources: tuple[Path, ...],
+        *,
+        figure: Path,
+        quantity: Shown = "accuracy",
+        over: Axis = "seconds",
+        gather: Path | None = None,
+    ) -> None:
+        """Draw the curves of the runs of `nystrom lra run`.
+
+        Args:
+            sources: Folder of the runs, a file that --gather wrote, or several of them.
+            figure: File to draw to, .png or .svg; of those that exist only a figure of nystrom is drawn anew.
+            quantity: "accuracy" or "loss" on the validation split, or "gradient-norm", before it is clipped.
+            over: "seconds" of training, or "steps".
+            gather: CSV file to write the curves of all runs in the folder to, which must not exist yet.
+        """
+        if not sources:
+            raise ValueError("no source is named; expected the folder of `nystrom lra run`, or files of --gather.")
+        folder, *others = sources
+        if gather is not None and others:
+            raise ValueError("--gather takes the curves of one folder: name one source.")
+        if gather is not None:
+            check_new(gather)
+        draw_lra_curves(sources, figure, quantity=quantity, over=over)
+        if gather is not None:
+            gather_curves(folder, gather)
+        print(figure)
+
+    curves(**arguments_of(curves, words, "lra curves", sources=positional(curves, "sources")))
+
+
+def lra_overhead(words: list[str]) -> None:
+    """Time a step beside one of a bare loop."""
+    from nystrom_lab.studies.speed.overhead import run_overhead
+
+    for row in run_overhead(**arguments_of(run_overhead, words, "lra overhead")):
+        print(f"{row.quantity:40} {row.value:9.3f} {row.unit:2} ({row.low:.3f} to {row.high:.3f})")

@@ -1,0 +1,55 @@
+"""Prose: from the user's files, or from the reference of the Python language that Python carries."""
+
+import hashlib
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from nystrom.inspection.texts import Prose
+from nystrom_lab.data.sources.documents import CHECKED, check_text, whole_characters
+from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
+
+# Characters that are read: enough for every study, so that a corpus of gigabytes is not.
+_ENOUGH = 2_000_000
+
+
+def read_prose(files: Sequence[Path]) -> Prose:
+    """Read running text, compressed or not.
+
+    Args:
+        files: Files in UTF-8; none means the reference of the Python language (`pydoc_data.topics`).
+
+    Raises:
+        ValueError: A file is missing, empty, damaged or no text.
+    """
+    if not files:
+        from pydoc_data.topics import topics
+
+        text, name = "\n\n".join(topics[key] for key in sorted(topics)), f"reference of Python {_python()}"
+    else:
+        parts = [_read(file) for file in files]
+        text, name = "\n\n".join(parts), " ".join(file.name for file in files)
+    text = text[:_ENOUGH]
+    return Prose(f"{name} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})", text)
+
+
+def _read(file: Path) -> str:
+    try:
+        with open_unpacked(file) as stream:
+            content = stream.read(_ENOUGH)
+        check_text(file, content[:CHECKED])
+        # The cut may be inside a character.
+        text = content[: whole_characters(content) if len(content) == _ENOUGH else None].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} is no text in UTF-8 ({error.reason} at byte {error.start}): name files of text."
+        ) from None
+    except BROKEN as error:
+        raise unreadable(file, error) from error
+    if not text.strip():
+        raise ValueError(f"{file} is empty: name a file of prose.")
+    return text
+
+
+def _python() -> str:
+    return ".".join(platform.python_version_tuple()[:2])

@@ -1,0 +1,145 @@
+"""A tokenizer of word pieces, as BERT has, trained on raw texts.
+
+Words are cut at blanks and punctuation, in small letters and without accents unless `cased`; the trainer joins the most
+frequent neighbours until the vocabulary is full. The vocabulary is a function of the texts alone. The trainer by itself
+numbers letters inside words in the order of a hash table, which differs from run to run and decides between pairs
+that are equally frequent; so the texts are read twice, and the letters are given to it in an order of their own.
+
+Source: Schuster and Nakajima (2012); Devlin et al. (2019). The trainer is that of the package tokenizers.
+"""
+
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from nystrom.whole_folders import partial_folder, remove_leftovers
+from nystrom_lab.data.language.saved_tokenizer import save_tokenizer
+from nystrom_lab.data.sources.corpora import Corpus, find_corpora
+from nystrom_lab.data.store.prepared_folder import space_for
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+INSIDE = "##"
+# Letters in the vocabulary, at most: rarer ones are unknown.
+MOST_LETTERS = 6000
+LEAST_SIZE = 100
+
+
+def train_tokenizer(
+    source: list[Path],
+    to: Path,
+    *,
+    size: int = 30_000,
+    cased: bool = False,
+    min_frequency: int = 2,
+    text_field: str | None = None,
+    max_unpacked: float | None = None,
+    progress: bool = True,
+) -> Path:
+    """Train a tokenizer of word pieces on raw texts.
+
+    Args:
+        source: Files or folders of texts, as `nystrom data prepare mlm-sop` reads them.
+        to: Folder to make, from which AutoTokenizer loads it.
+        size: Tokens of the vocabulary, special ones included; fewer where the texts hold no more.
+        cased: Keep capitals and accents.
+        min_frequency: Pieces that occur less often are not made.
+        text_field: Column or field of the texts; if not given, text, content, sentence or review.
+        max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
+        progress: Show a progress bar.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: A source is missing, broken or without texts, a setting is impossible, or `to` is taken or cannot be
+            written.
+    """
+    to = Path(to).expanduser().resolve()
+    if size < LEAST_SIZE:
+        raise ValueError(f"--size is {size}; expected at least {LEAST_SIZE} tokens.")
+    if min_frequency < 1:
+        raise ValueError(f"--min-frequency is {min_frequency}; expected at least 1.")
+    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
+        raise ValueError(f"{to} is there already: name a folder that does not exist yet.")
+    corpora, _ = find_corpora(source, text_field=text_field, max_unpacked=max_unpacked)
+    with ExitStack() as stack:
+        try:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(to)
+            partial = stack.enter_context(partial_folder(to))
+        except OSError as error:
+            raise ValueError(
+                f"{to} cannot be made ({error.strerror}: {error.filename}): name a folder inside one you may write to."
+            ) from error
+        with space_for(to):
+            count = _train(corpora, partial, size=size, cased=cased, min_frequency=min_frequency, progress=progress)
+        partial.replace(to)
+    if count < size:
+        print(f"notice: the texts hold {count} tokens where {size} were asked for.", file=sys.stderr)
+    return to
+
+
+def _train(corpora: Sequence[Corpus], to: Path, *, size: int, cased: bool, min_frequency: int, progress: bool) -> int:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from transformers import BertTokenizer
+
+    words = Tokenizer(models.WordPiece(unk_token=SPECIAL[1]))
+    words.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+    words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    begin, inside = _letters(corpora, words, size, progress)
+    trainer: Any = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=min_frequency,
+        # The letters inside words are numbered before the trainer meets them; they are not special afterwards.
+        special_tokens=[*SPECIAL, *(INSIDE + letter for letter in inside)],
+        initial_alphabet=begin,
+        limit_alphabet=len(begin),
+        continuing_subword_prefix=INSIDE,
+        show_progress=False,
+    )
+    words.train_from_iterator(_texts(corpora, progress, "pieces"), trainer)
+    vocabulary = words.get_vocab()
+    tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=not cased)
+    save_tokenizer(tokenizer, to)
+    return len(vocabulary)
+
+
+def _letters(corpora: Sequence[Corpus], words: "Tokenizer", size: int, progress: bool) -> tuple[list[str], list[str]]:
+    """Find the most frequent letters, and those of them that occur inside words, each in the order of letters."""
+    counts: Counter[str] = Counter()
+    inside: set[str] = set()
+    blanks = _Blanks()
+    for text in _texts(corpora, progress, "letters"):
+        normal = words.normalizer.normalize_str(text)
+        counts.update(normal)
+        inside.update(*(word[1:] for word in {*normal.translate(blanks).split()}))
+    there = [(-count, letter) for letter, count in counts.items() if not letter.isspace()]
+    kept = {letter for _, letter in sorted(there)[: min(MOST_LETTERS, size // 4)]}
+    return sorted(kept), sorted(kept & inside)
+
+
+class _Blanks(dict[int, str]):
+    """Turns what BERT cuts words at, punctuation, into blanks."""
+
+    def __missing__(self, code: int) -> str:
+        letter = chr(code)
+        is_symbol = letter.isascii() and letter.isprintable() and not letter.isalnum()
+        is_cut = is_symbol or unicodedata.category(letter)[0] == "P"
+        self[code] = " " if is_cut else letter
+        return self[code]
+
+
+def _texts(corpora: Sequence[Corpus], progress: bool, what: str) -> Iterator[str]:
+    for corpus in tqdm(corpora, desc=what, unit=" files", disable=not progress or None):
+        for piece in corpus.pieces(False):
+            text = piece.text.decode("utf-8", errors="replace")
+            yield text.replace("<unk>", " ") if piece.wikitext else text

@@ -1,0 +1,98 @@
+"""Image of the Long Range Arena: CIFAR-10 in gray, pixel after pixel.
+
+A sample is 32 x 32 pixels, row after row; a token is a gray level, 0 to 255, black included; a class is one of ten.
+`cifar_files` says what is read, and how colours become gray. Splits have 45,000 / 5,000 / 10,000 pictures: the test
+split is the published one, and 5,000 of the training pictures, drawn by a seed, are for validation. The rest keep their
+order.
+
+Source: Tay et al. (2021), arXiv:2011.04006; Krizhevsky (2009).
+Departs from the authors' code: it takes the last tenth in the order of `tensorflow_datasets` for validation, an order
+that only that package has.
+"""
+
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from nystrom_lab.data.sources.cifar_files import CLASSES, SIDE, find_cifar
+from nystrom_lab.data.sources.cifar_pickle import WHERE_PUBLISHED
+from nystrom_lab.data.store.picture_files import Pictures, PictureSplit, write_pictures
+from nystrom_lab.data.store.prepared_folder import holds, new_folder
+
+TASK = "image"
+TRAIN, TEST = 50_000, 10_000
+
+
+def prepare_image(
+    source: Path,
+    to: Path,
+    *,
+    val: int = 5_000,
+    seed: int = 0,
+    check_counts: bool = True,
+    max_unpacked: float | None = None,
+) -> Path:
+    """Prepare CIFAR-10 as gray pixels.
+
+    Args:
+        source: The folder cifar-10-batches-py or cifar-10-batches-bin, or the archive of one, or a .npz file, also as
+            .npz.xz, with x_train, y_train, x_test and y_test; or the folder that holds one of these.
+        to: Folder to make. If it already holds this data set it is used as it is.
+        val: Training pictures that become the validation split.
+        seed: Decides which.
+        check_counts: An incomplete CIFAR-10 is an error; otherwise it is a warning.
+        max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
+
+    Returns:
+        The folder, ready for `Image`.
+
+    Raises:
+        ValueError: The source is missing or broken, a setting is impossible, or `to` is taken or cannot be written.
+    """
+    source, to = Path(source).expanduser(), Path(to).expanduser().resolve()
+    for name, value in (("val", val), ("seed", seed)):
+        if value < 0:
+            raise ValueError(f"--{name} is {value}; expected at least 0.")
+    found = find_cifar(source, max_unpacked=max_unpacked)
+    settings = {"origin": found.name, "sha256": found.digest, "val": val, "seed": seed}
+    if holds(to, task=TASK, settings=settings):
+        print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
+        return to
+    with new_folder(to, task=TASK, settings=settings) as partial:
+        train, test = found.read()
+        _check_counts(source, train, test, strict=check_counts)
+        if val >= len(train.labels):
+            raise ValueError(f"--val is {val} but {source} holds {len(train.labels)} training pictures: take fewer.")
+        held_out = np.zeros(len(train.labels), dtype=bool)
+        held_out[np.random.default_rng(seed).permutation(len(held_out))[:val]] = True
+        splits = {
+            "train": Pictures(*(array[~held_out] for array in train)),
+            "val": Pictures(*(array[held_out] for array in train)),
+            "test": test,
+        }
+        for split, pictures in splits.items():
+            write_pictures(partial, split, [pictures], count=len(pictures.labels), side=SIDE)
+    return to
+
+
+class Image(PictureSplit):
+    """One split of prepared pictures."""
+
+    task = TASK
+    num_labels = CLASSES
+    classes = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def _check_counts(source: Path, train: Pictures, test: Pictures, *, strict: bool) -> None:
+    for name, pictures, wanted in (("training", train, TRAIN), ("test", test, TEST)):
+        counts = np.bincount(pictures.labels, minlength=CLASSES)
+        if (counts != wanted // CLASSES).any():
+            message = (
+                f"{source} holds {counts.sum()} {name} pictures, {counts.tolist()} of the ten classes; CIFAR-10 has"
+                f" {wanted}, {wanted // CLASSES} of each"
+            )
+            if strict:
+                raise ValueError(f"{message}. {WHERE_PUBLISHED} Take what is there with --no-check-counts.")
+            warnings.warn(message + ".", stacklevel=3)

@@ -1,0 +1,74 @@
+"""A user's own labelled texts, or pairs of them, prepared with the defaults in a folder named after their content."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from nystrom_lab.data.lra.texts import retrieval, reviews
+from nystrom_lab.data.lra.texts.held_out import HeldOut
+from nystrom_lab.data.lra.texts.labelled_texts import prepare_texts
+from nystrom_lab.data.lra.texts.linked_documents import find_linked
+
+
+def prepare_own(
+    task: str,
+    files: Path,
+    *,
+    under: Path = Path("data"),
+    max_length: int = 4000,
+    text_field: str | None = None,
+    label_field: str | None = None,
+    pair_field: str | None = None,
+    progress: bool = True,
+) -> Path:
+    """Prepare labelled texts, or pairs of them, in a folder named after the files and their content.
+
+    Args:
+        task: The task that they are trained as: text, or retrieval for pairs.
+        files: What `prepare_text` or `prepare_retrieval` reads.
+        under: Where the folder is made.
+        max_length: Bytes that are kept of a text.
+        text_field: Column or field of the texts, of the first of each pair.
+        label_field: Column or field of the labels.
+        pair_field: Column or field of the second text of each pair.
+        progress: Show a progress bar.
+
+    Returns:
+        The folder; the same for the same content and fields, so that it is made once.
+
+    Raises:
+        ValueError: There are no such texts, or documents and links instead of pairs, a field is not there, or
+            `pair_field` is given for single texts; see `prepare_text` and `prepare_retrieval`.
+    """
+    files = Path(files).expanduser()
+    if task == reviews.TASK:
+        if pair_field is not None:
+            raise ValueError(
+                f"--pair-field is {pair_field!r}, but a sample of {task} is one text: leave it out, or train"
+                f" {retrieval.TASK}."
+            )
+        found = reviews.find_texts(
+            files, reviews.wanted_fields(label_field=label_field, text_field=text_field), progress=progress
+        )
+    else:
+        if files.is_dir() and (linked := find_linked(files)) is not None:
+            raise ValueError(
+                f"{files} holds documents and links ({linked.documents.name}, {linked.links.name}), which are prepared "
+                f"first: nystrom data prepare {task} --from {files} --to data/{task}, then train with --data "
+                f"data/{task}."
+            )
+        wanted = retrieval.wanted_fields(label_field=label_field, text_field=text_field, pair_field=pair_field)
+        found = retrieval.find_pairs(files, wanted, progress=progress)
+    content = json.dumps([found.kind, dict(found.settings)], sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
+    return prepare_texts(
+        found,
+        Path(under) / f"{task}-{files.name.split('.')[0]}-{digest}-{max_length}",
+        task=task,
+        texts=1 if task == reviews.TASK else 2,
+        max_length=max_length,
+        held_out=HeldOut(val_share=None, test_share=None, seed=0),
+        skip_empty=False,
+        check_counts=True,
+        progress=progress,
+    )

@@ -1,0 +1,210 @@
+"""Retrieval of the Long Range Arena: does one paper cite the other? Or pairs of a user's own texts.
+
+A sample is two documents, each its first `max_length` bytes, token = byte + 1 and 0 for padding. A document that is in
+many pairs of a split is stored once.
+
+The official files are new_aan_pairs.train.tsv, .eval.tsv and .test.tsv: a pair a line, without a header, the fields
+label, id1, id2, text1 and text2 between tabs, quotes being letters; 147,086 / 18,090 / 17,437 pairs. Labels are 0 and
+1, also written 0.0 and 1.0. Texts are taken byte for byte, as the official pipeline does, also where they are written
+as Python literals, as in b'...'.
+
+Source: Tay et al. (2021), arXiv:2011.04006; the files are in
+https://storage.googleapis.com/long-range-arena/lra_release.gz, folder tsv_data.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nystrom_lab.data.lra.texts.held_out import HeldOut
+from nystrom_lab.data.lra.texts.labelled_texts import check_length, prepare_texts
+from nystrom_lab.data.lra.texts.linked_documents import find_linked, linked_source
+from nystrom_lab.data.sources.row_files import COMPRESSED, Wanted, is_row_file
+from nystrom_lab.data.sources.saved_arrow import is_saved_dataset
+from nystrom_lab.data.sources.source import LabelledSample, Source
+from nystrom_lab.data.sources.split_files import endings, files_of_folder, row_source, saved_source
+from nystrom_lab.data.store.byte_split import ByteSplit
+from nystrom_lab.data.store.token_files import open_members
+
+TASK = "retrieval"
+OFFICIAL = {
+    split: f"new_aan_pairs.{name}.tsv" for split, name in (("train", "train"), ("val", "eval"), ("test", "test"))
+}
+RETRIEVAL_COUNTS = {"train": 147_086, "val": 18_090, "test": 17_437}
+COLUMNS = ("label", "id1", "id2", "text1", "text2")
+# Where the official files are inside the release.
+INSIDE = ("", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")
+# Names that are looked for where none is given: those of the Long Range Arena and of GLUE among them.
+FIELDS = {
+    "label_field": ("label", "Target", "gold_label", "is_duplicate", "Quality"),
+    "text_field": ("text1", "Source1", "sentence1", "question1", "premise", "question", "#1 String"),
+    "pair_field": ("text2", "Source2", "sentence2", "question2", "hypothesis", "sentence", "#2 String"),
+}
+LABELS = {b"0": b"0", b"1": b"1", b"0.0": b"0", b"1.0": b"1"}
+
+
+def prepare_retrieval(
+    source: Path,
+    to: Path,
+    *,
+    max_length: int = 4000,
+    text_field: str | None = None,
+    pair_field: str | None = None,
+    label_field: str | None = None,
+    val_share: float | None = None,
+    test_share: float | None = None,
+    seed: int = 0,
+    skip_empty: bool = False,
+    check_counts: bool = True,
+    max_unpacked: float | None = None,
+    progress: bool = True,
+) -> Path:
+    """Prepare labelled pairs of texts: the papers of the Long Range Arena, or your own.
+
+    Args:
+        source: The folder of new_aan_pairs.train.tsv, .eval.tsv and .test.tsv, or the release around it; a .csv, .tsv
+            or .jsonl file of your own, also compressed; a folder with such files named train, val and test; a folder
+            saved by Hugging Face datasets; or one with a file of documents (id, text) and one of links (two ids), which
+            become linked pairs and as many others, see `nystrom_lab.data.lra.texts.linked_documents`.
+        to: Folder to make. If it already holds this data set it is used as it is.
+        max_length: Bytes that are kept of a text.
+        text_field: Column or field of the first texts; if not given, text1, Source1, sentence1, question1, premise,
+            question or "#1 String", in capitals or not.
+        pair_field: Column or field of the second texts; if not given, text2, Source2, sentence2, question2, hypothesis,
+            sentence or "#2 String".
+        label_field: Column or field of the labels; if not given, label, Target, gold_label, is_duplicate or Quality.
+        val_share: Share of the training pairs that becomes val where the source has none; a tenth if not given. Of
+            documents and links it is the share of the documents.
+        test_share: The same for test.
+        seed: Decides which pairs those are.
+        skip_empty: Leave out pairs with an empty text, and count them, ; otherwise they are an error.
+        check_counts: Incomplete official files are an error; otherwise they are a warning.
+        max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
+        progress: Show a progress bar.
+
+    Returns:
+        The folder, ready for `Retrieval`.
+
+    Raises:
+        ValueError: The source is missing or broken (file and line are named), a setting is impossible, or `to` is taken
+            or cannot be written.
+    """
+    check_length(max_length)
+    held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
+    wanted = wanted_fields(label_field=label_field, text_field=text_field, pair_field=pair_field)
+    source = Path(source).expanduser()
+    if source.is_dir() and (files := find_linked(source)) is not None:
+        shares = {"val_share": val_share, "test_share": test_share}
+        found = linked_source(files, max_length=max_length, seed=seed, max_unpacked=max_unpacked, **shares)
+        # The shares are those of documents, and used.
+        held_out = HeldOut(val_share=None, test_share=None, seed=seed)
+    else:
+        found = find_pairs(source, wanted, max_unpacked=max_unpacked, progress=progress)
+    return prepare_texts(
+        found,
+        to,
+        task=TASK,
+        texts=2,
+        max_length=max_length,
+        held_out=held_out,
+        skip_empty=skip_empty,
+        check_counts=check_counts,
+        progress=progress,
+    )
+
+
+def wanted_fields(*, label_field: str | None, text_field: str | None, pair_field: str | None) -> Wanted:
+    """Give the names of each field: the one that was chosen, or those that are looked for."""
+    chosen = {"label_field": label_field, "text_field": text_field, "pair_field": pair_field}
+    return {option: FIELDS[option] if name is None else (name,) for option, name in chosen.items()}
+
+
+def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False) -> Source:
+    """Recognize a file or folder, with a bar for checksums that take long.
+
+    Raises:
+        ValueError: It is of no kind that is read, or an official file is missing.
+    """
+    if source.is_file() and is_row_file(source):
+        if source.name in OFFICIAL.values():
+            raise ValueError(f"{source} is one of three official files: name their folder, {source.parent}.")
+        files = {"train": source}
+        return row_source(files, wanted, kind="a file of rows", max_unpacked=max_unpacked, progress=progress)
+    if source.is_dir():
+        if official := _official_files(source):
+            return _official_source(official, max_unpacked, progress)
+        if is_saved_dataset(source):
+            return saved_source(source, wanted, progress=progress)
+        if files := files_of_folder(source):
+            return row_source(files, wanted, max_unpacked=max_unpacked, progress=progress)
+    came = "holds no pairs that are read" if source.is_dir() else "is of no kind that is read"
+    raise ValueError(
+        f"{source} {came if source.exists() else 'is not there'}: name the folder of {', '.join(OFFICIAL.values())} (in"
+        " tsv_data of https://storage.googleapis.com/long-range-arena/lra_release.gz), a file of pairs that ends in"
+        f" {endings()}, a folder with such files named train, val and test or documents and links, or one saved by"
+        " Hugging Face datasets."
+    )
+
+
+def _official_files(source: Path) -> dict[str, Path]:
+    """Find the three official files, also compressed; none where there is not one of them."""
+    for folder in (source / inside for inside in INSIDE):
+        found = {
+            split: path
+            for split, name in OFFICIAL.items()
+            for path in (folder / (name + ending) for ending in ("", *COMPRESSED))
+            if path.is_file()
+        }
+        if missing := [name for split, name in OFFICIAL.items() if split not in found]:
+            if found:
+                raise ValueError(f"{folder} lacks {', '.join(missing)}: take all three official files.")
+            continue
+        return found
+    return {}
+
+
+def _official_source(files: dict[str, Path], max_unpacked: float | None, progress: bool) -> Source:
+    plain = row_source(
+        files,
+        {"label_field": ("label",), "text_field": ("text1",), "pair_field": ("text2",)},
+        kind="official files",
+        columns=COLUMNS,
+        max_unpacked=max_unpacked,
+        progress=progress,
+    )
+
+    def rows(progress: bool) -> Iterator[LabelledSample]:
+        for row in plain.rows(progress):
+            if (label := LABELS.get(row.label)) is None:
+                raise ValueError(
+                    f"{row.place}: the label is {row.label[:40]!r}: it must be 0 or 1, so the file is damaged."
+                )
+            yield row._replace(label=label)
+
+    return replace(plain, rows=rows, published=RETRIEVAL_COUNTS)
+
+
+class Retrieval(ByteSplit):
+    """One split of prepared pairs: `input_ids` (byte + 1), one array for each of two documents, and `labels`.
+
+    The two are of different lengths; padded to one they make the (2, tokens) that a pair classifier takes.
+    """
+
+    task: ClassVar[str] = TASK
+
+    def __init__(self, folder: Path, split: str):
+        super().__init__(folder, split)
+        self._pairs = open_members(self.folder, split, task=self.task)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample's longer document."""
+        return np.diff(self._samples.offsets)[self._pairs].max(axis=1, initial=0)
+
+    def _input_ids(self, index: int) -> Any:
+        first, second = self._pairs[index].tolist()
+        return self._tokens(first), self._tokens(second)

@@ -1,0 +1,136 @@
+"""Text of the Long Range Arena: IMDB reviews as bytes, or a user's own labelled texts in their place.
+
+A sample is a text's first `max_length` bytes, token = byte + 1 and 0 for padding; a class is the place of the text's
+label among all labels (neg 0, pos 1). Both papers take 4,000 bytes, the official settings 1,000.
+
+The published IMDB has train and test. The official task takes its test split for validation as well, so 25,000 / 25,000
+/ 25,000, and a checkpoint chosen on val is chosen on the test. This is kept, the header says so, and `val_share` draws
+val from the training texts instead. A user's own texts have splits of their own, or `held_out` draws them.
+
+Source: Tay et al. (2021), arXiv:2011.04006; Maas et al. (2011), https://ai.stanford.edu/~amaas/data/sentiment/.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from nystrom_lab.data.lra.texts.held_out import HeldOut
+from nystrom_lab.data.lra.texts.labelled_texts import prepare_texts
+from nystrom_lab.data.sources.acl_imdb import ARCHIVES, IMDB_COUNTS, archive_source, folder_source, is_acl_imdb
+from nystrom_lab.data.sources.row_files import Wanted, is_row_file
+from nystrom_lab.data.sources.saved_arrow import is_saved_dataset
+from nystrom_lab.data.sources.source import Source
+from nystrom_lab.data.sources.split_files import endings, files_of_folder, row_source, saved_source
+from nystrom_lab.data.store.byte_split import ByteSplit
+
+TASK = "text"
+ARCHIVE, FOLDER = "aclImdb_v1.tar.gz", "aclImdb"
+# Names that are looked for where none is given: those of tsv files in the style of the Long Range Arena among them.
+FIELDS = {
+    "label_field": ("label", "Target", "sentiment", "class"),
+    "text_field": ("text", "Source", "sentence", "review"),
+}
+
+
+def prepare_text(
+    source: Path,
+    to: Path,
+    *,
+    max_length: int = 4000,
+    text_field: str | None = None,
+    label_field: str | None = None,
+    imdb: bool = False,
+    val_share: float | None = None,
+    test_share: float | None = None,
+    seed: int = 0,
+    skip_empty: bool = False,
+    check_counts: bool = True,
+    max_unpacked: float | None = None,
+    progress: bool = True,
+) -> Path:
+    """Prepare labelled texts: the IMDB reviews of the Long Range Arena, or your own.
+
+    Args:
+        source: The folder aclImdb or its archive aclImdb_v1.tar.gz; a .csv, .tsv or .jsonl file, also compressed; a
+            folder with such files named train, val and test; or a folder saved by Hugging Face datasets.
+        to: Folder to make. If it already holds this data set it is used as it is.
+        max_length: Bytes that are kept of a text.
+        text_field: Column or field of the texts; if not given, text, Source, sentence or review, in capitals or not.
+        label_field: Column or field of the labels; if not given, label, Target, sentiment or class.
+        imdb: The files hold the IMDB reviews, so val is the test split and the counts are checked; the folder aclImdb
+            and its archive always do.
+        val_share: Share of the training texts that becomes val where the source has none; a tenth if not given.
+        test_share: The same for test.
+        seed: Decides which texts those are.
+        skip_empty: Leave out empty texts, and count them, ; otherwise they are an error.
+        check_counts: Incomplete IMDB reviews are an error; otherwise they are a warning.
+        max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
+        progress: Show a progress bar.
+
+    Returns:
+        The folder, ready for `Text`.
+
+    Raises:
+        ValueError: The source is missing or broken (file and line are named), a setting is impossible, or `to` is taken
+            or cannot be written.
+    """
+    held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
+    wanted = wanted_fields(label_field=label_field, text_field=text_field)
+    found = find_texts(Path(source).expanduser(), wanted, max_unpacked=max_unpacked, progress=progress)
+    if imdb and not found.published:
+        if {*found.splits} - {"val"} != {"train", "test"}:
+            raise ValueError(f"--imdb is set, and the source has {', '.join(found.splits)}: IMDB has train and test.")
+        found = replace(found, published=IMDB_COUNTS, equal_classes=True, val_is_test="val" not in found.splits)
+    return prepare_texts(
+        found,
+        to,
+        task=TASK,
+        texts=1,
+        max_length=max_length,
+        held_out=held_out,
+        skip_empty=skip_empty,
+        check_counts=check_counts,
+        progress=progress,
+    )
+
+
+def wanted_fields(*, label_field: str | None, text_field: str | None) -> Wanted:
+    """Give the names of each field: the one that was chosen, or those that are looked for."""
+    chosen = {"label_field": label_field, "text_field": text_field}
+    return {option: FIELDS[option] if name is None else (name,) for option, name in chosen.items()}
+
+
+def find_texts(source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False) -> Source:
+    """Recognize a file or folder, with a bar for checksums that take long.
+
+    Raises:
+        ValueError: It is of no kind that is read.
+    """
+    if source.is_file():
+        if source.name.lower().endswith(ARCHIVES):
+            return archive_source(source, max_unpacked=max_unpacked)
+        if is_row_file(source):
+            files = {"train": source}
+            return row_source(files, wanted, kind="a file of rows", max_unpacked=max_unpacked, progress=progress)
+    elif source.is_dir():
+        for folder in (source, source / FOLDER):
+            if is_acl_imdb(folder):
+                return folder_source(folder, progress=progress)
+        if is_saved_dataset(source):
+            return saved_source(source, wanted, progress=progress)
+        if files := files_of_folder(source):
+            return row_source(files, wanted, max_unpacked=max_unpacked, progress=progress)
+        if (source / ARCHIVE).is_file():
+            return archive_source(source / ARCHIVE, max_unpacked=max_unpacked)
+    came = "holds no texts that are read" if source.is_dir() else "is of no kind that is read"
+    raise ValueError(
+        f"{source} {came if source.exists() else 'is not there'}: name the folder {FOLDER} or the archive {ARCHIVE}"
+        f" (IMDB, https://ai.stanford.edu/~amaas/data/sentiment/{ARCHIVE}), a file that ends in {endings()}, a folder"
+        " with such files named train, val and test, or one saved by Hugging Face datasets."
+    )
+
+
+class Text(ByteSplit):
+    """One split of prepared texts: `input_ids` (byte + 1) and `labels` (the class)."""
+
+    task: ClassVar[str] = TASK

@@ -1,0 +1,98 @@
+"""Look at samples of a prepared data set: texts and the like are printed, pictures are drawn as a grid."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nystrom.checks import check_names
+from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
+from nystrom_lab.data.language.mlm_sop.instances import show_instances
+from nystrom_lab.data.lra.image import Image
+from nystrom_lab.data.lra.listops.expressions import VOCABULARY
+from nystrom_lab.data.lra.listops.task import ListOps
+from nystrom_lab.data.lra.pathfinder.task import Pathfinder
+from nystrom_lab.data.lra.texts.retrieval import Retrieval
+from nystrom_lab.data.lra.texts.reviews import Text
+from nystrom_lab.data.picture_grid import write_grid
+from nystrom_lab.data.store.picture_files import PictureSplit
+from nystrom_lab.data.store.split import Split
+
+SHOWN_TOKENS = 600
+SPLIT_OF: dict[str, type[Split]] = {
+    split.task: split for split in cast(list[type[Split]], [ListOps, Text, Retrieval, Image, Pathfinder])
+}
+
+
+def show(task: str, data: Path, *, split: str = "train", count: int = 4, to: Path | None = None) -> Iterator[str]:
+    """Show some samples of a prepared data set, spread evenly over a split.
+
+    Args:
+        task: Which task.
+        data: Its prepared folder.
+        split: One of train, val and test.
+        count: How many samples.
+        to: Where a task of pictures writes them, as PNG.
+
+    Yields:
+        What is to be printed.
+
+    Raises:
+        ValueError: The task is unknown, the folder holds no data of it, or `to` does not suit the task.
+    """
+    check_names("task", [task], [*SPLIT_OF, MlmSop.task])
+    if count < 1:
+        raise ValueError(f"--count is {count}; expected at least 1.")
+    kind = SPLIT_OF.get(task, MlmSop)
+    samples = kind(Path(data).expanduser(), split)
+    numbers = np.linspace(0, len(samples) - 1, min(count, len(samples))).round().astype(int).tolist()
+    if isinstance(samples, PictureSplit):
+        yield _draw(samples, numbers, to)
+        return
+    if to is not None:
+        raise ValueError(f"--to is {to}, but {task} is printed and makes no picture: leave it out.")
+    if isinstance(samples, MlmSop):
+        for text in show_instances(samples, numbers, most=SHOWN_TOKENS):
+            yield _printable(text, keep="\n")
+        return
+    for number in numbers:
+        yield _words(samples, number) if isinstance(samples, ListOps) else _texts(samples, number)
+
+
+def _words(samples: ListOps, number: int) -> str:
+    sample = samples[number]
+    tokens = np.asarray(sample["input_ids"])
+    words = " ".join(VOCABULARY[token] for token in tokens[:SHOWN_TOKENS])
+    more = " ..." if tokens.size > SHOWN_TOKENS else ""
+    return f"{samples.split} {number}: value {sample['labels']}, {tokens.size} tokens\n{words}{more}\n"
+
+
+def _texts(samples: Split, number: int) -> str:
+    sample = samples[number]
+    texts: Sequence[NDArray[np.int16]] = (
+        sample["input_ids"] if isinstance(sample["input_ids"], tuple) else (sample["input_ids"],)
+    )
+    lengths = " and ".join(str(tokens.size) for tokens in texts)
+    label = _printable(samples.classes[int(sample["labels"])])
+    return "\n".join([f"{samples.split} {number}: class {label}, {lengths} bytes", *map(_readable, texts), ""])
+
+
+def _draw(samples: PictureSplit, numbers: Sequence[int], to: Path | None) -> str:
+    if to is None:
+        raise ValueError(f"--to is missing: {samples.task} is shown as a grid; name a file such as grid.png.")
+    captions = [f"{samples.split} {number}: {samples.classes[samples.labels[number]]}" for number in numbers]
+    write_grid([samples.picture(number) for number in numbers], captions, Path(to).expanduser())
+    return str(to)
+
+
+def _readable(tokens: NDArray[np.int16]) -> str:
+    """Give the beginning of a text in one line; bytes that are not UTF-8 are shown by their numbers."""
+    text = (tokens[:SHOWN_TOKENS] - 1).astype(np.uint8).tobytes().decode("utf-8", errors="backslashreplace")
+    return _printable(text) + (" ..." if tokens.size > SHOWN_TOKENS else "")
+
+
+def _printable(text: str, *, keep: str = "") -> str:
+    # Nothing in a text may steer the terminal.
+    return "".join(letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1] for letter in text)

@@ -1,0 +1,127 @@
+"""The IMDB reviews of Maas et al. (2011) as they are published: the folder aclImdb, or its archive.
+
+A review is a file such as train/pos/0_9.txt, named by its number and its stars. There are 12,500 in each of train/neg,
+train/pos, test/neg and test/pos. Reviews come in the order of class and number, from the folder and from the archive.
+The 50,000 of train/unsup have no classes and are skipped, unless they are asked for. The archive is read as a
+stream and nothing is unpacked to disk.
+
+Source: https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz
+"""
+
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from tqdm import tqdm
+
+from nystrom.sums import sha256
+from nystrom_lab.data.sources.source import LabelledSample, Source
+from nystrom_lab.data.sources.unpacking import BROKEN, member_content, open_unpacked, unreadable
+from nystrom_lab.data.store.checksums import sha256_of_files
+
+IMDB_COUNTS = {"train": 25_000, "test": 25_000}
+PARTS = tuple(f"{split}/{label}" for split in IMDB_COUNTS for label in ("neg", "pos"))
+UNLABELLED = "train/unsup"
+REVIEW = re.compile(r"(\d{1,9})_\d+\.txt")
+ARCHIVES = (".tar.gz", ".tgz", ".tar")
+
+
+def is_acl_imdb(folder: Path) -> bool:
+    """Whether a folder is aclImdb, or a part of it."""
+    return any((folder / part).is_dir() for part in PARTS)
+
+
+def folder_source(folder: Path, *, unlabelled: bool = False, progress: bool = False) -> Source:
+    """Make a source of the folder aclImdb.
+
+    Args:
+        folder: The folder.
+        unlabelled: Also read the reviews without classes, where they are there.
+        progress: Show a bar for a checksum that takes long.
+
+    Raises:
+        ValueError: A part is missing, or holds a file that is not a review.
+    """
+    if missing := [part for part in PARTS if not (folder / part).is_dir()]:
+        raise ValueError(f"{folder} lacks {', '.join(missing)}: unpack aclImdb_v1.tar.gz again, or name the archive.")
+    parts = (*PARTS, UNLABELLED) if unlabelled and (folder / UNLABELLED).is_dir() else PARTS
+    paths = [path for part in parts for path in _reviews(folder / part)]
+
+    def rows(progress: bool) -> Iterator[LabelledSample]:
+        for path in tqdm(paths, desc=folder.name, unit=" files", disable=not progress or None):
+            yield _row(str(path), path.parent.parent.name, path.parent.name, path.name, path.read_bytes())
+
+    return _source("aclImdb, folder", sha256_of_files(folder, paths, progress=progress), rows)
+
+
+def archive_source(archive: Path, *, max_unpacked: float | None = None, unlabelled: bool = False) -> Source:
+    """Make a source of the archive aclImdb_v1.tar.gz, which may unpack to so many gigabytes."""
+    parts = (*PARTS, UNLABELLED) if unlabelled else PARTS
+
+    def rows(progress: bool) -> Iterator[LabelledSample]:
+        try:
+            with (
+                open_unpacked(archive, max_unpacked=max_unpacked, progress=progress) as file,
+                tarfile.open(fileobj=file, mode="r|") as members,
+            ):
+                yield from _members(archive, members, parts)
+                # To the very end, where the checksum of the compression is.
+                while file.read(1 << 20):
+                    pass
+        except BROKEN as error:
+            raise unreadable(archive, error) from error
+
+    return _source("aclImdb, archive", sha256(archive), rows)
+
+
+def _source(kind: str, digest: str, rows: Callable[[bool], Iterator[LabelledSample]]) -> Source:
+    return Source(
+        kind=kind,
+        settings={"source_sha256": digest},
+        splits=("train", "test"),
+        rows=rows,
+        published=IMDB_COUNTS,
+        equal_classes=True,
+        val_is_test=True,
+    )
+
+
+def _reviews(folder: Path) -> list[Path]:
+    names = [name for name in os.listdir(folder) if not name.startswith(".")]
+    for name in names:
+        _number(str(folder / name), name)
+    return [folder / name for name in sorted(names)]
+
+
+def _number(place: str, name: str) -> int:
+    if not (match := REVIEW.fullmatch(name)):
+        raise ValueError(
+            f"{place} is not a review: their names are NUMBER_STARS.txt. Name a folder without it, or the archive."
+        )
+    return int(match[1])
+
+
+def _row(place: str, split: str, label: str, name: str, text: bytes) -> LabelledSample:
+    # All of neg before all of pos, each by number.
+    rank = _number(place, name) + (10**9 if label == "pos" else 0)
+    return LabelledSample(place, split, label.encode(), (text,), rank)
+
+
+def _members(archive: Path, members: tarfile.TarFile, parts: Sequence[str]) -> Iterator[LabelledSample]:
+    seen: set[str] = set()
+    for member in members:
+        path = PurePosixPath(member.name)
+        place = f"{archive}, {member.name}"
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{place} is outside the archive's folder: this is not the published archive.")
+        *_, split, label, name = ("", "", *path.parts)
+        if f"{split}/{label}" not in parts or member.isdir() or name.startswith("."):
+            continue
+        if not member.isfile():
+            raise ValueError(f"{place} is a link: this is not the published archive.")
+        if f"{split}/{label}/{name}" in seen:
+            raise ValueError(f"{place} is in the archive twice: this is not the published archive.")
+        seen.add(f"{split}/{label}/{name}")
+        yield _row(place, split, label, name, member_content(archive, members, member))

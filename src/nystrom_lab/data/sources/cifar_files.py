@@ -1,0 +1,219 @@
+r"""CIFAR-10 as users hold it: the published folders and archives, and numpy archives.
+
+    cifar-10-batches-py     data_batch_1 ... data_batch_5, test_batch               read by `cifar_pickle`
+    cifar-10-batches-bin    data_batch_1.bin ... data_batch_5.bin, test_batch.bin   3,073 bytes a picture, label first
+    .npz, .npz.xz           x_train, y_train, x_test, y_test: pictures x 32 x 32, gray, or x 3, in colour
+
+The first two also as cifar-10-python.tar.gz and cifar-10-binary.tar.gz, which are not unpacked to disk.
+
+Colours become gray as tf.image.rgb_to_grayscale makes them, in single precision:
+$\lfloor 255.5\,(0.2989 R + 0.587 G + 0.114 B) / 255 \rfloor$.
+
+Source: Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html.
+"""
+
+import hashlib
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nystrom.sums import sha256
+from nystrom_lab.data.sources.cifar_pickle import WHERE_PUBLISHED, read_pickled_batch
+from nystrom_lab.data.sources.unpacking import BROKEN, Limit, member_content, open_unpacked
+from nystrom_lab.data.store.picture_files import Pictures
+
+SIDE, COLOURS, CLASSES = 32, 3, 10
+PYTHON, BINARY = "cifar-10-batches-py", "cifar-10-batches-bin"
+ARCHIVES = {"cifar-10-python.tar.gz": PYTHON, "cifar-10-binary.tar.gz": BINARY}
+BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+ARRAY_FILES, ARCHIVE_FILES = (".npz", ".npz.xz"), (".tar.gz", ".tgz", ".tar")
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+WEIGHTS = np.array([0.2989, 0.587, 0.114], dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class CifarSource:
+    """What a user holds.
+
+    Attributes:
+        name: What it is, in words.
+        digest: SHA-256 of its files.
+        read: Reads the training and the test pictures.
+    """
+
+    name: str
+    digest: str
+    read: Callable[[], tuple[Pictures, Pictures]]
+
+
+def find_cifar(source: Path, *, max_unpacked: float | None = None) -> CifarSource:
+    """Recognize what is at a path.
+
+    Args:
+        source: File or folder.
+        max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
+
+    Raises:
+        ValueError: Nothing of the kind, or files are missing.
+    """
+    for folder in (source, source / PYTHON, source / BINARY):
+        for kind in ("", ".bin"):
+            if any((folder / f"{name}{kind}").is_file() for name in BATCHES):
+                return _folder_source(folder, [f"{name}{kind}" for name in BATCHES])
+    if source.is_dir():
+        inside = [source / name for name in ARCHIVES if (source / name).is_file()]
+        inside = inside or sorted(path for path in source.iterdir() if path.name.endswith(ARRAY_FILES))
+        if len(inside) > 1:
+            raise ValueError(f"{source} holds {inside[0].name} and {inside[1].name}: name one of the files.")
+        source = inside[0] if inside else source
+    if source.is_file() and source.name.endswith(ARRAY_FILES):
+        return CifarSource("arrays", sha256(source), lambda: _read_arrays(source, max_unpacked))
+    if source.is_file() and source.name.endswith(ARCHIVE_FILES):
+        return CifarSource("archive", sha256(source), lambda: _read_archive(source, max_unpacked))
+    came = "holds no pictures of CIFAR-10 that can be read" if source.exists() else "is not there"
+    raise ValueError(
+        f"{source} {came}: name one of these folders or archives, the folder that holds it, or a .npz file with"
+        f" {', '.join(ARRAYS)}. {WHERE_PUBLISHED}"
+    )
+
+
+def to_gray(colours: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Make colour pictures gray; the last axis holds red, green and blue."""
+    shares = colours.astype(np.float32) * np.float32(1 / 255)
+    gray = shares[..., 0] * WEIGHTS[0] + shares[..., 1] * WEIGHTS[1] + shares[..., 2] * WEIGHTS[2]
+    return (gray * np.float32(255.5)).astype(np.uint8)
+
+
+def _folder_source(folder: Path, names: list[str]) -> CifarSource:
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ValueError(f"{folder} lacks {', '.join(missing)}. {WHERE_PUBLISHED}")
+    whole = hashlib.sha256("".join(sha256(folder / name) for name in names).encode()).hexdigest()
+    return CifarSource(
+        folder.name, whole, lambda: _read_batches(folder, names, lambda name: (folder / name).read_bytes())
+    )
+
+
+def _read_batches(source: Path, names: list[str], content: Callable[[str], bytes]) -> tuple[Pictures, Pictures]:
+    """Read the batches, in their order; the last one is the test."""
+    batches, seen = [], dict[bytes, str]()
+    for name in names:
+        batch = content(name)
+        if (same := seen.setdefault(hashlib.sha256(batch).digest(), name)) != name:
+            raise ValueError(
+                f"{source} holds the same pictures as {same} and {name}, so they would occur twice: unpack the archive"
+                f" again. {WHERE_PUBLISHED}"
+            )
+        read = _read_binary if name.endswith(".bin") else _read_python
+        batches.append(read(batch, f"{source}/{name}"))
+    train = Pictures(*(np.concatenate(arrays) for arrays in zip(*batches[:-1], strict=True)))
+    return train, batches[-1]
+
+
+def _read_python(content: bytes, place: str) -> Pictures:
+    batch = read_pickled_batch(content, place)
+    data, labels = batch.get(b"data"), batch.get(b"labels")
+    if not isinstance(data, np.ndarray) or not isinstance(labels, list):
+        raise ValueError(f"{place} holds {sorted(batch)[:5]}, without data or labels. {WHERE_PUBLISHED}")
+    if data.shape != (len(labels), COLOURS * SIDE * SIDE) or not all(type(label) is int for label in labels):
+        raise ValueError(
+            f"{place} holds data of shape {data.shape} and {len(labels)} labels; expected {COLOURS * SIDE * SIDE} bytes"
+            f" and a number for each picture. {WHERE_PUBLISHED}"
+        )
+    return _planes(data, np.array(labels), place)
+
+
+def _read_binary(content: bytes, place: str) -> Pictures:
+    row = 1 + COLOURS * SIDE * SIDE
+    if not content or len(content) % row:
+        raise ValueError(
+            f"{place} has {len(content)} bytes, not a whole number of pictures of {row} bytes: it is cut short or of"
+            f" another kind. {WHERE_PUBLISHED}"
+        )
+    rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, row)
+    return _planes(rows[:, 1:], rows[:, 0], place)
+
+
+def _planes(data: NDArray[np.uint8], labels: NDArray[Any], place: str) -> Pictures:
+    colours = data.reshape(-1, COLOURS, SIDE, SIDE).transpose(0, 2, 3, 1)
+    return Pictures(to_gray(colours), _checked(labels, place))
+
+
+def _checked(labels: NDArray[Any], place: str) -> NDArray[np.uint8]:
+    if (wrong := np.flatnonzero((labels < 0) | (labels >= CLASSES))).size:
+        raise ValueError(
+            f"{place}, picture {wrong[0]}, has the label {labels[wrong[0]]}; CIFAR-10 has 0 to {CLASSES - 1}, so the"
+            f" file is damaged or of another kind. {WHERE_PUBLISHED}"
+        )
+    return labels.astype(np.uint8)
+
+
+def _read_archive(path: Path, max_unpacked: float | None) -> tuple[Pictures, Pictures]:
+    found: dict[str, bytes] = {}
+    with (
+        _named(path),
+        open_unpacked(path, max_unpacked=max_unpacked) as file,
+        tarfile.open(fileobj=file, mode="r|") as archive,
+    ):
+        for member in archive:
+            name = PurePosixPath(member.name)
+            if member.isfile() and name.parent.name in (PYTHON, BINARY) and name.name.removesuffix(".bin") in BATCHES:
+                found[name.name] = member_content(path, archive, member)
+        # To the very end, where the checksum of the compression is.
+        while file.read(1 << 20):
+            pass
+    kind = ".bin" if any(name.endswith(".bin") for name in found) else ""
+    names = [f"{name}{kind}" for name in BATCHES]
+    if missing := [name for name in names if name not in found]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}. {WHERE_PUBLISHED}")
+    return _read_batches(path, names, found.__getitem__)
+
+
+def _read_arrays(path: Path, max_unpacked: float | None) -> tuple[Pictures, Pictures]:
+    limit = Limit(path, max_unpacked)
+    with _named(path), open_unpacked(path, max_unpacked=max_unpacked) as file:
+        content = BytesIO(file.read())
+        with zipfile.ZipFile(content) as members:
+            limit.check(sum(member.file_size for member in members.infolist()))
+        try:
+            with np.load(content, allow_pickle=False) as arrays_of:
+                arrays = {name: arrays_of[name] for name in ARRAYS if name in arrays_of.files}
+        except (ValueError, AttributeError, MemoryError) as error:
+            raise ValueError(
+                f"{path} is not an archive of plain arrays ({error}); pickled ones are never loaded."
+            ) from error
+    if missing := [name for name in ARRAYS if name not in arrays]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}: it must hold {', '.join(ARRAYS)}.")
+    train, test = (_from_arrays(arrays[f"x_{split}"], arrays[f"y_{split}"], path, split) for split in ("train", "test"))
+    if train.pixels.shape == test.pixels.shape and (train.pixels == test.pixels).all():
+        raise ValueError(f"{path} holds the same pictures in x_train and x_test: one of them is wrong.")
+    return train, test
+
+
+def _from_arrays(pixels: NDArray[Any], labels: NDArray[Any], path: Path, split: str) -> Pictures:
+    labels = labels.reshape(-1)
+    shape = (labels.size, SIDE, SIDE)
+    if pixels.dtype != np.uint8 or pixels.shape not in (shape, (*shape, COLOURS)) or labels.dtype.kind not in "ui":
+        raise ValueError(
+            f"{path} holds x_{split} as {pixels.dtype} of shape {pixels.shape} and y_{split} as {labels.dtype};"
+            f" expected uint8 of shape {shape}, gray, or {(*shape, COLOURS)}, in colour, and whole numbers."
+        )
+    return Pictures(to_gray(pixels) if pixels.ndim > 3 else pixels, _checked(labels, f"{path}, y_{split}"))
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say which file is broken."""
+    try:
+        yield
+    except BROKEN as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): it is cut short or of another kind. {WHERE_PUBLISHED}"
+        ) from error

@@ -1,0 +1,146 @@
+"""A prepared folder: whether it exists, making it, and comparing its checksums."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from nystrom.sums import sha256
+from nystrom.whole_files import NO_SPACE
+from nystrom.whole_folders import partial_folder, remove_leftovers
+from nystrom_lab.data.store.header import HEADER, SPLITS, DataSettings, damaged, read_header, write_header
+from nystrom_lab.data.store.token_files import describe_splits, open_split
+
+
+def holds(folder: Path, *, task: str, settings: DataSettings) -> bool:
+    """Whether the folder already holds this data set (True) or is free for it (False).
+
+    Raises:
+        ValueError: The folder is taken by something else, or by a data set that is damaged.
+    """
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError as error:
+        raise ValueError(f"{folder} is a file or inside one: name a folder that does not exist yet.") from error
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be read ({error.strerror}): name a folder you may write to.") from error
+    if not names:
+        return False
+    if HEADER not in names:
+        raise ValueError(
+            f"{folder} is not empty and holds no data set ({HEADER} is missing, {names[0]} is there): name a folder"
+            " that does not exist yet."
+        )
+    there = read_header(folder, task)["settings"]
+    if differing := [key for key in sorted({*there, *settings}) if there.get(key) != settings.get(key)]:
+        listed = ", ".join(f"{key}={there.get(key)} there and {settings.get(key)} asked for" for key in differing)
+        raise ValueError(f"{folder} holds a data set with other settings ({listed}): name another folder.")
+    for split in SPLITS:
+        open_split(folder, split, task=task)
+    return True
+
+
+@contextmanager
+def space_for(to: Path) -> Iterator[None]:
+    """Name the file or folder that a full disk has no space for.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise OSError(
+            f"{to} cannot be written ({error.strerror}): free space, or name a folder on another disk."
+        ) from error
+
+
+@contextmanager
+def new_folder(
+    to: Path, *, task: str, settings: DataSettings, facts: Mapping[str, Any] | None = None
+) -> Iterator[Path]:
+    """Lend a folder to write splits into, which becomes `to` when the block ends, and vanishes when the block fails.
+
+    What killed processes left of earlier attempts at `to` is removed.
+
+    Args:
+        to: Folder to make.
+        task: Task of the data.
+        settings: What decides the data, known before the work.
+        facts: What the work finds out, for the header; read when the block ends.
+
+    Raises:
+        ValueError: `to` cannot be written; raised on entry, before any work.
+        OSError: The disk is full.
+    """
+    # A mount point or the shell's current folder cannot be exchanged for another folder.
+    if to.is_mount() or to == Path.cwd():
+        raise ValueError(
+            f"{to} is a mount point or the current folder and cannot be replaced: name a folder inside it."
+        )
+    with ExitStack() as stack:
+        try:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(to)
+            partial = stack.enter_context(partial_folder(to))
+        except OSError as error:
+            raise ValueError(
+                f"{to} cannot be made ({error.strerror}: {error.filename}): name a folder inside one you may write to."
+            ) from error
+        with space_for(to):
+            yield partial
+            _describe(partial, task, settings, facts or {})
+        try:
+            # Takes the place of an empty folder as well.
+            partial.replace(to)
+        except OSError:
+            # Another process may have made the same data set in the meantime; then its folder serves as well.
+            if not holds(to, task=task, settings=settings):
+                raise
+
+
+def verify(
+    folder: Path, *, task: str | None = None, report: Callable[[str, str | None], None] = lambda name, problem: None
+) -> None:
+    """Read every file of a prepared folder and compare it with what was written.
+
+    Args:
+        folder: The folder.
+        task: The task that it must be of; None for any.
+        report: Called for each file, with its name and what is wrong with it, or None.
+
+    Raises:
+        ValueError: The folder is not prepared or of another task, or a file is missing or differs; the first is named.
+    """
+    header = read_header(folder, task)
+    found = {name: _problem(folder / name, wanted) for name, wanted in header["files"].items()}
+    for name, problem in found.items():
+        report(name, problem)
+    for name, problem in found.items():
+        if problem is not None:
+            raise damaged(folder / name, problem, header["task"])
+    for split in SPLITS:
+        open_split(folder, split, task=header["task"])
+
+
+def _problem(path: Path, wanted: Mapping[str, Any]) -> str | None:
+    if not path.is_file():
+        return "is missing"
+    if (size := path.stat().st_size) != wanted["bytes"]:
+        return f"has {size} bytes instead of {wanted['bytes']}"
+    if (came := sha256(path)) != wanted["sha256"]:
+        return f"has SHA-256 {came} instead of {wanted['sha256']}"
+    return None
+
+
+def _describe(folder: Path, task: str, settings: DataSettings, facts: Mapping[str, Any]) -> None:
+    """Write the header of the splits that a folder holds."""
+    splits = describe_splits(folder)
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
+    found = {"facts": dict(facts)} if facts else {}
+    write_header(folder, {"task": task, "settings": dict(settings), **found, "splits": splits, "files": files})

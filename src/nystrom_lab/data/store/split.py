@@ -1,0 +1,86 @@
+"""One split of a prepared folder: what training asks of the data of any task."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nystrom_lab.data.store.prepared_folder import verify
+from nystrom_lab.data.store.token_files import open_split
+
+
+class Split:
+    """One split, read from disk as it is asked for.
+
+    Items are what a collator takes: `input_ids` and `labels`. A copy for another process opens the files again.
+
+    Args:
+        folder: The prepared folder.
+        split: One of train, val and test.
+
+    Attributes:
+        task: Task of the data.
+        vocab_size: Tokens.
+        num_labels: Classes, in all splits together.
+        classes: Name of each class.
+
+    Raises:
+        ValueError: `split` is unknown, or the folder is not prepared, damaged, or of another task.
+    """
+
+    task: ClassVar[str]
+    vocab_size: ClassVar[int]
+    num_labels: int
+    classes: Sequence[str]
+
+    def __init__(self, folder: Path, split: str):
+        self.folder, self.split = Path(folder), split
+        self._samples = open_split(self.folder, split, task=self.task)
+
+    def __len__(self) -> int:
+        return self._samples.labels.size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range for the {len(self)} samples of {self.split}.")
+        index %= len(self)
+        return {"input_ids": self._input_ids(index), "labels": int(self.labels[index])}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        return [self[index] for index in indices]
+
+    def __reduce__(self) -> tuple[type["Split"], tuple[Path, str]]:
+        return type(self), (self.folder, self.split)
+
+    @property
+    def labels(self) -> NDArray[np.uint8]:
+        """Class of each sample."""
+        return self._samples.labels
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample."""
+        return np.diff(self._samples.offsets)
+
+    @property
+    def majority_share(self) -> float:
+        """Share of the largest class: what a model that ignores its input can reach."""
+        return float(np.bincount(self.labels, minlength=1).max() / max(len(self), 1))
+
+    def verify(self) -> None:
+        """Read all files of the data set, of every split, and compare their checksums.
+
+        Raises:
+            ValueError: A file differs from what was written; it is named.
+        """
+        verify(self.folder, task=self.task)
+
+    def _input_ids(self, index: int) -> Any:
+        """Copy the tokens of a sample: views of a read-only map cannot become tensors without a warning."""
+        return self._sequence(index).copy()
+
+    def _sequence(self, number: int) -> NDArray[np.unsignedinteger]:
+        tokens, offsets, _ = self._samples
+        return tokens[offsets[number] : offsets[number + 1]]

@@ -1,0 +1,239 @@
+"""What the rows of an inspection say, in words: which layers a method serves, and what to change at what cost.
+
+A layer is served well where the mean relative error of its heads is at most a tenth, and badly where it is above three
+tenths; these are rules of thumb. What decides is the error of the hidden states after the last layer, and the share of
+predictions that change.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from textwrap import TextWrapper
+from typing import Any
+
+from nystrom.checks import ranges
+from nystrom_lab.measure.rows import Row
+
+# Quantities of the rows of the study "inspect".
+ERROR, VARIATION, RESIDUAL = "output error", "total variation of the rows", "residual of the inverse"
+ENTROPY, DISTANCE, NEAR, RANK = "entropy", "distance", "weight within 32 tokens", "effective rank"
+HIDDEN, CHANGED, TIME = "hidden error", "changed predictions", "attention time"
+
+# NaN, of a method that is not finite there, is badly.
+WELL, BADLY = 0.1, 0.3
+# Columns of the terminal, those for the methods of a table of layers, and those for a list of layers.
+_COLUMNS, _ACROSS, _LIST = 80, 75, 24
+_BULLET = TextWrapper(_COLUMNS, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def exact_sizes(layers: Iterable[int]) -> str:
+    """Layers with exact attention, as the sizes of a row have them; "" for none."""
+    return f"exact={','.join(map(str, layers))}" if (layers := tuple(layers)) else ""
+
+
+def layer_and_head(row: Row) -> tuple[int, int]:
+    """The layer and the head of a row."""
+    found = dict(part.split("=") for part in row.sizes.split())
+    return int(found["layer"]), int(found["head"])
+
+
+def layer_errors(rows: Sequence[Row]) -> dict[str, dict[int, tuple[float, float, float]]]:
+    """By method and layer the mean error of the heads, and the means of the ends of their intervals."""
+    heads: dict[str, dict[int, list[Row]]] = {}
+    for row in rows:
+        if row.quantity == ERROR:
+            heads.setdefault(row.method, {}).setdefault(layer_and_head(row)[0], []).append(row)
+    return {
+        method: {
+            layer: (
+                _mean([row.value for row in those]),
+                _mean([math.nan if row.low is None else row.low for row in those]),
+                _mean([math.nan if row.high is None else row.high for row in those]),
+            )
+            for layer, those in layers.items()
+        }
+        for method, layers in heads.items()
+    }
+
+
+def inspection_text(rows: Sequence[Row], *, model: str) -> str:
+    """The verdict on a model, at most 80 columns wide.
+
+    Args:
+        rows: Of one inspection.
+        model: Name of the model.
+
+    Raises:
+        ValueError: The rows hold no method.
+    """
+    errors = layer_errors(rows)
+    if not errors:
+        raise ValueError("rows hold no errors of layers; expected those of an inspection of one method at least.")
+    any_row = next(row for row in rows if row.quantity == ERROR)
+    layers = list(next(iter(errors.values())))
+    heads = 1 + max(layer_and_head(row)[1] for row in rows if row.quantity == ERROR)
+    sampled = any_row.sizes.rpartition("r=")[2]
+    texts = "text" if any_row.repeats == 1 else "texts"
+    lines = [
+        model,
+        f"{any_row.repeats} {texts} of {any_row.n} tokens, {sampled} queries of each sampled; {len(layers)} "
+        f"{'layer' if len(layers) == 1 else 'layers'} of {heads} {'head' if heads == 1 else 'heads'}",
+        "",
+    ]
+    lines += _layer_tables(rows, errors)
+    lines += _method_table(rows, errors)
+    lines += ["", *_wrapped(_advice(rows, errors))]
+    return "\n".join(lines) + "\n"
+
+
+def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
+    """What a plan for a budget is, and what takes it, at most 80 columns wide.
+
+    Args:
+        said: The layers and their methods.
+        found: What the plan rests on, `nystrom.attention.plan.AttentionPlan.found`.
+        file: Where it is.
+    """
+    mean, exact = found["mean ms of a layer's attention"], found["ms of a layer's attention"]["softmax"]
+    changed = found["changed predictions"]
+    lost = "" if changed is None else f" and {changed:.1%} of the predictions change"
+    return "\n".join(
+        _wrapped(
+            [
+                f"Within a budget of {found['budget']:g}: {said}. Hidden states are {_short(found['error'])} "
+                f"off{lost}, at {mean:.2f} ms a layer on average ({exact:.2f} with exact attention).",
+                f"{file.name} is taken by nystrom convert --plan, nystrom finetune --plan, and "
+                "nystrom.integrations.set_attention(model, nystrom.attention.plan.read_plan(FILE)).",
+            ]
+        )
+    )
+
+
+def _layer_tables(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
+    """Errors of layers, with the halves of their intervals, beside what exact attention looks like."""
+    lines = ["Error of each layer's output, mean over heads (± half the interval at 95 %)"]
+    groups: list[list[str]] = [[]]
+    for name in errors:
+        if groups[-1] and sum(_column(other) for other in (*groups[-1], name)) > _ACROSS:
+            groups.append([])
+        groups[-1].append(name)
+    for group in groups:
+        lines.append("layer" + "".join(f"{name:>{_column(name)}}" for name in group))
+        for layer in errors[group[0]]:
+            cells = []
+            for name in group:
+                value, low, high = errors[name][layer]
+                cells.append(f"{f'{value:.3f} ±{(high - low) / 2:.3f}':>{_column(name)}}")
+            lines.append(f"{layer:5}" + "".join(cells))
+        lines.append("")
+    lines.append("Exact attention, mean over heads")
+    lines.append("layer  entropy (nats)  distance  within 32 tokens  effective rank")
+    facts = {quantity: _by_layer(rows, quantity) for quantity in (ENTROPY, DISTANCE, NEAR, RANK)}
+    for layer in facts[ENTROPY]:
+        entropy, distance, near, rank = (facts[quantity][layer] for quantity in (ENTROPY, DISTANCE, NEAR, RANK))
+        lines.append(f"{layer:5}  {entropy:14.2f}  {distance:8.0f}  {near:16.0%}  {rank:14.1f}")
+    return [*lines, ""]
+
+
+def _method_table(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
+    """A line for each method: the model's error, the time, and the layers it serves."""
+    hidden, changed, times = (_by_method(rows, quantity) for quantity in (HIDDEN, CHANGED, TIME))
+    width = max(map(len, errors))
+    lines = [
+        "Hidden states after the last layer, time of attention over exact, and layers",
+        f"{'':{width}}  hidden  changed   time  {'served well':{_LIST // 2}}  served badly",
+    ]
+    for method, layers in errors.items():
+        well = _listed([layer for layer, error in layers.items() if error[0] <= WELL])
+        badly = _listed([layer for layer, error in layers.items() if not error[0] <= BADLY])
+        ratio = times[method] / times["softmax"]
+        cells = (
+            _short(hidden.get(method)),
+            "-" if method not in changed else f"{changed[method]:.1%}",
+            f"{ratio:.2f}",
+        )
+        lines.append(f"{method:{width}}  {cells[0]:>6}  {cells[1]:>7}  {cells[2]:>5}  {well:{_LIST // 2}}  {badly}")
+    return lines
+
+
+def _cost(time: float, first: str, times: Mapping[str, float]) -> str:
+    """What a way out costs, and whether exact attention in all layers would cost less."""
+    slower = ", slower than exact attention here" if time > times["softmax"] else ""
+    return f"at {time / times[first]:.2f} times the time of {first}{slower}"
+
+
+def _listed(layers: Sequence[int]) -> str:
+    """Layers, or how many there are where the list is long."""
+    text = ranges(layers)
+    return text if len(text) <= _LIST // 2 else f"{len(layers)} layers"
+
+
+def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
+    """What to do, for the first method and with the others as ways out."""
+    hidden, times = _by_method(rows, HIDDEN), _by_method(rows, TIME)
+    first = next(iter(errors))
+    badly = [layer for layer, error in errors[first].items() if not error[0] <= BADLY]
+    before = hidden.get(first)
+    if before is None:
+        served = "serves all layers" if not badly else f"serves layers {ranges(badly)} badly"
+        return [f"{first} {served}. Run with the whole model to see what becomes of its hidden states."]
+    said = []
+    if times[first] >= times["softmax"]:
+        said.append(
+            f"At this length exact attention is as fast as {first} ({times['softmax']:.2f} ms a layer, "
+            f"{times[first]:.2f} with {first}): leave the model as it is, or inspect it at the length that you need."
+        )
+    if before <= WELL:
+        advice = "" if said else " Keep it."
+        return [*said, f"{first} serves this model: its hidden states are {_short(before)} off.{advice}"]
+    if badly:
+        said.append(f"{first} serves layers {ranges(badly)} badly, and hidden states are {_short(before)} off.")
+    else:
+        said.append(f"{first} serves no layer badly, but the errors add up: hidden states are {_short(before)} off.")
+    better = sorted((hidden[name], name) for name in errors if name != first and hidden[name] < 0.9 * before)
+    for error, name in reversed(better):
+        said.append(f"{name}: {_short(error)} off, {_cost(times[name], first, times)}.")
+    for row in rows:
+        if row.quantity == HIDDEN and row.sizes.startswith("exact="):
+            exact = [int(layer) for layer in row.sizes.removeprefix("exact=").split(",")]
+            share = len(exact) / len(errors[row.method])
+            time = (1 - share) * times[row.method] + share * times["softmax"]
+            said.append(
+                f"{row.method} with exact attention in layers {ranges(exact)}: {_short(row.value)} off, "
+                f"{_cost(time, first, times)}."
+            )
+    if not better:
+        said.append(
+            "No other method that was measured is much nearer: name some with --methods, such as more landmarks."
+        )
+    return said
+
+
+def _column(name: str) -> int:
+    """How wide the column of a method is."""
+    return 2 + max(len("0.123 ±0.012"), len(name))
+
+
+def _wrapped(paragraphs: Sequence[str]) -> list[str]:
+    return [line for paragraph in paragraphs for line in _BULLET.wrap(paragraph)]
+
+
+def _by_layer(rows: Sequence[Row], quantity: str) -> dict[int, float]:
+    heads: dict[int, list[float]] = {}
+    for row in rows:
+        if row.quantity == quantity:
+            heads.setdefault(layer_and_head(row)[0], []).append(row.value)
+    return {layer: _mean(values) for layer, values in heads.items()}
+
+
+def _by_method(rows: Sequence[Row], quantity: str) -> dict[str, float]:
+    """Values of whole models with one method in all layers."""
+    return {row.method: row.value for row in rows if row.quantity == quantity and not row.sizes.startswith("exact=")}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _short(error: float | None) -> str:
+    return "-" if error is None else f"{error:.3f}" if error >= 0.0005 or not error else f"{error:.0e}"

@@ -1,0 +1,135 @@
+"""Runs of the Long Range Arena as their rows describe them, and their accuracies over seeds.
+
+A run is the rows of one study, method with its size, preset with what was changed of it, and seed. Runs that differ in
+the seed alone make a cell; a mean over different settings would say nothing, so it raises an error.
+"""
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nystrom_lab.measure.rows import Row
+
+FIRST_OPERATOR = "first operator of test"
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a line of the table is about.
+
+    Attributes:
+        method: As the rows name it, with its size and skip, such as "nystrom-64+skip".
+        preset: Name of the preset, followed by its changes, such as "demo, learning_rate=0.001"; "" where
+            the rows do not say.
+    """
+
+    method: str
+    preset: str
+
+    @property
+    def base(self) -> str:
+        """The registry's name of the method."""
+        return re.split(r"[-+]", self.method, maxsplit=1)[0]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracy of one method on one task, in percent.
+
+    Attributes:
+        mean: Over the seeds.
+        deviation: Standard deviation over the seeds; None for a single one.
+        seeds: How many.
+        error: Binomial standard error of a single run: how far another draw of as many test samples moves it.
+        samples: Test samples.
+        steps: Of training; None where the rows do not say.
+        positions: Of the model; None where the rows do not say.
+    """
+
+    mean: float
+    deviation: float | None
+    seeds: int
+    error: float
+    samples: int
+    steps: int | None
+    positions: int | None
+
+
+def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
+    """Cells of the table by line and task, in the order of the rows.
+
+    Args:
+        rows: Of `nystrom lra run` or `nystrom train`; only the accuracy on the test split and the steps are read.
+
+    Raises:
+        ValueError: No accuracy on a test split, two different runs of one seed, or seeds with different settings.
+    """
+    runs: dict[tuple[str, Line], dict[int | None, _Run]] = {}
+    for row in rows:
+        if not row.study.startswith("train ") or row.quantity not in ("test accuracy", "steps"):
+            continue
+        task, line = row.study.removeprefix("train "), line_of(row)
+        run = runs.setdefault((task, line), {}).setdefault(row.seed, {})
+        before = run.setdefault(row.quantity, row)
+        if (before.value, before.method, before.n) != (row.value, row.method, row.n):
+            raise ValueError(
+                f"rows hold two runs of {line.method} ({line.preset}) on {task} with seed {row.seed}, one with "
+                f"{row.quantity} {before.value:g} and one with {row.value:g}: tabulate them separately."
+            )
+    cells: dict[Line, dict[str, Accuracy]] = {}
+    for (task, line), seeds in runs.items():
+        tested = [run for run in seeds.values() if "test accuracy" in run]
+        if tested:
+            cells.setdefault(line, {})[task] = _cell(task, line, tested)
+    if not cells:
+        raise ValueError(
+            "rows hold no accuracy on a test split; expected rows of `nystrom lra run` or `nystrom train`."
+        )
+    return cells
+
+
+def lra_guesses(rows: Sequence[Row]) -> list[str]:
+    """What is told of ListOps' test samples without a model, a sentence for each set of them."""
+    shares = dict.fromkeys(row.value for row in rows if row.quantity == FIRST_OPERATOR)
+    return [
+        f"listops: the first operator of an expression alone tells {100 * share:.1f} % of the test samples."
+        for share in shares
+    ]
+
+
+_Run = dict[str, Row]
+
+
+def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Accuracy:
+    first = runs[0]["test accuracy"]
+    steps = [int(run["steps"].value) if "steps" in run else None for run in runs]
+    for what, values in (
+        ("steps", steps),
+        ("positions", [run["test accuracy"].n for run in runs]),
+        ("test samples", [run["test accuracy"].repeats for run in runs]),
+        ("dtype", [run["test accuracy"].dtype for run in runs]),
+    ):
+        if len(different := dict.fromkeys(values)) > 1:
+            raise ValueError(
+                f"runs of {line.method} ({line.preset}) on {task} differ in {what}: {', '.join(map(str, different))}; "
+                "a mean over seeds needs the same settings: tabulate them separately."
+            )
+    shares = [run["test accuracy"].value for run in runs]
+    mean = statistics.fmean(shares)
+    return Accuracy(
+        mean=100 * mean,
+        deviation=100 * statistics.stdev(shares) if len(shares) > 1 else None,
+        seeds=len(shares),
+        error=100 * math.sqrt(mean * (1 - mean) / first.repeats),
+        samples=first.repeats,
+        steps=steps[0],
+        positions=first.n,
+    )
+
+
+def line_of(row: Row) -> Line:
+    """The line of the table that a row belongs to."""
+    _, named, rest = row.sizes.partition("preset=")
+    return Line(row.method, ", ".join(rest.split()) if named else "")

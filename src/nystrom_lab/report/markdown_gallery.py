@@ -1,0 +1,72 @@
+"""What studies found, as a page in Markdown with its pictures beside it."""
+
+from collections.abc import Mapping, Sequence
+
+from nystrom_lab.report.markdown import markdown_table
+from nystrom_lab.report.summary import Summary, Table, Verdict, verdict_counts
+
+_ANSWERS = {True: "Agrees", False: "**Does not agree**", None: "*Cannot tell*"}
+
+
+def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], pictures: str) -> str:
+    """The page: an index, then a section for each study.
+
+    Args:
+        summaries: What the studies found.
+        missing: Why others were not run, by name.
+        pictures: The folder of the figures, as the page links to it.
+    """
+    verdicts = [verdict for summary in summaries for verdict in summary.verdicts]
+    counts = {word: sum(verdict.agrees is word for verdict in verdicts) for word in (True, False, None)}
+    own = any(summary.source == "this library" for summary in summaries)
+    ours, whose = (", and of this library", "the papers and of this library") if own else ("", "the papers")
+    parts = [
+        "# The papers, measured again",
+        "",
+        f"{len(summaries)} studies of Nyströmformer and Skyformer{ours}, run by `nystrom reproduce`. Of "
+        f"{len(verdicts)} claims of {whose} {counts[True]} agree with what was measured and {counts[False]} do not; "
+        f"for {counts[None]} the rows cannot tell. A rule on the rows decides each, and the "
+        "documentation of the study states it.",
+        "",
+        "Each study ends with its command, and with the precisions, devices, commits and dates of its rows, which are "
+        "in [results](../results/README.md). All studies by name:",
+        "",
+        "```bash\nnystrom reproduce --list\n```",
+        "",
+        markdown_table(("study", "shows", "the claims"), (_line(summary) for summary in summaries), left=3),
+        *(_section(summary, pictures) for summary in summaries),
+    ]
+    if missing:
+        parts += ["## Not run", "", *(f"- `{name}`: {why}" for name, why in missing.items()), ""]
+    return "\n".join(parts)
+
+
+def tables_markdown(tables: Sequence[Table]) -> str:
+    """The tables of a study."""
+    return "\n".join(
+        (f"{table.title}:\n\n" if table.title else "") + markdown_table(table.heads, table.lines, left=table.left)
+        for table in tables
+    )
+
+
+def verdicts_markdown(verdicts: Sequence[Verdict]) -> str:
+    """The verdicts of a study, a line each."""
+    return "".join(f"- {verdict.claim} {_ANSWERS[verdict.agrees]}: {verdict.numbers}\n" for verdict in verdicts)
+
+
+def _line(summary: Summary) -> tuple[str, str, str]:
+    return f"[{summary.name}](#{summary.name})", summary.shows, verdict_counts(summary.verdicts) or "none"
+
+
+def _section(summary: Summary, pictures: str) -> str:
+    images = "".join(f"![{summary.shows}]({pictures}/{figure})\n\n" for figure in summary.figures)
+    setting = "; ".join(f"{name}: {value}" for name, value in summary.setting.items())
+    differs = f"Differs from the paper: {summary.differs}. " if summary.differs else ""
+    # Rows that were gathered elsewhere say nothing of it.
+    time = f" in {summary.minutes:.1f} minutes" if summary.minutes else ""
+    return (
+        f"## {summary.name}\n\n{summary.shows[0].upper()}{summary.shows[1:]} ({summary.source}).\n\n"
+        f"{verdicts_markdown(summary.verdicts)}\n{images}{tables_markdown(summary.tables)}\n"
+        f"{differs}Setting: {setting}. {summary.rows} rows{time}. "
+        f"`{summary.command}`, on {summary.provenance}.\n"
+    )

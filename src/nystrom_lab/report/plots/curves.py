@@ -1,0 +1,90 @@
+"""Training curves: reading them, and a panel for each kind of quantity."""
+
+import csv
+from pathlib import Path
+
+from nystrom_lab.report.plots.canvas import figure_of, house_style, look, save_figure
+
+_COLUMNS = ("step", "quantity", "value", "seconds")
+_COLUMNS_OF_PANELS = 3
+_SPLITS = ("train", "validation", "test")
+
+
+@house_style()
+def draw_curves(csv_path: Path, path: Path) -> None:
+    """Draw training curves: a panel for each kind of quantity, in it a line per split.
+
+    "train loss" and "validation loss" share a panel; "learning rate", which is of no split, has its own.
+
+    Args:
+        csv_path: A file with the columns step, quantity, value and, if any, seconds, such as
+            `100,train loss,2.31,12.5`.
+        path: The file, .png or .svg.
+
+    Raises:
+        ValueError: The file is missing, has other columns, a cell that is no number, or no rows.
+    """
+    # Of layers there may be dozens; their mean is drawn.
+    shown = {name: points for name, points in read_curves(csv_path).items() if " of layer " not in name}
+    curves = {name: [(step, value) for step, value, _ in points] for name, points in shown.items()}
+    kinds = list(dict.fromkeys(_kind(name) for name in curves))
+    columns = min(len(kinds), _COLUMNS_OF_PANELS)
+    lines = -(-len(kinds) // columns)
+    figure = figure_of(3.4 * columns, 2.6 * lines)
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes in panels[len(kinds) :]:
+        axes.set_visible(False)
+    for axes, kind in zip(panels, kinds, strict=False):
+        for name in (name for name in curves if _kind(name) == kind):
+            split = name.removesuffix(kind).strip()
+            # A split looks the same in every panel.
+            colour, marker = look(_SPLITS.index(split) if split else len(_SPLITS))
+            steps, values = zip(*sorted(curves[name]), strict=True)
+            marker = marker if len(steps) <= 50 else ""
+            axes.plot(steps, values, color=colour, marker=marker, label=split or kind)
+        values = [value for name in curves if _kind(name) == kind for _, value in curves[name]]
+        if min(values) >= 0 > axes.get_ylim()[0]:
+            # What is never negative has no axis below zero.
+            axes.set_ylim(0, None if max(values) > 0 else 1)
+        axes.set_ylabel(kind)
+        axes.set_xlabel("step")
+        axes.grid(True)
+        if any(name != kind for name in curves if _kind(name) == kind):
+            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    save_figure(figure, path)
+
+
+def _kind(name: str) -> str:
+    """What a quantity is, without the split that it is of: "loss" of "train loss"."""
+    first, _, rest = name.partition(" ")
+    return rest if first in _SPLITS and rest else name
+
+
+def read_curves(csv_path: Path) -> dict[str, list[tuple[float, float, float]]]:
+    """Steps, values and seconds of training of each quantity; NaN for the seconds where the file has none.
+
+    Raises:
+        ValueError: The file is missing, has other columns, a cell that is no number, or no rows.
+    """
+    columns = f"{','.join(_COLUMNS[:3])}, and {_COLUMNS[3]} if any"
+    if not Path(csv_path).is_file():
+        raise ValueError(f"{csv_path} is not a file; expected a CSV file with the columns {columns}.")
+    curves: dict[str, list[tuple[float, float, float]]] = {}
+    with Path(csv_path).open(encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.reader(file)
+        header = tuple(next(reader, []))
+        if header not in (_COLUMNS, _COLUMNS[:3]):
+            raise ValueError(f"{csv_path}, line 1 is {','.join(header)!r}; expected {columns}.")
+        for cells in reader:
+            try:
+                step, quantity, value, seconds = cells if len(header) == 4 else (*cells, "nan")
+                quantity = quantity.strip() or "value"
+                curves.setdefault(quantity, []).append((float(step), float(value), float(seconds)))
+            except ValueError:
+                raise ValueError(
+                    f"{csv_path}, line {reader.line_num} is {','.join(cells)!r}; expected a step, a quantity, a value"
+                    f"{', seconds' if len(header) == 4 else ''}."
+                ) from None
+    if not curves:
+        raise ValueError(f"{csv_path} holds no rows below its header; expected at least one.")
+    return curves

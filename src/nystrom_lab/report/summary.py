@@ -1,0 +1,130 @@
+"""What a study found, as one JSON file beside its rows: tables, verdicts, figures and the setting.
+
+The page of all studies is written from these files alone, see `nystrom_lab.report.gallery`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nystrom.whole_files import write_whole
+from nystrom_lab.measure.rows import Row
+
+SUMMARY = "summary.json"
+
+
+class Table(NamedTuple):
+    """A table of text.
+
+    Attributes:
+        title: What it shows; "" where the study has one table.
+        heads: Heads of the columns.
+        lines: Cells of each line.
+        left: The first columns, as many as this, are words; all others are numbers.
+    """
+
+    title: str
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    left: int = 1
+
+
+class Verdict(NamedTuple):
+    """Whether what was measured agrees with a claim of a paper, decided by a rule on the rows.
+
+    Attributes:
+        claim: The claim, in a sentence.
+        agrees: True, False, or None where the rows cannot tell.
+        numbers: The numbers that decide, in a sentence.
+    """
+
+    claim: str
+    agrees: bool | None
+    numbers: str
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word or two."""
+        return {True: "agrees", False: "does not agree", None: "cannot tell"}[self.agrees]
+
+
+def verdict_counts(verdicts: Sequence[Verdict]) -> str:
+    """How many claims agree, do not, and cannot be told, in a few words; "" for none."""
+    words = {True: ("agrees", "agree"), False: ("does not", "do not"), None: ("unknown", "unknown")}
+    counts = {which: sum(verdict.agrees is which for verdict in verdicts) for which in words}
+    return ", ".join(f"{count} {words[which][count > 1]}" for which, count in counts.items() if count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a study found.
+
+    Attributes:
+        name: Name of the study.
+        shows: What it shows, in a sentence.
+        source: Where the papers have it.
+        size: "small" or "paper".
+        setting: What was measured, by name: the model, the texts, the sizes.
+        differs: How this differs from the paper's setting; "" where it does not.
+        tables: The tables.
+        verdicts: The verdicts.
+        figures: Names of the figures' files, those that end in .png.
+        rows: How many rows were measured.
+        provenance: Device, dtype, version of torch, commits and dates of the rows.
+        command: What measured them.
+        minutes: How long the measurements took, all sittings together.
+    """
+
+    name: str
+    shows: str
+    source: str
+    size: str
+    setting: Mapping[str, str]
+    differs: str
+    tables: Sequence[Table]
+    verdicts: Sequence[Verdict]
+    figures: Sequence[str]
+    rows: int
+    provenance: str
+    command: str
+    minutes: float
+
+
+def provenance_of(rows: Sequence[Row]) -> str:
+    """Dtypes, devices, versions of torch, commits and dates of rows, each once and in order."""
+    shared = [
+        (row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date) for row in rows
+    ]
+    return ", ".join(" and ".join(sorted(set(values))) for values in zip(*shared, strict=True))
+
+
+def write_summary(summary: Summary, folder: Path, name: str = SUMMARY) -> None:
+    """Write the summary of a study into a folder."""
+    values = asdict(summary) | {
+        "tables": [table._asdict() for table in summary.tables],
+        "verdicts": [verdict._asdict() for verdict in summary.verdicts],
+    }
+    text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+    write_whole(folder / name, text)
+
+
+def read_summary(folder: Path, name: str = SUMMARY) -> Summary | None:
+    """The summary of a study in a folder; None where there is none.
+
+    Raises:
+        ValueError: The file is damaged, or of another version.
+    """
+    path = folder / name
+    if not path.is_file():
+        return None
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values["tables"] = [Table(**table) for table in values["tables"]]
+        values["verdicts"] = [Verdict(**verdict) for verdict in values["verdicts"]]
+        return Summary(**values)
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is no summary of a study ({error}): run the study again, which writes it anew from its rows."
+        ) from error

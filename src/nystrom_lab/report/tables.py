@@ -1,0 +1,187 @@
+"""Tables of rows, for the terminal and as Markdown.
+
+The table of a study has one part per quantity ("forward time", "forward memory", ...), in it a line per method and a
+column per number of tokens (efficiency, model, ranks) or per task (training). After each value comes, as in Table 1 of
+the Nyströmformer paper (arXiv:2102.03902), how many times less it is than that of the first method: "12.3 (12.7×)". A
+dash marks what was not measured; the notes below say why. Where there is a memory floor, parts derived from it follow:
+see `nystrom_lab.report.floor`.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nystrom.checks import check_names
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.report.floor import FLOOR, UNITS, bandwidths, with_derived
+from nystrom_lab.report.markdown import markdown_table
+from nystrom_lab.report.whole_words import print_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+STUDIES = ("efficiency", "model", "ranks", "training")
+
+
+def study_table(rows: Sequence[Row]) -> "Table":
+    """Time and memory of methods, by number of tokens or by task.
+
+    Args:
+        rows: Rows of one study; the first method in them is the one that ratios refer to.
+
+    Raises:
+        ValueError: No rows, or rows of another study.
+    """
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    columns = _columns(rows)
+    title, notes = escape(_title(rows)), escape("\n".join(_footnotes(rows)))
+    table = Table(box=box.SIMPLE_HEAD, title=title, caption=notes, caption_justify="left", padding=(0, 1, 0, 0))
+    table.pad_edge = table.show_edge = False
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        # On a narrow terminal the ratio goes below its value.
+        table.add_column(column, justify="right", overflow="fold")
+    for quantity, unit, lines in _parts(rows):
+        table.add_section()
+        table.add_row(f"[bold]{escape(quantity)} ({escape(unit)})[/bold]")
+        for method, cells in lines:
+            table.add_row(escape(method), *cells)
+    return table
+
+
+def print_study(rows: Sequence[Row], console: "Console | None" = None) -> None:
+    """Print `study_table`.
+
+    Args:
+        rows: Rows of one study.
+        console: Where to; None means standard output.
+
+    Raises:
+        ValueError: No rows, or rows of another study.
+    """
+    print_table(study_table(rows), console)
+
+
+def study_markdown(rows: Sequence[Row]) -> str:
+    """The table as Markdown, one per quantity, with the command that measured it.
+
+    Args:
+        rows: Rows of one study.
+
+    Raises:
+        ValueError: No rows, or rows of another study.
+    """
+    text = [
+        markdown_table((f"{quantity} ({unit})", *_columns(rows)), ([method, *cells] for method, cells in lines))
+        for quantity, unit, lines in _parts(rows)
+    ]
+    commands = dict.fromkeys(row.command for row in rows)
+    text += ["Measured by", "", *(f"    {command}" for command in commands), "", f"on {_title(rows)}.", ""]
+    text += [f"- {note}" for note in _footnotes(rows)]
+    return "\n".join(text).rstrip() + "\n"
+
+
+def only_quantities(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
+    """The rows of some quantities, which a study of tasks has for each task.
+
+    Raises:
+        ValueError: A quantity that no row has.
+    """
+    check_names("quantity", wanted, dict.fromkeys(_quantity(row) for row in rows))
+    return [row for row in rows if _quantity(row) in wanted]
+
+
+def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str]]]]]:
+    """Per quantity: its name, its unit, and per method the cells of its line."""
+    rows = with_derived(rows)
+    columns, methods = _columns(rows), dict.fromkeys(row.method for row in rows)
+    found: dict[tuple[str, str, str], Row] = {}
+    for row in rows:
+        other = found.setdefault((_quantity(row), row.method, _column(row)), row)
+        if other is not row:
+            raise ValueError(
+                f"the rows measure {_quantity(row)} of {row.method} at {_column(row)} twice, on {other.device} at "
+                f"{other.date} and on {row.device} at {row.date}: show each measurement alone, from a file of its own."
+            )
+    parts = []
+    for quantity, unit in sorted({(_quantity(row), row.unit) for row in rows}, key=_place):
+        first = next(iter(methods))
+        lines = [
+            (method, [_cell(found.get((quantity, method, at)), found.get((quantity, first, at))) for at in columns])
+            for method in methods
+        ]
+        parts.append((quantity, unit, lines))
+    return parts
+
+
+def _place(part: tuple[str, str]) -> tuple[bool, bool, bool, str]:
+    """Forward before backward, time before memory, measured before derived."""
+    return "backward" in part[0], "memory" in part[0], part[1] in UNITS, part[0]
+
+
+def _cell(row: Row | None, first: Row | None) -> str:
+    if row is None or math.isnan(row.value):
+        return "–"
+    if first is None or not first.value or math.isnan(first.value) or not row.value or row.unit in UNITS:
+        return _short(row.value)
+    ratio = first.value / row.value
+    return f"{_short(row.value)} ({f'{ratio:.1f}' if 1 <= ratio < 100 else _short(ratio)}×)"
+
+
+def _short(value: float) -> str:
+    """Two figures below one and three above, without an exponent: 0.021, 0.15, 1.53, 15.3, 153, 1530."""
+    if value <= 0:
+        return f"{value:g}"
+    figures = 3 if value >= 1 else 2
+    # Rounded first: 99.96 has the places of 100.
+    size = math.floor(math.log10(float(f"{value:.{figures - 1}e}")))
+    return f"{value:.{max(0, figures - 1 - size)}f}"
+
+
+def _column(row: Row) -> str:
+    """Of a row of the study "training" the task, else the number of tokens."""
+    return row.quantity.partition(" ")[0] if row.study == "training" else f"n = {row.n}"
+
+
+def _quantity(row: Row) -> str:
+    """What was measured, without the task."""
+    return row.quantity.partition(" ")[2] if row.study == "training" else row.quantity
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """Lengths in their order, tasks as they come."""
+    studies = {row.study for row in rows}
+    if len(studies) != 1 or not studies <= set(STUDIES):
+        raise ValueError(
+            f"rows are of {', '.join(map(repr, sorted(studies))) or 'no study'}; expected rows of one study of "
+            f"{', '.join(map(repr, STUDIES))}."
+        )
+    ordered = sorted(rows, key=lambda row: row.n or 0) if studies != {"training"} else rows
+    return list(dict.fromkeys(_column(row) for row in ordered))
+
+
+def _title(rows: Sequence[Row]) -> str:
+    """What all rows share: sizes, dtype, device, torch, date; of sizes that differ by column, the parts in common."""
+    sizes = list(dict.fromkeys(row.sizes for row in rows))
+    common = [part for part in sizes[0].split() if all(part in other.split() for other in sizes)]
+    shared = [
+        (row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date) for row in rows
+    ]
+    return ", ".join([" ".join(common), *("/".join(dict.fromkeys(values)) for values in zip(*shared, strict=True))])
+
+
+def _footnotes(rows: Sequence[Row]) -> list[str]:
+    """What the numbers are, and why some are missing."""
+    timed = max((row.repeats for row in rows if "time" in row.quantity and row.method != FLOOR), default=0)
+    calls = "steps" if rows[0].study == "training" else "calls"
+    kind = calls if rows[0].study == "ranks" else f"interleaved {calls}"
+    what = f"Median of {timed} {kind}" if timed else f"Peak of one of the {calls}"
+    notes = [f"{what}; in brackets how many times less than {rows[0].method}.", *bandwidths(rows)]
+    missing = {
+        (row.method, _quantity(row).partition(" ")[0], _column(row)): row.note for row in rows if math.isnan(row.value)
+    }
+    return notes + [f"{method}, {what}, {column}: {note}." for (method, what, column), note in missing.items()]

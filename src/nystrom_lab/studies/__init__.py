@@ -1,0 +1,1 @@
+"""Measurements: each study runs, writes its rows and returns them; `nystrom_lab.report` draws them."""

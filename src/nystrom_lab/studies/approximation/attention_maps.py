@@ -1,0 +1,171 @@
+r"""Fig. 2 and 3 of Nyströmformer: a softmax matrix, the three factors of its approximation, and their product.
+
+$S = \mathrm{softmax}(Q K^\top / \sqrt d)$ is approximated by $\hat S = F Z B$ (eq. 15) with 64 segment means and six
+iterations for the inverse, in float64. Of each head, all entries of both matrices taken as two long vectors:
+
+- the cosine similarity and Pearson's correlation of the two,
+- the relative error $\|\hat S - S\|_F / \|S\|_F$,
+- the total variation $\tfrac12 \sum_j |\hat S_{ij} - S_{ij}|$ of a row, mean over the rows; rows of S sum to 1 and
+  those of $\hat S$ nearly so, and were no entry negative it would be the part of the weight that is elsewhere.
+
+Rows hold the mean over the heads and texts of a layer, and quartiles. Beside Nyström attention they are of near_far's
+matrix with its defaults, on which no claim rests.
+
+Claim and the rule that decides on it, for pretrained weights:
+
+- "The attention patterns are quite similar": in at least half of the heads the cosine similarity is at least 0.9.
+
+Fig. 2 illustrates and claims nothing; it shows the head, of the six of Fig. 3, whose similarity is the third smallest.
+
+Source: Xiong et al. (2021), arXiv:2102.03902, eq. 13 and 15, Fig. 2 and 3, without numbers.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.attention.fused import softmax_rows
+from nystrom.attention.methods.near_far import near_far_rows
+from nystrom.attention.methods.nystrom import nystrom_factors
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.report.plots.factors import draw_factors
+from nystrom_lab.report.plots.maps import draw_maps
+from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
+from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, find_heads
+from nystrom_lab.studies.approximation.real_heads.selection import only_row, over_layers, rows_of, word_of
+from nystrom_lab.studies.reproduce.spread import spread_row
+from nystrom_lab.studies.reproduce.study import Plan, Setting, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LANDMARKS, _LIKE = 64, 0.9
+# With their landmarks.
+_METHODS = {"nystrom": _LANDMARKS, "near_far": None}
+_COSINE, _CORRELATION = "cosine similarity", "correlation"
+_ERROR, _VARIATION = "relative error of the matrix", "total variation of a row"
+_SIMILAR = "share of heads with a cosine similarity of 0.9"
+_MEASURES = {_COSINE: "cosine", _CORRELATION: "correlation", _ERROR: "error", _VARIATION: "variation"}
+_BAR = "attention weight, mean of 4 x 4 entries"
+_FACTOR_BAR = "attention weight, long axes in means of 4"
+
+
+def _plan(setting: Setting) -> Plan:
+    real = find_heads(setting)
+    return real.plan(real.by_layer(_measure), (_LANDMARKS,), methods=" ".join(_METHODS))
+
+
+def _measure(heads: LayerHeads, folder: Path) -> Iterable[Row]:
+    s = heads.softmax()
+    factors = nystrom_factors(heads.q, heads.k, num_landmarks=_LANDMARKS)
+    left, right = softmax_rows(heads.q, factors.k_landmarks), softmax_rows(factors.q_landmarks, heads.k)
+    approximate = left @ factors.inverse @ right
+    near_far = near_far_rows(heads.q, heads.k, torch.arange(s.shape[-1]))
+    found = {"nystrom": similarity(s, approximate), "near_far": similarity(s, near_far)}
+    maps = {"exact": s, "left": left, "inverse": factors.inverse, "right": right, "nystrom": approximate}
+    cosines = {f"{method} {_COSINE}": measured[_COSINE] for method, measured in found.items()}
+    save_pictures(heads, maps | {"near_far": near_far} | cosines, folder)
+    for method, m in _METHODS.items():
+        kept = {"n": s.shape[-1], "m": m, "dtype": "float64"}
+        for quantity, values in found[method].items():
+            yield spread_row(quantity, method, values, sizes=heads.sizes, **kept)
+            for head in heads.shown if quantity in _MEASURES else ():
+                sizes = f"layer={heads.layer + 1} head={head + 1}"
+                yield spread_row(f"{quantity} of one head", method, values[0, head], sizes=sizes, **kept)
+
+
+def similarity(
+    exact: Float[Tensor, "b h n s"], approximate: Float[Tensor, "b h n s"]
+) -> dict[str, Float[Tensor, "b h"]]:
+    """How alike the matrices of each head are, by the names of quantities."""
+    x, y = exact.flatten(-2), approximate.flatten(-2)
+    cosine = torch.cosine_similarity(x, y, dim=-1)
+    about = [each - each.mean(dim=-1, keepdim=True) for each in (x, y)]
+    return {
+        _COSINE: cosine,
+        _CORRELATION: torch.cosine_similarity(about[0], about[1], dim=-1),
+        _ERROR: (y - x).norm(dim=-1) / x.norm(dim=-1),
+        _VARIATION: 0.5 * (approximate - exact).abs().sum(dim=-1).mean(dim=-1),
+        _SIMILAR: (cosine >= _LIKE).double(),
+    }
+
+
+def _tables(rows: Sequence[Row]) -> Sequence[Table]:
+    lines = []
+    for weights in WEIGHTS:
+        for quantity in _MEASURES:
+            means = [_only(rows, quantity, method, weights=weights) for method in _METHODS]
+            cells = [cell for row in means for cell in (f"{row.value:.3f}", f"{row.low:.3f}–{row.high:.3f}")]
+            lines.append([weights, quantity, *cells])
+    shown = []
+    for first in rows_of(rows, f"{_COSINE} of one head"):
+        words = {name: word_of(first, name) for name in ("layer", "head")}
+        cells = [_only(rows, f"{quantity} of one head", first.method, **words).value for quantity in _MEASURES]
+        shown.append([first.method, *words.values(), *(f"{cell:.3f}" for cell in cells)])
+    heads = [
+        "weights",
+        "beside exact attention",
+        *(cell for method in _METHODS for cell in (method, "quartiles of a layer")),
+    ]
+    return [
+        Table("all heads, m = 64", heads, lines, left=2),
+        Table("the heads that are shown", ["method", "layer", "head", *_MEASURES.values()], shown),
+    ]
+
+
+def _only(rows: Sequence[Row], quantity: str, method: str, **words: str) -> Row:
+    """The one row of a method, over all layers that the words leave."""
+    of = over_layers(row for row in rows_of(rows, quantity, **words) if row.method == method)
+    return only_row(of, f"{quantity} of {method} {words or ''}".strip())
+
+
+def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
+    similar, cosine, variation = (
+        _only(rows, quantity, "nystrom", weights="pretrained").value for quantity in (_SIMILAR, _COSINE, _VARIATION)
+    )
+    return [
+        Verdict(
+            "The attention patterns of the approximation and of softmax are quite similar.",
+            similar >= 0.5,
+            f"the cosine similarity is at least {_LIKE} in {similar:.0%} of the heads, {cosine:.2f} in the mean, and "
+            f"the total variation of a row is {variation:.2f} in the mean.",
+        )
+    ]
+
+
+def _draw_factors(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    lines = read_pictures(folder)
+    ordered = sorted(lines, key=lambda line: float(lines[line][f"nystrom {_COSINE}"]))
+    line = ordered[min(2, len(ordered) - 1)]
+    n = next(row.n for row in rows)
+    title = f"{line}: n = {n}, m = {_LANDMARKS}, cosine similarity {float(lines[line][f'nystrom {_COSINE}']):.2f}"
+    return {"": draw_factors(lines[line], title=title, bar=_FACTOR_BAR)}
+
+
+def _draw_heads(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    lines = read_pictures(folder)
+    names = {"exact": "softmax", "nystrom": "Nyström", "near_far": "near and far"}
+    captions = {
+        (names[method], line): f"cosine {float(found[f'{method} {_COSINE}']):.2f}"
+        for line, found in lines.items()
+        for method in _METHODS
+    }
+    return {
+        "": draw_maps(
+            {name: {line: found[key] for line, found in lines.items()} for key, name in names.items()},
+            columns={line: line.replace(", ", "\n") for line in lines},
+            captions=captions,
+            bar=_BAR,
+        )
+    }
+
+
+STUDIES = {
+    "nystromformer-figure-2": Study(plan=_plan, tables=_tables, verdicts=lambda rows: (), figures=_draw_factors),
+    "nystromformer-figure-3": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_draw_heads),
+}

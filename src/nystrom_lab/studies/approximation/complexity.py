@@ -1,0 +1,295 @@
+r"""Counted multiplications and stored numbers of every method over n and m, beside the formulas.
+
+One sequence, one head, $d = d_v = 64$, float32, forward. Multiplications are those of products, and stored numbers the
+peak beyond the inputs, as `nystrom_lab.measure.counting` defines both; every number is counted, none is timed. m is
+what a method's cost grows with: landmarks, features, mixtures, queries and samples, the window; the options of reformer
+and bigbird are the defaults, and linear has none.
+
+Nyströmformer's formulas are $n + m^3 + n m^2 + m n d_v$ multiplications and $m d + nm + m^2 + mn + n d_v$ stored
+numbers (section 3, "Complexity analysis"), up to a constant. This library multiplies the inverse with the m x $d_v$
+result of the right factor rather than with the n x m left one, so that $n m^2$ does not arise; by hand it needs, in the
+order of the computation,
+$$\underbrace{m^2 d}_{\tilde Q \tilde K^\top} + \underbrace{6 \cdot 4\, m^3}_{\text{eq. 14}} +
+\underbrace{m n d}_{\tilde Q K^\top} + \underbrace{m n d_v}_{\cdot V} + \underbrace{m^2 d_v}_{Z \cdot} +
+\underbrace{n m d}_{Q \tilde K^\top} + \underbrace{n m d_v}_{\cdot}.$$
+Softmax attention has $n^2 d + n^2 d_v$. The exponent of a count is the slope of its logarithm over that of n, by least
+squares over the three longest n; those are 128 m at least at the small size, since the claims are for m far below n.
+Quadratic methods end earlier.
+
+Claims and the rules that decide on them:
+
+- Nyströmformer "scales linearly": the exponents of multiplications and stored numbers are within 0.95 and 1.05, at
+  every m. The numbers beside are the exponents at n of 512 to 2048, where the terms of m alone weigh.
+- Its multiplications are $O(n + m^3 + n m^2 + m n d_v)$: nowhere more than 24 times that, 24 being the products of
+  eq. 14.
+- Its memory is $O(m d + nm + m^2 + mn + n d_v)$: nowhere more than 4 times that.
+- Softmax attention is quadratic: the exponent of its multiplications is within 1.95 and 2.05, as is that of the numbers
+  stored by the materialised form.
+- The count by hand is what is counted: for nystrom and softmax in every cell.
+- Besides softmax and kernelized every method is linear: its exponent of multiplications is within 0.95 and 1.05.
+- The costs in the table of methods agree: evaluated at the same sizes, their exponents are within 0.05 of the counted
+  ones.
+
+Source: Xiong et al. (2021), arXiv:2102.03902, section 3, and the description page of Nyströmformer.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import linear_regression
+from typing import TYPE_CHECKING
+
+import torch
+
+from nystrom.attention.heads import build_attention
+from nystrom.attention.method_names import SIZES, size_options
+from nystrom.attention.registry import METHODS
+from nystrom_lab.measure.counting import count_multiplications, count_stored_numbers
+from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.report.plots.lines import draw_lines
+from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MULTIPLICATIONS, STORED = "multiplications", "stored numbers"
+COST, HAND = "cost in the table of methods", "multiplications by hand"
+PAPER, PAPER_STORED = "n + m^3 + n m^2 + m n d_v", "m d + 2 n m + m^2 + n d_v"
+_WIDTH, _STEPS = 64, 6
+_DEFAULTS = ("reformer", "bigbird")
+# The longest n of quadratic methods; materialised scores have a quarter of a gigabyte there.
+_LIMITS = {"softmax": 16384, "kernelized": 16384, "softmax-materialised": 8192}
+
+
+def _plan(setting: Setting) -> Plan:
+    lengths = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    sizes = (32, 64, 128, 256) if setting.size == "paper" else (32, 64, 128)
+    parts = [Part(f"n={n}", partial(_measure, n, sizes)) for n in lengths]
+    said = {"lengths": " ".join(map(str, lengths)), "m": " ".join(map(str, sizes)), "width": f"d = d_v = {_WIDTH}"}
+    return Plan(parts, said, "the papers give formulas and count nothing")
+
+
+def _measure(n: int, sizes: Sequence[int], folder: Path) -> Iterable[Row]:
+    return count_rows(n, sizes)
+
+
+def count_rows(n: int, sizes: Sequence[int]) -> Iterable[Row]:
+    """Rows of the counts of all methods at one length, and of the formulas.
+
+    Args:
+        n: Tokens.
+        sizes: Numbers m.
+    """
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, _WIDTH, generator=generator) for _ in range(3))
+
+    def row(quantity: str, method: str, value: float, m: int | None) -> Row:
+        return new_row(
+            study="", quantity=quantity, method=method, value=value, unit="", n=n, m=m, sizes=f"b=1 h=1 d={_WIDTH}",
+            seed=0, device=cpu_name(),
+        )  # fmt: skip
+
+    for method, m in _cells(n, sizes):
+        options = _options(method, n, m)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            heads = build_attention(method.partition("-")[0], num_heads=1, head_dim=_WIDTH, **options).eval()
+            call = partial(heads, q, k, v)
+            # What a first call sets up is not its own.
+            call()
+            yield row(MULTIPLICATIONS, method, count_multiplications(call), m)
+            yield row(STORED, method, count_stored_numbers(call), m)
+        yield row(COST, method, cost_of(METHODS[method.partition("-")[0]].cost, _letters(method, n, m, options)), m)
+        if method == "nystrom" and m:
+            yield row(HAND, method, count_by_hand(n, m), m)
+            yield row(PAPER, method, n + m**3 + n * m**2 + m * n * _WIDTH, m)
+            yield row(PAPER_STORED, method, m * _WIDTH + n * m + m**2 + m * n + n * _WIDTH, m)
+        if method.startswith("softmax"):
+            yield row(HAND, method, 2 * n * n * _WIDTH, m)
+
+
+def count_by_hand(n: int, m: int) -> int:
+    """Multiplications of Nyström attention by hand, see above."""
+    return 4 * n * m * _WIDTH + 2 * m**2 * _WIDTH + _STEPS * 4 * m**3
+
+
+def cost_of(words: str, letters: Mapping[str, float]) -> float:
+    """The value of a cost such as "(n + s) m d + m^3".
+
+    Args:
+        words: Sums of products that are written side by side, with brackets, powers, and log of a letter.
+        letters: Values of the names in it.
+    """
+    return _total(iter(re.findall(r"\w+|[()+^]", words)), letters)
+
+
+def _total(tokens: Iterator[str], letters: Mapping[str, float]) -> float:
+    """The value of a sum, up to the bracket that closes it."""
+    total, factors = 0.0, [1.0]
+    for token in tokens:
+        if token == ")":
+            break
+        if token == "+":
+            total, factors = total + math.prod(factors), [1.0]
+        elif token == "^":
+            factors[-1] **= float(next(tokens))
+        elif token == "log":
+            factors.append(math.log(letters[next(tokens)]))
+        elif token == "(":
+            factors.append(_total(tokens, letters))
+        else:
+            factors.append(float(token) if token.isdecimal() else letters[token])
+    return total + math.prod(factors)
+
+
+def _cells(n: int, sizes: Sequence[int]) -> Iterable[tuple[str, int | None]]:
+    """Methods with the sizes that are counted."""
+    for method in (*METHODS, "softmax-materialised"):
+        sized = method in SIZES and method not in _DEFAULTS
+        if n <= _LIMITS.get(method, n):
+            yield from product((method,), sizes if sized else (None,))
+
+
+def _options(method: str, n: int, m: int | None) -> dict[str, object]:
+    if method == "softmax-materialised":
+        return {"form": "materialised"}
+    # A window is odd.
+    options = {} if m is None else size_options(method, m + (method == "longformer"))
+    return options | ({"max_length": n} if method == "linformer" else {})
+
+
+def _letters(method: str, n: int, m: int | None, options: Mapping[str, object]) -> dict[str, float]:
+    """Values of the names in the cost of a method: its options', and those of the shapes."""
+    full = asdict(METHODS[method.partition("-")[0]].options(**options))
+    numbers = {name: float(value) for name, value in full.items() if isinstance(value, int)}
+    return numbers | {"n": n, "s": n, "d": _WIDTH, "m": m or 0}
+
+
+def slope(points: Mapping[int, float]) -> float:
+    """The exponent of a count over n, from the three longest."""
+    longest = sorted(points)[-3:]
+    return linear_regression([math.log(n) for n in longest], [math.log(points[n]) for n in longest]).slope
+
+
+def _counts(rows: Sequence[Row], quantity: str) -> dict[tuple[str, int | None], dict[int, float]]:
+    """Counts over n, by method and m."""
+    counts: dict[tuple[str, int | None], dict[int, float]] = {}
+    for row in rows:
+        if row.quantity == quantity and row.n:
+            counts.setdefault((row.method, row.m), {})[row.n] = row.value
+    return counts
+
+
+def _slopes(rows: Sequence[Row], quantity: str) -> dict[tuple[str, int | None], float]:
+    return {cell: slope(points) for cell, points in _counts(rows, quantity).items() if len(points) >= 3}
+
+
+def _tables(rows: Sequence[Row]) -> Sequence[Table]:
+    counted, stored, cost = (_slopes(rows, quantity) for quantity in (MULTIPLICATIONS, STORED, COST))
+    # The longest n that every method has.
+    common = set.intersection(*(set(points) for points in _counts(rows, MULTIPLICATIONS).values()))
+    shown_at = max(common)
+    numbers = _counts(rows, MULTIPLICATIONS), _counts(rows, STORED)
+    lines = []
+    for method, m in numbers[0]:
+        shown = (f"{of[method, m].get(shown_at, math.nan):.3g}".replace("nan", "–") for of in numbers)
+        exponents = (f"{of[method, m]:.2f}" if (method, m) in of else "–" for of in (counted, stored, cost))
+        lines.append([method, "" if m is None else str(m), *shown, *exponents])
+    heads = ["method", "m", "multipl.", "stored", "exponent", "of stored", "of cost"]
+    return [Table(f"counts at n = {shown_at}, and exponents of n", heads, lines)]
+
+
+def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
+    counted, stored, cost = (_slopes(rows, quantity) for quantity in (MULTIPLICATIONS, STORED, COST))
+    if not any(method == "nystrom" for method, _ in counted):
+        return [Verdict("The counts follow the formulas.", None, "fewer than three lengths were counted.")]
+    ours = [of[cell] for of in (counted, stored) for cell in of if cell[0] == "nystrom"]
+    short = [row for row in rows if row.method == "nystrom" and row.n and row.n <= 2048]
+    early = [value for quantity in (MULTIPLICATIONS, STORED) for value in _slopes(short, quantity).values()]
+    square = [counted["softmax", None]]
+    square += [of["softmax-materialised", None] for of in (counted, stored) if ("softmax-materialised", None) in of]
+    linear = {cell: value for cell, value in counted.items() if cell[0] not in _LIMITS}
+    bent = [_named(cell) for cell, value in linear.items() if not 0.95 <= value <= 1.05]
+    away = [f"{_named(cell)} {value:.2f} for {cost[cell]:.2f}" for cell, value in counted.items()
+            if abs(value - cost[cell]) > 0.05]  # fmt: skip
+    times, times_stored = _ratios(rows, MULTIPLICATIONS, PAPER), _ratios(rows, STORED, PAPER_STORED)
+    exact = _ratios(rows, MULTIPLICATIONS, HAND)
+    return [
+        Verdict(
+            "Nyströmformer scales linearly in time and memory.",
+            all(0.95 <= value <= 1.05 for value in ours),
+            f"its exponents are {min(ours):.3f} to {max(ours):.3f} at the longest n"
+            + (f", and {min(early):.2f} to {max(early):.2f} at the shortest." if early else "."),
+        ),
+        Verdict(
+            "Its multiplications are O(n + m^3 + n m^2 + m n d_v).",
+            max(times) <= 4 * _STEPS,
+            f"they are {min(times):.2f} to {max(times):.2f} times that.",
+        ),
+        Verdict(
+            "Its memory is O(m d + nm + m^2 + mn + n d_v).",
+            max(times_stored) <= 4,
+            f"it is {min(times_stored):.2f} to {max(times_stored):.2f} times that.",
+        ),
+        Verdict(
+            "Softmax attention is quadratic.",
+            all(1.95 <= value <= 2.05 for value in square),
+            f"its exponents are {min(square):.3f} to {max(square):.3f}.",
+        ),
+        Verdict(
+            "The counts by hand are what is counted.",
+            all(ratio == 1 for ratio in exact),
+            f"in {sum(ratio == 1 for ratio in exact)} of {len(exact)} cells of nystrom and softmax.",
+        ),
+        Verdict(
+            "Besides softmax and kernelized every method is linear in n.",
+            not bent,
+            f"{len(linear) - len(bent)} of {len(linear)} are{'; not ' if bent else ''}{', '.join(bent)}.",
+        ),
+        Verdict(
+            "The costs in the table of methods have the counted exponents.",
+            not away,
+            f"for {len(counted) - len(away)} of {len(counted)}{'; ' if away else ''}{', '.join(away)}.",
+        ),
+    ]
+
+
+def _named(cell: tuple[str, int | None]) -> str:
+    method, m = cell
+    return method if m is None else f"{method}-{m}"
+
+
+def _ratios(rows: Sequence[Row], quantity: str, formula: str) -> list[float]:
+    """Counts over what a formula gives, in every cell that has both."""
+    counts, formulas = _counts(rows, quantity), _counts(rows, formula)
+    return [counts[cell][n] / value for cell, of in formulas.items() for n, value in of.items()]
+
+
+def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    middle = sorted({row.m for row in rows if row.m})[-2]
+    panels = {
+        f"{quantity}, m = {middle}": [row for row in rows if row.quantity == quantity and row.m in (None, middle)]
+        for quantity in (MULTIPLICATIONS, STORED)
+    }
+    ours = [row for row in rows if row.method == "nystrom"]
+    sizes = sorted({row.m for row in ours if row.m})
+    formulas = {
+        f"{quantity}, m = {m}": [
+            replace(row, method="formula" if row.quantity == formula else row.method)
+            for row in ours
+            if row.m == m and row.quantity in (quantity, formula)
+        ]
+        for (quantity, formula), m in product(((MULTIPLICATIONS, PAPER), (STORED, PAPER_STORED)), sizes)
+    }
+    draw = partial(draw_lines, over=lambda row: row.n, x_label="tokens n", y_label="count", band="")
+    return {"": draw(panels), "formula": draw(formulas, columns=len(sizes))}
+
+
+STUDIES = {
+    "complexity": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures),
+}

@@ -1,0 +1,196 @@
+"""What the rows of the convergence say: tables, the rules that decide on the claims, and lines over the iterations."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.report.plots.bands import draw_bands
+from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.studies.approximation.convergence import (
+    CONDITION,
+    CUBED,
+    DISTANCE,
+    LEMMA_HOLDS_AT_START,
+    MATRIX,
+    NEAR,
+    NEAR_ENOUGH,
+    ORDER,
+    REGULAR,
+    RESIDUAL,
+    STARTS,
+    STARTS_BELOW,
+)
+from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS
+from nystrom_lab.studies.approximation.real_heads.selection import rows_of, step_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN, ITERATIONS, STEPS = 64, 6, 24
+_DTYPES, _PRINTED = ("float64", "float32"), (2, 4, 6, 12, 18, 24)
+
+
+def convergence_tables(rows: Sequence[Row]) -> Sequence[Table]:
+    """Distances over the iterations, what holds of Lemma 1, and where the start values are."""
+    starts, distances, lemmas = [], [], []
+    for weights, m in product(WEIGHTS, _numbers(rows)):
+        condition = _one(rows, CONDITION, "softmax", m, weights=weights)
+        head = [weights, str(m)]
+        if condition is None:
+            continue
+        for z0 in STARTS:
+            shares = [
+                _value(rows, quantity, z0, m, dtype, weights=weights, k="0")
+                for quantity, dtype in product((STARTS_BELOW, LEMMA_HOLDS_AT_START), _DTYPES)
+            ]
+            starts.append([*head, z0, *(f"{share:.0%}" for share in shares)])
+        cells = [_value(rows, DISTANCE, "paper", m, weights=weights, k=str(k)) for k in _PRINTED]
+        distances.append([*head, f"{condition.value:.1e}", *(f"{cell:.2g}" for cell in cells)])
+        order, within = (_one(rows, quantity, "paper", m, weights=weights) for quantity in (ORDER, CUBED))
+        near = [_value(rows, NEAR, "paper", m, dtype, weights=weights, k="6") for dtype in _DTYPES]
+        ridge = _value(rows, DISTANCE, "ridge", m, weights=weights)
+        lemmas.append(
+            [
+                *head,
+                "–" if within is None else f"{within.value:.1%}",
+                "–" if order is None else f"{order.value:.2f}",
+                *(f"{share:.0%}" for share in near),
+                f"{ridge:.2g}",
+            ]
+        )
+    heads = ["weights", "m", "cond.", *(f"k={k}" for k in _PRINTED)]
+    return [
+        Table("distance to the pseudoinverse after k iterations, medians", heads, distances),
+        Table(
+            "Lemma 1; heads within 0.1 of the pseudoinverse after 6 iterations; distance with a ridge",
+            ["weights", "m", "cubed", "order", "float64", "float32", "ridge"],
+            lemmas,
+        ),
+        Table(
+            "heads whose start is below 1 as computed: its residual, the norm of Lemma 1",
+            ["weights", "m", "z0", "|I-AZ|", "float32", "Lemma 1", "float32"],
+            starts,
+            left=3,
+        ),
+    ]
+
+
+def decide_convergence(rows: Sequence[Row]) -> Sequence[Verdict]:
+    """The claims of Fig. 3 and Lemma 1, decided by the rules of `nystrom_lab.studies.approximation.pseudoinverse`."""
+    near = {k: _value(rows, NEAR, "paper", SHOWN, weights="pretrained", k=str(k)) for k in range(STEPS + 1)}
+    half = next((str(k) for k, share in near.items() if share >= 0.5), f"more than {STEPS}")
+    cubed, orders, starts, regular = (_pretrained(rows, q) for q in (CUBED, ORDER, STARTS_BELOW, REGULAR))
+    single = _pretrained(rows, STARTS_BELOW, "float32")
+    residual = _value(rows, RESIDUAL, "paper", SHOWN, weights="pretrained", k="6")
+    errors = {k: _value(rows, MATRIX, "paper", SHOWN, weights="pretrained", k=str(k)) for k in range(STEPS + 1)}
+    best = min(errors, key=lambda k: errors[k])
+    exact = _value(rows, MATRIX, "exact", SHOWN, weights="pretrained")
+    share = near[ITERATIONS]
+    return [
+        Verdict(
+            "Six iterations achieve a good approximation of the pseudoinverse.",
+            None if math.isnan(share) else share >= 0.5,
+            f"after 6, {share:.0%} of the heads are within {NEAR_ENOUGH} of it with {SHOWN} landmarks, and the median "
+            f"norm of I - A Z is {residual:.2f}; half of them are after {half}. The attention matrix is nearest "
+            f"after {best} (median error {errors[best]:.2f}; {errors[6]:.2f} after 6, {exact:.2f} with the true "
+            "pseudoinverse).",
+        ),
+        _third_order(cubed, orders),
+        Verdict(
+            "The start value ensures a norm of I - A Z_0 below 1.",
+            all(row.value == 1 for row in regular) if regular else None,
+            f"it is so in {_shares(regular)} of the heads. As computed it is below 1 in {_shares(starts)} in float64, "
+            f"and in {_shares(single)} in float32; the others round to 1.",
+        ),
+    ]
+
+
+def _pretrained(rows: Sequence[Row], quantity: str, dtype: str = "float64") -> list[Row]:
+    """Rows of pretrained weights with the paper's start value, a row for each m."""
+    found = rows_of(rows, quantity, weights="pretrained")
+    return [row for row in found if (row.method, row.dtype) == ("paper", dtype)]
+
+
+def _shares(rows: Sequence[Row]) -> str:
+    return ", ".join(f"{row.value:.0%} (m = {row.m})" for row in rows)
+
+
+def _third_order(cubed: Sequence[Row], orders: Sequence[Row]) -> Verdict:
+    claim = "The iteration converges in the third order (Lemma 1)."
+    if not orders:
+        return Verdict(claim, None, "no head came near enough to the pseudoinverse to see an order.")
+    within = min(row.value for row in cubed)
+    lows = [row.value if row.low is None else row.low for row in orders]
+    said = ", ".join(f"{low:.2f} (m = {row.m})" for low, row in zip(lows, orders, strict=True))
+    return Verdict(
+        claim,
+        within == 1 and min(lows) >= 2.9,
+        f"{within:.1%} of the steps from below 1 end within the cube; lower quartiles of the order are {said}.",
+    )
+
+
+def draw_convergence(rows: Sequence[Row]) -> "Figure":
+    """Residuals and distances over the iterations."""
+    numbers = _numbers(rows)
+    lines = {f"m = {m}, {dtype}": (m, dtype) for m, dtype in product(numbers, _DTYPES)}
+    panels = {
+        f"{name}, {weights} weights": {
+            line: [
+                row
+                for row in rows_of(rows, quantity, weights=weights)
+                if (row.method, row.m, row.dtype) == ("paper", *key)
+            ]
+            for line, key in lines.items()
+        }
+        for quantity, name in ((RESIDUAL, "‖I − AZ‖"), (DISTANCE, "‖Z − A⁺‖ / ‖A⁺‖"))
+        for weights in WEIGHTS
+    }
+    looks = {line: (numbers.index(m), dtype == "float32") for line, (m, dtype) in lines.items()}
+    return _over_steps(panels, looks, "norm", (1e-10, 1e3))
+
+
+def draw_attention(rows: Sequence[Row]) -> "Figure":
+    """Errors of the attention matrix over the iterations."""
+    names = {"paper": "Z after k iterations", "exact": "pseudoinverse"}
+    panels = {
+        f"{weights} weights, m = {SHOWN}": {
+            name: [row for row in rows_of(rows, MATRIX, weights=weights) if row.method == method]
+            for method, name in names.items()
+        }
+        for weights in WEIGHTS
+    }
+    looks = {name: (place, place > 0) for place, name in enumerate(names.values())}
+    return _over_steps(panels, looks, "relative error of attention", (1e-3, 10))
+
+
+def _over_steps(
+    panels: Mapping[str, Mapping[str, Sequence[Row]]],
+    looks: Mapping[str, tuple[int, bool]],
+    y_label: str,
+    limits: tuple[float, float],
+) -> "Figure":
+    return draw_bands(
+        panels,
+        over=step_of,
+        looks=looks,
+        band="quartiles over heads",
+        x_label="iterations k",
+        y_label=y_label,
+        limits=limits,
+    )
+
+
+def _one(rows: Sequence[Row], quantity: str, method: str, m: int, dtype: str = "float64", **words: str) -> Row | None:
+    found = [row for row in rows_of(rows, quantity, **words) if (row.method, row.m, row.dtype) == (method, m, dtype)]
+    return found[0] if found else None
+
+
+def _value(rows: Sequence[Row], quantity: str, method: str, m: int, dtype: str = "float64", **words: str) -> float:
+    row = _one(rows, quantity, method, m, dtype, **words)
+    return float("nan") if row is None else row.value
+
+
+def _numbers(rows: Sequence[Row]) -> list[int]:
+    return sorted({row.m or 0 for row in rows_of(rows, CONDITION)})

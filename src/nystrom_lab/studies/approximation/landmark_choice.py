@@ -1,0 +1,303 @@
+r"""Fig. 1 and 2 of Nyströmformer's supplement: which landmarks, and how many.
+
+With landmarks of queries and keys the softmax matrix $S = \mathrm{softmax}(Q K^\top / \sqrt d)$ is approximated by
+$$\hat S = F A^+ B, \quad F = \mathrm{softmax}(Q \tilde K^\top / \sqrt d), \quad
+A = \mathrm{softmax}(\tilde Q \tilde K^\top / \sqrt d), \quad B = \mathrm{softmax}(\tilde Q K^\top / \sqrt d),$$
+$A^+$ being six iterations of eq. 5, or the exact Moore-Penrose inverse. Landmarks, by method:
+
+- `nystrom`: segment means;
+- `nystrom-kmeans`: five of Lloyd's iterations from the segment means;
+- `nystrom-uniform`: tokens drawn independently, each with the same probability, the same for queries and keys;
+- `nystrom-columns`: none before the softmax, but columns and rows of S itself at those tokens (eq. 3-6 of the paper),
+  for which all of S is needed.
+
+Errors of a head are $\|\hat S - S\| / \|S\|$ in the Frobenius and the spectral norm, and
+$\|(\hat S - S) V\|_F / \|S V\|_F$ of the output, in float64. Rows hold the mean over heads, texts and draws of a layer,
+with quartiles. Times are of choosing the landmarks of one tensor in float32, and of the whole attention: medians and
+quartiles of interleaved calls.
+
+Claims and the rules that decide on them, for pretrained weights and six iterations:
+
+- "Segment-means with 64 landmark points outperforms uniform random sampling": its mean Frobenius error of the matrix is
+  below that of the draws, and so it is in more than half of the heads.
+- It "compares favorably to K-means": its mean error is at most 1.1 times that of k-means.
+- It "is more efficient than the iterative procedure used by K-means": choosing takes less time at each length.
+- "The more landmarks the better the approximation": the mean error of segment means falls from 16 to 64 to 256, of the
+  matrix and of the output.
+- 16 landmarks are "more efficient", 256 require "more time": the time of attention rises from 16 to 64 to 256.
+- "64 landmarks is often sufficient to ensure a good approximation" (the paper itself): in at least half of the heads
+  the relative error of the output is at most 0.1.
+
+Source: Xiong et al. (2021), arXiv:2102.03902, eq. 3-6, 13 and 16; its supplement, (A), Fig. 1 and 2, without numbers.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torch.linalg import matrix_norm
+
+from nystrom.linalg.pinv import pinv_iterative
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.report.plots.lines import draw_lines
+from nystrom_lab.report.plots.maps import draw_maps
+from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.studies.approximation.landmark_errors import (
+    ATTENTION,
+    CHOOSING,
+    GOOD,
+    INVERSES,
+    MATRIX,
+    NEARER,
+    OUTPUT,
+    SPECTRAL,
+    approximations,
+    error_rows,
+    segment_approximation,
+    time_rows,
+)
+from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
+from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, RealHeads, find_heads
+from nystrom_lab.studies.approximation.real_heads.selection import only_row, over_layers, word_of
+from nystrom_lab.studies.reproduce.encoders import Encoder
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# In the order of the paper's columns.
+_NAMES = {
+    "nystrom-uniform": "random tokens",
+    "nystrom": "segment means",
+    "nystrom-kmeans": "k-means",
+    "nystrom-columns": "columns of S",
+}
+_CHOSEN, _NUMBERS, _PICTURED = 64, (16, 32, 64, 128, 256), (16, 64, 256)
+_BAR = "attention weight, mean of 4 x 4 entries (negative: darkest)"
+
+
+def _plan_choice(setting: Setting) -> Plan:
+    return _plan(setting, find_heads(setting), (_CHOSEN,), inverses=tuple(INVERSES), draws=3, lengths=(LENGTH, 4096))
+
+
+def _plan_numbers(setting: Setting) -> Plan:
+    # Five times as many matrices, so that one inverse and, at the small size, one text and draw do.
+    heads = find_heads(setting, small_texts=1)
+    return _plan(setting, heads, _NUMBERS, inverses=("iterative",), draws=1, lengths=(LENGTH,))
+
+
+def _plan(
+    setting: Setting,
+    real: RealHeads,
+    numbers: Sequence[int],
+    *,
+    inverses: Sequence[str],
+    draws: int,
+    lengths: Sequence[int],
+) -> Plan:
+    draws = 10 if setting.size == "paper" else draws
+    real.encoder.check_length(max(lengths))
+
+    def measure(heads: LayerHeads, folder: Path) -> Iterable[Row]:
+        if heads.shown:
+            save_pictures(heads, _maps(heads, numbers), folder)
+        return error_rows(heads, numbers, inverses, draws)
+
+    times = [Part(f"times-n={n}", partial(_times, real.encoder, n, numbers)) for n in lengths]
+    timed = " ".join(map(str, lengths))
+    return real.plan([*real.by_layer(measure), *times], numbers, draws=str(draws), timed=timed)
+
+
+def _times(encoder: Encoder, n: int, numbers: Sequence[int], folder: Path) -> Iterable[Row]:
+    return time_rows(encoder, n, numbers)
+
+
+def _maps(heads: LayerHeads, numbers: Sequence[int]) -> dict[str, Tensor]:
+    """The exact matrix, the approximate ones, and their relative errors, by the names of the figure's columns."""
+    s = heads.softmax()
+    if len(numbers) == 1:
+        made = {
+            method: next(iter(each)) for method, each in approximations(heads, s, _CHOSEN, pinv_iterative, 1).items()
+        }
+    else:
+        made = {str(m): segment_approximation(heads, m, pinv_iterative) for m in _PICTURED}
+    errors = {f"error of {name}": matrix_norm(each - s) / matrix_norm(s) for name, each in made.items()}
+    return {"exact": s} | made | errors
+
+
+def _draw(folder: Path, columns: Mapping[str, str], title: str) -> "Figure":
+    lines = read_pictures(folder)
+    columns = {"exact": "softmax matrix", **columns}
+    captions = {
+        (line, name): f"error {float(value):.2f}"
+        for line, found in lines.items()
+        for key, value in found.items()
+        if (name := key.removeprefix("error of ")) != key
+    }
+    return draw_maps(lines, columns=columns, captions=captions, bar=_BAR, title=title)
+
+
+def _figures_of_choice(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    n = next(row.n for row in rows if row.quantity == MATRIX)
+    return {"": _draw(folder, _NAMES, f"n = {n}, m = {_CHOSEN}, 6 iterations; error: relative, in the Frobenius norm")}
+
+
+def _figures_of_numbers(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    n = next(row.n for row in rows if row.quantity == MATRIX)
+    columns = {str(m): f"m = {m}" for m in _PICTURED}
+    panels = {
+        f"{quantity}, {weights} weights": [
+            row for row in _errors(rows, quantity, weights=weights) if row.method != "nystrom-columns"
+        ]
+        for quantity in (MATRIX, OUTPUT)
+        for weights in WEIGHTS
+    }
+    return {
+        "": _draw(folder, columns, f"n = {n}, segment means, 6 iterations; error: relative, in the Frobenius norm"),
+        "errors": draw_lines(
+            panels,
+            over=lambda row: row.m,
+            x_label="landmarks m",
+            y_label="relative error",
+            band="quartiles over the heads of a layer, mean over layers",
+        ),
+    }
+
+
+def _errors(
+    rows: Sequence[Row], quantity: str, *, weights: str = "pretrained", inverse: str = "iterative"
+) -> list[Row]:
+    """Rows of one quantity, mean over all heads."""
+    return over_layers(
+        row
+        for row in rows
+        if row.quantity == quantity and word_of(row, "weights") == weights and word_of(row, "inverse") == inverse
+    )
+
+
+def _row(rows: Sequence[Row], quantity: str, method: str, m: int, **chosen: str) -> Row:
+    of = [row for row in _errors(rows, quantity, **chosen) if row.method == method and row.m == m]
+    return only_row(of, f"{quantity} of {method}, m = {m}")
+
+
+def _value(rows: Sequence[Row], quantity: str, method: str, m: int, **chosen: str) -> float:
+    return _row(rows, quantity, method, m, **chosen).value
+
+
+def _times_of(rows: Sequence[Row], quantity: str, method: str) -> dict[tuple[int, int], float]:
+    """Medians by n and m."""
+    return {(row.n or 0, row.m or 0): row.value for row in rows if row.quantity == quantity and row.method == method}
+
+
+def _tables_of_choice(rows: Sequence[Row]) -> Sequence[Table]:
+    tables = []
+    for weights in WEIGHTS:
+        lines = []
+        for inverse in INVERSES:
+            for method, name in _NAMES.items():
+                cells = [
+                    _value(rows, quantity, method, _CHOSEN, weights=weights, inverse=inverse)
+                    for quantity in (MATRIX, SPECTRAL, OUTPUT)
+                ]
+                row = _row(rows, MATRIX, method, _CHOSEN, weights=weights, inverse=inverse)
+                quartiles = f"{row.low:.2g}–{row.high:.2g}"
+                lines.append([name, inverse, f"{cells[0]:.3g}", quartiles, *(f"{cell:.3g}" for cell in cells[1:])])
+        title = f"relative errors at m = {_CHOSEN}, mean over heads, {weights} weights"
+        tables.append(
+            Table(
+                title,
+                ["landmarks", "inverse", "Frobenius", "quartiles of a layer", "spectral", "output"],
+                lines,
+                left=2,
+            )
+        )
+    return [*tables, _time_table(rows)]
+
+
+def _tables_of_numbers(rows: Sequence[Row]) -> Sequence[Table]:
+    numbers = sorted({row.m for row in rows if row.m})
+    tables = []
+    for quantity in (MATRIX, OUTPUT):
+        lines = [
+            [name, *(f"{_value(rows, quantity, method, m):.3g}" for m in numbers)] for method, name in _NAMES.items()
+        ]
+        tables.append(Table(f"{quantity}, pretrained weights", ["landmarks", *(f"m={m}" for m in numbers)], lines))
+    return [*tables, _time_table(rows)]
+
+
+def _time_table(rows: Sequence[Row]) -> Table:
+    lines = []
+    for method, name in _NAMES.items():
+        choosing, whole = (_times_of(rows, quantity, method) for quantity in (CHOOSING, ATTENTION))
+        lines += [[name, str(n), str(m), f"{choosing[n, m]:.2f}", f"{whole[n, m]:.2f}"] for n, m in choosing]
+    return Table("median times in ms, first layer of one text", ["landmarks", "n", "m", "choosing", "attention"], lines)
+
+
+def _verdicts_of_choice(rows: Sequence[Row]) -> Sequence[Verdict]:
+    ours, drawn, clusters = (
+        _value(rows, MATRIX, method, _CHOSEN) for method in ("nystrom", "nystrom-uniform", "nystrom-kmeans")
+    )
+    nearer = _value(rows, NEARER, "nystrom", _CHOSEN)
+    means, kmeans = (_times_of(rows, CHOOSING, method) for method in ("nystrom", "nystrom-kmeans"))
+    times = [f"{means[size]:.2f} against {kmeans[size]:.2f} ms at n = {size[0]}" for size in means]
+    return [
+        Verdict(
+            "Segment means with 64 landmarks outperform uniform random sampling.",
+            ours < drawn and nearer > 0.5,
+            f"mean relative error {ours:.3f} against {drawn:.3f}, nearer in {nearer:.0%} of the heads.",
+        ),
+        Verdict(
+            "Segment means compare favorably to k-means.",
+            ours <= 1.1 * clusters,
+            f"mean relative error {ours:.3f} against {clusters:.3f}, {ours / clusters:.2f} times as large.",
+        ),
+        Verdict(
+            "Segment means are more efficient than the iterations of k-means.",
+            all(means[size] < kmeans[size] for size in means),
+            f"choosing takes {', '.join(times)}.",
+        ),
+    ]
+
+
+def _verdicts_of_numbers(rows: Sequence[Row]) -> Sequence[Verdict]:
+    matrix, output = ([_value(rows, quantity, "nystrom", m) for m in _PICTURED] for quantity in (MATRIX, OUTPUT))
+    good = _value(rows, GOOD, "nystrom", 64)
+    times = [time for (_, m), time in sorted(_times_of(rows, ATTENTION, "nystrom").items()) if m in _PICTURED]
+    return [
+        Verdict(
+            "The more landmarks the better the approximation.",
+            _falls(matrix) and _falls(output),
+            f"mean relative error of the matrix {_listed(matrix)}, of the output {_listed(output)} with 16, 64, 256.",
+        ),
+        Verdict(
+            "16 landmarks are more efficient, 256 require more time.",
+            _falls(times[::-1]),
+            f"attention takes {_listed(times)} ms with 16, 64 and 256.",
+        ),
+        Verdict(
+            "64 landmarks are often sufficient to ensure a good approximation.",
+            good >= 0.5,
+            f"the relative error of the output is at most 0.1 in {good:.0%} of the heads.",
+        ),
+    ]
+
+
+def _falls(values: Sequence[float]) -> bool:
+    return all(later < earlier for earlier, later in pairwise(values))
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3f}" for value in values)
+
+
+STUDIES = {
+    "supplement-figure-1": Study(
+        plan=_plan_choice, tables=_tables_of_choice, verdicts=_verdicts_of_choice, figures=_figures_of_choice
+    ),
+    "supplement-figure-2": Study(
+        plan=_plan_numbers, tables=_tables_of_numbers, verdicts=_verdicts_of_numbers, figures=_figures_of_numbers
+    ),
+}

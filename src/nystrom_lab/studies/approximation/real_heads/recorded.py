@@ -1,0 +1,135 @@
+"""All heads of an encoder on real prose, a layer at a time, and the six of them that figures show.
+
+Rows are over all heads and texts, with the pretrained weights and with initialised ones. The six heads are spread
+evenly over the model before anything is measured: of all its heads, counted from the first layer on, those in the
+middle of each sixth. Their pictures are of the first text.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from jaxtyping import Float
+from torch import Tensor
+from transformers import AutoConfig
+
+from nystrom.attention.fused import softmax_rows
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Size
+
+LENGTH, SHOWN = 512, 6
+WEIGHTS: tuple[Weights, ...] = ("pretrained", "initialised")
+
+
+@dataclass(frozen=True)
+class LayerHeads:
+    """The heads of one layer, in float64.
+
+    Attributes:
+        weights: Which weights.
+        layer: Number of the layer.
+        shown: Those of its heads that figures show; none of initialised weights.
+        q: Queries.
+        k: Keys.
+        v: Values.
+    """
+
+    weights: Weights
+    layer: int
+    shown: tuple[int, ...]
+    q: Float[Tensor, "b h n d"]
+    k: Float[Tensor, "b h n d"]
+    v: Float[Tensor, "b h n e"]
+
+    @property
+    def sizes(self) -> str:
+        """The sizes that every row of the layer has."""
+        b, h, _, d = self.q.shape
+        return f"weights={self.weights} layer={self.layer} b={b} h={h} d={d}"
+
+    def softmax(self) -> Float[Tensor, "b h n n"]:
+        """The exact attention matrices."""
+        return softmax_rows(self.q, self.k)
+
+
+@dataclass(frozen=True)
+class RealHeads:
+    """All heads of an encoder over some texts.
+
+    Attributes:
+        encoder: The encoder.
+        size: The size that was asked for.
+        texts: How many windows of the prose.
+        shown: Layer and head of those that figures show.
+    """
+
+    encoder: Encoder
+    size: Size
+    texts: int
+    shown: tuple[tuple[int, int], ...]
+
+    def layers(self, weights: Weights, numbers: Iterable[int] | None = None) -> list[LayerHeads]:
+        """Record some layers, or all of them."""
+        wanted = tuple(range(self.encoder.layers)) if numbers is None else tuple(numbers)
+        recorded = self.encoder.record(LENGTH, self.texts, wanted, weights=weights)
+        result = []
+        for layer, each in recorded.items():
+            shown = tuple(head for where, head in self.shown if where == layer) if weights == "pretrained" else ()
+            q, k, v = (x.double() for x in each)
+            result.append(LayerHeads(weights, layer, shown, q, k, v))
+        return result
+
+    def by_layer(self, measure: Callable[[LayerHeads, Path], Iterable[Row]]) -> list[Part]:
+        """A part for each layer and kind of weights."""
+
+        def measured(weights: Weights, layer: int, folder: Path) -> Iterable[Row]:
+            (heads,) = self.layers(weights, (layer,))
+            return measure(heads, folder)
+
+        return [
+            Part(f"{weights}-layer={layer}", partial(measured, weights, layer))
+            for weights in WEIGHTS
+            for layer in range(self.encoder.layers)
+        ]
+
+    def plan(self, parts: Sequence[Part], landmarks: Sequence[int], **said: str) -> Plan:
+        """The plan of a study, with what its setting says besides the model and the texts."""
+        setting = {
+            "model": self.encoder.name,
+            "texts": self.encoder.prose.name,
+            "length": str(LENGTH),
+            "landmarks": " ".join(map(str, landmarks)),
+            "sequences": str(self.texts),
+            **said,
+        }
+        read = "1 text" if self.texts == 1 else f"{self.texts} texts"
+        differs = "" if self.size == "paper" else f"{self.encoder.name} instead of BERT-base, {read}"
+        return Plan(parts, setting, differs)
+
+
+def find_heads(setting: Setting, *, small_texts: int = 2) -> RealHeads:
+    """The heads of a setting, checked: ten texts at the paper's size, which says only that they are real.
+
+    Args:
+        setting: What the user asks for.
+        small_texts: Windows of the prose at the small size.
+
+    Raises:
+        ValueError: No encoder at hand, texts that are too short, or the paper's size without a model.
+    """
+    if setting.size == "paper" and setting.model is None:
+        raise ValueError("--size paper needs a trained BERT-base: name its folder with --model.")
+    encoder = find_encoder(setting)
+    texts = 10 if setting.size == "paper" else small_texts
+    encoder.check_length(LENGTH, texts)
+    heads = int(AutoConfig.from_pretrained(encoder.folder, trust_remote_code=False).num_attention_heads)
+    return RealHeads(encoder, setting.size, texts, tuple(shown_heads(encoder.layers, heads)))
+
+
+def shown_heads(layers: int, heads: int) -> list[tuple[int, int]]:
+    """Layer and head of up to six heads, spread evenly over a model."""
+    every = layers * heads
+    count = min(SHOWN, every)
+    return [divmod(every * (2 * i + 1) // (2 * count), heads) for i in range(count)]

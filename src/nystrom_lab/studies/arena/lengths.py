@@ -1,0 +1,183 @@
+"""Beyond the lengths of the arena: which attention still trains here, from 1,024 to 16,384 tokens.
+
+Pathfinder of 32 x 32, 64 x 64 and 128 x 128 pixels (snakes of three dashes) and ListOps of 6,000 to 8,000 tokens, with
+exact attention in one fused call, Nyström attention of 32 landmarks and near_far. The model is that of the preset demo,
+two layers of width 64, without the convolution of the values. A step has about 32,768 tokens at every length, half a
+second of one slow core with Nyström attention.
+
+First the steps of all methods are timed in turn, as `nystrom_lab.studies.arena.settled_steps` says; a step that would
+take longer than two minutes is not run. Then each method is trained, "small" for 300 steps, "paper" for 3,000, in runs
+of `nystrom train` in the folder arena-small or arena-paper beside those of the studies. What would take longer than
+twenty minutes, in "paper" 200, judging by a step of one sample, or would not fit in half of the free memory, is not
+begun: its row says so. The curves are those of the training loss; so few steps are far from what Pathfinder needs to
+leave chance, whose loss is 0.693.
+
+The rule: at a length only a linear method trains here, where exact attention was not begun for its time or its memory,
+and Nyström attention or near_far came to the end of its steps; it is not so where exact attention came there too, or
+none did.
+
+Source: ours; the tasks are those of Tay et al. (2021), arXiv:2011.04006.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nystrom.attention.method_names import read_method
+from nystrom_lab.data.lra.listops.task import prepare_listops
+from nystrom_lab.data.lra.pathfinder.task import prepare_pathfinder
+from nystrom_lab.measure.rows import Row, cpu_name, new_row, read_rows
+from nystrom_lab.report.plots.curves import read_curves
+from nystrom_lab.studies.arena.lengths_report import ESTIMATE, LOSS, METHODS, figures, tables, verdicts
+from nystrom_lab.studies.arena.settled_steps import SettledSteps, cost_rows, estimated, measure_in_turn
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.training.runs import Training, train
+from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.settings import Settings, settle
+
+PRESET = "demo"
+# Of a timed step, in seconds.
+_STEP_LIMIT, _ROUNDS = 120.0, 3
+_READ = ("training time", "peak memory", "test accuracy")
+
+
+class LengthCase(NamedTuple):
+    """A task at a length.
+
+    Attributes:
+        task: The task.
+        n: Tokens of the longest sample.
+        batch: Samples of a step.
+        samples: Samples for training; a tenth of them each for validation and test.
+        shortest: Tokens of the shortest sample.
+    """
+
+    task: str
+    n: int
+    batch: int
+    samples: int
+    shortest: int = 0
+
+
+class Extent(NamedTuple):
+    """How long is trained.
+
+    Attributes:
+        steps: Steps.
+        limit: Seconds of a run; one that would take longer is not begun.
+    """
+
+    steps: int
+    limit: float
+
+
+CASES: dict[str, LengthCase] = {
+    "pathfinder-32": LengthCase("pathfinder", 32**2, 32, 1600),
+    "pathfinder-64": LengthCase("pathfinder", 64**2, 8, 800),
+    "listops-8000": LengthCase("listops", 8000, 4, 400, shortest=6000),
+    "pathfinder-128": LengthCase("pathfinder", 128**2, 2, 320),
+}
+EXTENTS = {"small": Extent(300, 1200.0), "paper": Extent(3000, 12000.0)}
+
+
+def settings_of(case: LengthCase, method: str, precision: str) -> Settings:
+    """The settings of a step."""
+    attention, options = read_method(method)
+    return settle(
+        case.task, attention=attention, options=options, conv_kernel_size=0, preset=PRESET, device="cpu",
+        precision=precision, accumulation=1, seed=0, changes={"batch_size": case.batch}, positions=case.n,
+    )  # fmt: skip
+
+
+def _plan(setting: Setting) -> Plan:
+    extent = EXTENTS[setting.size]
+    parts = [Part(f"{name}-steps", partial(_measure_steps, name, setting)) for name in CASES]
+    parts += [
+        Part(f"{name}-{method}", partial(_measure_run, name, method, setting, extent))
+        for name in CASES
+        for method in METHODS
+    ]
+    said = {
+        "cases": ", ".join(f"{name} in batches of {case.batch}" for name, case in CASES.items()),
+        "methods": " ".join(METHODS),
+        "preset": PRESET,
+        "training": f"{extent.steps} steps, at most {extent.limit / 60:.0f} min",
+        "precision": setting.precision,
+    }
+    differs = f"{extent.steps} steps instead of 3,000; no paper has it"
+    return Plan(parts, said, "" if setting.size == "paper" else differs)
+
+
+def _sizes(name: str) -> str:
+    return f"task={name} b={CASES[name].batch}"
+
+
+def _measure_steps(name: str, setting: Setting, folder: Path) -> Iterable[Row]:
+    """Time and memory of a step of each method, in turn."""
+    case = CASES[name]
+    settings = {method: settings_of(case, method, setting.precision) for method in METHODS}
+    costs = measure_in_turn(settings, case.n, case.batch, rounds=_ROUNDS, limit_seconds=_STEP_LIMIT)
+    for method, cost in costs.items():
+        yield from cost_rows(method, cost, settings[method], n=case.n, sizes=_sizes(name))
+
+
+def _measure_run(name: str, method: str, setting: Setting, extent: Extent, folder: Path) -> Iterable[Row]:
+    """The curve and the results of a run, or the estimate for which it is not begun."""
+    case, runs = CASES[name], folder.parent / f"arena-{setting.size}"
+    shared: dict[str, Any] = {
+        "study": "", "method": method, "n": case.n, "seed": 0, "dtype": setting.precision, "device": cpu_name(),
+    }  # fmt: skip
+    training = Training(f"{name}-{method}", "train", _arguments(case, method, setting, extent))
+    if not RunFolder(runs / training.name).is_started:
+        run = SettledSteps(settings_of(case, method, setting.precision))
+        cost = estimated(run, case.n, case.batch, limit_seconds=extent.limit / extent.steps)
+        if cost.note:
+            minutes = cost.estimate * extent.steps / 60
+            yield new_row(quantity=ESTIMATE, value=minutes, unit="min", note=cost.note, sizes=_sizes(name), **shared)
+            return
+    data = _draw(case, runs / f"data-{name}")
+    run = train(training._replace(arguments={**training.arguments, "data": str(data)}), runs)
+    for row in read_rows(run.rows):
+        if row.quantity in _READ:
+            yield new_row(
+                quantity=row.quantity, value=row.value, unit=row.unit, low=row.low, high=row.high, repeats=row.repeats,
+                sizes=_sizes(name), command=row.command, **shared,
+            )  # fmt: skip
+    for step, loss, seconds in read_curves(run.curves)[LOSS]:
+        sizes = f"{_sizes(name)} step={step:.0f} seconds={seconds:.1f}"
+        yield new_row(quantity=LOSS, value=loss, unit="", sizes=sizes, **shared)
+
+
+def _arguments(case: LengthCase, method: str, setting: Setting, extent: Extent) -> Mapping[str, object]:
+    """Of `nystrom_lab.training.engine.train`, but for the data."""
+    attention, options = read_method(method)
+    length = {"max_length": case.n} if case.task == "listops" else {}
+    return {
+        "task": case.task,
+        "attention": attention,
+        "options": options,
+        "preset": PRESET,
+        "conv_kernel_size": 0,
+        "batch_size": case.batch,
+        "steps": extent.steps,
+        "evaluate_every": extent.steps,
+        "log_every": extent.steps // 20,
+        "precision": setting.precision,
+        "seed": 0,
+        **length,
+    }
+
+
+def _draw(case: LengthCase, to: Path) -> Path:
+    """The samples of a case, drawn where they are missing."""
+    train, few = case.samples, case.samples // 10
+    if case.task == "pathfinder":
+        size = round(case.n**0.5)
+        return prepare_pathfinder(to, size=size, contour=3, train=train, val=few, test=few, workers=1, progress=False)
+    return prepare_listops(
+        to, min_length=case.shortest, max_length=case.n, train=train, val=few, test=few, workers=1, progress=False
+    )
+
+
+STUDIES = {"arena-lengths": Study(plan=_plan, tables=tables, verdicts=verdicts, figures=figures)}

@@ -1,0 +1,153 @@
+"""What a training step of the preset "modern" costs beside the plain model of the same size, over the length.
+
+The model of Text: four layers of width 128 with Nyström attention of 128 landmarks, one text of n random bytes a step.
+The plain model has a table of positions, plain feed-forward blocks, no short convolutions and no clipping; the parts of
+"modern" are added to it one by one: rotary positions across heads, short convolutions, and gated blocks with clipping,
+which is "modern" itself. See `nystrom_lab.studies.arena.settled_steps` for a step. "small" has 1,024 to 16,384 bytes in
+seven rounds, "paper" goes to 65,536 in fifteen.
+
+Claims and the rules that decide on them:
+
+- A step of "modern" costs at most 1.5 times a plain one: the median ratio of the rounds is at most 1.5 at every length.
+- Its time, and its memory, grow linearly: from the longest length but one to the longest the slope of its logarithm
+  over that of n is at most 1.1. (Twice the tokens then take at most 2.14 times as much; quadratic growth has a slope of
+  2. Shorter lengths would say less: what a step costs at any length hides there how it grows.)
+
+Source: ours; the parts are those of `nystrom_lab.training.presets.modern`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.report.plots.lines import draw_lines
+from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.studies.arena.settled_steps import MEMORY, TIME, cost_rows, measure_in_turn, quartiles
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.training.settings import Settings, settle
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TASK, PRESET = "text", "modern"
+LENGTHS = {"small": (1024, 2048, 4096, 8192, 16384), "paper": (1024, 2048, 4096, 8192, 16384, 32768, 65536)}
+ROUNDS = {"small": 7, "paper": 15}
+RATIO = "step time / plain"
+_LIMIT = 120.0
+_MOST, _LINEAR = 1.5, 1.1
+_GATED = {"feed_forward": "plain", "clip_norm": 0.0}
+# What each model lacks of "modern", as arguments of `nystrom_lab.training.engine.train`.
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": _GATED | {"positions": "learned", "short_conv_kernel_size": 0},
+    "rotary": _GATED | {"short_conv_kernel_size": 0},
+    "convolutions": _GATED,
+    "modern": {},
+}
+
+
+def settings_of(name: str, n: int, precision: str) -> Settings:
+    """The settings of a model for n bytes."""
+    return settle(
+        TASK, attention="nystrom", options=None, conv_kernel_size=None, preset=PRESET, device="cpu",
+        precision=precision, accumulation=1, seed=0, changes=MODELS[name], positions=n,
+    )  # fmt: skip
+
+
+def _plan(setting: Setting) -> Plan:
+    lengths, rounds = LENGTHS[setting.size], ROUNDS[setting.size]
+    parts = [Part(f"n={n}", partial(_measure, n, rounds, setting.precision)) for n in lengths]
+    said = {
+        "model": f"preset {PRESET} for {TASK}, nystrom-128",
+        "models": " ".join(MODELS),
+        "lengths": " ".join(map(str, lengths)),
+        "rounds": str(rounds),
+        "precision": setting.precision,
+    }
+    return Plan(parts, said, "" if setting.size == "paper" else "to 16,384 bytes in 7 rounds; no paper has it")
+
+
+def _measure(n: int, rounds: int, precision: str, folder: Path) -> Iterable[Row]:
+    """The costs of all models at one length, and the ratios of their times."""
+    settings = {name: settings_of(name, n, precision) for name in MODELS}
+    costs = measure_in_turn(settings, n, 1, rounds=rounds, limit_seconds=_LIMIT)
+    plain = costs["plain"].seconds
+    for name, cost in costs.items():
+        yield from cost_rows(name, cost, settings[name], n=n, sizes=f"task={TASK} preset={PRESET} b=1")
+        if cost.seconds and plain:
+            low, middle, high = quartiles([ours / theirs for ours, theirs in zip(cost.seconds, plain, strict=True)])
+            yield new_row(
+                study="", quantity=RATIO, method=name, value=middle, low=low, high=high, unit="", n=n, dtype=precision,
+                repeats=len(plain), seed=0, device=cpu_name(),
+            )  # fmt: skip
+
+
+def _by_length(rows: Sequence[Row], quantity: str, name: str) -> dict[int, Row]:
+    """Rows of a model that were measured, by their length."""
+    found = [row for row in rows if (row.quantity, row.method) == (quantity, name) and not math.isnan(row.value)]
+    return {row.n: row for row in sorted(found, key=lambda row: row.n or 0) if row.n}
+
+
+def growth(rows: Mapping[int, Row]) -> float | None:
+    """Slope of the logarithm of a cost over that of n, between the two longest; None for fewer than three lengths."""
+    if len(rows) < 3:
+        return None
+    *_, n, longest = sorted(rows)
+    return math.log(rows[longest].value / rows[n].value) / math.log(longest / n)
+
+
+def _tables(rows: Sequence[Row]) -> Sequence[Table]:
+    lengths = sorted({row.n for row in rows if row.n})
+    cells = []
+    for quantity, unit in ((TIME, "ms"), (RATIO, ""), (MEMORY, "MB")):
+        for name in MODELS:
+            found = _by_length(rows, quantity, name)
+            if found:
+                slope = growth(found) if unit else None
+                values = [_shown(found[n].value) if n in found else "" for n in lengths]
+                cells.append(
+                    [f"{quantity}{unit and f', {unit}'}", name, *values, "" if slope is None else f"{slope:.2f}"]
+                )
+    heads = ["cost", "model", *(f"n = {n}" for n in lengths), "slope"]
+    return [Table("a step of one text: medians; slope of the logarithms between the two longest", heads, cells, left=2)]
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
+    ratios = _by_length(rows, RATIO, "modern")
+    said = ", ".join(f"{row.value:.2f} at {n}" for n, row in ratios.items())
+    found = [
+        Verdict(
+            "A modern step costs at most 1.5 times the plain model's of the same size.",
+            max(row.value for row in ratios.values()) <= _MOST if ratios else None,
+            f"times plain: {said}." if ratios else "not measured.",
+        )
+    ]
+    for quantity in (TIME, MEMORY):
+        slope = growth(_by_length(rows, quantity, "modern"))
+        found.append(
+            Verdict(
+                f"The {quantity.removeprefix('step ')} of a modern step grows linearly with the length.",
+                None if slope is None else slope <= _LINEAR,
+                "fewer than three lengths."
+                if slope is None
+                else f"slope of the logarithms {slope:.2f} between the two longest.",
+            )
+        )
+    return found
+
+
+def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    panels = {title: [row for row in rows if row.quantity == title] for title in (TIME, MEMORY)}
+    named = {f"{title}, {each[0].unit}": each for title, each in panels.items() if each}
+    return {
+        "": draw_lines(named, over=lambda row: row.n, x_label="bytes of the text", y_label="", band="", share_y=False)
+    }
+
+
+STUDIES = {"modern-step": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}

@@ -1,0 +1,239 @@
+r"""Table 3 of Nyströmformer and Table 1 of Skyformer: accuracies in the Long Range Arena, from trained runs.
+
+--runs names the folder of `nystrom lra run`, whose rows of finished runs are read. Of each task the preset and changes
+that most methods were run with are compared, so that only the attention differs. "paper" asks for all methods and tasks
+of the table, with the preset of the paper and three seeds.
+
+Claims and the rules that decide on them. The standard error of an accuracy over s seeds of N test samples is the
+larger of the binomial one, $\sqrt{p (1 - p) / N}$, and, from three seeds on, that of their mean; a method is above
+another where the difference is more than two standard errors of it. A claim on an average takes the tasks that both
+were run on.
+
+- Nyströmformer, "on par with the vanilla self-attention for all tasks": at most two points below it in each, with two
+  standard errors (`nystrom_lab.studies.reproduce.margin`); errors that are wider decide nothing, nor do fewer than all
+  five tasks, but where it is below in one.
+- "outperforms other efficient self-attention methods": its average is above Reformer's, Linformer's and Performer's.
+- Skyformer, Gaussian kernels come "with boosted performance": kernelized attention's average is above softmax's.
+- "generally better performance" of Skyformer: its average is above softmax's.
+
+Source: Xiong et al. (2021), arXiv:2102.03902, Table 3; Chen et al. (2021), arXiv:2111.00035, Table 1.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nystrom_lab.measure.rows import Row, read_rows
+from nystrom_lab.report.lra.runs import FIRST_OPERATOR, Accuracy, lra_cells, lra_guesses
+from nystrom_lab.report.lra.tables import lra_lines
+from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look
+from nystrom_lab.report.printed.accuracies import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
+from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.studies.reproduce.margin import is_competitive
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.training.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_Printed = Mapping[str, tuple[float, float, float, float, float]]
+_SEEDS = 3
+_READ = ("test accuracy", "steps", FIRST_OPERATOR)
+
+
+def _plan(setting: Setting, printed: _Printed, preset: str) -> Plan:
+    if setting.runs is None:
+        raise ValueError("this study reads trained runs: name the folder of `nystrom lra run` with --runs.")
+    runs = _finished(setting.runs)
+    cells = _cells([row for rows in runs.values() for row in rows])
+    if setting.size == "paper":
+        missing = [
+            f"{method} on {task}"
+            for method in printed
+            for task in LRA_TASKS
+            if (cell := cells.get((task, method))) is None or cell[0] != preset or cell[1].seeds < _SEEDS
+        ]
+        if missing:
+            raise ValueError(
+                f"--size paper needs three finished runs with the preset {preset} of {', '.join(missing)} in "
+                f"{setting.runs}: make them with nystrom lra run --preset {preset} --seeds 0 1 2."
+            )
+    parts = [Part(name, partial(_measure, setting.runs / name)) for name in runs]
+    return Plan(parts, {"runs": " ".join(runs)}, "" if setting.size == "paper" else "the runs that are there")
+
+
+def _finished(runs: Path) -> dict[str, list[Row]]:
+    """Rows of the finished runs of a folder, by their folders' names.
+
+    Raises:
+        ValueError: There is none.
+    """
+    found = {}
+    for path in sorted(runs.glob("*/run.json")):
+        run = RunFolder(path.parent)
+        if run.is_finished and (rows := [row for row in read_rows(run.rows) if _is_read(row)]):
+            found[path.parent.name] = rows
+    if not found:
+        raise ValueError(
+            f"--runs {runs} holds no finished run of the Long Range Arena: make some with nystrom lra run."
+        )
+    return found
+
+
+def _is_read(row: Row) -> bool:
+    return row.study.removeprefix("train ") in LRA_TASKS and row.quantity in _READ
+
+
+def _measure(folder: Path, study: Path) -> Iterable[Row]:
+    """The rows of a run; the task goes into the quantity, since the study becomes this one."""
+    for row in read_rows(RunFolder(folder).rows):
+        if _is_read(row):
+            yield replace(row, quantity=f"{row.study.removeprefix('train ')} {row.quantity}")
+
+
+def _as_trained(rows: Sequence[Row]) -> list[Row]:
+    """The rows as the runs wrote them."""
+    parts = [(row, row.quantity.partition(" ")) for row in rows]
+    return [replace(row, study=f"train {task}", quantity=quantity) for row, (task, _, quantity) in parts]
+
+
+def _cells(rows: Sequence[Row]) -> dict[tuple[str, str], tuple[str, Accuracy]]:
+    """Preset and accuracy by task and method.
+
+    Of each task it is the preset with most methods, of a method the size with most tasks; of equals the first.
+    """
+    lines = lra_cells(rows)
+    found: dict[tuple[str, str], tuple[str, Accuracy]] = {}
+    for task in LRA_TASKS:
+        here = [line for line, tasks in lines.items() if task in tasks]
+        counts = Counter(preset for preset, _ in {(line.preset, line.base) for line in here})
+        chosen = max((line.preset for line in here), key=lambda preset: counts[preset], default="")
+        for line in sorted((line for line in here if line.preset == chosen), key=lambda line: -len(lines[line])):
+            found.setdefault((task, line.base), (line.preset, lines[line][task]))
+    return found
+
+
+def _tables(rows: Sequence[Row]) -> Sequence[Table]:
+    lines = [[name, *cells] for name, cells in lra_lines(_as_trained(rows))]
+    presets = {task: preset for (task, _), (preset, _) in _cells(_as_trained(rows)).items()}
+    compared = [[task, preset or "unknown"] for task, preset in presets.items()]
+    return [
+        Table("accuracy in %, below it what the papers print", ["attention", *LRA_TASKS, "mean"], lines),
+        Table("what the claims compare", ["task", "preset"], compared, 2),
+    ]
+
+
+def _standard_error(accuracy: Accuracy) -> float:
+    of_seeds = 0.0
+    if accuracy.seeds >= _SEEDS and accuracy.deviation is not None:
+        of_seeds = accuracy.deviation / math.sqrt(accuracy.seeds)
+    return max(accuracy.error, of_seeds)
+
+
+def _difference(
+    cells: Mapping[tuple[str, str], tuple[str, Accuracy]], ours: str, other: str
+) -> tuple[float, float, list[str]] | None:
+    """How far an average is above another, its standard error, and the tasks; None where no task has both."""
+    tasks = [task for task in LRA_TASKS if (task, ours) in cells and (task, other) in cells]
+    if not tasks:
+        return None
+    gap = statistics.fmean(cells[task, ours][1].mean - cells[task, other][1].mean for task in tasks)
+    errors = [_standard_error(cells[task, method][1]) for task in tasks for method in (ours, other)]
+    return gap, math.hypot(*errors) / len(tasks), tasks
+
+
+def _above(
+    cells: Mapping[tuple[str, str], tuple[str, Accuracy]], claim: str, ours: str, others: Sequence[str]
+) -> Verdict:
+    """Whether an average is above others: False where it is below one, unknown where that is within the errors."""
+    found = {other: _difference(cells, ours, other) for other in others}
+    said = ", ".join(
+        f"{other} was not measured beside it" if each is None
+        else f"{each[0]:+.1f} ± {each[1]:.1f} beside {other} ({len(each[2])} of {len(LRA_TASKS)} tasks)"
+        for other, each in found.items()
+    )  # fmt: skip
+    agrees = None
+    if any(each is not None and each[0] < -2 * each[1] for each in found.values()):
+        agrees = False
+    elif all(each is not None and each[0] > 2 * each[1] for each in found.values()):
+        agrees = True
+    return Verdict(claim, agrees, f"{ours}: {said}.")
+
+
+def _verdicts_3(rows: Sequence[Row]) -> Sequence[Verdict]:
+    cells = _cells(_as_trained(rows))
+    found = {
+        task: _difference({key: cell for key, cell in cells.items() if key[0] == task}, "nystrom", "softmax")
+        for task in LRA_TASKS
+    }
+    gaps = {task: each for task, each in found.items() if each is not None}
+    said = ", ".join(f"{task} {gap:+.1f} ± {error:.1f}" for task, (gap, error, _) in gaps.items())
+    par = [is_competitive(gap / 100, error / 100) for gap, error, _ in gaps.values()]
+    on_par = Verdict(
+        "Nyström attention is on par with softmax attention in every task.",
+        False if False in par else True if len(par) == len(LRA_TASKS) and None not in par else None,
+        " ".join([f"{said} ({len(gaps)} of {len(LRA_TASKS)} tasks).", *lra_guesses(_as_trained(rows))])
+        if gaps
+        else "not measured on one task.",
+    )
+    others = _above(
+        cells,
+        "It outperforms other efficient attentions on average.",
+        "nystrom",
+        ("reformer", "linformer", "performer"),
+    )
+    return [on_par, others]
+
+
+def _verdicts_1(rows: Sequence[Row]) -> Sequence[Verdict]:
+    cells = _cells(_as_trained(rows))
+    return [
+        _above(cells, "Gaussian kernels in place of softmax raise the accuracy.", "kernelized", ("softmax",)),
+        _above(cells, "Skyformer is generally better than softmax attention.", "skyformer", ("softmax",)),
+    ]
+
+
+def _figures(rows: Sequence[Row], folder: Path, *, printed: _Printed) -> "Mapping[str, Figure]":
+    cells = _cells(_as_trained(rows))
+    methods = list(dict.fromkeys(method for _, method in cells))
+    tasks = [task for task in LRA_TASKS if any(of == task for of, _ in cells)]
+    figure = figure_of(PAGE, 3.2)
+    axes = figure.subplots()
+    for number, method in enumerate(methods):
+        look, shift = method_look(method), (number - (len(methods) - 1) / 2) * 0.7 / len(methods)
+        here = [(place, cells[task, method][1]) for place, task in enumerate(tasks) if (task, method) in cells]
+        axes.errorbar(
+            [place + shift for place, _ in here],
+            [cell.mean for _, cell in here],
+            yerr=[_standard_error(cell) for _, cell in here],
+            color=look.colour, marker=look.marker, linestyle="", label=method,
+        )  # fmt: skip
+        if method in printed:
+            points = [(place + shift, printed[method][LRA_TASKS.index(task)]) for place, task in enumerate(tasks)]
+            axes.plot(*zip(*points, strict=True), color=look.colour, marker="_", markersize=9, linestyle="")
+    axes.plot([], [], color="0.4", marker="_", markersize=9, linestyle="", label="printed")
+    axes.set(xticks=range(len(tasks)), xticklabels=tasks, ylabel="test accuracy, %")
+    axes.grid(True, axis="y")
+    figure.legend(loc="outside lower center", ncols=5)
+    return {"": figure}
+
+
+STUDIES = {
+    "nystromformer-table-3": Study(
+        plan=partial(_plan, printed=NYSTROMFORMER_TABLE_3, preset="nystromformer"),
+        tables=_tables,
+        verdicts=_verdicts_3,
+        figures=partial(_figures, printed=NYSTROMFORMER_TABLE_3),
+    ),
+    "skyformer-table-1": Study(
+        plan=partial(_plan, printed=SKYFORMER_TABLE_1, preset="skyformer"),
+        tables=_tables,
+        verdicts=_verdicts_1,
+        figures=partial(_figures, printed=SKYFORMER_TABLE_1),
+    ),
+}

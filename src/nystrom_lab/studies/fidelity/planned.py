@@ -1,0 +1,317 @@
+r"""Exact attention, Nyström, near_far and plans in a whole encoder: error, time, memory, and a retrieval.
+
+The encoder reads prose at its own length n and, with its table of positions repeated (`nystrom convert`), at 4 n, at
+the size "paper" at 16 n too. Consecutive passages of twice the length are cut into stretches of some 30 tokens, which
+go to two texts in turn: two texts on the same things with no token in common. Each text is embedded as the mean of
+its hidden states, and looks for its other half among all texts, by the cosine; the share that finds it is the
+accuracy. The relative error is that of the hidden states of all texts against exact attention's; "answers that
+change" are those of the retrieval. A plan is chosen for its budget (`nystrom.inspection.choose_plan`) on two windows
+that no text is made of. Time and memory are those of the whole encoder on one text, all in turn; rows have medians
+and quartiles of the rounds.
+
+Claims of this library, and the rules that decide on them, at every length:
+
+- A plan keeps its budget on other texts: its error there is at most a tenth above it.
+- A plan takes at most the time of exact attention, by the median of the ratios and to three hundredths.
+- near_far and the plans find about as many halves as exact attention: at most two in a hundred fewer, on these texts.
+"""
+
+import copy
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+from nystrom.attention.method_names import read_method
+from nystrom.attention.plan import AttentionPlan, LayerChoice, read_plan
+from nystrom.clock import peak_bytes, seconds
+from nystrom.inspection.budget import choose_plan
+from nystrom.inspection.texts import load_encoder, tokens_of
+from nystrom.integrations.bert_names import FAMILIES
+from nystrom.integrations.convert import convert
+from nystrom.integrations.set_attention import set_attention
+from nystrom.models.files.tokenizer import load_tokenizer
+from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look
+from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
+from nystrom_lab.studies.reproduce.margin import MARGIN
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.training.results import wilson
+from nystrom_lab.training.run.progress import no_file_bars
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EXACT = "softmax"
+METHODS = (EXACT, "nystrom-64", "near_far")
+CANDIDATES = ("nystrom-64", "nystrom-256", "near_far", "near_far-128", EXACT)
+BUDGETS = (0.05, 0.1)
+ERROR, FOUND, CHANGED = "relative error of the hidden states", "halves found", "answers that change"
+TIME, RATIO, MEMORY = "forward time", "forward time / exact", "forward memory"
+_MARKS = {EXACT: ("black", "x"), "plan 0.05": ("tab:purple", "D"), "plan 0.1": ("tab:brown", "s")}
+_ROUNDS, _STRETCH, _CHOSEN_ON, _MOST = 7, 32, 2, 128
+_CPU = torch.device("cpu")
+
+
+def _plan(setting: Setting) -> Plan:
+    encoder = find_encoder(setting)
+    kind = AutoConfig.from_pretrained(encoder.folder, trust_remote_code=False).model_type
+    if kind not in FAMILIES:
+        raise ValueError(
+            f"--model {encoder.folder} is of type {kind!r}, whose positions cannot be lengthened; expected one of "
+            f"{', '.join(FAMILIES)}."
+        )
+    size = min(512, encoder.positions)
+    lengths = (size, 4 * size, 16 * size) if setting.size == "paper" else (size, 4 * size)
+    # Tokens of all texts of the longer lengths.
+    whole = size * (2048 if setting.size == "paper" else 512)
+    pairs = {n: min(_MOST, whole // (2 * n)) for n in lengths}
+    encoder.check_length(whole + _CHOSEN_ON * max(lengths))
+    parts = [
+        *(Part(f"n={n}", partial(_measure, encoder, n, count)) for n, count in pairs.items()),
+        *(Part(f"times-n={n}", partial(_measure_times, encoder, n, count)) for n, count in pairs.items()),
+    ]
+    said = {
+        "model": encoder.name,
+        "texts": encoder.prose.name,
+        "lengths": " ".join(map(str, lengths)),
+        "pairs": " ".join(map(str, pairs.values())),
+        "methods": " ".join(METHODS),
+        "candidates": " ".join(CANDIDATES),
+        "budgets": " ".join(map(str, BUDGETS)),
+        "rounds": str(_ROUNDS),
+    }
+    return Plan(
+        parts, said, "" if setting.size == "paper" else "a quarter of the texts, without the longest; no paper has it"
+    )
+
+
+def _measure(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterable[Row]:
+    """Choose the plans, and compare all on the texts."""
+    model, texts, others = _prepare(encoder, n, pairs, folder)
+    models = {name: _attending(model, _uniform(model, name)) for name in METHODS}
+    plans: dict[str, AttentionPlan] = {}
+    for budget in BUDGETS:
+        name = f"plan {budget:g}"
+        batches = [{"input_ids": ids[None]} for ids in others]
+        plans[name] = choose_plan(model, batches, budget=budget, methods=CANDIDATES)
+        plans[name].write(_plan_file(folder, n, budget))
+        models[name] = _attending(model, plans[name])
+    for name, (error, right, changed) in _compare(models, texts).items():
+        sizes = f"texts={2 * pairs} {_positions(encoder, n)}"
+        said = f"{sizes} plan={plans[name]}" if name in plans else sizes
+        rows = ((ERROR, error, None), (FOUND, right, wilson(right, 2 * pairs)), (CHANGED, changed, None))
+        for quantity, value, interval in rows:
+            low, high = interval or (None, None)
+            yield new_row(
+                study="", quantity=quantity, method=name, value=value, low=low, high=high, unit="", n=n,
+                repeats=2 * pairs, sizes=said, device=cpu_name(),
+            )  # fmt: skip
+
+
+def _measure_times(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterable[Row]:
+    """Time and memory of the encoder on the first text, with the plans that were chosen."""
+    model, texts, _ = _prepare(encoder, n, pairs, folder)
+    models = {name: _attending(model, _uniform(model, name)) for name in METHODS}
+    for budget in BUDGETS:
+        models[f"plan {budget:g}"] = _attending(model, read_plan(_plan_file(folder, n, budget)))
+    sizes = f"b=1 threads={torch.get_num_threads()} {_positions(encoder, n)}"
+    calls = {name: partial(_hidden, each, texts[:1]) for name, each in models.items()}
+    for call in calls.values():
+        call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_ROUNDS):
+        for name, call in calls.items():
+            times[name].append(seconds(call, _CPU))
+    shared: dict[str, Any] = {"study": "", "n": n, "sizes": sizes, "device": cpu_name()}
+    for name, taken in times.items():
+        ratios = [ours / theirs for ours, theirs in zip(taken, times[EXACT], strict=True)]
+        for quantity, values, unit in ((TIME, [1e3 * each for each in taken], "ms"), (RATIO, ratios, "")):
+            low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+            yield new_row(
+                quantity=quantity, method=name, value=middle, low=low, high=high, unit=unit, repeats=_ROUNDS, **shared
+            )
+        memory = peak_bytes(calls[name], _CPU) / 1e6
+        yield new_row(quantity=MEMORY, method=name, value=memory, unit="MB", **shared)
+
+
+def _prepare(
+    encoder: Encoder, n: int, pairs: int, folder: Path
+) -> tuple[PreTrainedModel, Int[Tensor, "t n"], Int[Tensor, "w n"]]:
+    """The encoder, the texts, and the windows that plans are chosen on."""
+    model, tokenizer = _encoder_of_length(encoder, n, folder), load_tokenizer(encoder.folder)
+    tokens, around = tokens_of(encoder.prose, tokenizer), tokenizer("")["input_ids"]
+    assert isinstance(around, list), "of one text"
+    length = n - len(around)
+    texts, others = halves(tokens, length, pairs), tokens[-_CHOSEN_ON * length :].view(_CHOSEN_ON, -1)
+    return model, _with_ends(texts, around), _with_ends(others, around)
+
+
+def _plan_file(folder: Path, n: int, budget: float) -> Path:
+    return folder / f"plan-{n}-{budget:g}.json"
+
+
+def _positions(encoder: Encoder, n: int) -> str:
+    return f"positions={encoder.positions}{'' if n <= encoder.positions else ',repeated'}"
+
+
+def _compare(models: Mapping[str, PreTrainedModel], texts: Int[Tensor, "t n"]) -> dict[str, tuple[float, float, float]]:
+    """Of each model the relative error, the share of halves found, and that of the answers that change."""
+    off = dict.fromkeys(models, 0.0)
+    size, means = 0.0, {name: [] for name in models}
+    for ids in texts:
+        exact = _hidden(models[EXACT], ids[None])
+        size += float(exact.double().square().sum())
+        for name, model in models.items():
+            hidden = exact if name == EXACT else _hidden(model, ids[None])
+            off[name] += float((hidden.double() - exact.double()).square().sum())
+            means[name].append(hidden.mean(dim=1))
+    answers = {name: nearest_others(torch.cat(each)) for name, each in means.items()}
+    wanted = torch.arange(len(texts)) ^ 1
+    return {
+        name: (
+            math.sqrt(off[name] / size),
+            float((answer == wanted).double().mean()),
+            float((answer != answers[EXACT]).double().mean()),
+        )
+        for name, answer in answers.items()
+    }
+
+
+def halves(tokens: Int[Tensor, " tokens"], length: int, pairs: int) -> Int[Tensor, "2*pairs length"]:
+    """Two texts of each passage, which have its stretches in turn; those of passage i are texts 2 i and 2 i + 1."""
+    stretch = max(size for size in range(1, _STRETCH + 1) if length % size == 0)
+    passages = tokens[: 2 * length * pairs].view(pairs, -1, 2, stretch)
+    return passages.transpose(1, 2).reshape(2 * pairs, length)
+
+
+def nearest_others(means: Float[Tensor, "t w"]) -> Int[Tensor, " t"]:
+    """For each text the other one of the largest cosine."""
+    unit = F.normalize(means, dim=-1)
+    return (unit @ unit.mT).fill_diagonal_(-torch.inf).argmax(dim=1)
+
+
+def _with_ends(texts: Int[Tensor, "t l"], around: Sequence[int]) -> Int[Tensor, "t n"]:
+    """Texts between the special tokens that the tokenizer puts around one."""
+    half, count = len(around) // 2, len(texts)
+    before, after = (torch.tensor(part).long().expand(count, -1) for part in (around[:half], around[half:]))
+    return torch.cat([before, texts, after], dim=1)
+
+
+def _encoder_of_length(encoder: Encoder, n: int, folder: Path) -> PreTrainedModel:
+    """The encoder, with its table of positions repeated where it has fewer."""
+    found = encoder.folder
+    if n > encoder.positions:
+        found = folder / f"{encoder.name}-{n}"
+        if not found.is_dir():
+            convert(encoder.folder, found, conv_kernel_size=None, max_position_embeddings=n)
+    with no_file_bars():
+        return load_encoder(found)
+
+
+def _uniform(model: PreTrainedModel, name: str) -> AttentionPlan:
+    method, options = read_method(name)
+    return AttentionPlan((LayerChoice(method, options),) * model.config.num_hidden_layers)
+
+
+def _attending(model: PreTrainedModel, plan: AttentionPlan) -> PreTrainedModel:
+    copied = copy.deepcopy(model)
+    set_attention(copied, plan)
+    return copied.eval()
+
+
+@torch.no_grad()
+def _hidden(model: PreTrainedModel, ids: Int[Tensor, "1 n"]) -> Float[Tensor, "1 n w"]:
+    return model(input_ids=ids)[0]
+
+
+def _by_length(rows: Sequence[Row], quantity: str) -> dict[int, dict[str, Row]]:
+    found: dict[int, dict[str, Row]] = {}
+    for row in rows:
+        if row.quantity == quantity and row.n is not None:
+            found.setdefault(row.n, {})[row.method] = row
+    return dict(sorted(found.items()))
+
+
+def _tables(rows: Sequence[Row]) -> Sequence[Table]:
+    values = {quantity: _by_length(rows, quantity) for quantity in (ERROR, FOUND, CHANGED, TIME, RATIO, MEMORY)}
+    lines, plans = [], []
+    for n, errors in values[ERROR].items():
+        for name, row in errors.items():
+            found = values[FOUND][n][name]
+            said = [f"{row.value:.3f}", f"{100 * found.value:.1f}", f"{100 * values[CHANGED][n][name].value:.1f}"]
+            if name in values[TIME].get(n, {}):
+                said.append(f"{values[TIME][n][name].value:.0f}")
+                said += [f"{values[RATIO][n][name].value:.2f}", f"{values[MEMORY][n][name].value:.0f}"]
+            lines.append([str(n), name, *said])
+            if " plan=" in row.sizes:
+                plans.append([str(n), name, row.sizes.split(" plan=")[1]])
+    heads = ["n", "attention", "error", "found %", "changed %", "ms", "/ exact", "MB"]
+    return [
+        Table("hidden states, retrieval, time and memory of one text", heads, lines, 2),
+        Table("the plans", ["n", "plan", "layers"], plans, 3),
+    ]
+
+
+def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
+    errors, found, ratios = (_by_length(rows, quantity) for quantity in (ERROR, FOUND, RATIO))
+    names = [f"plan {budget:g}" for budget in BUDGETS]
+    kept = [
+        (n, name, of[name].value, budget)
+        for n, of in errors.items()
+        for name, budget in zip(names, BUDGETS, strict=True)
+        if name in of
+    ]
+    said = ", ".join(f"{name} at {n}: {error:.3f}" for n, name, error, _ in kept)
+    agrees = all(error <= 1.1 * budget for *_, error, budget in kept) if kept else None
+    verdicts = [Verdict("A plan keeps its budget on other texts.", agrees, f"{said or 'not measured'}.")]
+    times = [(n, name, of[name].value) for n, of in ratios.items() for name in names if name in of]
+    said = ", ".join(f"{name} at {n}: {ratio:.2f}" for n, name, ratio in times)
+    agrees = all(ratio <= 1.03 for *_, ratio in times) if times else None
+    verdicts.append(Verdict("A plan takes at most exact attention's time.", agrees, f"{said or 'not measured'}."))
+    fewer = []
+    for n, of in found.items():
+        if EXACT in of:
+            for name in (name for name in ("near_far", *names) if name in of):
+                fewer.append((n, name, of[name], of[EXACT]))
+    said = ", ".join(f"{name} at {n}: {ours.value:.3f} for {exact.value:.3f}" for n, name, ours, exact in fewer)
+    agrees = all(exact.value - ours.value <= MARGIN for *_, ours, exact in fewer)
+    claim = "near_far and plans find at most two in a hundred halves fewer than exact attention."
+    verdicts.append(Verdict(claim, agrees if fewer else None, f"{said or 'not measured'}."))
+    return verdicts
+
+
+def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    errors, ratios = _by_length(rows, ERROR), _by_length(rows, RATIO)
+    lengths = [n for n in errors if n in ratios]
+    figure = figure_of(PAGE, 3.0)
+    grid = figure.subplots(1, max(1, len(lengths)), squeeze=False, sharey=True)
+    handles: dict[str, Any] = {}
+    for axes, n in zip(grid.flat, lengths, strict=False):
+        for name, row in errors[n].items():
+            look = method_look(name)
+            # Exact attention is a line elsewhere, and plans have no colour of a method.
+            colour, marker = _MARKS.get(name, (look.colour, look.marker))
+            (point,) = axes.plot([ratios[n][name].value], [row.value], color=colour, marker=marker, linestyle="")
+            handles.setdefault(name, point)
+        for budget in BUDGETS:
+            axes.axhline(budget, color="0.5", linestyle=":", linewidth=0.9)
+        axes.set(title=f"n = {n}", xlabel="forward time / exact")
+        # Exact attention's error is zero.
+        axes.set_ylim(bottom=-0.02)
+        axes.grid(True)
+    grid[0, 0].set_ylabel("error of the hidden states")
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
+    return {"": figure}
+
+
+STUDIES = {"inspect-plans": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}

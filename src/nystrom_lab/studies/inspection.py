@@ -1,0 +1,101 @@
+"""An inspection as rows: one for each number, with its interval where it is estimated."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor
+
+from nystrom.attention.plan import PLAN, AttentionPlan
+from nystrom.inspection.candidates import EXACT
+from nystrom.inspection.inspect import Inspection
+from nystrom.inspection.sampling import Estimate
+from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.report.inspection import (
+    CHANGED,
+    DISTANCE,
+    ENTROPY,
+    ERROR,
+    HIDDEN,
+    NEAR,
+    RANK,
+    RESIDUAL,
+    TIME,
+    VARIATION,
+    exact_sizes,
+)
+
+
+def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row]:
+    """The rows of an inspection, of the study "inspect".
+
+    `low` and `high` are the ends of intervals at 95 %. Sizes name the layer and the head, from 0, and under `exact` the
+    layers that had exact attention; `r` is how many queries were sampled of each text.
+
+    Args:
+        found: The inspection.
+        device: Where it ran; None means this machine's processor.
+    """
+    sizes = {each.name: each.size for each in found.candidates}
+    blank = new_row(
+        study="inspect",
+        quantity="",
+        method="",
+        value=0,
+        unit="",
+        device=cpu_name() if device is None else device,
+        repeats=found.texts,
+        n=found.tokens,
+        dtype=str(found.dtype).removeprefix("torch."),
+    )
+    rows = []
+    for layer in found.layers:
+        place = f"layer={layer.layer}", f"r={found.num_queries}"
+        for quantity, unit, estimate in (
+            (ENTROPY, "nats", layer.entropy), (DISTANCE, "tokens", layer.distance), (NEAR, "", layer.near)
+        ):  # fmt: skip
+            rows += _of_heads(replace(blank, quantity=quantity, method=EXACT, unit=unit), estimate, place)
+        rows += _of_heads(replace(blank, quantity=RANK, method=EXACT), layer.rank, place)
+        for name, method in layer.methods.items():
+            mine = replace(blank, method=name, m=sizes[name])
+            rows += _of_heads(replace(mine, quantity=ERROR), method.error, place)
+            if method.variation is not None:
+                rows += _of_heads(replace(mine, quantity=VARIATION), method.variation, place)
+            if method.residual is not None:
+                rows += _of_heads(replace(mine, quantity=RESIDUAL), method.residual, place)
+    for name, whole in found.whole.items():
+        mine = replace(blank, method=name, m=sizes[name])
+        for layers, result in (((), whole), *([found.mended[name]] if name in found.mended else [])):
+            those = exact_sizes(layers)
+            rows.append(replace(mine, quantity=HIDDEN, value=result.error, sizes=those))
+            if result.changed is not None:
+                rows.append(replace(mine, quantity=CHANGED, value=result.changed, sizes=those))
+    for name, time in found.seconds.items():
+        rows.append(
+            replace(blank, quantity=TIME, method=name, m=sizes.get(name), value=1e3 * time, unit="ms", repeats=1)
+        )
+    return rows
+
+
+def plan_rows(plan: AttentionPlan, blank: Row) -> list[Row]:
+    """The error and the time of a plan as rows.
+
+    Args:
+        plan: What `choose_plan` gave.
+        blank: A row of the inspection; where and on what it was measured is the plan's, too.
+    """
+    found = plan.found
+    mine = replace(
+        blank, method=PLAN, m=None, low=None, high=None, unit="", note="", sizes=f"budget={found['budget']:g}"
+    )
+    rows = [replace(mine, quantity=HIDDEN, value=found["error"])]
+    if found["changed predictions"] is not None:
+        rows.append(replace(mine, quantity=CHANGED, value=found["changed predictions"]))
+    return [*rows, replace(mine, quantity=TIME, value=found["mean ms of a layer's attention"], unit="ms", repeats=1)]
+
+
+def _of_heads(row: Row, values: Estimate | Tensor, place: tuple[str, str]) -> Iterator[Row]:
+    layer, sampled = place
+    all_of = values if isinstance(values, Estimate) else Estimate(values, values, values)
+    for head, (value, low, high) in enumerate(zip(*(part.tolist() for part in all_of), strict=True)):
+        ends = {"low": low, "high": high} if isinstance(values, Estimate) else {}
+        yield replace(row, value=value, sizes=f"{layer} head={head} {sampled}", **ends)

@@ -1,0 +1,99 @@
+"""Tokens per second of a pretraining step beside those of transformers' own loop for masked words.
+
+Three are compared, all at the same batch, length, encoder size and optimizer, on the same documents:
+
+- "nystrom pretrain": a step of this library, masked words and the order of sentences, masked tokens alone scored;
+- "run_mlm, same encoder": the same encoder with a head for masked words that scores all tokens, in a plain
+  `transformers.Trainer` with `DataCollatorForLanguageModeling` on blocks of tokens, as transformers' example run_mlm.py
+  makes them;
+- "run_mlm, BERT": the same loop with transformers' `BertForMaskedLM` of the same size, as shipped.
+
+Each takes some steps in each round, in an order that changes from round to round, so that what slows the machine down
+slows all. A step is everything between the ends of two steps: loading, forward, backward, clipping, the optimizer, the
+schedule; evaluations and checkpoints are left out. Padding is not counted among the tokens. On a CPU the tokens per
+second of processor time are given as well, which other programs disturb less; with one thread the two are comparable.
+"""
+
+from pathlib import Path
+
+from nystrom.checks import check_at_least
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.training.hardware import Device, Precision, usable_device, usable_precision
+
+
+def run_pretraining_speed(
+    *,
+    data: Path,
+    to: Path,
+    preset: str = "demo",
+    attention: str = "nystrom",
+    length: int = 512,
+    batch_size: int = 8,
+    num_hidden_layers: int | None = None,
+    hidden_size: int | None = None,
+    num_attention_heads: int | None = None,
+    intermediate_size: int | None = None,
+    steps: int = 3,
+    rounds: int = 5,
+    seed: int = 0,
+    precision: Precision = "auto",
+    device: Device = "auto",
+    threads: int | None = None,
+) -> list[Row]:
+    """Measure tokens per second of pretraining beside transformers' own loop for masked words.
+
+    Args:
+        data: What `nystrom data prepare mlm-sop` made.
+        to: Folder of the rows, pretraining.csv.
+        preset: The preset that gives the settings, as for `nystrom pretrain`.
+        attention: Method.
+        length: Tokens of an instance.
+        batch_size: Instances per step.
+        num_hidden_layers: Layers; the preset's if not given, as for the next three.
+        hidden_size: Width of a token.
+        num_attention_heads: Heads.
+        intermediate_size: Width inside the feed-forward block.
+        steps: Steps to measure of each in a round.
+        rounds: Rounds.
+        seed: Determines initial weights and batches.
+        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
+        device: "auto" is an accelerator where there is one.
+        threads: Threads on the CPU; torch's choice if not given.
+
+    Returns:
+        Rows of the tokens per second of each, and of the ratios of the first to the others, the same per second of
+        processor time on a CPU: medians over rounds, spread by their quartiles.
+
+    Raises:
+        ValueError: A name, number, folder, device or precision that cannot be used.
+    """
+    check_at_least("steps", steps, 1)
+    check_at_least("rounds", rounds, 1)
+    if threads is not None:
+        check_at_least("threads", threads, 1)
+    sizes = {
+        "num_hidden_layers": num_hidden_layers,
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_attention_heads,
+        "intermediate_size": intermediate_size,
+    }
+    device = usable_device(device)  # pyright: ignore[reportAssignmentType]
+    precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
+
+    from nystrom_lab.studies.pretraining.loops import measure_loops
+
+    return measure_loops(
+        Path(data),
+        Path(to),
+        preset=preset,
+        attention=attention,
+        length=length,
+        batch_size=batch_size,
+        sizes=sizes,
+        steps=steps,
+        rounds=rounds,
+        seed=seed,
+        precision=precision,
+        device=device,
+        threads=threads,
+    )

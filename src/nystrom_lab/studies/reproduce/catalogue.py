@@ -1,0 +1,281 @@
+"""Every table, figure and measurable claim of the papers, by name, in one literal table that needs no torch."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from nystrom.checks import check_names
+
+if TYPE_CHECKING:
+    from nystrom_lab.studies.reproduce.study import Study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A study in the list.
+
+    Attributes:
+        shows: What it shows, in a few words.
+        source: Where the papers have it.
+        home: The module in `nystrom_lab.studies` whose `STUDIES` hold it.
+        needs: What it needs beyond this library at the small size; "" for nothing.
+        paper_needs: What the paper's size needs besides.
+        minutes: About how long the small size takes on two cores; None where that was not measured.
+        trains: Whether it trains for hours, or reads such trainings, so that "all studies" leaves it out until its rows
+            are there.
+    """
+
+    shows: str
+    source: str
+    home: str
+    needs: str = ""
+    paper_needs: str = ""
+    minutes: float | None = None
+    trains: bool = False
+
+
+_N = "Nyströmformer, arXiv:2102.03902"
+_U = "Nyströmformer, supplement"
+_S = "Skyformer, arXiv:2111.00035"
+_ENCODER = "an encoder: nystrom[real] or --model"
+_BERT = "--model with bert-base-cased"
+_TRAINED_BERT = "--model with a trained BERT-base"
+
+CATALOGUE: dict[str, Entry] = {
+    "nystromformer-table-1": Entry(
+        shows="time and memory of attention over the length",
+        source=f"{_N}, Table 1",
+        home="speed.as_printed",
+        paper_needs="a GPU",
+        minutes=0.8,
+    ),
+    "nystromformer-table-2": Entry(
+        shows="GLUE and IMDB after fine-tuning",
+        source=f"{_N}, Table 2",
+        home="training.finetuned",
+        needs="--data with sst2, mrpc ...",
+        paper_needs="a pretrained BERT-base, days on a GPU",
+        trains=True,
+    ),
+    "nystromformer-table-3": Entry(
+        shows="accuracies in the Long Range Arena",
+        source=f"{_N}, Table 3",
+        home="arena.paper_tables",
+        needs="--runs with those of nystrom lra run",
+        paper_needs="days on a GPU",
+        trains=True,
+    ),
+    "nystromformer-figure-2": Entry(
+        shows="one attention matrix and the three factors of its approximation",
+        source=f"{_N}, Fig. 2",
+        home="approximation.attention_maps",
+        needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
+        minutes=0.2,
+    ),
+    "nystromformer-figure-3": Entry(
+        shows="attention of several heads, exact above approximate",
+        source=f"{_N}, Fig. 3",
+        home="approximation.attention_maps",
+        needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
+        minutes=0.2,
+    ),
+    "nystromformer-figure-5": Entry(
+        shows="MLM and SOP of small models over the steps",
+        source=f"{_N}, Fig. 5",
+        home="training.pretrained",
+        needs="--data with mlm",
+        paper_needs="days on a GPU",
+        trains=True,
+    ),
+    "nystromformer-figure-6": Entry(
+        shows="MLM and SOP of base models over the steps",
+        source=f"{_N}, Fig. 6",
+        home="training.pretrained",
+        needs="--data with mlm",
+        paper_needs="a pretrained BERT-base, weeks on a GPU",
+        trains=True,
+    ),
+    "supplement-table-1": Entry(
+        shows="GLUE after pretraining on 512 and 1,024 tokens",
+        source=f"{_U}, Table 1",
+        home="training.finetuned",
+        needs="--data with imdb",
+        paper_needs="a pretrained BERT-base, days on a GPU",
+        trains=True,
+    ),
+    "supplement-figure-1": Entry(
+        shows="landmarks drawn, segment means and k-means beside the softmax matrix",
+        source=f"{_U}, Fig. 1",
+        home="approximation.landmark_choice",
+        needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
+        minutes=1.2,
+    ),
+    "supplement-figure-2": Entry(
+        shows="16, 64 and 256 landmarks beside the softmax matrix",
+        source=f"{_U}, Fig. 2",
+        home="approximation.landmark_choice",
+        needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
+        minutes=0.8,
+    ),
+    "supplement-figure-3": Entry(
+        shows="the pseudoinverse after 2, 4 and 6 iterations, and the order of convergence",
+        source=f"{_U}, Fig. 3 and Lemma 1",
+        home="approximation.pseudoinverse",
+        needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
+        minutes=3,
+    ),
+    "supplement-figure-4": Entry(
+        shows="the pseudoinverse of six heads after 6 iterations",
+        source=f"{_U}, Fig. 4",
+        home="approximation.pseudoinverse",
+        needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
+        minutes=0.1,
+    ),
+    "supplement-figure-5": Entry(
+        shows="MLM and SOP with 1,024 tokens",
+        source=f"{_U}, Fig. 5",
+        home="training.pretrained",
+        needs="--data with mlm",
+        paper_needs="weeks on a GPU",
+        trains=True,
+    ),
+    "supplement-proposition-1": Entry(
+        shows="the bound on the error beside the error, over the landmarks",
+        source=f"{_U}, Proposition 1 and Lemma 2",
+        home="approximation.error_bound",
+        needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
+        minutes=0.4,
+    ),
+    "skyformer-table-1": Entry(
+        shows="accuracies in the Long Range Arena",
+        source=f"{_S}, Table 1",
+        home="arena.paper_tables",
+        needs="--runs with those of nystrom lra run",
+        paper_needs="days on a GPU",
+        trains=True,
+    ),
+    "skyformer-table-2": Entry(
+        shows="time and memory of a training step of each task",
+        source=f"{_S}, Table 2",
+        home="speed.as_printed",
+        paper_needs="a GPU",
+        minutes=5,
+    ),
+    "skyformer-figure-1": Entry(
+        shows="spectral norm of the error of each method over features and length",
+        source=f"{_S}, Fig. 1",
+        home="approximation.spectral_norm",
+        needs=_ENCODER,
+        paper_needs=_BERT,
+        minutes=0.7,
+    ),
+    "skyformer-figure-2": Entry(
+        shows="learning rates, seeds and gradient norms: which methods diverge",
+        source=f"{_S}, Fig. 2 and section 5",
+        home="stability.learning_rates",
+        paper_needs="days on two cores",
+        minutes=7,
+    ),
+    "skyformer-theorem-2": Entry(
+        shows="error of independent draws beside the statistical dimension",
+        source=f"{_S}, Definition 2 and Theorem 2",
+        home="approximation.statistical_dimension",
+        needs=_ENCODER,
+        minutes=4,
+    ),
+    "skyformer-appendix-a": Entry(
+        shows="validation loss over seconds and steps",
+        source=f"{_S}, Appendix A",
+        home="stability.validation_loss",
+        paper_needs="--runs with trained runs of five tasks",
+        minutes=3,
+    ),
+    "skyformer-appendix-b": Entry(
+        shows="singular values of the attention output of trained models",
+        source=f"{_S}, Appendix B",
+        home="stability.spectra",
+        paper_needs="--runs with trained softmax models of four tasks",
+        minutes=0.7,
+    ),
+    "skyformer-appendix-f": Entry(
+        shows="instability of training, relative to softmax attention",
+        source=f"{_S}, Appendix F",
+        home="stability.instability",
+        paper_needs="--data with text, retrieval and image",
+        minutes=3,
+    ),
+    "complexity": Entry(
+        shows="counted multiplications and stored numbers beside the formulas",
+        source=f"{_N}, section 3, and the description page",
+        home="approximation.complexity",
+        minutes=0.4,
+    ),
+    "low-rank": Entry(
+        shows="singular values of softmax and Gaussian score matrices",
+        source=f"{_N}, section 3; {_S}, sections 2 and 4",
+        home="approximation.low_rank",
+        needs=_ENCODER,
+        minutes=0.2,
+    ),
+    "near-far": Entry(
+        shows="error over time of every method on real queries, keys and values",
+        source="this library",
+        home="fidelity.front",
+        needs=_ENCODER,
+    ),
+    "inspect-calibration": Entry(
+        shows="errors of attention from sampled queries beside the exact ones",
+        source="this library",
+        home="fidelity.calibration",
+        needs=_ENCODER,
+        minutes=0.5,
+    ),
+    "inspect-plans": Entry(
+        shows="an encoder with near_far and with plans: error, time, memory, and a retrieval",
+        source="this library",
+        home="fidelity.planned",
+        needs=_ENCODER,
+    ),
+    "arena-ablation": Entry(
+        shows="what each part lifts on Text and ListOps, and what attention adds to it",
+        source="this library",
+        home="arena.ablation",
+        needs="--data with text",
+        trains=True,
+    ),
+    "arena-lengths": Entry(
+        shows="which attention still trains beyond the arena, to 16,384 tokens",
+        source="this library",
+        home="arena.lengths",
+        trains=True,
+    ),
+    "modern-step": Entry(
+        shows="a training step of the preset modern beside the plain model's, over the length",
+        source="this library",
+        home="arena.modern_step",
+        minutes=3,
+    ),
+    "blog": Entry(
+        shows="the masked word of the Hugging Face post, its five scores",
+        source="Hugging Face, post on Nyströmformer",
+        home="fill_mask",
+        needs="--model with a published Nyströmformer",
+    ),
+}
+
+
+def find_study(name: str) -> "Study":
+    """The study of a name; its module is imported now.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+    check_names("study", [name], CATALOGUE)
+    return import_module(f"nystrom_lab.studies.{CATALOGUE[name].home}").STUDIES[name]

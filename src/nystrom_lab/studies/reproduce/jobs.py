@@ -1,0 +1,56 @@
+"""Studies in jobs of a cluster, a job each: the parts of a study are timed side by side, on one machine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nystrom_lab.studies.reproduce.run import Job, check_study, is_measured, run_study
+from nystrom_lab.studies.reproduce.study import Setting
+from nystrom_lab.training.grid.processes import Failure
+from nystrom_lab.training.grid.request import Slurm
+from nystrom_lab.training.grid.slurm import Jobs, Work
+
+
+def measure_in_jobs(studies: Sequence[Job], to: Path, slurm: Slurm, *, threads: int) -> list[Failure]:
+    """Measure what studies lack, and wait for it.
+
+    Args:
+        studies: The studies.
+        to: Folder of all results.
+        slurm: What each job asks for.
+        threads: Cores of each job.
+
+    Returns:
+        The studies that are not measured.
+
+    Raises:
+        ValueError: SLURM is not here or refuses such a job.
+    """
+    to = to.resolve()
+    works = [
+        Work(
+            study.folder.name,
+            measure_study,
+            [study.name, asdict(study.setting), str(to), threads],
+            partial(is_measured, study),
+        )
+        for study in studies
+    ]
+    return Jobs(to, slurm, cpus=threads, at_once=None).run(works, lambda work: "measured")
+
+
+def measure_study(name: str, setting: Mapping[str, Any], to: str, threads: int) -> None:
+    """Run a study.
+
+    Args:
+        name: Its name.
+        setting: Fields of `nystrom_lab.studies.reproduce.study.Setting`.
+        to: Folder of all results.
+        threads: Threads on the CPU.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
+    run_study(check_study(name, Setting(**setting), Path(to)))

@@ -1,0 +1,229 @@
+"""Run a study: check, go on where it was interrupted, write rows part by part, draw, and say what was found.
+
+A study has a folder of its own, TO/NAME-SIZE:
+
+- setting.json: what is measured, so that rows of another setting are never mixed in;
+- rows.csv: the rows of `nystrom_lab.measure.rows`, appended part by part; `part=` in their sizes names the part;
+- arrays for the figures, where there are any;
+- NAME.png and NAME.svg, and summary.json: the tables, verdicts and provenance, drawn from the rows at the end.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from nystrom.whole_files import check_folder, write_whole
+from nystrom_lab.measure.rows import Row, append_rows, read_rows, started_as
+from nystrom_lab.report.plots.canvas import house_style, save_figure
+from nystrom_lab.report.summary import Summary, provenance_of, write_summary
+from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study
+from nystrom_lab.studies.reproduce.study import Plan, Setting, Study
+from nystrom_lab.training.grid.alone import alone
+
+SETTING, ROWS, SECONDS = "setting.json", "rows.csv", "seconds.json"
+
+
+class Job(NamedTuple):
+    """A study that is checked and ready to run.
+
+    Attributes:
+        name: Its name.
+        study: What it is.
+        plan: Its work.
+        setting: The setting.
+        folder: Where it writes.
+    """
+
+    name: str
+    study: Study
+    plan: Plan
+    setting: Setting
+    folder: Path
+
+
+def check_study(name: str, setting: Setting, to: Path) -> Job:
+    """Plan a study, and check all that can be checked before any work.
+
+    Raises:
+        ValueError: The name is unknown, the study cannot run in this setting, or its folder holds rows of another one
+            or cannot be written.
+    """
+    study = find_study(name)
+    plan = study.plan(setting)
+    names = [part.name for part in plan.parts]
+    assert len(set(names)) == len(names), names
+    assert not any(" " in part for part in names), names
+    folder = folder_of(to, name, setting.size)
+    check_folder(folder)
+    check_setting(folder, plan.setting)
+    return Job(name, study, plan, setting, folder)
+
+
+def folder_of(to: Path, name: str, size: str) -> Path:
+    """The folder of a study."""
+    return to / f"{name}-{size}"
+
+
+def run_study(job: Job, say: Callable[[str], None] = print) -> Summary:
+    """Measure the parts that have no rows yet, draw the figures, and write and return the summary.
+
+    Args:
+        job: What `check_study` returned.
+        say: Takes a line for each part that is done.
+
+    Raises:
+        ValueError: Another command is at work in the folder, or a file there is damaged.
+    """
+    with alone(job.folder, "nystrom reproduce"):
+        _measure(job, say)
+        return draw_study(job)
+
+
+def _measure(job: Job, say: Callable[[str], None]) -> None:
+    """Measure the parts that have no rows yet."""
+    name, file, parts = job.name, job.folder / ROWS, job.plan.parts
+    done, _ = _measured(job), _seconds(job.folder)
+    check_setting(job.folder, job.plan.setting)
+    _write(job.folder / SETTING, job.plan.setting)
+    if done:
+        say(f"{name}: going on, {len(done)} of {len(parts)} parts have their rows.")
+    for place, part in enumerate(parts, start=1):
+        if part.name in done:
+            continue
+        began = time.monotonic()
+        try:
+            rows = list(part.measure(job.folder))
+        except KeyboardInterrupt:
+            say(f"\nStopped in part {place} of {len(parts)} of {name}; the same command continues.")
+            raise
+        seconds = time.monotonic() - began
+        append_rows(file, [_tagged(row, name, part.name) for row in rows])
+        _add_seconds(job.folder, part.name, seconds)
+        say(f"{name}: part {place} of {len(parts)}, {part.name}, {seconds:.1f} s")
+
+
+def is_measured(job: Job) -> bool:
+    """Whether all parts of a study have their rows."""
+    return _measured(job) >= {part.name for part in job.plan.parts}
+
+
+def _measured(job: Job) -> set[str]:
+    file = job.folder / ROWS
+    return {_part_of(row) for row in read_rows(file)} if file.exists() else set()
+
+
+def draw_study(job: Job) -> Summary:
+    """Draw the rows that are there, and write and return the summary.
+
+    Raises:
+        ValueError: There are no rows.
+    """
+    rows = read_rows(job.folder / ROWS)
+    if not rows:
+        raise ValueError(f"{job.folder / ROWS} holds no rows: run the study first.")
+    # What a user reads below are the rows' own sizes.
+    plain = [replace(row, sizes=_without_part(row.sizes)) for row in rows]
+    figures = []
+    with house_style():
+        for which, figure in job.study.figures(plain, job.folder).items():
+            figures.append(f"{job.name}{'-' if which else ''}{which}.png")
+            for suffix in (".png", ".svg"):
+                save_figure(figure, (job.folder / figures[-1]).with_suffix(suffix))
+    entry, commands = CATALOGUE[job.name], list(dict.fromkeys(row.command for row in rows))
+    # Trainings have a command each, and may be older than this sitting.
+    trained = sum(row.value for row in rows if row.quantity == "training time")
+    summary = Summary(
+        name=job.name,
+        shows=entry.shows,
+        source=entry.source,
+        size=job.setting.size,
+        setting=dict(job.plan.setting),
+        differs=job.plan.differs,
+        tables=list(job.study.tables(plain)),
+        verdicts=list(job.study.verdicts(plain)),
+        figures=figures,
+        rows=len(rows),
+        provenance=provenance_of(rows),
+        command=started_as() if entry.trains else ", then ".join(commands),
+        minutes=max(trained, sum(_seconds(job.folder).values())) / 60,
+    )
+    write_summary(summary, job.folder)
+    return summary
+
+
+def check_setting(folder: Path, wanted: Mapping[str, str]) -> None:
+    """Raise ValueError if the folder of a study holds rows of another setting than the one that is wanted, or no study.
+
+    What stands beside rows or a setting is the study's own: arrays and runs may be there before the first rows.
+    """
+    file = folder / SETTING
+    if not (folder / ROWS).exists():
+        others = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+        if others and not _is_setting(file):
+            raise ValueError(f"{folder} holds {sorted(others)[0]} and no study: choose another folder with --to.")
+        return
+    if not file.exists():
+        return
+    with suppress(UnicodeDecodeError, json.JSONDecodeError):
+        came = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(came, dict):
+            for name in dict.fromkeys([*wanted, *came]):
+                if came.get(name) != wanted.get(name):
+                    raise ValueError(
+                        f"{folder} holds rows with {name} = {came.get(name)!r}, and {wanted.get(name)!r} was asked "
+                        "for: choose another folder with --to."
+                    )
+            return
+    raise ValueError(f"{file} is damaged, so nobody can tell what the rows beside it are of: choose another --to.")
+
+
+def _is_setting(file: Path) -> bool:
+    with suppress(OSError, ValueError):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return isinstance(content, dict) and all(isinstance(value, str) for value in content.values())
+    return False
+
+
+def _tagged(row: Row, study: str, part: str) -> Row:
+    return replace(row, study=study, sizes=f"{row.sizes} part={part}".strip())
+
+
+def _part_of(row: Row) -> str:
+    return row.sizes.rpartition("part=")[2]
+
+
+def rows_of(rows: Sequence[Row], name: str) -> list[Row]:
+    """The rows of a study among rows of several, as its tables and verdicts take them.
+
+    Raises:
+        ValueError: There are none.
+    """
+    found = [replace(row, sizes=_without_part(row.sizes)) for row in rows if row.study == name]
+    if not found:
+        studies = ", ".join(dict.fromkeys(row.study for row in rows))
+        raise ValueError(f"the rows hold no study {name!r}; expected one of {studies or 'none, the file is empty'}.")
+    return found
+
+
+def _without_part(sizes: str) -> str:
+    return sizes.rpartition("part=")[0].strip()
+
+
+def _seconds(folder: Path) -> dict[str, float]:
+    file = folder / SECONDS
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}): delete it; it says how long the parts took.") from error
+
+
+def _add_seconds(folder: Path, part: str, seconds: float) -> None:
+    _write(folder / SECONDS, _seconds(folder) | {part: round(seconds, 3)})
+
+
+def _write(file: Path, content: Mapping[str, object]) -> None:
+    write_whole(file, json.dumps(dict(content), indent=1) + "\n")

@@ -1,0 +1,53 @@
+"""Many values of one quantity as one row: their mean and quartiles."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom_lab.measure.rows import Row, cpu_name, new_row
+
+
+def spread_row(
+    quantity: str,
+    method: str,
+    values: Float[Tensor, "*any"],
+    *,
+    n: int | None = None,
+    m: int | None = None,
+    sizes: str = "",
+    dtype: str = "float32",
+    seed: int | None = None,
+    unit: str = "",
+    median: bool = False,
+) -> Row:
+    """A row with the mean of the values, their quartiles as `low` and `high`, and their number as `repeats`.
+
+    Args:
+        quantity: What was measured.
+        method: Of what.
+        values: One for each head and text, or whatever the study repeats over.
+        n: Tokens.
+        m: Landmarks or the like.
+        sizes: The other sizes.
+        dtype: Of the computation.
+        seed: Of what was drawn.
+        unit: Its unit.
+        median: Take the median instead of the mean, for values over many powers of ten.
+    """
+    flat = values.double().flatten()
+    low, high = flat.quantile(0.25).item(), flat.quantile(0.75).item()
+    return new_row(
+        study="",
+        quantity=quantity,
+        method=method,
+        value=(flat.quantile(0.5) if median else flat.mean()).item(),
+        unit=unit,
+        low=low,
+        high=high,
+        repeats=flat.numel(),
+        n=n,
+        m=m,
+        sizes=sizes,
+        dtype=dtype,
+        seed=seed,
+        device=cpu_name(),
+    )

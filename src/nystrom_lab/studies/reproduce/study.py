@@ -1,0 +1,83 @@
+"""What a study of the papers is made of, and the setting it runs in."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.report.summary import Table, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Size = Literal["small", "paper"]
+TrainedIn = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a user asks of a study.
+
+    Attributes:
+        size: "small", minutes on two cores, or "paper", the paper's setting in full.
+        model: Folder of a Hugging Face encoder; None takes all-MiniLM-L6-v2 of the extra `real`.
+        texts: Files of prose, compressed or not; none takes the reference of the Python language that Python carries.
+        data: Folder with the data of tasks in folders of their names (listops, text, mlm, mrpc ...); None draws those
+            that can be.
+        runs: Folder of trained runs of `nystrom lra run`, for the studies that read them.
+        precision: What studies of size "small" train in.
+    """
+
+    size: Size = "small"
+    model: Path | None = None
+    texts: tuple[Path, ...] = ()
+    data: Path | None = None
+    runs: Path | None = None
+    precision: TrainedIn = "bfloat16"
+
+
+class Part(NamedTuple):
+    """A part of the work, whose rows are written when it is done, all at once.
+
+    Attributes:
+        name: Its name, unique in the study and without blanks, such as "n=512-m=64"; an interrupted study goes on with
+            the parts that have no rows.
+        measure: Measures, given the folder of the study, where it may leave arrays for the figures too.
+    """
+
+    name: str
+    measure: Callable[[Path], Iterable[Row]]
+
+
+class Plan(NamedTuple):
+    """All the work of a study in one setting, checked and not begun.
+
+    Attributes:
+        parts: The parts, in order.
+        setting: What is measured, by name: "model", "texts", "lengths" ...; a folder that holds rows of another setting
+            is left alone.
+        differs: How this differs from the paper's setting; "" where it does not.
+    """
+
+    parts: Sequence[Part]
+    setting: Mapping[str, str]
+    differs: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study of the papers; its module's docstring states the claims, and the rules that decide on them.
+
+    Attributes:
+        plan: Checks a setting and divides its work into parts; raises ValueError, before any work, for what cannot be
+            run: a model without weights, texts that are too short, a size that needs what is not there.
+        tables: Tables of the rows, the papers' printed numbers beside ours.
+        verdicts: The claims of the paper, and what the rows say of them.
+        figures: Draws the rows, and arrays in the folder; figures by name, "" for the only one.
+    """
+
+    plan: Callable[[Setting], Plan]
+    tables: Callable[[Sequence[Row]], Sequence[Table]]
+    verdicts: Callable[[Sequence[Row]], Sequence[Verdict]]
+    figures: Callable[[Sequence[Row], Path], "Mapping[str, Figure]"]

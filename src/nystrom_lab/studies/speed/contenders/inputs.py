@@ -1,0 +1,108 @@
+"""The inputs that all contenders share, and the call that a contender makes of them.
+
+A contender takes the place of attention in a model, between the projections:
+
+- "tokens": queries, keys and values are (b, n, h*d), as projections produce them, and heads are split as views; the
+  result is (b, n, h*d), as the output projection expects it. Merging heads is part of the call.
+- "heads": all are contiguous (b, h, n, d), in and out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nystrom_lab.studies.speed.choices import Layout
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that all contenders share.
+
+    Attributes:
+        batch: Sequences b.
+        heads: Heads h.
+        width: Width d of queries, keys and values in one head.
+        kernel_size: Odd size of the skip convolution.
+        dtype: Of inputs and weights.
+        device: Where it all runs.
+        layout: Layout of inputs and outputs, see the module.
+    """
+
+    batch: int
+    heads: int
+    width: int
+    kernel_size: int
+    dtype: torch.dtype
+    device: torch.device
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Random queries, keys and values of n tokens, and the gradient that a backward pass starts from.
+
+    Attributes:
+        n: Tokens.
+        sizes: All other sizes.
+        leaves: Queries, keys and values in their layout; they take gradients.
+        grad: Gradient of the output, laid out as the output is.
+    """
+
+    n: int
+    sizes: Sizes
+    leaves: tuple[Tensor, Tensor, Tensor]
+    grad: Tensor
+
+    def heads(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (b, h, n, d), as views."""
+        if self.sizes.layout == "heads":
+            return self.leaves
+        q, k, v = (x.unflatten(-1, (self.sizes.heads, self.sizes.width)).transpose(1, 2) for x in self.leaves)
+        return q, k, v
+
+    def merged(self, out: Tensor) -> Tensor:
+        """The output (b, h, n, d) in the layout of the inputs."""
+        return out if self.sizes.layout == "heads" else out.transpose(1, 2).flatten(2)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A contender with its inputs.
+
+    Attributes:
+        forward: The forward pass.
+        leaves: What takes gradients: inputs and weights.
+    """
+
+    forward: Callable[[], Tensor]
+    leaves: tuple[Tensor, ...]
+
+
+def make_inputs(n: int, sizes: Sizes, seed: int) -> Inputs:
+    """Draw standard normal inputs, the same for every contender and each time for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (sizes.batch, sizes.heads, n, sizes.width)
+    if sizes.layout == "tokens":
+        shape = (sizes.batch, n, sizes.heads * sizes.width)
+    q, k, v, grad = (torch.randn(shape, generator=generator).to(sizes.device, sizes.dtype) for _ in range(4))
+    return Inputs(n, sizes, (q.requires_grad_(), k.requires_grad_(), v.requires_grad_()), grad)
+
+
+def call_of_heads(inputs: Inputs, layer: nn.Module, convolve: nn.Module | None) -> Call:
+    """The call of a module over head-split tensors, plus a convolution of the values where there is one."""
+    parts = nn.ModuleList([layer] if convolve is None else [layer, convolve])
+    parts.to(inputs.sizes.device, inputs.sizes.dtype).eval()
+
+    def forward() -> Tensor:
+        skip = {} if convolve is None else {"skip": convolve.weight}
+        return inputs.merged(layer(*inputs.heads(), **skip))
+
+    return Call(forward, (*inputs.leaves, *parts.parameters()))
+
+
+def check_divides(n: int, m: int) -> None:
+    """Raise an error for a length that m segments do not divide, or that needs none."""
+    if n % m or n == m:
+        raise ValueError(f"needs a length that is a multiple of {m} and longer")

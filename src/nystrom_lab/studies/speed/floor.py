@@ -1,0 +1,80 @@
+"""The memory floor: the time that it takes to move the bytes which landmark attention must move.
+
+The forward pass moves n x d numbers six times: queries and keys are read twice, since a landmark is known only after
+all of its tokens have been read; values are read once and the output is written once.
+
+The backward pass moves them eleven times: queries, keys, values and the gradient of the output are read twice, as the
+gradients of a token depend on those of the landmarks, which are sums over all tokens; three gradients are written.
+Forward+backward is the sum, 17. Masks, landmarks, the skip's second reading of values and gradients, and all that is
+small beside n x d are left out. Where landmarks are drawn tokens, as Skyformer's are, nothing is read twice: four times
+forward, seven backward.
+
+The bandwidth is measured: a copy from device memory to device memory, bytes read and bytes written over the median
+time. A method that is bound by memory cannot be faster than the floor, except for what it finds in caches.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from nystrom.clock import free_bytes, seconds
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.studies.speed.interleaved import Setup, plain_row
+
+FLOOR = "floor"
+# Forward and backward.
+OF_MEANS, OF_DRAWN = (6, 11), (4, 7)
+PASSES: dict[str, int] = {"forward": OF_MEANS[0], "forward+backward": sum(OF_MEANS)}
+BANDWIDTH = "copy bandwidth"
+_COPIES = 9
+
+
+def copy_bandwidth(
+    device: torch.device,
+    size: int | None = None,
+    clock: Callable[[Callable[[], object], torch.device], float] = seconds,
+) -> tuple[float, float, float]:
+    """Bytes per second that copies of `size` bytes read and write together: the median, and both quartiles."""
+    size = copy_size(free_bytes(device)) if size is None else size
+    source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+    # Zeros may move faster than other numbers.
+    source.random_()
+    clock(lambda: target.copy_(source), device)
+    times = [clock(lambda: target.copy_(source), device) for _ in range(_COPIES)]
+    low, middle, high = (2 * size / time for time in reversed(statistics.quantiles(times, n=4, method="inclusive")))
+    return middle, low, high
+
+
+def copy_size(free: int) -> int:
+    """Bytes to copy when so many are free: much larger than any cache, and at most an eighth of them."""
+    return min(2**32, free // 8)
+
+
+def floor_quantities(setup: Setup) -> set[tuple[str, str]]:
+    """Methods and quantities of the rows that `floor_rows` returns."""
+    timed = dict.fromkeys(cell.timed for cell in setup.cells)
+    return {(FLOOR, BANDWIDTH), *((FLOOR, f"{name} time") for name in timed)}
+
+
+def floor_rows(
+    n: int, setup: Setup, bandwidth: Callable[[torch.device], tuple[float, float, float]] = copy_bandwidth
+) -> list[Row]:
+    """Measure the bandwidth, and the time of the floor at n tokens."""
+    sizes = setup.sizes
+    middle, low, high = bandwidth(sizes.device)
+    size = sizes.batch * sizes.heads * n * sizes.width * sizes.dtype.itemsize
+
+    def row(quantity: str, unit: str, *values: float) -> Row:
+        value, least, most = values
+        return dataclasses.replace(
+            plain_row(setup),
+            **{"quantity": quantity, "method": FLOOR, "unit": unit, "n": n, "m": None, "repeats": _COPIES},
+            **{"value": value, "low": least, "high": most},
+        )
+
+    rows = [row(BANDWIDTH, "GB/s", middle / 1e9, low / 1e9, high / 1e9)]
+    for name in dict.fromkeys(cell.timed for cell in setup.cells):
+        rows.append(row(f"{name} time", "ms", *(1e3 * PASSES[name] * size / x for x in (middle, high, low))))
+    return rows

@@ -1,0 +1,66 @@
+"""What the training engine costs beyond a bare PyTorch loop around the same model, and how long a batch takes to load.
+
+Both train a copy of the model on the same batches, step by step in turn, so that what slows the machine down slows
+both. A step of the engine is everything between the ends of two steps: loading, forward, backward, clipping, the
+optimizer, the schedule, logging; evaluations and checkpoints are left out. A step of the bare loop is a batch of a
+plain DataLoader, forward, backward, clipping, the optimizer and the schedule. The two are compared step by step, since
+a batch of long texts takes longer than one of short ones.
+
+Loading is the time that the bare loop waits for its batch, which it makes between the steps: none is prepared ahead.
+"""
+
+from pathlib import Path
+
+from nystrom.checks import check_at_least
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.training.hardware import Device, Precision
+
+
+def run_overhead(
+    task: str = "listops",
+    *,
+    to: Path,
+    attention: str = "nystrom",
+    preset: str = "skyformer",
+    data: Path | None = None,
+    steps: int = 50,
+    seed: int = 0,
+    precision: Precision = "auto",
+    device: Device = "auto",
+    threads: int | None = None,
+) -> list[Row]:
+    """Measure a training step of the engine and one of a bare loop side by side, and the loading of a batch.
+
+    Args:
+        task: Task, at the shapes of the preset.
+        to: Folder of the rows, overhead.csv.
+        attention: Method.
+        preset: The preset that gives the settings.
+        data: Prepared data; the data of the preset if not given.
+        steps: Steps to measure, of each of the two.
+        seed: Determines initial weights and batches.
+        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
+        device: "auto" is an accelerator where there is one.
+        threads: Threads on the CPU; torch's choice if not given.
+
+    Returns:
+        Rows of the times of a step, of loading, and of the ratio of the steps: medians, spread by their quartiles.
+
+    Raises:
+        ValueError: A name, number, folder, device or precision that cannot be used.
+    """
+    check_at_least("steps", steps, 1)
+    from nystrom_lab.studies.speed.turns import measure_turns
+
+    return measure_turns(
+        task,
+        to=to,
+        attention=attention,
+        preset=preset,
+        data=data,
+        steps=steps,
+        seed=seed,
+        precision=precision,
+        device=device,
+        threads=threads,
+    )

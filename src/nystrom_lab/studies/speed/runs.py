@@ -1,0 +1,147 @@
+"""Several runs of one comparison, each in its own process: medians over the runs, and their spread.
+
+A run is `nystrom bench efficiency` with its own seed and folder. It measures all methods in turn, so a ratio is taken
+within a run; what is reported is the median of the runs' ratios with their quartiles, never the best run. Finished
+runs are kept, so the same command continues where it was interrupted.
+"""
+
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from nystrom.checks import check_at_least, check_choice
+from nystrom_lab.measure.rows import Row, check_rows, new_row, read_rows, write_rows
+from nystrom_lab.studies.speed.asked import command_line
+from nystrom_lab.studies.speed.choices import Layout
+
+
+def run_runs(
+    *,
+    lengths: tuple[int, ...] = (8192,),
+    methods: tuple[str, ...] = ("authors-64", "nystrom-64", "softmax"),
+    layouts: tuple[Layout, ...] = ("heads", "tokens"),
+    runs: int = 5,
+    repeats: int = 9,
+    seed: int = 0,
+    threads: int | None = None,
+    to: Path = Path("runs/runs"),
+) -> list[Row]:
+    """Compare methods, each with its skip convolution where it has one, in several runs.
+
+    Rows go to runs.csv in the folder: for each layout, length, method and quantity the median over the runs with its
+    quartiles, and how many times less it is than that of the first method.
+
+    Args:
+        lengths: Numbers of tokens n.
+        methods: As for `nystrom bench efficiency`; ratios are taken against the first.
+        layouts: "heads" is contiguous (b, h, n, d), "tokens" is (b, n, h*d) in and out.
+        runs: Runs, each in its own process; their seeds are consecutive.
+        repeats: Timed calls of each method in a run.
+        seed: Of the first run.
+        threads: Threads on the CPU; None leaves what torch has.
+        to: Folder of the results.
+
+    Raises:
+        ValueError: Something asked for is unknown or out of range, or a run failed.
+    """
+    asked = dict(locals())
+    for name in ("lengths", "methods", "layouts"):
+        if not asked[name]:
+            raise ValueError(f"{name} is empty; expected at least one.")
+    for layout in layouts:
+        check_choice("an entry of layouts", layout, get_args(Layout))
+    for name in ("runs", "repeats"):
+        check_at_least(name, asked[name], 1)
+    check_rows(to / "runs.csv")
+    words = ["--skip", "with", "--repeats", str(repeats), *([] if threads is None else ["--threads", str(threads)])]
+    words += ["--methods", *methods, "--lengths", *map(str, lengths)]
+    found: dict[Layout, list[list[Row]]] = {layout: [] for layout in layouts}
+    for number in range(runs):
+        for layout in layouts:
+            folder = to / f"{layout}-{number}"
+            _run([*words, "--layout", layout, "--seed", str(seed + number), "--to", str(folder)])
+            found[layout].append([row for row in read_rows(folder / "efficiency.csv") if row.n in lengths])
+            print(f"Run {number + 1} of {runs}, layout {layout}: done, in {folder}.", file=sys.stderr)
+    command = command_line(("nystrom", "bench", "runs"), run_runs, asked, "lengths")
+    rows = [row for each in found.values() for row in summary(each, command, seed)]
+    write_rows(to / "runs.csv", rows)
+    return rows
+
+
+def summary(runs: Sequence[Sequence[Row]], command: str, seed: int) -> list[Row]:
+    """Medians and quartiles over runs of one setting, then the ratios to the first method.
+
+    What one of the runs did not measure has no value, and says why: a median over the others would be of other moments
+    of the machine.
+
+    Args:
+        runs: The rows of each run, of the same methods and lengths in the same order.
+        command: The command that measured them.
+        seed: Of the first run.
+    """
+    values: dict[tuple[int | None, str, str], list[float]] = {}
+    for rows in runs:
+        for row in rows:
+            values.setdefault((row.n, row.quantity, row.method), []).append(row.value)
+    first, found = runs[0][0].method, {(row.n, row.quantity, row.method): row for row in runs[0]}
+    # The first run that did not measure it says why.
+    notes = {
+        (row.n, row.quantity, row.method): f"run {number} of {len(runs)}: {row.note}"
+        for number, rows in reversed([*enumerate(runs, start=1)])
+        for row in rows
+        if row.note
+    }
+    made = [
+        _row(found[key], key[1], each, found[key].unit, command, seed, notes.get(key, ""))
+        for key, each in values.items()
+    ]
+    for key, each in values.items():
+        n, quantity, method = key
+        if method != first:
+            base = (n, quantity, first)
+            ratios = [one / value for one, value in zip(values[base], each, strict=True)]
+            note = notes.get(key, notes.get(base, ""))
+            made.append(_row(found[key], f"{quantity}: times less than {first}", ratios, "", command, seed, note))
+    return made
+
+
+def _row(like: Row, quantity: str, values: Sequence[float], unit: str, command: str, seed: int, note: str) -> Row:
+    measured = [value for value in values if not math.isnan(value)]
+    whole = len(measured) == len(values)
+    low, high = None, None
+    if whole:
+        low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return new_row(
+        study="runs",
+        quantity=quantity,
+        method=like.method,
+        value=statistics.median(values) if whole else math.nan,
+        unit=unit,
+        device=like.device,
+        sizes=like.sizes,
+        dtype=like.dtype,
+        seed=seed,
+        command=command,
+        note=note,
+        low=low,
+        high=high,
+        repeats=len(measured),
+        n=like.n,
+        m=like.m,
+    )
+
+
+def _run(words: Sequence[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nystrom_lab", "bench", "efficiency", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ValueError(f"a run failed: {said[-1]}")

@@ -1,0 +1,232 @@
+"""Training steps of one setup, measured a task at a time and continued where they were interrupted."""
+
+import math
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from nystrom.clock import free_bytes, peak_bytes, seconds
+from nystrom_lab.measure.rows import Row, append_rows, new_row, read_rows
+from nystrom_lab.studies.speed.asked import device_name, differing_setting
+from nystrom_lab.studies.speed.choices import StepDtype
+from nystrom_lab.studies.speed.interleaved import MEMORY_SHARE
+from nystrom_lab.studies.speed.lra_models import Batch, build_model, find_method, random_batch
+from nystrom_lab.studies.speed.lra_shapes import HEADS, HIDDEN, LAYERS, SHAPES, WIDTH, TaskShape
+
+# A step is first tried with this part of the batch.
+_PROBE = 8
+
+
+@dataclass(frozen=True)
+class StepSetup:
+    """What is measured in each task, and what every row records of it.
+
+    Attributes:
+        methods: Methods with their number.
+        batch: Samples of a step; None takes the paper's.
+        precision: float32, or bfloat16 for autocast.
+        repeats: Timed steps of each method.
+        seed: Of the weights and the batch.
+        threads: Threads on the CPU.
+        limit_seconds: A step that would take longer is not run.
+        device: Where it runs.
+        command: The command that measures it.
+        shapes: Shapes of the tasks.
+        free_bytes: Gives the free memory of the device.
+    """
+
+    methods: tuple[str, ...]
+    batch: int | None
+    precision: StepDtype
+    repeats: int
+    seed: int
+    threads: int
+    limit_seconds: float
+    device: torch.device
+    command: str
+    shapes: Mapping[str, TaskShape] = field(default_factory=lambda: SHAPES)
+    free_bytes: Callable[[torch.device], int] = free_bytes
+
+
+def measure_tasks(tasks: Sequence[str], setup: StepSetup, path: Path) -> list[Row]:
+    """Measure the tasks that have no rows in the file yet, and write each when it is done.
+
+    Args:
+        tasks: Tasks.
+        setup: What to measure in each.
+        path: The file.
+
+    Returns:
+        The rows of these tasks.
+
+    Raises:
+        ValueError: The file holds rows of another setting.
+    """
+    rows = _done(path, setup)
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(setup.threads)
+    try:
+        for task in dict.fromkeys(tasks):
+            if not any(row.quantity == f"{task} step time" for row in rows):
+                new = measure_task(task, setup)
+                append_rows(path, new)
+                rows.extend(new)
+                print(f"{task}: {sum(not row.note for row in new)} of {len(new)} rows, in {path}.", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"\nStopped. {path} keeps the tasks that are done; the same command continues.", file=sys.stderr)
+        raise
+    finally:
+        torch.set_num_threads(threads_before)
+    return [row for row in rows if row.quantity.partition(" ")[0] in tasks]
+
+
+class _Training:
+    """A model, its optimizer, and one step of it."""
+
+    def __init__(self, name: str, task: str, setup: StepSetup):
+        self.model = build_model(name, setup.shapes[task], setup.seed)
+        self.model.to(setup.device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
+        self.model.train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.setup = setup
+
+    def step(self, batch: Batch) -> None:
+        """Forward, backward, update."""
+        self.optimizer.zero_grad(set_to_none=True)
+        half = self.setup.precision == "bfloat16"
+        with torch.autocast(self.setup.device.type, torch.bfloat16) if half else nullcontext():
+            loss = self.model(**batch).loss
+        loss.backward()
+        self.optimizer.step()
+
+    def seconds(self, batch: Batch) -> float:
+        """Of a step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        return seconds(lambda: self.step(batch), self.setup.device)
+
+    def peak_bytes(self, batch: Batch) -> int:
+        """Of a step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        return peak_bytes(lambda: self.step(batch), self.setup.device)
+
+
+def measure_task(task: str, setup: StepSetup) -> list[Row]:
+    """The rows of one task."""
+    size = setup.batch or setup.shapes[task].batch
+    times: dict[str, list[float]] = {}
+    peaks: dict[str, int] = {}
+    notes = dict.fromkeys(setup.methods, "")
+    with tqdm(total=len(setup.methods) * (setup.repeats + 3), desc=task, leave=False, disable=None) as bar:
+
+        def each(names: Sequence[str], act: Callable[[str], None]) -> None:
+            for name in names:
+                act(name)
+                bar.update()
+
+        ready: dict[str, _Training] = {}
+
+        def probe(name: str) -> None:
+            training = _Training(name, task, setup)
+            notes[name] = _too_much(training, task, size, setup)
+            if notes[name]:
+                print(f"{task}: {name} is not measured: {notes[name]}.", file=sys.stderr)
+            else:
+                ready[name], times[name] = training, []
+
+        each(setup.methods, probe)
+        batch = random_batch(setup.shapes[task], size if ready else 1, setup.seed, setup.device)
+        each(tuple(ready), lambda name: ready[name].step(batch))
+        for _ in range(setup.repeats):
+            each(tuple(ready), lambda name: times[name].append(ready[name].seconds(batch)))
+        each(tuple(ready), lambda name: peaks.update({name: ready[name].peak_bytes(batch)}))
+    return [
+        row
+        for name in setup.methods
+        for row in _rows(task, size, name, times.get(name, []), peaks.get(name), notes[name], setup)
+    ]
+
+
+def _too_much(training: _Training, task: str, size: int, setup: StepSetup) -> str:
+    """Why a full step should not be run, judging by an eighth of it; empty if it should."""
+    part = max(1, size // _PROBE)
+    try:
+        batch = random_batch(setup.shapes[task], part, setup.seed, setup.device)
+        training.step(batch)
+        wanted = training.seconds(batch) * size / part
+        if wanted > setup.limit_seconds:
+            return f"would take about {wanted:.0f} s a step, the limit is {setup.limit_seconds:g} s"
+        need, free = training.peak_bytes(batch) * size / part, MEMORY_SHARE * setup.free_bytes(setup.device)
+    except RuntimeError as error:
+        return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+    if need > free:
+        return f"needs about {need / 1e9:.3g} GB, {MEMORY_SHARE:.0%} of the free memory is {free / 1e9:.3g} GB"
+    return ""
+
+
+def _rows(
+    task: str, size: int, name: str, times: Sequence[float], peak: int | None, note: str, setup: StepSetup
+) -> list[Row]:
+    """Time with its quartiles, and memory."""
+    ordered = [1e3 * x for x in times]
+    low = high = None
+    if ordered:
+        quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
+        low, high = quartiles[0], quartiles[2]
+    shape = setup.shapes[task]
+    sizes = (
+        f"b={size} documents={shape.documents} layers={LAYERS} width={WIDTH} heads={HEADS} hidden={HIDDEN} "
+        f"threads={setup.threads}"
+    )
+
+    def row(what: str, value: float, unit: str, repeats: int, low: float | None, high: float | None) -> Row:
+        return new_row(
+            study="training",
+            quantity=f"{task} step {what}",
+            method=name,
+            value=value,
+            unit=unit,
+            low=low,
+            high=high,
+            repeats=repeats,
+            n=shape.n,
+            m=find_method(name)[1] or None,
+            sizes=sizes,
+            dtype=setup.precision,
+            seed=setup.seed,
+            device=device_name(setup.device),
+            command=setup.command,
+            note=note,
+        )
+
+    return [
+        row("time", statistics.median(ordered) if ordered else math.nan, "ms", len(ordered), low, high),
+        row("memory", math.nan if peak is None else peak / 1e6, "MB", int(peak is not None), None, None),
+    ]
+
+
+def _done(path: Path, setup: StepSetup) -> list[Row]:
+    """The rows of an earlier run of this setup, for any tasks.
+
+    Raises:
+        ValueError: The file holds rows of another setting.
+    """
+    if not path.exists():
+        return []
+    rows = read_rows(path)
+    for row in rows:
+        task = row.quantity.partition(" ")[0]
+        new = _rows(task, 1, setup.methods[0], [], None, "unknown", setup)[0] if task in setup.shapes else None
+        found = ("quantity", row.quantity, "a task's step") if new is None else differing_setting(row, new, "tasks")
+        if found is not None:
+            name, came, wanted = found
+            raise ValueError(
+                f"{path} holds rows of another setting: {name} is {came!r} there and {wanted!r} now. "
+                "Name another folder in to, or move that file away to start again."
+            )
+    return rows

@@ -1,0 +1,171 @@
+"""Tasks of the Long Range Arena for short trainings: their samples, and models and batches that all methods share.
+
+ListOps and Pathfinder are drawn; the other tasks come from folders that `nystrom data prepare` made. A model has the
+settings of the preset "skyformer", unless another is named. With the same seed all methods have the same start weights
+and the same batches.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nystrom.attention.method_names import SIZES, near_far_keys
+from nystrom_lab.data.lra.facts import LRA
+from nystrom_lab.data.store.header import HEADER
+from nystrom_lab.training.data.tasks import LabelledSplit, Model, find_task
+from nystrom_lab.training.presets.published import Preset, find_preset
+from nystrom_lab.training.presets.sizes import DataSizes
+from nystrom_lab.training.settings import settle
+
+Batch = dict[str, Tensor]
+PRESET = "skyformer"
+
+
+@dataclass(frozen=True)
+class ArenaTask:
+    """Where the samples of a task come from.
+
+    Attributes:
+        task: The task.
+        folder: A prepared folder; None draws the samples into the folder of the study.
+        sizes: What is drawn, and the longest sample that the model takes.
+    """
+
+    task: str
+    folder: Path | None
+    sizes: DataSizes
+
+    @property
+    def name(self) -> str:
+        """What settings and rows call it."""
+        drawn = f"drawn, to {self.sizes.max_length} tokens"
+        return f"{self.task} ({drawn if self.folder is None else self.folder.name})"
+
+    def open(self, split: str, study: Path) -> LabelledSplit:
+        """Open a split, drawn first where it has to be.
+
+        Args:
+            split: train, val or test.
+            study: Folder of the study.
+        """
+        folder, task = self.folder, find_task(self.task)
+        if folder is None:
+            sizes = self.sizes
+            numbers = (sizes.train, sizes.val, sizes.test, sizes.min_length, sizes.max_length)
+            folder = study / "data" / "-".join((self.task, *map(str, numbers)))
+            if not folder.exists():
+                assert task.prepare is not None, "find_sources leaves out what cannot be drawn"
+                task.prepare(folder, sizes)
+        return task.open(folder, split)
+
+
+def find_sources(data: Path | None, drawn: Mapping[str, DataSizes]) -> list[ArenaTask]:
+    """The tasks at hand: those that a folder holds in folders of their names, and those that are drawn.
+
+    Args:
+        data: The folder; None where there is none.
+        drawn: What is drawn of which task, unless the folder holds it.
+
+    Raises:
+        ValueError: The folder holds no task, or samples that are longer than the papers'.
+    """
+    if data is not None and not any((data / task / HEADER).is_file() for task in LRA):
+        raise ValueError(
+            f"--data {data} holds none of the folders {', '.join(LRA)}; expected folders that `nystrom data prepare` "
+            "made, such as text."
+        )
+    sources = []
+    for task in LRA:
+        published = find_preset(task, PRESET).data
+        if data is not None and (data / task / HEADER).is_file():
+            source = ArenaTask(task, data / task, published)
+            longest = int(find_task(task).open(data / task, "train").lengths.max(initial=0))
+            if longest > published.max_length:
+                raise ValueError(
+                    f"--data {data / task} holds a sample of {longest} tokens; expected at most "
+                    f"{published.max_length}, the length of the paper."
+                )
+            sources.append(source)
+        elif task in drawn:
+            sources.append(ArenaTask(task, None, drawn[task]))
+    return sources
+
+
+def preset_of(task: str) -> Preset:
+    """The settings of the paper for a task."""
+    return find_preset(task, PRESET)
+
+
+def size_of(method: str, landmarks: int) -> dict[str, object]:
+    """The options that give a method so many landmarks, or near_far as many keys that a query sees."""
+    if method == "near_far":
+        return near_far_keys(landmarks)
+    return {"num_landmarks": landmarks} if SIZES.get(method, ((), ""))[0] == ("num_landmarks",) else {}
+
+
+def new_model(
+    source: ArenaTask, method: str, *, seed: int, options: Mapping[str, object] | None = None, preset: str = PRESET
+) -> Model:
+    """A model of the paper's shape with random weights, those of all methods the same for the same seed.
+
+    Args:
+        source: The task and the longest sample.
+        method: The attention, a name of the registry.
+        seed: Of the weights.
+        options: Of the method, over those of the preset.
+        preset: Whose settings it has; "demo" begins with larger weights than the papers', and so learns sooner.
+    """
+    settings = settle(
+        source.task,
+        attention=method,
+        options=options,
+        # Of no method, so that all have the same weights.
+        conv_kernel_size=0,
+        preset=preset,
+        device="cpu",
+        precision="float32",
+        accumulation=1,
+        seed=seed,
+        changes={},
+        positions=source.sizes.max_length,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return find_task(source.task).model(settings.encoder_config())
+
+
+def new_optimizer(model: Model, preset: Preset, learning_rate: float) -> torch.optim.AdamW:
+    """The optimizer of a preset."""
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=learning_rate,
+        betas=preset.adam_betas,
+        eps=preset.adam_epsilon,
+        weight_decay=preset.weight_decay,
+    )
+
+
+def random_batches(source: ArenaTask, split: LabelledSplit, *, batch: int, count: int, seed: int) -> Iterator[Batch]:
+    """Batches of samples in random order, each sample as often as the others.
+
+    Args:
+        source: The task.
+        split: The samples.
+        batch: Samples of a batch.
+        count: Batches.
+        seed: Of the order.
+    """
+    rng, collate = np.random.default_rng(seed), find_task(source.task).collate
+    passes = -(-batch * count // len(split))
+    order = np.concatenate([rng.permutation(len(split)) for _ in range(passes)])
+    for start in range(0, batch * count, batch):
+        yield collate(split.__getitems__(order[start : start + batch].tolist()))
+
+
+def sources_text(sources: Sequence[ArenaTask]) -> str:
+    """The tasks as a setting of a study names them."""
+    return ", ".join(source.name for source in sources)

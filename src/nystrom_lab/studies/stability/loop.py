@@ -1,0 +1,119 @@
+"""A plain training loop that keeps the loss and the gradient norm of every step, and evaluates as it goes.
+
+It does what the papers' code does in a step: AdamW, a linear warm-up and decay of the learning rate, gradients clipped
+entry by entry. The gradient norm is that of all weights, before clipping. Training ends early where the loss or the
+gradient is no longer finite; the steps that are missing then have the value NaN.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import nn
+
+from nystrom_lab.studies.stability.arena import ArenaTask, Batch, new_optimizer, preset_of, random_batches
+from nystrom_lab.training.data.tasks import LabelledSplit, Model
+
+
+class Trace(NamedTuple):
+    """What a training left.
+
+    Attributes:
+        loss: Of each step, on its batch.
+        norm: Gradient norm of each step.
+        step: Steps before each evaluation; the first is 0.
+        seconds: Of training until each evaluation, evaluations left out.
+        validation_loss: At each evaluation.
+        accuracy: On the validation samples, at each evaluation.
+    """
+
+    loss: Float[np.ndarray, " steps"]
+    norm: Float[np.ndarray, " steps"]
+    step: Float[np.ndarray, " evaluations"]
+    seconds: Float[np.ndarray, " evaluations"]
+    validation_loss: Float[np.ndarray, " evaluations"]
+    accuracy: Float[np.ndarray, " evaluations"]
+
+
+def train_plainly(
+    model: Model,
+    source: ArenaTask,
+    split: LabelledSplit,
+    validation: Sequence[Batch],
+    *,
+    learning_rate: float,
+    steps: int,
+    batch: int,
+    every: int,
+    seed: int,
+) -> Trace:
+    """Train a model, and keep what happens.
+
+    Args:
+        model: Is trained where it is.
+        source: The task.
+        split: Its training samples.
+        validation: Batches to evaluate on; none for no evaluation.
+        learning_rate: At the end of the warm-up, which is a tenth of the steps.
+        steps: Steps.
+        batch: Samples of a step.
+        every: Steps between evaluations.
+        seed: Of the batches, of dropout and of what the method draws.
+    """
+    preset, device = preset_of(source.task), next(model.parameters()).device
+    optimizer = new_optimizer(model, preset, learning_rate)
+    warmup = max(1, steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
+    )
+    loss, norm = np.full(steps, np.nan), np.full(steps, np.nan)
+    points: list[tuple[float, float, float, float]] = []
+    seconds = 0.0
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for step, samples in enumerate(random_batches(source, split, batch=batch, count=steps, seed=seed)):
+            if validation and step % every == 0:
+                points.append((step, seconds, *evaluate(model, validation)))
+            began = time.perf_counter()
+            model.train()
+            optimizer.zero_grad()
+            now = model(**{name: x.to(device) for name, x in samples.items()}).loss
+            now.backward()
+            loss[step], norm[step] = now.item(), _norm(model)
+            if not np.isfinite(loss[step] + norm[step]):
+                break
+            if preset.clip_value is not None:
+                nn.utils.clip_grad_value_(model.parameters(), preset.clip_value)
+            optimizer.step()
+            schedule.step()
+            seconds += time.perf_counter() - began
+        else:
+            if validation:
+                points.append((steps, seconds, *evaluate(model, validation)))
+    return Trace(loss, norm, *np.array(points, dtype=np.float64).reshape(-1, 4).T)
+
+
+def validation_batches(source: ArenaTask, split: LabelledSplit, *, batch: int, count: int) -> list[Batch]:
+    """Batches to evaluate on, the same for all methods."""
+    return list(random_batches(source, split, batch=batch, count=count, seed=0))
+
+
+@torch.no_grad()
+def evaluate(model: Model, batches: Sequence[Batch]) -> tuple[float, float]:
+    """Mean loss and accuracy, without dropout."""
+    model.eval()
+    device, loss, right, count = next(model.parameters()).device, 0.0, 0, 0
+    for samples in batches:
+        samples = {name: x.to(device) for name, x in samples.items()}
+        out, labels = model(**samples), samples["labels"]
+        loss += out.loss.item() * len(labels)
+        right, count = right + int((out.logits.argmax(dim=-1) == labels).sum()), count + len(labels)
+    return loss / count, right / count
+
+
+def _norm(model: Model) -> float:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return nn.utils.get_total_norm(gradients).item()

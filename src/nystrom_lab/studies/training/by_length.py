@@ -1,0 +1,52 @@
+"""Accuracy of fine-tuned models on short and on long texts, from the predictions that their runs wrote."""
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.training.results import wilson
+
+# Tokens of the longest text of each part; in the last are those that fill the model, of which most were cut.
+BOUNDS = (128, 256, 511, 512)
+
+
+def rows_by_length(
+    predictions: Path, lengths: NDArray[Any], *, split: str, method: str, precision: str, sizes: str
+) -> Iterable[Row]:
+    """The accuracy on the texts of each part, with its interval; parts without texts have no row.
+
+    Args:
+        predictions: What a run wrote for a split: label and true label of each text.
+        lengths: Tokens of each text, cut to the longest that the model takes.
+        split: Name of the split.
+        method: Attention by its name with size.
+        precision: Of the run.
+        sizes: What rows say of the run.
+
+    Raises:
+        ValueError: The predictions are of other texts.
+    """
+    with predictions.open(encoding="utf-8", newline="") as file:
+        right = np.array([row["label"] == row["true label"] for row in csv.DictReader(file, delimiter="\t")])
+    if len(right) != len(lengths):
+        raise ValueError(
+            f"{predictions} has {len(right)} texts, and the data have {len(lengths)}: they are of other data; train "
+            "the run again in another folder."
+        )
+    shortest = 1
+    for bound in BOUNDS:
+        those = right[(lengths >= shortest) & (lengths <= bound)]
+        if len(those):
+            accuracy = float(those.mean())
+            low, high = wilson(accuracy, len(those))
+            yield new_row(
+                study="", quantity=f"{split} accuracy of texts of {shortest} to {bound} tokens", method=method,
+                value=accuracy, unit="", low=low, high=high, repeats=len(those), n=bound, dtype=precision, sizes=sizes,
+                device=cpu_name(), seed=0,
+            )  # fmt: skip
+        shortest = bound + 1

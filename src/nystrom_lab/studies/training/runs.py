@@ -1,0 +1,118 @@
+"""The trainings of a study: each is a run in a process of its own, which goes on where it was interrupted.
+
+A run is a folder of `nystrom train`, `nystrom pretrain` or `nystrom finetune`, and its rows name that command. The runs
+are beside the folders of the studies, so that studies share them.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.training.run.folder import RunFolder
+
+CHILD = (sys.executable, "-m", "nystrom_lab.studies.training.child")
+# What a search of settings keeps beside its trials.
+_SEARCH = "search.json"
+
+
+class Training(NamedTuple):
+    """A training that a study needs.
+
+    Attributes:
+        name: Name of its folder.
+        engine: The command.
+        arguments: Of `nystrom_lab.training.engine.train`, `nystrom_lab.training.pretrain.engine.pretrain` or
+            `nystrom_lab.training.finetune.engine.finetune`, as JSON values.
+    """
+
+    name: str
+    engine: Literal["train", "pretrain", "finetune"]
+    arguments: Mapping[str, object]
+
+
+def said(trainings: Sequence[Training]) -> dict[str, str]:
+    """What the trainings share in a line, and in a line each how they differ; without data and model."""
+    kept = [{name: v for name, v in each.arguments.items() if name not in ("data", "model")} for each in trainings]
+    shared = {name for name in kept[0] if all(name in each and each[name] == kept[0][name] for each in kept)}
+    lines = {"training": _words({name: kept[0][name] for name in kept[0] if name in shared})}
+    for training, arguments in zip(trainings, kept, strict=True):
+        lines[training.name] = _words({name: value for name, value in arguments.items() if name not in shared})
+    return lines
+
+
+def _words(arguments: Mapping[str, object]) -> str:
+    return " ".join(f"{name}={value}" for name, value in arguments.items())
+
+
+def train(training: Training, folder: Path) -> RunFolder:
+    """Train, or go on with a training, until it is finished; one that is finished is only checked.
+
+    Args:
+        training: The training.
+        folder: Folder of the runs.
+
+    Raises:
+        ValueError: The folder of the run holds another one.
+        ChildProcessError: The training failed; it has printed why.
+    """
+    run = RunFolder(folder / training.name)
+    _check(run, training)
+    if run.is_finished:
+        return run
+    resume = run.is_started or (run.path / _SEARCH).is_file()
+    arguments = {**training.arguments, "to": str(run.path), "resume": resume, "threads": torch.get_num_threads()}
+    print(f"{training.name}: {'goes on' if resume else 'starts'} in {run.path}", flush=True)
+    process = subprocess.Popen([*CHILD, json.dumps([training.engine, arguments])], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    try:
+        code = process.wait()
+    finally:
+        # The child ends with this pipe.
+        process.stdin.close()
+        process.wait()
+    if code:
+        raise ChildProcessError(
+            f"{training.name} ended with exit code {code}, for the reason above; the same command goes on."
+        )
+    return run
+
+
+def _check(run: RunFolder, training: Training) -> None:
+    """Raise ValueError if the folder of a run, or of a search, holds one with other settings."""
+    search = run.path / _SEARCH
+    if run.is_started:
+        settings = dict(run.read()["settings"])
+        if training.engine == "train":
+            # A run writes these two arguments down by other names.
+            settings |= {"positions": settings["position_kind"], "max_length": settings["positions"]}
+    elif search.is_file():
+        # What its trials share.
+        trials = json.loads(search.read_text(encoding="utf-8"))["trials"]
+        settings = {name: value for name, value in trials[0].items() if all(each[name] == value for each in trials)}
+    else:
+        return
+    if run.is_finished and "epochs" in training.arguments:
+        # Settings hold the steps that they came to; the command names them.
+        words = shlex.split(next((row.command for row in read_rows(run.rows)), ""))
+        settings["epochs"] = float(words[words.index("--epochs") + 1]) if "--epochs" in words else None
+    for name, wanted in training.arguments.items():
+        came = settings.get(name)
+        if name not in settings or name == "model":
+            continue
+        if isinstance(wanted, Mapping) and isinstance(came, Mapping):
+            came = {option: came.get(option) for option in wanted}
+        if name == "conv_kernel_size" and wanted == 0:
+            # 0 asks for no convolution, which a run writes down as None.
+            wanted = None
+        if came != wanted:
+            raise ValueError(
+                f"{run.path} holds a run with {name} = {came!r}, and the study needs {wanted!r}: choose another folder "
+                "with --to."
+            )

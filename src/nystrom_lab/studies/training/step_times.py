@@ -1,0 +1,80 @@
+"""Time and memory of a step of fine-tuning with each attention, in turn on the same batches of the task."""
+
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nystrom.clock import peak_bytes, seconds
+from nystrom_lab.data.language.labelled.glue import find_labelled
+from nystrom_lab.data.language.labelled.splits import read_labelled
+from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.training.data.batches import TrainingOrder
+from nystrom_lab.training.finetune.classifier import find_start, make_classifier, takes_segments
+from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
+from nystrom_lab.training.finetune.settings import PRESET
+from nystrom_lab.training.scoring import DTYPES
+
+BATCHES, ROUNDS = 3, 5
+_CPU = torch.device("cpu")
+
+
+def step_times(task: str, arguments: Mapping[str, Mapping[str, Any]], *, precision: str) -> Iterable[Row]:
+    """Forward and backward passes over the first batches of a run, and their peak memory, on the CPU.
+
+    Each round takes all batches with each attention in turn. A row has the median of the rounds and their quartiles;
+    the ratios are taken within a round.
+
+    Args:
+        task: The task.
+        arguments: Of `nystrom_lab.training.finetune.engine.finetune`, by the name of the attention, the first of them
+        exact. precision: As in `finetune`.
+    """
+    first = next(iter(arguments.values()))
+    max_length = int(first["max_length"])
+    data = read_labelled(tuple(map(Path, first["data"])), find_labelled(task), own=False, kind="auto", val_share=None)
+    train = data.splits["train"]
+    models, batches = {}, []
+    for method, given in arguments.items():
+        start = find_start(given["model"], attention=given["attention"], options=given["options"])
+        model = make_classifier(start, classes=data.classes, task=task, pairs=train.pairs is not None)
+        models[method] = model.train()
+        if not batches:
+            segments = start.segments and takes_segments(model) and train.pairs is not None
+            split = EncodedSplit(train, start.tokenizer, max_length=max_length, segments=segments)
+            order = list(TrainingOrder(split.lengths, batch_size=PRESET.batch_size, steps=BATCHES, seed=0))
+            collate = collator(padding_of(start.tokenizer))
+            picked = np.array(order).reshape(BATCHES, PRESET.batch_size)
+            batches = [collate([split[place] for place in places]) for places in picked.tolist()]
+
+    def passes(method: str) -> None:
+        for batch in batches:
+            with torch.autocast("cpu", DTYPES[precision], enabled=precision != "float32"):
+                loss = models[method](**batch).loss
+            loss.backward()
+            models[method].zero_grad()
+
+    for method in models:
+        passes(method)
+    times: dict[str, list[float]] = {method: [] for method in models}
+    for _ in range(ROUNDS):
+        for method in models:
+            times[method].append(seconds(lambda method=method: passes(method), _CPU))
+    exact, *_ = times.values()
+    tokens = sum(batch["input_ids"].numel() for batch in batches)
+    sizes = f"model={Path(first['model']).name} b={PRESET.batch_size} batches={BATCHES} tokens={tokens}"
+    shared = {"device": cpu_name(), "dtype": precision, "sizes": sizes, "n": max_length, "seed": 0}
+    for method, measured in times.items():
+        memory = peak_bytes(lambda method=method: passes(method), _CPU) / 1e6
+        ratios = [ours / theirs for ours, theirs in zip(measured, exact, strict=True)]
+        milliseconds = [1e3 * value / BATCHES for value in measured]
+        for quantity, values, unit in (("step time", milliseconds, "ms"), ("step time / exact", ratios, "")):
+            low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+            yield new_row(
+                study="", quantity=quantity, method=method, value=middle, low=low, high=high, unit=unit,
+                repeats=ROUNDS, **shared,
+            )  # fmt: skip
+        yield new_row(study="", quantity="step memory", method=method, value=memory, unit="MB", **shared)

@@ -1,0 +1,74 @@
+"""Scores of a model that was trained with exact attention and reads with another in its place."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nystrom.attention.method_names import read_method
+from nystrom_lab.data.language.labelled.glue import find_labelled
+from nystrom_lab.data.language.labelled.splits import read_labelled
+from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.training.finetune.classifier import find_start, make_classifier, takes_segments
+from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
+from nystrom_lab.training.finetune.inference import forget_kept, logits_of
+from nystrom_lab.training.finetune.scores import predicted, scores
+from nystrom_lab.training.finetune.settings import PRESET
+from nystrom_lab.training.results import wilson
+
+
+def swapped_rows(
+    best: Path, task: str, data: Path, methods: Sequence[str], *, name: str, precision: str
+) -> Iterable[Row]:
+    """Score a model with each attention in turn, without any training.
+
+    Where it was interrupted, it goes on in the middle of the texts. Rows are those of the task's metrics on the test
+    texts, or on the validation texts where the test labels are not published, and the share of predictions that differ
+    from those of the first attention.
+
+    Args:
+        best: Folder of the model in that of its run, as a fine-tuning leaves it; the run keeps the logits of each
+            attention until all have been scored.
+        task: Its task.
+        data: The files of the task.
+        methods: Attentions by their names with sizes, the model's own first.
+        name: What rows call the model.
+        precision: "float32", "bfloat16" or "float16".
+    """
+    facts, found = (
+        find_labelled(task),
+        read_labelled((data,), find_labelled(task), own=False, kind="auto", val_share=None),
+    )
+    which = "test" if "test" in found.splits else "validation"
+    texts, first = found.splits[which], None
+    split: EncodedSplit | None = None
+    kept: list[Path] = []
+    for method in methods:
+        attention, options = read_method(method)
+        start = find_start(str(best), attention=attention, options=options)
+        model = make_classifier(start, classes=found.classes, task=task, pairs=texts.pairs is not None)
+        if split is None:
+            segments = start.segments and takes_segments(model) and texts.pairs is not None
+            split = EncodedSplit(texts, start.tokenizer, max_length=PRESET.max_length, segments=segments)
+        collate = collator(padding_of(start.tokenizer))
+        kept.append(best.parent / "predictions" / f"{which}-{method}.npy")
+        logits = logits_of(
+            model, split, collate, batch_size=PRESET.batch_size, device="cpu", precision=precision, kept=kept[-1]
+        )
+        guess = predicted(logits, classes=found.classes is not None)
+        first = guess if first is None else first
+        sizes = f"model={name} splits={'published' if found.published else 'own'}"
+        shared: dict[str, Any] = {
+            "study": "", "method": method, "unit": "", "n": PRESET.max_length, "repeats": len(split), "sizes": sizes,
+            "dtype": precision, "device": cpu_name(), "seed": 0,
+        }  # fmt: skip
+        assert split.labels is not None, "the test texts have labels, and validation always has"
+        results: Mapping[str, float] = scores(logits, split.labels, facts.metrics, classes=found.classes is not None)
+        for metric in facts.metrics:
+            low, high = wilson(results[metric], len(split)) if metric == "accuracy" else (None, None)
+            yield new_row(quantity=f"{which} {metric}", value=results[metric], low=low, high=high, **shared)
+        changed = float(np.mean(guess != first))
+        yield new_row(quantity=f"{which} predictions that change", value=changed, **shared)
+    for file in kept:
+        forget_kept(file)

@@ -1,0 +1,294 @@
+"""The tasks that can be trained on: how their data are prepared, opened and recognised.
+
+The data set of a preset's default folder is made if it is missing. A folder named by the user must exist, since a
+misspelt name should not start an hour of preparation.
+"""
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nystrom.checks import check_names
+from nystrom.models import EncoderForSequenceClassification
+from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom_lab.data.lra.augmentation import crop_text, crop_texts, mirror_picture, vary_picture
+from nystrom_lab.data.lra.facts import LRA
+from nystrom_lab.data.lra.image import Image
+from nystrom_lab.data.lra.listops.shuffle import shuffle_arguments
+from nystrom_lab.data.lra.listops.task import ListOps, first_operator_share, prepare_listops
+from nystrom_lab.data.lra.pathfinder.task import Pathfinder, prepare_pathfinder
+from nystrom_lab.data.lra.texts.own_texts import prepare_own
+from nystrom_lab.data.lra.texts.retrieval import Retrieval
+from nystrom_lab.data.lra.texts.reviews import Text
+from nystrom_lab.data.store.byte_split import ByteSplit
+from nystrom_lab.data.store.header import HEADER, read_header
+from nystrom_lab.data.store.picture_files import PictureSplit
+from nystrom_lab.data.store.prepared_folder import verify
+from nystrom_lab.training.data.batches import Collate, collate, collate_pairs, collate_whole
+from nystrom_lab.training.data.columns import NO_COLUMNS, Columns
+from nystrom_lab.training.presets.sizes import DataSizes
+
+Model = EncoderForSequenceClassification | EncoderForPairClassification
+
+
+class LabelledSplit(Protocol):
+    """One split of a data set, its samples `{"input_ids": tokens, "labels": class}`.
+
+    A sample of two documents has a pair of them as its `input_ids`.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> dict[str, Any]: ...
+
+    def __getitems__(self, indices: Sequence[int], /) -> list[dict[str, Any]]: ...
+
+    @property
+    def num_labels(self) -> int:
+        """Classes."""
+        ...
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample; of two documents, those of the longer one."""
+        ...
+
+    @property
+    def labels(self) -> NDArray[np.uint8]:
+        """Class of each sample."""
+        ...
+
+    @property
+    def majority_share(self) -> float:
+        """Share of the largest class."""
+        ...
+
+
+class Splits(NamedTuple):
+    """A data set; a training that reads no test split has None for it."""
+
+    train: LabelledSplit
+    val: LabelledSplit
+    test: LabelledSplit | None
+
+
+class Guess(NamedTuple):
+    """A guess at the class that needs no model, and that a trained one should be above.
+
+    Attributes:
+        name: What it sees.
+        share: The share of the second split that it tells, after the first split.
+    """
+
+    name: str
+    share: Callable[[Any, Any], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What training needs of a task in addition to its facts (`nystrom_lab.data.lra.facts`).
+
+    Attributes:
+        open: Opens one split of a prepared folder.
+        prepare: Draws a data set of given sizes; None where it is read from the user's files.
+        model: What is trained.
+        collate: Makes a batch of samples.
+        vary: Makes another training input of one, by random numbers; the class stays.
+        takes_own_texts: Whether a user's own labelled texts, or pairs of them, can be trained on as they are.
+        guess: The best guess known beyond the largest class.
+    """
+
+    open: Callable[[Path, str], LabelledSplit]
+    prepare: Callable[[Path, DataSizes], None] | None = None
+    model: type[Model] = EncoderForSequenceClassification
+    collate: Collate = collate
+    vary: Callable[[Any, np.random.Generator], Any]
+    takes_own_texts: bool = False
+    guess: Guess | None = None
+
+
+def _prepare_listops(folder: Path, sizes: DataSizes) -> None:
+    prepare_listops(
+        folder,
+        train=sizes.train,
+        val=sizes.val,
+        test=sizes.test,
+        min_length=sizes.min_length,
+        max_length=sizes.max_length,
+    )
+
+
+def _prepare_pathfinder(folder: Path, sizes: DataSizes) -> None:
+    size = math.isqrt(sizes.max_length)
+    assert size == 32, "the presets are for pictures of 32 x 32"
+    prepare_pathfinder(folder, size=size, contour=sizes.contour, train=sizes.train, val=sizes.val, test=sizes.test)
+
+
+TASKS: dict[str, Task] = {
+    "listops": Task(
+        open=ListOps,
+        prepare=_prepare_listops,
+        vary=shuffle_arguments,
+        guess=Guess("first operator", first_operator_share),
+    ),
+    "text": Task(open=Text, vary=crop_text, takes_own_texts=True),
+    "retrieval": Task(
+        open=Retrieval,
+        model=EncoderForPairClassification,
+        collate=collate_pairs,
+        vary=crop_texts,
+        takes_own_texts=True,
+    ),
+    "image": Task(open=Image, vary=vary_picture, collate=collate_whole),
+    "pathfinder": Task(open=Pathfinder, prepare=_prepare_pathfinder, collate=collate_whole, vary=mirror_picture),
+}
+
+
+def find_task(name: str) -> Task:
+    """Look a task up.
+
+    Raises:
+        ValueError: There is no task of that name.
+    """
+    check_names("task", [name], TASKS)
+    return TASKS[name]
+
+
+def default_folder(sizes: DataSizes) -> Path:
+    """The folder of a preset's data set, unless another one is named."""
+    return Path("data") / sizes.folder
+
+
+def check_data(task: str, data: Path | None) -> None:
+    """Check that named data exist, and are a prepared folder where the task takes nothing else.
+
+    Raises:
+        ValueError: They do not exist, or are something else.
+    """
+    if data is None or data.is_dir():
+        return
+    own_texts = find_task(task).takes_own_texts
+    if own_texts and data.suffix and not data.exists():
+        raise ValueError(f"data is {data}, and there is no such file: name a table of texts, or a prepared folder.")
+    if not data.exists():
+        raise ValueError(
+            f"data is {data}, and there is no such folder: name a prepared one, leave it out for the preset's, or make "
+            f"it with `nystrom data prepare {task}{_source(task)} --to {data}`."
+        )
+    if not own_texts:
+        raise ValueError(f"data is {data}, a file; expected a folder that `nystrom data prepare {task}` made.")
+
+
+def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns = NO_COLUMNS) -> Path:
+    """The prepared folder of the data that a user names; files of the user's own are prepared first.
+
+    Args:
+        task: Task.
+        data: A prepared folder, or files of the task.
+        max_length: The longest sample that the model takes; longer ones are cut.
+        columns: Where the files hold texts and labels.
+
+    Raises:
+        ValueError: It is neither, or columns are named for data that are already prepared.
+    """
+    if not find_task(task).takes_own_texts or (data / HEADER).is_file():
+        columns.check_unused(f"data {data} is not a file of texts")
+        return data
+    folder = prepare_own(task, data, max_length=max_length, **columns._asdict())
+    print(f"The data of {data} are in {folder}.")
+    return folder
+
+
+def class_names(split: LabelledSplit) -> list[str]:
+    """Labels of the classes, in their order; their numbers where they have none."""
+    named = isinstance(split, ByteSplit | PictureSplit)
+    return [*split.classes] if named else [str(label) for label in range(split.num_labels)]
+
+
+def _source(task: str) -> str:
+    return "" if find_task(task).prepare else " --from FILES"
+
+
+def prepare_if_missing(task: str, folder: Path, sizes: DataSizes) -> None:
+    """Make the preset's data set if its folder is missing, with a message.
+
+    Raises:
+        ValueError: It is read from the user's files.
+    """
+    if folder.exists():
+        return
+    prepare = find_task(task).prepare
+    if prepare is None:
+        raise ValueError(
+            f"{folder} does not exist, and {task} is read from files: make it with `nystrom data prepare {task}"
+            f"{_source(task)} --to {folder}{f' --max-length {sizes.max_length}' if LRA[task].is_cut else ''}`, "
+            "or name a prepared folder with --data."
+        )
+    print(f"{folder} does not exist: preparing {sizes.train} + {sizes.val} + {sizes.test} samples of {task}.")
+    prepare(folder, sizes)
+
+
+def open_splits(task: str, folder: Path, *, positions: int, batch_size: int, test: bool = True) -> Splits:
+    """Open a data set, and check that it can be trained on.
+
+    Args:
+        task: Task.
+        folder: Its prepared data.
+        positions: The longest sample that the model takes.
+        batch_size: Samples per step.
+        test: Whether the test split is opened.
+
+    Raises:
+        ValueError: The folder holds no data of the task, data that were changed, too long samples, or too few.
+    """
+    verify(folder, task=task)
+    names = Splits._fields if test else ("train", "val")
+    opened = {name: find_task(task).open(folder, name) for name in names}
+    for name, split in opened.items():
+        if len(split) == 0:
+            raise ValueError(f"data {folder} holds no samples in {name}; expected at least one.")
+        check_lengths(folder, name, split, positions)
+    if len(opened["train"]) < batch_size:
+        raise ValueError(
+            f"batch_size is {batch_size} but data {folder} holds {len(opened['train'])} training samples: "
+            "take a smaller batch or more data."
+        )
+    return Splits(opened["train"], opened["val"], opened.get("test"))
+
+
+def check_lengths(folder: Path, name: str, split: LabelledSplit, positions: int) -> None:
+    """Check that no sample has more tokens than the model has positions.
+
+    Raises:
+        ValueError: One has.
+    """
+    if (longest := int(split.lengths.max(initial=0))) > positions:
+        raise ValueError(
+            f"data {folder} holds a sample of {longest} tokens in {name}, but the model has {positions} positions: "
+            "name shorter data (texts are cut by --max-length when prepared), or train with --max-length."
+        )
+
+
+def fingerprint(splits: Splits, folder: Path) -> str:
+    """Two checksums of the open splits: of the lengths and classes of all samples, and of their files.
+
+    An older run has the first alone, which says nothing of pictures that are all of one size.
+
+    Args:
+        splits: The splits.
+        folder: Their folder.
+    """
+    seen = 0
+    for split in filter(None, splits):
+        for array in (split.lengths, split.labels):
+            seen = zlib.crc32(np.ascontiguousarray(array, dtype=np.int64).tobytes(), seen)
+    files = read_header(folder)["files"]
+    sums = sorted((name, file["sha256"]) for name, file in files.items())
+    opened = [each for each in sums if splits.test is not None or not each[0].startswith("test_")]
+    return f"{seen:08x}-{zlib.crc32(repr(opened).encode()):08x}"

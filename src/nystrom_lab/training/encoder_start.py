@@ -1,0 +1,177 @@
+"""The encoder that a training starts from: its settings come with it, and its weights go into the model of the run.
+
+Heads are never taken: the encoder may have been trained to predict masked tokens, or to classify.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nystrom.models import EncoderConfig
+from nystrom.models.files.json_object import read_json
+from nystrom.models.files.loading import check_weights
+from nystrom.sums import sha256
+from nystrom_lab.data.lra.facts import LRA
+from nystrom_lab.training.lengths import has_longest
+from nystrom_lab.training.presets.preset import MethodSetting, Preset
+
+# Of an encoder, by their names in presets and in `EncoderConfig`.
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "norm",
+    "attention_size",
+)
+
+
+@dataclass(frozen=True)
+class StartEncoder:
+    """A saved encoder.
+
+    Attributes:
+        folder: Where it is.
+        weights: Checksum of its weights.
+        config: Its configuration.
+        preset: Name of the preset that it was trained with; None where no run is around its folder.
+    """
+
+    folder: Path
+    weights: str
+    config: EncoderConfig
+    preset: str | None
+
+    @property
+    def method(self) -> MethodSetting:
+        """Its attention, as a preset has it."""
+        config = self.config
+        return MethodSetting(config.attention_options, config.conv_kernel_size, config.share_attention_weights)
+
+    def settings(self) -> dict[str, Any]:
+        """What else of its settings a training can choose, by the names of arguments."""
+        names = ("positions", "rotary_share", "rotary_across_heads", "feed_forward", "design")
+        taps = self.config.short_conv_kernel_size or 0
+        return {name: getattr(self.config, name) for name in names} | {"short_conv_kernel_size": taps}
+
+    def within(self, base: Preset) -> Preset:
+        """A preset with the settings of the encoder."""
+        config = self.config
+        return replace(
+            base,
+            position_kind=config.positions,
+            rotary_share=config.rotary_share,
+            rotary_across_heads=config.rotary_across_heads,
+            short_conv_kernel_size=config.short_conv_kernel_size or 0,
+            feed_forward=config.feed_forward,
+            design=config.design,
+        )
+
+    def positions(self, base: Preset, of_data: int | None) -> int | None:
+        """The positions of the model: the encoder's, or those of longer data where it has no weight for each.
+
+        Args:
+            base: The preset.
+            of_data: Positions that the data need, or were asked for; None for the preset's.
+
+        Returns:
+            None for those of the preset.
+
+        Raises:
+            ValueError: Another length was asked for than that of its weights.
+        """
+        own, fixed = self.config.max_position_embeddings, self._fixed
+        if fixed and of_data is not None and not LRA[base.task].any_size and of_data != own:
+            raise ValueError(
+                f"max_length is {of_data} but model {self.folder} has {fixed} {own} positions: leave it out, or "
+                "pretrain another encoder with it."
+            )
+        if not fixed:
+            own = max(own, base.data.max_length if of_data is None else of_data)
+        return None if own == base.data.max_length else own
+
+    @property
+    def _fixed(self) -> str:
+        """What of it has a weight for each position; "" for nothing."""
+        if self.config.positions == "learned":
+            return "a table of"
+        return f"projections ({self.config.attention}) of" if has_longest(self.config.attention) else ""
+
+    def check_longest(self, longest: int | None) -> None:
+        """Check that its attention sees sequences of this length.
+
+        Args:
+            longest: Tokens, that of the class included; None for those of its preset.
+
+        Raises:
+            ValueError: Its projections are shorter.
+        """
+        own = self.config.attention_options.get("max_length")
+        if longest is not None and isinstance(own, int) and own < longest:
+            raise ValueError(
+                f"model {self.folder} has projections ({self.config.attention}) of {own} positions, but sequences would"
+                f" have {longest}, the token of the class included: take another pooling than 'cls', or pretrain "
+                f"another encoder with --options.max-length {longest}."
+            )
+
+    def check(self, base: Preset, given: Mapping[str, object]) -> None:
+        """Check that it is an encoder for a task and preset, and that nothing which was asked for contradicts it.
+
+        Args:
+            base: The preset.
+            given: Settings of the encoder that were asked for, by the names of arguments, options of the method as
+                "options.NAME"; None for those that were not.
+
+        Raises:
+            ValueError: The first that does not fit, by name and number.
+        """
+        config, words = self.config, LRA[base.task].vocab_size
+        if config.vocab_size != words:
+            raise ValueError(
+                f"model {self.folder} has vocab_size = {config.vocab_size} but {base.task} has {words} tokens: name an "
+                f"encoder that was pretrained on it, by `nystrom pretrain {base.task}`."
+            )
+        for name in _SIZES:
+            if (own := getattr(config, name)) != (wanted := getattr(base, name)):
+                raise ValueError(
+                    f"model {self.folder} has {name} = {own} but preset {base.name} has {wanted}: leave --preset out, "
+                    "or name the one that the encoder was trained with."
+                )
+        mine = {"attention": config.attention, "conv_kernel_size": config.conv_kernel_size or 0} | self.settings()
+        mine |= {f"options.{name}": value for name, value in config.attention_options.items()}
+        for name, value in given.items():
+            if value is not None and value != mine.get(name):
+                had = repr(mine[name]) if name in mine else "the default"
+                raise ValueError(
+                    f"{name} is {value!r} but model {self.folder} was trained with {had}: leave it out, or pretrain "
+                    "another encoder with it."
+                )
+
+
+def find_start(folder: Path) -> StartEncoder:
+    """Read what a folder says of its encoder.
+
+    Raises:
+        ValueError: The folder holds no model, one of another kind, or no whole safetensors.
+    """
+    if not (folder / "config.json").is_file() and (folder / "best" / "config.json").is_file():
+        raise ValueError(f"model is {folder}, a run: name its best model {folder / 'best'}, or one of its checkpoints.")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"model is {folder}, which holds no config.json: name a saved model, such as RUN/best.")
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind != EncoderConfig.model_type:
+        raise ValueError(
+            f"model {folder} is of type {kind!r}; expected {EncoderConfig.model_type!r}, what `nystrom pretrain TASK` "
+            "and `nystrom train` save."
+        )
+    config = EncoderConfig.from_pretrained(folder)
+    check_weights(folder)
+    files = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+    run = folder.parent / "run.json"
+    preset = read_json(run).get("settings", {}).get("preset") if run.is_file() else None
+    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
+    return StartEncoder(folder, digest, config, preset)

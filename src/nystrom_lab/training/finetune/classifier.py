@@ -1,0 +1,263 @@
+"""The model that is fine-tuned: an encoder from a folder, a new head, and the attention that was asked for.
+
+Encoders of this library, published Nyströmformers among them, become `EncoderForSequenceClassification`; those of
+transformers become what AutoModelForSequenceClassification makes of them, with a method in place of their attention.
+Dropout of attention weights is 0 in all of them: no method stores weights, and with it transformers' exact attention
+could not run fused.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from nystrom.integrations.bert_names import positions_of
+from nystrom.integrations.saving import check_can_be_saved
+from nystrom.integrations.set_attention import check_attention, set_attention
+from nystrom.models import EncoderConfig, EncoderForSequenceClassification
+from nystrom.models.files.json_object import read_json
+from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, find_folder, report_held
+from nystrom.models.files.published import PUBLISHED_TYPE
+from nystrom.models.files.tokenizer import load_tokenizer
+from nystrom_lab.training.finetune.settings import model_name
+from nystrom_lab.training.run.progress import no_load_report
+
+EXACT = "softmax"
+OWN_TYPES = (EncoderConfig.model_type, PUBLISHED_TYPE)
+_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
+# A vocabulary may be padded to a round number; a tokenizer with a smaller share of it belongs to another model.
+_KNOWN = 0.9
+
+
+@dataclass(frozen=True)
+class Start:
+    """The starting point of a fine-tuning, checked before anything is trained.
+
+    Attributes:
+        folder: The folder of the model.
+        name: Its name in rows.
+        weights: Checksum of its weights.
+        config: Its configuration; in a model of this library with the attention that was asked for.
+        own: Whether it is a model of this library.
+        attention: Method.
+        options: Its options.
+        tokenizer: Its tokenizer.
+        positions: The longest input; None where there is no limit.
+    """
+
+    folder: Path
+    name: str
+    weights: str
+    config: Any
+    own: bool
+    attention: str
+    options: dict[str, Any]
+    tokenizer: PreTrainedTokenizerBase
+    positions: int | None
+
+    @property
+    def segments(self) -> bool:
+        """Whether the model tells the texts of a pair apart."""
+        return (getattr(self.config, "type_vocab_size", 0) or 0) > 1
+
+
+def find_start(model: str, *, attention: str | None, options: Mapping[str, Any] | None) -> Start:
+    """Read the configuration and the tokenizer of a model, and check them.
+
+    Args:
+        model: A folder, or OWNER/NAME of the Hugging Face Hub.
+        attention: Method in place of its own; None for its own.
+        options: Options of the method.
+
+    Raises:
+        ValueError: No such model, no weights, a tokenizer of another vocabulary, or an attention that it cannot use.
+    """
+    folder = find_folder(model, {})
+    check_weights(folder)
+    content = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    kind = content.get("model_type")
+    if kind is None:
+        raise ValueError(f"model {folder} holds no config.json with a model_type: name a saved encoder.")
+    tokenizer = load_tokenizer(model)
+    own = kind in OWN_TYPES
+    if own:
+        config = EncoderConfig.from_pretrained(folder, **_own_changes(content, attention, options))
+        attention, chosen = config.attention, dict(config.attention_options)
+    else:
+        config = _their_config(folder, str(kind))
+        stored = getattr(config, "_attn_implementation", None)
+        if attention is None and stored not in (None, "sdpa", "eager"):
+            attention, options = str(stored), {**(getattr(config, "attention_options", None) or {}), **(options or {})}
+        attention, chosen = attention or EXACT, dict(options or {})
+        if attention == EXACT and chosen:
+            raise ValueError(
+                f"{', '.join(chosen)} {'is' if len(chosen) == 1 else 'are'} given for exact attention: name the method "
+                "with --attention, such as --attention nystrom."
+            )
+    check_vocabulary(folder, tokenizer, config.vocab_size)
+    return Start(
+        folder=folder,
+        name=model_name(model),
+        weights=_checksum(folder),
+        config=config,
+        own=own,
+        attention=attention,
+        options=chosen,
+        tokenizer=tokenizer,
+        positions=positions_of(config),
+    )
+
+
+def make_classifier(
+    start: Start, *, classes: Sequence[str] | None, task: str, pairs: bool, track_error: bool = False
+) -> PreTrainedModel:
+    """Make the model to train; its head is new if the folder has none that fits.
+
+    Args:
+        start: From `find_start`.
+        classes: Names of the classes; None for numbers.
+        task: The task; the configuration keeps it.
+        pairs: Whether it classifies pairs of texts; the configuration keeps that too.
+        track_error: Keep an estimate of the error of attention; for a model of this library.
+
+    Raises:
+        ValueError: Weights that do not fit, or an attention that the model cannot use.
+    """
+    config = start.config
+    config.id2label = dict(enumerate(classes or ("LABEL_0",)))
+    config.label2id = {name: place for place, name in config.id2label.items()}
+    config.problem_type = "regression" if classes is None else "single_label_classification"
+    config.text_pairs = pairs
+    if start.own:
+        config.task, config.track_error = task, track_error
+    else:
+        config.finetuning_task = task
+        # A name in config.json is set by set_attention, with its options checked.
+        config._attn_implementation = "sdpa"
+        for name in _DROPOUTS:
+            if hasattr(config, name):
+                setattr(config, name, 0.0)
+    load: Any = EncoderForSequenceClassification.from_pretrained
+    if not start.own:
+        load = partial(AutoModelForSequenceClassification.from_pretrained, trust_remote_code=False)
+    # transformers would log a table of the new head.
+    with no_load_report():
+        model, report = load(start.folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True)
+    check_encoder(model, report, start.folder, new_heads=True)
+    if not start.own:
+        # Their loss is a mean over the batch; the Trainer would otherwise multiply it by parts and processes.
+        model.accepts_loss_kwargs = False
+        if start.attention != EXACT:
+            set_attention(model, start.attention, start.options)
+            check_attention(model.eval(), {"input_ids": torch.zeros(1, 2, dtype=torch.long)})
+            check_can_be_saved(model)
+    return model
+
+
+def blank_classifier(start: Start) -> PreTrainedModel:
+    """The model with new weights, to see what it is made of.
+
+    Raises:
+        ValueError: An attention that the model cannot use.
+    """
+    if start.own:
+        return EncoderForSequenceClassification(start.config)
+    model = AutoModelForSequenceClassification.from_config(start.config)
+    if start.attention != EXACT:
+        set_attention(model, start.attention, start.options)
+    return model
+
+
+def _own_changes(
+    content: Mapping[str, Any], attention: str | None, options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    changes: dict[str, Any] = {} if attention is None else {"attention": attention}
+    if options:
+        changes["attention_options"] = dict(options)
+    if changes and content["model_type"] == PUBLISHED_TYPE:
+        # Another attention than that format can say is written in this library's own.
+        changes["segment_means_seq_len"] = None
+    return changes
+
+
+def _their_config(folder: Path, kind: str) -> Any:
+    import nystrom.integrations  # noqa: F401 (registers the methods that config.json may name)
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        raise ValueError(f"model {folder} is of type {kind!r}, which transformers does not know ({error}).") from error
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise ValueError(f"model {folder} is of type {kind!r}, which has no classifier in transformers.")
+    return config
+
+
+def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, known: int) -> None:
+    """Check that a tokenizer belongs to a model whose vocabulary has `known` tokens.
+
+    Raises:
+        ValueError: It does not.
+    """
+    words = len(tokenizer)
+    if not _KNOWN * known <= words <= known:
+        raise ValueError(
+            f"the tokenizer of model {folder} has {words} tokens but the model {known}: they do not belong together; "
+            "copy the files of the tokenizer that it was trained with into the folder."
+        )
+
+
+def _checksum(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def load_classifier(folder: Path) -> PreTrainedModel:
+    """Load a model that was fine-tuned, with the attention that its folder names.
+
+    Raises:
+        ValueError: The folder holds no classifier, or a broken one.
+    """
+    import nystrom.integrations  # noqa: F401 (registers the methods that config.json may name)
+
+    check_weights(folder)
+    content = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    names = content.get("architectures") or [""]
+    if not str(names[0]).endswith("ForSequenceClassification"):
+        raise ValueError(
+            f"model {folder} is no classifier of texts (its config.json names {names[0] or 'no model'!r}): name the "
+            "folder best of a run of `nystrom finetune`."
+        )
+    load: Any = partial(AutoModelForSequenceClassification.from_pretrained, trust_remote_code=False)
+    if content.get("model_type") in OWN_TYPES:
+        load = EncoderForSequenceClassification.from_pretrained
+    with report_held():
+        model, report = load(folder, output_loading_info=True, ignore_mismatched_sizes=True)
+        check_shapes(report, folder)
+        _check_complete(report, folder)
+    return model.eval()
+
+
+def _check_complete(report: Mapping[str, Any], folder: Path) -> None:
+    """Raise ValueError where a weight is missing or left over."""
+    if wrong := sorted([*report["missing_keys"], *report["unexpected_keys"]]):
+        raise ValueError(f"model {folder} does not fit its config.json, for example in {wrong[0]}: save it again.")
+
+
+def takes_segments(model: PreTrainedModel) -> bool:
+    """Whether the forward of a model has token_type_ids."""
+    return "token_type_ids" in inspect.signature(model.forward).parameters

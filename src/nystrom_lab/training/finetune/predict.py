@@ -1,0 +1,127 @@
+"""Classify the texts of a file with a fine-tuned model, in their order, however many there are.
+
+Texts are read, encoded and classified a few batches at a time, those of similar length together; so memory does not
+depend on their number. A row of the result is written for each.
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from nystrom.checks import check_at_least
+from nystrom.whole_files import check_folder, check_new, whole_text
+from nystrom_lab.data.language.labelled.glue import TASKS, LabelledTask, own_task
+from nystrom_lab.data.language.labelled.rows import read_texts, spoilt_rows
+from nystrom_lab.training.hardware import Device, Precision, usable_device, usable_precision
+
+_POOL = 50
+_ENDINGS = (".tsv", ".csv", ".jsonl")
+
+
+def predict(
+    *,
+    model: str,
+    data: Path,
+    to: Path | None = None,
+    text_field: str | None = None,
+    pair_field: str | None = None,
+    batch_size: int = 32,
+    precision: Precision = "auto",
+    device: Device = "auto",
+    threads: int | None = None,
+) -> int:
+    """Write the label of each text and its probability, or its number, a row each in the order of the texts.
+
+    Args:
+        model: Folder of a fine-tuned model, such as RUN/best.
+        data: The texts: a .txt file, with one in each line, or .tsv, .csv, .jsonl, .parquet; compressed or not.
+        to: File to write, .tsv, .csv or .jsonl, which must not exist yet; standard output if not given.
+        text_field: Column of the texts, or of the first of each pair; that of the model's task if not given.
+        pair_field: Column of the second text of each pair.
+        batch_size: Texts at a time; affects only speed and memory.
+        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
+        device: "auto" is an accelerator where there is one.
+        threads: Threads on the CPU; torch's choice if not given.
+
+    Returns:
+        The number of texts.
+
+    Raises:
+        ValueError: A folder, file, column, device or precision that cannot be used.
+    """
+    check_at_least("batch_size", batch_size, 1)
+    if threads is not None:
+        check_at_least("threads", threads, 1)
+    if not data.is_file():
+        raise ValueError(f"data is {data}, which is not a file: name the file of the texts.")
+    if to is not None and to.suffix.lower() not in _ENDINGS:
+        raise ValueError(f"to is {to}; expected a name that ends in {', '.join(_ENDINGS)}.")
+    if to is not None:
+        check_new(to)
+    device = usable_device(device)  # pyright: ignore[reportAssignmentType]
+    precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
+
+    import torch
+
+    from nystrom_lab.training.finetune.saved import SavedClassifier
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    classifier = SavedClassifier(model, device=device, precision=precision)
+    task = _columns(classifier.task, classifier.pairs, model, text_field=text_field, pair_field=pair_field)
+    spoilt: list[int] = []
+    texts, count = read_texts(data, task, spoilt), 0
+    with _opened(to) as file:
+        write = _writer(file, ".tsv" if to is None else to.suffix.lower(), classifier.classes is not None)
+        while pool := list(islice(texts, _POOL * batch_size)):
+            for label, probability in classifier.classify(pool, batch_size=batch_size):
+                write(count, label, probability)
+                count += 1
+    if spoilt:
+        print(f"notice: {spoilt_rows(str(data), spoilt)}.", file=sys.stderr)
+    return count
+
+
+def _columns(name: str, pairs: bool, model: str, *, text_field: str | None, pair_field: str | None) -> LabelledTask:
+    """The columns of the texts, those of the task that the model was fine-tuned on where none are named."""
+    if pairs and pair_field is None and name not in TASKS:
+        raise ValueError(f"model {model} classifies pairs of texts: name the column of the second with --pair-field.")
+    if not pairs and pair_field is not None:
+        raise ValueError(f"pair_field is {pair_field!r}, but model {model} classifies single texts: leave it out.")
+    if name in TASKS:
+        return TASKS[name].with_fields(text_field=text_field, pair_field=pair_field)
+    return own_task(text_field=text_field, pair_field=pair_field)
+
+
+@contextmanager
+def _opened(to: Path | None) -> Iterator[TextIO]:
+    """The file to write, or standard output."""
+    if to is None:
+        yield sys.stdout
+        return
+    check_folder(to.parent)
+    with whole_text(to, new=True) as file:
+        yield file
+
+
+def _writer(file: TextIO, ending: str, classes: bool) -> Any:
+    """What writes a row: its number, its label and the probability of that, or a number."""
+    names = ["index", "label", "probability"] if classes else ["index", "prediction"]
+    if ending == ".jsonl":
+
+        def write_object(*values: object) -> None:
+            file.write(json.dumps(dict(zip(names, values, strict=False)), ensure_ascii=False) + "\n")
+
+        return write_object
+    table = csv.writer(file, delimiter="\t" if ending == ".tsv" else ",", lineterminator="\n")
+    table.writerow(names)
+
+    def write_row(index: int, label: object, probability: float | None) -> None:
+        table.writerow([index, label, f"{probability:.6f}"] if classes else [index, f"{label:.6g}"])
+
+    return write_row

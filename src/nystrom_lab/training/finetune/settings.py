@@ -1,0 +1,243 @@
+"""The settings of a fine-tuning: the paper's, and what was changed.
+
+The paper's: batches of 32, AdamW at 3e-5, four passes over the training texts, the best model on validation. The rest,
+which the paper does not specify, is BERT's: a warm-up over a tenth of the steps, then linear decay, weight decay .01,
+and gradients of norm 1 at most.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from nystrom.checks import check_at_least, check_positive
+from nystrom_lab.training.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class FinetunePreset:
+    """The setting that a fine-tuning starts from.
+
+    Attributes:
+        batch_size: Texts per step.
+        learning_rate: At the end of the warm-up.
+        epochs: Passes over the training texts.
+        warmup_share: Share of the steps that the warm-up takes.
+        max_length: Tokens of a text, or of a pair, where the model has as many positions.
+        adam_betas: Of AdamW.
+        adam_epsilon: Of AdamW.
+        weight_decay: Of AdamW.
+        clip_norm: Largest norm of the gradient of a step.
+    """
+
+    batch_size: int = 32
+    learning_rate: float = 3e-5
+    epochs: float = 4
+    warmup_share: float = 0.1
+    max_length: int = 512
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+
+
+PRESET = FinetunePreset()
+# Points of the training curve between two evaluations, about.
+_POINTS = 10
+
+
+@dataclass(frozen=True)
+class FinetuneSettings(Schedule):
+    """Everything that determines the result of a fine-tuning, except the texts.
+
+    Attributes:
+        task: Task; "own" for a user's own texts.
+        model: Name of the model that it starts from.
+        weights: Checksum of that model's weights.
+        attention: Method; "softmax" for exact attention.
+        options: Options of the method that differ from its defaults.
+        max_length: Tokens that a text, or a pair, is cut to.
+        seed: Of the new head, the order of the texts and dropout.
+        steps: Steps.
+        batch_size: Texts per step, over all processes and accumulated parts.
+        accumulation: Parts that a process computes its share of a batch in.
+        processes: Processes.
+        learning_rate: At the end of the warm-up.
+        warmup_steps: Steps of linear warm-up.
+        evaluate_every: Steps between evaluations and checkpoints.
+        log_every: Steps between points of the training curve.
+        device: "cpu" or "cuda".
+        precision: "float32", "bfloat16" or "float16".
+        track_error: Whether the curves have the error of attention.
+        context_parallel: Processes that share the tokens of a sample.
+    """
+
+    task: str
+    model: str
+    weights: str
+    attention: str
+    options: Mapping[str, object]
+    max_length: int
+    seed: int
+    steps: int
+    batch_size: int
+    accumulation: int
+    processes: int
+    learning_rate: float
+    warmup_steps: int
+    evaluate_every: int
+    log_every: int
+    device: str
+    precision: str
+    track_error: bool = False
+    context_parallel: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least("max_length", self.max_length, 4)
+
+
+@dataclass(frozen=True)
+class TrainingExtent:
+    """The length of a fine-tuning, as a user chose it; None means the preset's.
+
+    Attributes:
+        epochs: Passes over the training texts.
+        steps: Steps, in place of passes.
+        batch_size: Texts per step.
+        warmup_steps: Steps of warm-up.
+        evaluate_every: Steps between evaluations; None for one after each pass.
+    """
+
+    epochs: float | None = None
+    steps: int | None = None
+    batch_size: int = PRESET.batch_size
+    warmup_steps: int | None = None
+    evaluate_every: int | None = None
+
+    def __post_init__(self):
+        check_at_least("batch_size", self.batch_size, 1)
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(f"epochs is {self.epochs} and steps is {self.steps}: give one of the two.")
+        if self.epochs is not None:
+            check_positive("epochs", self.epochs)
+        if self.steps is not None:
+            check_at_least("steps", self.steps, 1)
+
+    def in_steps(self, texts: int) -> dict[str, int]:
+        """The same in steps, for a number of training texts; those that do not fill a batch are left for another pass.
+
+        Raises:
+            ValueError: The texts fill no batch.
+        """
+        if texts < self.batch_size:
+            raise ValueError(
+                f"batch_size is {self.batch_size} but there are {texts} training texts: take a smaller one."
+            )
+        one_pass = texts // self.batch_size
+        epochs = PRESET.epochs if self.epochs is None else self.epochs
+        steps = max(1, round(one_pass * epochs)) if self.steps is None else self.steps
+        every = min(one_pass, steps) if self.evaluate_every is None else self.evaluate_every
+        warmup = int(PRESET.warmup_share * steps) if self.warmup_steps is None else self.warmup_steps
+        return {
+            "steps": steps,
+            "batch_size": self.batch_size,
+            "warmup_steps": warmup,
+            "evaluate_every": every,
+            "log_every": _divisor(every),
+        }
+
+
+def model_name(model: str) -> str:
+    """The name of a model in rows: that of its folder, with the parent's if the folder is called best or model."""
+    parts = Path(model).parts
+    return "/".join(parts[-2:]) if parts[-1:] in (("best",), ("model",)) else "".join(parts[-1:])
+
+
+def _divisor(every: int) -> int:
+    """Steps between points of the curve: a divisor, so that a resumed run logs the same means."""
+    check_at_least("evaluate_every", every, 1)
+    wanted = max(1, every // _POINTS)
+    near = max(step for step in range(1, wanted + 1) if every % step == 0)
+    return near if 4 * near >= wanted else every
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a user chose of one fine-tuning; steps and lengths follow from the texts and the model.
+
+    Attributes:
+        extent: How long to train.
+        learning_rate: At the end of the warm-up.
+        max_length: Tokens of a text, or a pair; None for the preset's, or the model's positions.
+        seed: Seed.
+        accumulation: Parts of a batch.
+        device: "cpu" or "cuda".
+        precision: "float32", "bfloat16" or "float16".
+        track_error: Whether the curves have the error of attention.
+        context_parallel: Processes that share the tokens of a text.
+    """
+
+    extent: TrainingExtent
+    learning_rate: float
+    max_length: int | None
+    seed: int
+    accumulation: int
+    device: str
+    precision: str
+    track_error: bool = False
+    context_parallel: int = 1
+
+    def changed(self, values: Mapping[str, float]) -> "Choices":
+        """The same with other values of the names in `SearchGrid`."""
+        names = {field.name for field in fields(TrainingExtent)}
+        extent: dict[str, Any] = {name: value for name, value in values.items() if name in names}
+        if "epochs" in extent:
+            extent["steps"] = None
+        others: dict[str, Any] = {name: value for name, value in values.items() if name not in names}
+        return replace(self, extent=replace(self.extent, **extent), **others)
+
+
+@dataclass(frozen=True)
+class SearchGrid:
+    """Values to try, each with each.
+
+    Attributes:
+        batch_size: Texts per step.
+        learning_rate: At the end of the warm-up.
+        epochs: Passes over the training texts.
+        seed: Seeds.
+
+    Raises:
+        ValueError: A value is there twice.
+    """
+
+    batch_size: tuple[int, ...] = ()
+    learning_rate: tuple[float, ...] = ()
+    epochs: tuple[float, ...] = ()
+    seed: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for name, values in self.values().items():
+            if len(set(values)) < len(values):
+                raise ValueError(
+                    f"search.{name} is {' '.join(map(str, values))}, with a value twice: each is one trial, leave the "
+                    "others out."
+                )
+
+    def __bool__(self) -> bool:
+        return bool(self.values())
+
+    def values(self) -> dict[str, tuple[float, ...]]:
+        """The values by name, of those that are given."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name)}
+
+    def trials(self) -> list[dict[str, float]]:
+        """Each combination."""
+        names = self.values()
+        return [dict(zip(names, values, strict=True)) for values in product(*names.values())]
+
+
+# The grid of the paper for MRPC.
+PAPER_GRID = SearchGrid(batch_size=(8, 16, 32), learning_rate=(2e-5, 3e-5, 4e-5, 5e-5))

@@ -1,0 +1,32 @@
+"""One command at a time in a folder."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from nystrom.whole_files import check_folder
+
+
+@contextmanager
+def alone(to: Path, command: str) -> Iterator[None]:
+    """Lock the folder, so that two do not write the same runs or rows; the system unlocks it when the process ends.
+
+    Args:
+        to: The folder, which is made where it is missing.
+        command: The command that works there, for the message.
+
+    Raises:
+        ValueError: The folder cannot be written, or another process has it.
+    """
+    check_folder(to)
+    lock = FileLock(to / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"{to} is in use by another `{command}`: wait for it, or take another folder.") from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,299 @@
+"""The grid of the Long Range Arena: tasks, methods and seeds, a run each, several at a time.
+
+    FOLDER/TASK-METHOD-PRESET-seedSEED/       the run, see `nystrom_lab.training.run.folder`
+    FOLDER/TASK-METHOD-PRESET-seedSEED.log    what its process printed
+    FOLDER/lra.csv                            the rows of all finished runs
+
+Each run is a process of this machine, see `nystrom_lab.training.grid.processes`, or a job of a cluster, see
+`nystrom_lab.training.grid.slurm`.
+
+Everything is checked before the first run starts: names, settings, data, and that runs in the folder were made with the
+same. Finished runs are skipped, interrupted ones continue after their last checkpoint; with the same number of threads
+the result is that of an uninterrupted run. `lra.csv` is rewritten from the runs' own rows whenever one finishes.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from nystrom.attention.method_names import NO_ATTENTION, read_method
+from nystrom.checks import Design, FeedForward, PooledNormKind, Pooling, PositionKind, check_at_least
+from nystrom_lab.data.lra.facts import LRA
+from nystrom_lab.measure.rows import check_rows
+from nystrom_lab.training.grid.alone import alone
+from nystrom_lab.training.grid.child import train_run
+from nystrom_lab.training.grid.processes import Failure, Grid
+from nystrom_lab.training.grid.request import NO_SLURM, Slurm, Where
+from nystrom_lab.training.grid.runs import Planned, Run, run_name, run_of
+from nystrom_lab.training.grid.slurm import Jobs, Work, check_no_jobs
+from nystrom_lab.training.grid.table import TABLE, reached, write_table
+from nystrom_lab.training.hardware import Device, Precision, cores, processes, usable_device, visible_gpus
+from nystrom_lab.training.lengths import data_positions, lengthened
+from nystrom_lab.training.presets.published import Preset, find_preset
+from nystrom_lab.training.presets.recipe import LearningRateSchedule
+from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.settings import settle
+
+PresetName = Literal[
+    "nystromformer", "nystromformer-1000", "skyformer", "skyformer-1000", "modern", "modern-small", "demo"
+]
+
+
+def run_grid(
+    *,
+    to: Path,
+    tasks: Sequence[str] = tuple(LRA),
+    methods: Sequence[str] = ("softmax", "nystrom", "skyformer"),
+    seeds: Sequence[int] = (0, 1, 2),
+    preset: PresetName | None = None,
+    model: Path | None = None,
+    data: Path = Path("data"),
+    max_length: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    accumulation: int = 1,
+    learning_rate: float | None = None,
+    warmup_steps: int | None = None,
+    dropout: float | None = None,
+    conv_kernel_size: int | None = None,
+    positions: PositionKind | None = None,
+    rotary_share: float | None = None,
+    rotary_across_heads: bool | None = None,
+    short_conv_kernel_size: int | None = None,
+    pooling: Pooling | None = None,
+    pooled_norm: PooledNormKind | None = None,
+    feed_forward: FeedForward | None = None,
+    design: Design | None = None,
+    drop_weights: bool | None = None,
+    schedule: LearningRateSchedule | None = None,
+    clip_norm: float | None = None,
+    adam_betas: tuple[float, float] | None = None,
+    weight_decay: float | None = None,
+    label_smoothing: float | None = None,
+    ema: float | None = None,
+    augment: bool | None = None,
+    denoise: float | None = None,
+    evaluate_every: int | None = None,
+    log_every: int | None = None,
+    jobs: int | None = None,
+    threads: int | None = None,
+    precision: Precision = "auto",
+    device: Device = "auto",
+    compile: bool = False,
+    track_error: bool = False,
+    on: Where = "local",
+    slurm: Slurm = NO_SLURM,
+) -> list[Failure]:
+    """Train every method on every task with every seed; the same command continues interrupted runs.
+
+    Arguments that are not given take the preset's values. Runs with other settings need another folder; several sizes
+    of a method share one.
+
+    Args:
+        to: Folder of the runs.
+        tasks: Tasks.
+        methods: Names of `nystrom methods`; a number after a name sets its landmarks, features or window, as in
+            nystrom-64 and linformer-128; "none" is a model without attention.
+        seeds: Seeds.
+        preset: The preset; those that end in -1000 are for Text alone, cut at 1,000 bytes. That of the model's run, or
+            nystromformer.
+        model: Encoder that every run starts from, such as RUN/best of `nystrom pretrain TASK`, with its settings and
+            weights; so name its task and its method alone.
+        data: Folder of the prepared data sets, each in a folder of its task's name; "TASK-demo" for the demo and
+            "text-1000" for texts of 1,000 bytes. The folder of pathfinder may hold larger pictures: the models have a
+            position for each pixel.
+        max_length: Tokens of the longest sequence, and positions of the models, in place of the preset's; the data are
+            then in TASK-LENGTH. Not for pictures, whose data have a size.
+        steps: Steps of each run. A shorter run has a warm-up shorter in proportion.
+        batch_size: Samples per step.
+        accumulation: Parts in which a batch is computed, to save memory; in evaluations too.
+        learning_rate: Learning rate at the end of the warm-up.
+        warmup_steps: Steps of linear warm-up.
+        dropout: Dropout on the hidden states.
+        conv_kernel_size: Taps of the convolution of the values that is added to the attention of every method; 0 for
+            none.
+        positions: "learned", a table; "rotary", queries and keys turned by their position; or "none".
+        rotary_share: Share of the width that turns, of rotary positions.
+        rotary_across_heads: The angles of rotary positions are spread over the heads, from local to global ones.
+        short_conv_kernel_size: Size of the convolutions of queries, keys and values before the method; 0 for none.
+        pooling: What the classification head reads of the tokens: "mean", "first", "max", or "cls", a learned token
+            before the first.
+        pooled_norm: "batch" brings each channel of that to mean 0 and variance 1 over the samples that a process
+            computes at once; or "none".
+        feed_forward: "plain", "gated" by the activation (GEGLU, SwiGLU), or "glu", gated by the sigmoid.
+        design: Classification head, dropout and initial values as in "transformers", in the papers' code ("authors") or
+            in the "official" code of the Long Range Arena.
+        drop_weights: Drop weights of exact and kernelized attention, which are then stored, in the design "authors";
+            other methods have none to drop.
+        schedule: The learning rate after the warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the inverse
+            root of the step.
+        clip_norm: Largest norm of the gradient of a step; 0 for any.
+        adam_betas: Decay of AdamW's running means.
+        weight_decay: Weight decay of AdamW, on all weights but biases and norms.
+        label_smoothing: Share of a label that is spread evenly over the classes, in training.
+        ema: Decay of a running mean of the weights, which is evaluated and kept in their place; 0 for none.
+        augment: Vary training samples anew in each pass: the arguments of ListOps in another order, texts cropped,
+            pictures mirrored, shifted and scaled (Pathfinder: mirrored).
+        denoise: Weight of the loss of predicting every token of an input of which 30 % is corrupted; 0 for clean
+            inputs.
+        evaluate_every: Steps between evaluations and checkpoints; at most `steps` if not given.
+        log_every: Steps between points of the training curve; divides evaluate_every.
+        jobs: Runs at a time; one here, and all on a cluster, if not given. Each has one GPU where there are several. On
+            the CPU a run waits while the others leave less free memory than runs so far needed.
+        threads: Threads of each run on the CPU; its share of the cores if not given, and one core on a cluster.
+        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
+        device: "auto" is an accelerator where there is one.
+        compile: Compile the models, see `nystrom train`.
+        track_error: Also record the error of attention against exact attention, estimated from a few queries.
+        on: "local", or "slurm": a job for each run, on the cluster that this machine submits to. This process may end
+            before they do; the same command waits for them again.
+        slurm: What each job asks for.
+
+    Returns:
+        The runs that failed; an empty list if none did.
+
+    Raises:
+        ValueError: A name, number, folder or data set that cannot be used, or a run in the folder that was made with
+            other settings or data; raised before anything is trained.
+    """
+    slurm.check(on)
+    check_at_least("jobs", 1 if jobs is None else jobs, 1)
+    if on == "local" and (jobs or 1) > cores():
+        raise ValueError(f"jobs is {jobs} but there are {cores()} cores for them: take at most {cores()}.")
+    for name, values in (("tasks", tasks), ("methods", methods), ("seeds", seeds)):
+        if not values or len(set(values)) < len(values):
+            raise ValueError(
+                f"{name} is {' '.join(map(str, values)) or 'empty'}; expected at least one, and each once."
+            )
+    if processes() > 1:
+        raise ValueError("lra run starts its own processes, one for each run: start it without torchrun.")
+    if threads is None:
+        threads = 1 if on == "slurm" else max(1, cores() // (jobs or 1))
+    check_at_least("threads", threads, 1)
+    to = Path(to).resolve() if on == "slurm" else Path(to)
+    data = Path(data).resolve() if on == "slurm" else Path(data)
+    start = None
+    if model is not None:
+        from nystrom_lab.training.encoder_start import find_start
+
+        start = find_start(Path(model).resolve() if on == "slurm" else Path(model))
+    named = preset or (start and start.preset) or "nystromformer"
+    cluster = Jobs(to, slurm, cpus=threads, at_once=jobs) if on == "slurm" else None
+    usable = usable_device(device) if cluster is None else slurm.device(device, precision)
+    changes = {
+        "steps": steps,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "warmup_steps": warmup_steps,
+        "dropout": dropout,
+        "evaluate_every": evaluate_every,
+        "log_every": log_every,
+        "positions": positions,
+        "rotary_share": rotary_share,
+        "rotary_across_heads": rotary_across_heads,
+        "short_conv_kernel_size": short_conv_kernel_size,
+        "pooling": pooling,
+        "pooled_norm": pooled_norm,
+        "feed_forward": feed_forward,
+        "design": design,
+        "drop_weights": drop_weights,
+        "schedule": schedule,
+        "clip_norm": clip_norm,
+        "adam_betas": adam_betas,
+        "weight_decay": weight_decay,
+        "label_smoothing": label_smoothing,
+        "ema": ema,
+        "augment": augment,
+        "denoise": denoise,
+    }
+    plans: list[tuple[Preset, Path, list[Planned]]] = []
+    for task in tasks:
+        base = find_preset(task, named) if max_length is None else lengthened(find_preset(task, named), max_length)
+        folder = data / base.data.folder
+        longest = data_positions(base, folder) if max_length is None else max_length
+        planned = []
+        for method in methods:
+            attention, options = (method, {}) if method == NO_ATTENTION else read_method(method)
+            for seed in seeds:
+                settings = settle(
+                    task,
+                    attention=attention,
+                    options=options,
+                    conv_kernel_size=conv_kernel_size,
+                    preset=named,
+                    device=usable,
+                    precision=precision,
+                    accumulation=accumulation,
+                    seed=seed,
+                    changes=changes,
+                    positions=longest,
+                    compile=compile,
+                    track_error=track_error,
+                    start=start,
+                    elsewhere=cluster is not None,
+                )
+                planned.append(Planned(run_name(task, method, named, seed, model, max_length), settings))
+        plans.append((base, folder, planned))
+    with alone(to, "nystrom lra run"):
+        check_rows(to / TABLE)
+        if cluster is None:
+            check_no_jobs(to)
+        _prepare(to, plans, check_compile=compile and usable == "cpu" and cluster is None)
+        runs = [
+            run_of(to, each, folder, threads=threads, max_length=max_length)
+            for _, folder, planned in plans
+            for each in planned
+        ]
+        if cluster is not None:
+            return _train_in_jobs(cluster, runs)
+        gpus = visible_gpus() if usable == "cuda" else []
+        return Grid(to, jobs=jobs or 1, gpus=gpus).train(runs)
+
+
+def _train_in_jobs(cluster: Jobs, runs: Sequence[Run]) -> list[Failure]:
+    """Train each run in a job of its own."""
+    write_table(cluster.to)
+    works = []
+    for run in runs:
+        folder, arguments = RunFolder(cluster.to / run.name), [str(cluster.to), dict(run.arguments)]
+        works.append(Work(run.name, train_and_tabulate, arguments, folder.rows.is_file))
+    return cluster.run(works, lambda work: reached(RunFolder(cluster.to / work.name)))
+
+
+def train_and_tabulate(to: str, arguments: Mapping[str, object]) -> None:
+    """Train a run, and rewrite the table of the grid.
+
+    Args:
+        to: Folder of the grid.
+        arguments: Of the run, as JSON values.
+    """
+    train_run(arguments)
+    write_table(Path(to))
+
+
+def _prepare(to: Path, plans: Sequence[tuple[Preset, Path, list[Planned]]], *, check_compile: bool) -> None:
+    """Make the data that can be made, and check them and the runs that were started."""
+    from nystrom_lab.training.data.tasks import find_task, prepare_if_missing
+    from nystrom_lab.training.run.compiling import check_compiler
+
+    # An accelerator is left to the processes of the runs, the first of which reports what it cannot compile.
+    if check_compile:
+        check_compiler("cpu")
+    # Data read from files are looked for first, since drawing the others takes long.
+    for base, folder, planned in sorted(plans, key=lambda plan: find_task(plan[0].task).prepare is not None):
+        prepare_if_missing(base.task, folder, base.data)
+        _check(to, planned, folder)
+
+
+def _check(to: Path, planned: Sequence[Planned], data: Path) -> None:
+    """Check that the data can be trained on, and that runs already started have these settings and data."""
+    from nystrom_lab.training.data.tasks import fingerprint, open_splits
+
+    first = planned[0].settings
+    splits = open_splits(first.task, data, positions=first.max_length, batch_size=first.batch_size)
+    digest = fingerprint(splits, data)
+    for name, settings in planned:
+        run = RunFolder(to / name)
+        if run.is_started:
+            run.check_settings(settings)
+            run.check_data(digest)

@@ -1,0 +1,43 @@
+"""The table of a grid: the rows of all its finished runs, and what they say in a line."""
+
+import math
+from pathlib import Path
+
+from filelock import FileLock
+
+from nystrom_lab.measure.rows import read_rows, write_rows
+from nystrom_lab.training.run.folder import RunFolder
+
+TABLE = "lra.csv"
+_SHARES = ("test accuracy", "validation accuracy", "validation masked accuracy")
+
+
+def write_table(to: Path) -> None:
+    """Rewrite the table of all finished runs in a folder; any number of processes may do so at once."""
+    with FileLock(to / f".{TABLE}.lock"):
+        folders = sorted(path for path in to.iterdir() if RunFolder(path).is_finished)
+        write_rows(to / TABLE, [row for folder in folders for row in read_rows(RunFolder(folder).rows)])
+
+
+def peak_memory(run: RunFolder) -> float:
+    """Megabytes that a finished run needed; NaN where it did not measure them."""
+    return _values(run).get("peak memory", math.nan)
+
+
+def reached(run: RunFolder) -> str:
+    """What a finished run reached, such as "test 35.2%, validation 36.0%, 700 steps, 78 s, 812 MB"."""
+    rows, peak = _values(run), peak_memory(run)
+    # Of a self-pretraining the shares of masked tokens are known, and no test.
+    shares = [f"{name.replace(' accuracy', '')} {rows[name]:.1%}" for name in _SHARES if name in rows]
+    memory = "" if math.isnan(peak) else f", {peak:.0f} MB"
+    return f"{', '.join(shares)}, {rows['steps']:.0f} steps, {rows['training time']:.0f} s{memory}"
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not empty; "" where there is none."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _values(run: RunFolder) -> dict[str, float]:
+    return {row.quantity: row.value for row in read_rows(run.rows)}

@@ -1,0 +1,177 @@
+"""The settings of pretraining on masked words and sentence order.
+
+- "bert-small" and "bert-base": the paper's two models, on instances of 512 tokens: batches of 256, AdamW(0.9, 0.999) at
+  1e-4 with weight decay 0.01, 10,000 steps of warm-up, then linear decay; 100,000 steps and 500,000, and for
+  "bert-base" 250,000 if it starts from a trained model. 64 landmarks and a convolution of 33 taps.
+- "longer": more positions for a trained model, of any size, by repeating its table: 1,024 tokens, batches of 128,
+  40,000 steps at 1e-5 without a warm-up.
+- "demo": ours, for an hour or less on two cores.
+
+Source: Xiong et al. (2021), arXiv:2102.03902, section 5.1, and its supplement, sections (A) and (C).
+Departs from it, or fills what it leaves open:
+
+- the paper gives BERT-small 4 layers and no width: here it is 512 with 8 heads and 2,048 inside the feed-forward block,
+  the BERT-small of Turc et al. (2019), arXiv:1908.08962;
+- gradients are clipped to a norm of 1, AdamW's epsilon is 1e-6, dropout on the hidden states 0.1 and the initial
+  standard deviation 0.02, as in BERT's own code;
+- attention weights are not dropped, since no method stores them;
+- Linformer has its authors' 256 projections, and the weights of one layer serve all.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nystrom.checks import check_names
+from nystrom_lab.training.presets.nystromformer import linformer
+from nystrom_lab.training.presets.preset import Methods, MethodSetting
+
+
+def _methods(length: int) -> Mapping[str, MethodSetting]:
+    return {
+        "nystrom": MethodSetting({"num_landmarks": 64}, conv_kernel_size=33),
+        "linformer": linformer(256, length),
+    }
+
+
+def _demo_methods(length: int) -> Mapping[str, MethodSetting]:
+    return {
+        # As many tokens to a landmark, and to a projection, as in the paper.
+        "nystrom": MethodSetting({"num_landmarks": 32}, conv_kernel_size=33),
+        "linformer": linformer(128, length),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingPreset:
+    """Settings of one pretraining.
+
+    Attributes:
+        name: Name.
+        source: The paper that the settings come from.
+        length: Tokens of an instance.
+        steps: Steps.
+        steps_from_model: Steps of a run that starts from a trained model.
+        batch_size: Instances per step, over all processes and accumulated parts.
+        learning_rate: At the end of the warm-up.
+        warmup_steps: Steps of linear warm-up.
+        evaluate_every: Steps between evaluations, each followed by a checkpoint.
+        log_every: Steps between points of the training curve; divides `evaluate_every`.
+        hidden_size: Width of a token; None, as for the next three, for that of the model it starts from.
+        num_hidden_layers: Layers.
+        num_attention_heads: Heads.
+        intermediate_size: Width inside the feed-forward block.
+        lengthens: Whether the model that it starts from gets more positions where it has fewer than `length`.
+        methods: From the number of positions to the settings of each method, by name.
+        hidden_act: Activation.
+        hidden_dropout_prob: Dropout.
+        initializer_range: Standard deviation of the initial weights.
+        adam_betas: Of AdamW.
+        adam_epsilon: Of AdamW.
+        weight_decay: Of AdamW.
+        clip_norm: Largest norm of the gradient of a step.
+    """
+
+    name: str
+    source: str
+    length: int
+    steps: int
+    steps_from_model: int
+    batch_size: int
+    learning_rate: float
+    warmup_steps: int
+    evaluate_every: int
+    log_every: int
+    hidden_size: int | None = None
+    num_hidden_layers: int | None = None
+    num_attention_heads: int | None = None
+    intermediate_size: int | None = None
+    lengthens: bool = False
+    methods: Methods = _methods
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    initializer_range: float = 0.02
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+
+
+_PAPER = "Xiong et al. 2021, arXiv:2102.03902"
+
+PRETRAINING: dict[str, PretrainingPreset] = {
+    preset.name: preset
+    for preset in (
+        PretrainingPreset(
+            name="bert-small",
+            source=_PAPER,
+            length=512,
+            steps=100_000,
+            steps_from_model=100_000,
+            batch_size=256,
+            learning_rate=1e-4,
+            warmup_steps=10_000,
+            evaluate_every=1_000,
+            log_every=100,
+            hidden_size=512,
+            num_hidden_layers=4,
+            num_attention_heads=8,
+            intermediate_size=2048,
+        ),
+        PretrainingPreset(
+            name="bert-base",
+            source=_PAPER,
+            length=512,
+            steps=500_000,
+            steps_from_model=250_000,
+            batch_size=256,
+            learning_rate=1e-4,
+            warmup_steps=10_000,
+            evaluate_every=5_000,
+            log_every=100,
+            hidden_size=768,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            intermediate_size=3072,
+        ),
+        PretrainingPreset(
+            name="longer",
+            source=_PAPER,
+            length=1024,
+            steps=40_000,
+            steps_from_model=40_000,
+            batch_size=128,
+            learning_rate=1e-5,
+            warmup_steps=0,
+            evaluate_every=1_000,
+            log_every=100,
+            lengthens=True,
+        ),
+        PretrainingPreset(
+            name="demo",
+            source="nystrom",
+            length=256,
+            steps=2_000,
+            steps_from_model=2_000,
+            batch_size=16,
+            learning_rate=5e-4,
+            warmup_steps=200,
+            evaluate_every=200,
+            log_every=20,
+            hidden_size=256,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=1024,
+            methods=_demo_methods,
+        ),
+    )
+}
+
+
+def find_pretraining(name: str) -> PretrainingPreset:
+    """Look up a preset.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    check_names("preset", [name], PRETRAINING)
+    return PRETRAINING[name]

@@ -1,0 +1,127 @@
+r"""How well a model predicts masked words and the order of sentences.
+
+Of the N masked words of all instances together, the loss is $\ell = -\frac1N \sum \log p(\text{word})$, the accuracy
+the share whose largest score is that of the word behind the mask, and the perplexity $e^\ell$; of the order, loss and
+accuracy are means over instances. Masked tokens alone are scored.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from nystrom.models.embeddings import check_mask
+from nystrom.models.heads.language import EncoderForPreTraining
+from nystrom.models.heads.losses import IGNORED
+from nystrom.models.heads.sequences import pool
+from nystrom.parallel.agreement import check_group
+from nystrom.precision import at_least_float32
+from nystrom_lab.training.data.batches import shortest_first
+from nystrom_lab.training.pretrain.data import HeldOutInstances
+from nystrom_lab.training.scoring import DTYPES
+
+
+class Scores(NamedTuple):
+    """Scores of a model.
+
+    Attributes:
+        mlm_loss: Mean loss of a masked word.
+        mlm_accuracy: Share of the masked words that are predicted.
+        perplexity: Exponential of `mlm_loss`.
+        sop_loss: Mean loss of the order.
+        sop_accuracy: Share of the instances whose order is predicted.
+        words: Masked words.
+        instances: Instances.
+    """
+
+    mlm_loss: float
+    mlm_accuracy: float
+    perplexity: float
+    sop_loss: float
+    sop_accuracy: float
+    words: int
+    instances: int
+
+
+@torch.no_grad()
+def score_batch(model: EncoderForPreTraining, batch: Mapping[str, Tensor]) -> Tensor:
+    """Score each instance of a batch.
+
+    Args:
+        model: The model, in evaluation mode.
+        batch: What `MlmSop.collate` gives, or this rank's piece of it.
+
+    Returns:
+        For each instance its masked words, those that are predicted, the sum of their losses, whether the order is
+        predicted, and its loss; (b, 5), float64.
+    """
+    encoded = model.nystromformer(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
+    x, labels, order = encoded.last_hidden_state, batch["labels"], batch["sentence_order_label"]
+    asked = labels != IGNORED
+    words = at_least_float32(model.cls(x[asked]))
+    scores = x.new_zeros(len(x), 5, dtype=torch.float64)
+    of_words = torch.stack(
+        [
+            torch.ones_like(labels[asked], dtype=torch.float64),
+            (words.argmax(dim=-1) == labels[asked]).double(),
+            F.cross_entropy(words, labels[asked], reduction="none").double(),
+        ],
+        dim=1,
+    )
+    scores[:, :3].index_add_(0, asked.nonzero()[:, 0], of_words)
+    if model.group is not None:
+        scores = check_group(model.group).sum(scores)
+    pooled = pool(x, check_mask(batch["attention_mask"], x), how=model.config.pooling, group=model.group)
+    orders = at_least_float32(model.sop(pooled))
+    scores[:, 3] = (orders.argmax(dim=-1) == order).double()
+    scores[:, 4] = F.cross_entropy(orders, order, reduction="none").double()
+    return scores
+
+
+def sum_up(scores: NDArray[np.float64]) -> Scores:
+    """Scores of a model from those of all instances, as `score_batch` gives them."""
+    words, right, loss, order, order_loss = scores.sum(axis=0).tolist()
+    masked = max(words, 1)
+    return Scores(
+        mlm_loss=loss / masked,
+        mlm_accuracy=right / masked,
+        # A loss of some hundreds, early in a run that fails, gives an infinite one.
+        perplexity=torch.tensor(loss / masked, dtype=torch.float64).exp().item(),
+        sop_loss=order_loss / len(scores),
+        sop_accuracy=order / len(scores),
+        words=round(words),
+        instances=len(scores),
+    )
+
+
+def score_model(
+    model: EncoderForPreTraining, held_out: HeldOutInstances, *, batch_size: int, device: str, precision: str
+) -> Scores:
+    """Score a model on held-out instances.
+
+    Args:
+        model: The model; it is moved to the device.
+        held_out: Instances.
+        batch_size: Instances at a time; affects only speed and memory.
+        device: "cpu" or "cuda".
+        precision: What to compute in.
+    """
+    model.to(device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
+    model.eval()
+    loader = DataLoader(
+        held_out,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
+        batch_size=batch_size,
+        sampler=shortest_first(held_out.lengths),
+        collate_fn=held_out.data.collate,
+    )
+    scores = []
+    for batch in loader:
+        batch = {name: value.to(device) for name, value in batch.items()}
+        with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
+            scores.append(score_batch(model, batch).cpu())
+    return sum_up(torch.cat(scores).numpy())

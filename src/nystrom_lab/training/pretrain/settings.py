@@ -1,0 +1,245 @@
+"""What one pretraining does: a preset, what was changed of it, and the model that it starts from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nystrom.checks import check_at_least
+from nystrom_lab.training.hardware import processes
+from nystrom_lab.training.lengths import fit_options
+from nystrom_lab.training.presets.preset import MethodSetting
+from nystrom_lab.training.presets.pretraining import PretrainingPreset
+from nystrom_lab.training.schedule import Schedule
+
+# Of the encoder, by their names in `EncoderConfig`.
+SIZES: tuple[str, ...] = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+
+
+@dataclass(frozen=True)
+class StartModel:
+    """The model that a run starts from, as its folder describes it; see `nystrom_lab.training.pretrain.source`.
+
+    Attributes:
+        folder: Where it is.
+        weights: Checksum of its weights.
+        sizes: Layers, width, heads and the width inside the feed-forward block, by name.
+        vocab_size: Tokens of its vocabulary.
+        positions: The longest input.
+        attention: Method; None for a BERT or RoBERTa, whose attention is exact.
+        options: Options of the method.
+        conv_kernel_size: Taps of the convolution of the values; None for none.
+        share_projections: Whether all layers share the weights of the method.
+    """
+
+    folder: Path
+    weights: str
+    sizes: Mapping[str, int]
+    vocab_size: int
+    positions: int
+    attention: str | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    conv_kernel_size: int | None = None
+    share_projections: bool = False
+
+
+@dataclass(frozen=True)
+class PretrainingSettings(Schedule):
+    """Everything that determines the result of a pretraining, except the data.
+
+    Attributes:
+        preset: Name of the preset.
+        attention: Method.
+        options: Options of the method that differ from its defaults.
+        conv_kernel_size: Taps of the convolution of the values; None for none.
+        share_projections: Whether all layers share the weights of the method.
+        model: Name of the model that it starts from; None for none.
+        weights: Checksum of that model's weights; None where it starts from nothing.
+        length: Tokens of an instance.
+        positions: Positions of the model.
+        num_hidden_layers: Layers.
+        hidden_size: Width of a token.
+        num_attention_heads: Heads.
+        intermediate_size: Width inside the feed-forward block.
+        seed: Of the initial weights, the instances, their order, dropout and the method's draws.
+        steps: Steps.
+        batch_size: Instances per step, over all processes and accumulated parts.
+        accumulation: Parts in which a process computes its share of a batch.
+        processes: Processes.
+        learning_rate: At the end of the warm-up.
+        warmup_steps: Steps of linear warm-up.
+        dropout: On the hidden states.
+        evaluate_every: Steps between evaluations and checkpoints.
+        log_every: Steps between points of the training curve.
+        instances: Held-out instances that an evaluation scores, at most.
+        device: "cpu" or "cuda".
+        precision: "float32", "bfloat16" or "float16".
+        compile: Whether the encoder is compiled.
+        track_error: Whether the curves have the error of attention.
+        context_parallel: Processes that share the tokens of a sample.
+    """
+
+    preset: str
+    attention: str
+    options: Mapping[str, object]
+    conv_kernel_size: int | None
+    share_projections: bool
+    model: str | None
+    weights: str | None
+    length: int
+    positions: int
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    intermediate_size: int
+    seed: int
+    steps: int
+    batch_size: int
+    accumulation: int
+    processes: int
+    learning_rate: float
+    warmup_steps: int
+    dropout: float
+    evaluate_every: int
+    log_every: int
+    instances: int
+    device: str
+    precision: str
+    compile: bool = False
+    track_error: bool = False
+    context_parallel: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("instances", *SIZES):
+            check_at_least(name, getattr(self, name), 1)
+
+
+def settle(
+    base: PretrainingPreset,
+    source: StartModel | None,
+    *,
+    attention: str | None,
+    options: Mapping[str, object],
+    conv_kernel_size: int | None,
+    length: int | None,
+    sizes: Mapping[str, int | None],
+    changes: Mapping[str, float | None],
+    accumulation: int,
+    seed: int,
+    instances: int,
+    device: str,
+    precision: str,
+    compile: bool,
+    track_error: bool = False,
+    context_parallel: int = 1,
+) -> PretrainingSettings:
+    """Combine a preset with its changes and with the model that the run starts from.
+
+    If only the steps are changed, the warm-up keeps its proportion, and the run is evaluated at least at its end.
+
+    Args:
+        base: The preset.
+        source: The model that it starts from; None for none.
+        attention: Method; None for that of the model, or "nystrom".
+        options: Options of the method, over those of the model or of the preset.
+        conv_kernel_size: Taps of the convolution of the values; 0 for none, None for the model's or the preset's.
+        length: Tokens of an instance; None for the preset's.
+        sizes: Of the encoder, by name; None means the preset's.
+        changes: Other fields of `PretrainingSettings`; None means the preset's.
+        accumulation: Parts in which a process computes its share of a batch.
+        seed: Seed.
+        instances: Held-out instances that an evaluation scores, at most.
+        device: "cpu" or "cuda".
+        precision: One of the three.
+        compile: Whether the encoder is compiled.
+        track_error: Whether the curves have the error of attention.
+        context_parallel: Processes that share the tokens of an instance.
+
+    Raises:
+        ValueError: An unknown name, a value that cannot be used, or a model that does not fit.
+    """
+    length = base.length if length is None else length
+    check_at_least("length", length, 8)
+    chosen: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    whole = base.steps if source is None else base.steps_from_model
+    steps = chosen.get("steps", whole)
+    check_at_least("steps", steps, 1)
+    every = chosen.get("evaluate_every", min(base.evaluate_every, steps))
+    given: dict[str, Any] = {
+        "steps": steps,
+        "batch_size": base.batch_size,
+        "learning_rate": base.learning_rate,
+        "warmup_steps": min(base.warmup_steps, int(base.warmup_steps * steps // whole)),
+        "dropout": base.hidden_dropout_prob,
+        "evaluate_every": every,
+        "log_every": base.log_every if every % base.log_every == 0 else every,
+    }
+    assert chosen.keys() <= given.keys()
+    positions = _positions(base, source, length)
+    if attention is None:
+        attention = "nystrom" if source is None or source.attention is None else source.attention
+    method = base.methods(positions).get(attention, MethodSetting())
+    if source is not None and source.attention == attention:
+        method = MethodSetting(source.options, source.conv_kernel_size, source.share_projections)
+    kept = None if source is None else source.conv_kernel_size
+    taps = kept or method.conv_kernel_size if conv_kernel_size is None else conv_kernel_size or None
+    return PretrainingSettings(
+        preset=base.name,
+        attention=attention,
+        options=fit_options(attention, method.options, options, positions),
+        conv_kernel_size=taps,
+        share_projections=method.share_projections,
+        model=None if source is None else source.folder.name,
+        weights=None if source is None else source.weights,
+        length=length,
+        positions=positions,
+        **_sizes(base, source, sizes),
+        seed=seed,
+        accumulation=accumulation,
+        processes=processes(),
+        instances=instances,
+        device=device,
+        precision=precision,
+        compile=compile,
+        track_error=track_error,
+        context_parallel=context_parallel,
+        **(given | chosen),
+    )
+
+
+def _positions(base: PretrainingPreset, source: StartModel | None, length: int) -> int:
+    """The positions of the model that is trained."""
+    if source is None:
+        if base.lengthens:
+            raise ValueError(f"preset {base.name} gives a trained model more positions: name the model with --model.")
+        return length
+    if source.positions >= length:
+        return source.positions
+    if not base.lengthens:
+        raise ValueError(
+            f"model {source.folder} has {source.positions} positions but instances have {length} tokens: take --length "
+            f"{source.positions}, or --preset longer, which repeats the positions."
+        )
+    return length
+
+
+def _sizes(base: PretrainingPreset, source: StartModel | None, sizes: Mapping[str, int | None]) -> dict[str, int]:
+    """The sizes of the encoder: what was asked for, else the preset's, else the model's; and they are the model's."""
+    wanted: dict[str, int] = {}
+    for name in SIZES:
+        asked, of_preset = sizes.get(name), getattr(base, name)
+        value = of_preset if asked is None else asked
+        if source is None:
+            assert value is not None, "only presets that need a model leave its sizes open"
+            wanted[name] = value
+            continue
+        wanted[name] = came = source.sizes[name]
+        if value not in (None, came):
+            flags = " ".join(f"--{size.replace('_', '-')} {source.sizes[size]}" for size in SIZES)
+            whose = f"preset {base.name} has" if asked is None else "you asked for"
+            raise ValueError(
+                f"model {source.folder} has {name} = {came} but {whose} {value}: name a model of these sizes, or give "
+                f"those of the model: {flags}."
+            )
+    return wanted

@@ -1,0 +1,216 @@
+"""The model that a pretraining starts from: a BERT or RoBERTa, a Nyströmformer, or a run of this library.
+
+Its weights are kept. Another attention than its own takes the place of it, a convolution of the values that it does not
+have starts at zero, more positions repeat its table, and heads that it does not have are new.
+"""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nystrom.attention.method_names import NO_ATTENTION
+from nystrom.integrations.bert_names import FAMILIES, read_config
+from nystrom.integrations.convert import convert
+from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
+from nystrom.models.files.json_object import read_json
+from nystrom.models.files.loading import check_weights
+from nystrom.models.files.tokenizer import load_tokenizer
+from nystrom.models.heads.language import EncoderForPreTraining
+from nystrom.models.positions import resize_positions
+from nystrom.sums import sha256
+from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary
+from nystrom_lab.training.pretrain.settings import SIZES, PretrainingSettings, StartModel
+from nystrom_lab.training.run.progress import no_load_report
+
+_POSITIONS = "nystromformer.embeddings.position_embeddings.weight"
+_REPLACED = (".attention.self.method.", ".attention.self.conv.")
+
+
+def find_source(folder: Path) -> StartModel:
+    """Read what a folder says of its model.
+
+    Raises:
+        ValueError: The folder holds no model, another kind of model, or no safetensors.
+    """
+    if not (folder / "config.json").is_file() and (folder / "best" / "config.json").is_file():
+        raise ValueError(f"model is {folder}, a run: name its best model {folder / 'best'}, or one of its checkpoints.")
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind in FAMILIES:
+        check_weights(folder)
+        theirs = read_config(folder)
+        shift = theirs["pad_token_id"] + 1 if FAMILIES[kind].shifted else 0
+        return StartModel(
+            folder=folder,
+            weights=_checksum(folder),
+            sizes={name: theirs[name] for name in SIZES},
+            vocab_size=theirs["vocab_size"],
+            positions=theirs["max_position_embeddings"] - shift,
+        )
+    if kind not in (EncoderConfig.model_type, "nystromformer"):
+        known = ", ".join([*FAMILIES, "nystromformer", EncoderConfig.model_type])
+        raise ValueError(f"model {folder} is of type {kind!r}; expected one of {known}.")
+    config = EncoderConfig.from_pretrained(folder)
+    check_weights(folder)
+    return StartModel(
+        folder=folder,
+        weights=_checksum(folder),
+        sizes={name: getattr(config, name) for name in SIZES},
+        vocab_size=config.vocab_size,
+        positions=config.max_position_embeddings,
+        attention=config.attention,
+        options=config.attention_options,
+        conv_kernel_size=config.conv_kernel_size,
+        share_projections=config.share_attention_weights,
+    )
+
+
+def check_vocabulary(source: StartModel, data: Path, vocabulary: Vocabulary) -> None:
+    """Check that the tokens of prepared data are those of a model.
+
+    Args:
+        source: The model. If there is a tokenizer in its folder, it must have the same tokens as that of the data; if
+            there is none, only the number of tokens is compared.
+        data: The prepared folder, which holds its tokenizer.
+        vocabulary: Tokens of the data.
+
+    Raises:
+        ValueError: They are not.
+    """
+    way_out = "prepare the data with the tokenizer of the model, or name a model of theirs."
+    if vocabulary.size > source.vocab_size:
+        raise ValueError(
+            f"data {data} have a vocabulary of {vocabulary.size} tokens but model {source.folder} has "
+            f"{source.vocab_size}: {way_out}"
+        )
+    files = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+    if not any((source.folder / name).is_file() for name in files):
+        if vocabulary.size != source.vocab_size:
+            raise ValueError(
+                f"data {data} have a vocabulary of {vocabulary.size} tokens, model {source.folder} has "
+                f"{source.vocab_size} and no tokenizer to compare: copy its tokenizer into its folder, or {way_out}"
+            )
+        return
+    ours, theirs = (load_tokenizer(folder).get_vocab() for folder in (data, source.folder))
+    if ours != theirs:
+        token = min(
+            (token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)),
+            key=lambda token: (min(found.get(token, len(found)) for found in (ours, theirs)), token),
+        )
+        raise ValueError(
+            f"data {data} are tokens of another tokenizer than that of model {source.folder}: {token!r} is "
+            f"{_number(ours, token)} there and {_number(theirs, token)} in the model: {way_out}"
+        )
+
+
+def encoder_config(settings: PretrainingSettings, base: Mapping[str, Any], vocabulary: Vocabulary) -> EncoderConfig:
+    """The configuration of a model that starts from nothing.
+
+    Args:
+        settings: Settings of the run.
+        base: Fields that the preset sets: the activation and the initial standard deviation.
+        vocabulary: Tokens of the data.
+
+    Raises:
+        ValueError: An unknown method or option, or a value that the model cannot take.
+    """
+    return EncoderConfig(
+        vocab_size=vocabulary.size,
+        pad_token_id=vocabulary.pad_token_id,
+        type_vocab_size=2,
+        **{name: getattr(settings, name) for name in SIZES},
+        **base,
+        **_of_run(settings),
+    )
+
+
+def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[EncoderForPreTraining, list[str]]:
+    """The model of a run, with the weights of the model that it starts from, and what of it is new.
+
+    Raises:
+        ValueError: Weights that do not fit, or a BERT that computes what the encoder cannot.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        folder = source.folder
+        if source.attention is None:
+            folder = Path(place) / "converted"
+            convert(source.folder, folder, conv_kernel_size=None)
+        with no_load_report():
+            before, loaded = EncoderForPreTraining.from_pretrained(
+                folder, segment_means_seq_len=None, output_loading_info=True
+            )
+    config = EncoderConfig.from_dict(before.config.to_dict() | _of_run(settings))
+    if config.attention != before.config.attention == NO_ATTENTION:
+        raise ValueError(
+            f"model {source.folder} has no attention, and so no queries and keys for {config.attention}: name another "
+            "model, or leave --attention out."
+        )
+    tensors = before.state_dict()
+    if config.positions == "learned":
+        table = tensors[_POSITIONS]
+        resized = resize_positions(table[POSITION_OFFSET:], settings.positions)
+        tensors[_POSITIONS] = torch.cat([table[:POSITION_OFFSET], resized])
+    model = EncoderForPreTraining(config)
+    if (before.config.attention, before.config.attention_options) != (config.attention, config.attention_options):
+        tensors = {name: tensor for name, tensor in tensors.items() if _REPLACED[0] not in name}
+    if before.config.conv_kernel_size != config.conv_kernel_size:
+        tensors = {name: tensor for name, tensor in tensors.items() if _REPLACED[1] not in name}
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if _REPLACED[1] in name:
+                    weight.zero_()
+    report = model.load_state_dict(tensors, strict=False)
+    unfit = [name for name in report.missing_keys if not any(part in name for part in _REPLACED)]
+    assert not unfit, f"{unfit[0]} has no start"
+    assert not report.unexpected_keys, f"{report.unexpected_keys[0]} has no place"
+    heads = {"cls": "masked words", "sop": "the order of sentences"}
+    new = [
+        f"a new head for {what}"
+        for head, what in heads.items()
+        if any(name.startswith(head) for name in loaded["missing_keys"])
+    ]
+    if any(_REPLACED[0] in name for name in report.missing_keys):
+        new.append(f"new weights of {settings.attention} attention")
+    return model, new
+
+
+def describe(source: StartModel, settings: PretrainingSettings, new: Sequence[str]) -> str:
+    """What is new, in one line; all else is kept."""
+    changes = [*new]
+    before = "exact" if source.attention is None else source.attention
+    if source.attention != settings.attention:
+        changes.append(f"{before} attention becomes {settings.attention}")
+    if source.conv_kernel_size != settings.conv_kernel_size:
+        taps = settings.conv_kernel_size
+        changes.append("no convolution" if taps is None else f"a convolution of {taps} taps starts at zero")
+    if source.positions != settings.positions:
+        changes.append(f"positions {source.positions} -> {settings.positions}, its table repeated")
+    return f"starting from {source.folder}{': ' if changes else ''}{'; '.join(changes)}"
+
+
+def _of_run(settings: PretrainingSettings) -> dict[str, Any]:
+    return {
+        "attention": settings.attention,
+        "attention_options": dict(settings.options),
+        "share_attention_weights": settings.share_projections,
+        "conv_kernel_size": settings.conv_kernel_size,
+        "max_position_embeddings": settings.positions,
+        "hidden_dropout_prob": settings.dropout,
+        "pooling": "first",
+        "sparse_prediction": True,
+        "task": "mlm-sop",
+        "track_error": settings.track_error,
+    }
+
+
+def _number(tokens: Mapping[str, int], token: str) -> str:
+    return f"token {tokens[token]}" if token in tokens else "no token"
+
+
+def _checksum(folder: Path) -> str:
+    files = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()

@@ -1,0 +1,173 @@
+"""One pretraining, from what was asked to its results."""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from transformers import set_seed
+
+from nystrom.attention.backend import check_backend_device
+from nystrom.models.heads.language import EncoderForPreTraining
+from nystrom.models.memory import check_memory
+from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
+from nystrom_lab.data.store.header import read_header
+from nystrom_lab.training.hardware import is_main
+from nystrom_lab.training.presets.pretraining import PretrainingPreset
+from nystrom_lab.training.pretrain.data import HeldOutInstances, open_instances
+from nystrom_lab.training.pretrain.finish import finish
+from nystrom_lab.training.pretrain.settings import PretrainingSettings, settle
+from nystrom_lab.training.pretrain.source import check_vocabulary, describe, encoder_config, find_source, start_model
+from nystrom_lab.training.pretrain.trainer import PretrainingTrainer
+from nystrom_lab.training.ranks.lost import then_leave
+from nystrom_lab.training.ranks.pieces import check_pieces
+from nystrom_lab.training.results import command_line
+from nystrom_lab.training.run.arguments import training_arguments
+from nystrom_lab.training.run.compiling import check_compiler
+from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.run.progress import no_file_bars
+from nystrom_lab.training.run.to_the_end import train_to_the_end
+from nystrom_lab.training.versions import versions
+
+
+@then_leave
+def pretrain_model(
+    base: PretrainingPreset,
+    data: Path,
+    run: RunFolder,
+    *,
+    model: Path | None,
+    attention: str | None,
+    options: Mapping[str, object],
+    conv_kernel_size: int | None,
+    length: int | None,
+    sizes: Mapping[str, int | None],
+    changes: Mapping[str, float | None],
+    accumulation: int,
+    context_parallel: int,
+    seed: int,
+    instances: int,
+    device: str,
+    precision: str,
+    compile: bool,
+    track_error: bool,
+    resume: bool,
+    workers: int,
+    threads: int | None,
+    timeout: int,
+    words: Sequence[str],
+) -> None:
+    """Pretrain; the arguments that are not here are those of `nystrom_lab.training.pretrain.engine.pretrain`.
+
+    Args:
+        base: The preset.
+        data: The prepared folder.
+        run: The folder of the run.
+        sizes: Of the encoder, by name; None means the preset's.
+        changes: Other settings that differ from the preset's; None means the preset's.
+        words: The command that reproduces the run, after `nystrom`.
+        model: See there.
+        attention: See there.
+        options: See there.
+        conv_kernel_size: See there.
+        length: See there.
+        accumulation: See there.
+        context_parallel: See there.
+        seed: See there.
+        instances: See there.
+        device: "cpu" or "cuda".
+        precision: One of the three.
+        compile: See there.
+        track_error: See there.
+        resume: See there.
+        workers: See there.
+        threads: See there.
+        timeout: See there.
+
+    Raises:
+        ValueError: A setting, data or a model that cannot be used, or a compiler that is missing.
+        FloatingPointError: The loss or a weight is no longer finite.
+        OSError: A file could not be written; the message names the folder and how to continue.
+    """
+    source = None if model is None else find_source(model)
+    settings = settle(
+        base,
+        source,
+        attention=attention,
+        options=options,
+        conv_kernel_size=conv_kernel_size,
+        length=length,
+        sizes=sizes,
+        changes=changes,
+        accumulation=accumulation,
+        seed=seed,
+        instances=instances,
+        device=device,
+        precision=precision,
+        compile=compile,
+        track_error=track_error,
+        context_parallel=context_parallel,
+    )
+    train, held_out = open_instances(
+        data, length=settings.length, seed=seed, instances=instances, batch_size=settings.batch_size
+    )
+    vocabulary = train.vocabulary
+    if source is not None:
+        check_vocabulary(source, data, vocabulary)
+    preset_fields = {"hidden_act": base.hidden_act, "initializer_range": base.initializer_range}
+    check_memory(
+        layers=settings.num_hidden_layers,
+        width=settings.hidden_size,
+        intermediate=settings.intermediate_size,
+        vocabulary=vocabulary.size,
+        # Weights, gradients and the two means of AdamW.
+        numbers=4,
+    )
+    # Unknown options, and sizes that do not fit each other, are found here.
+    config = encoder_config(settings, preset_fields, vocabulary)
+    check_pieces(context_parallel, lambda: EncoderForPreTraining(config), compile=compile)
+    check_backend_device(settings.options.get("backend", "auto"), torch.device(device))
+    if compile:
+        check_compiler(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with run.held(settings, resume=resume, main=is_main()):
+        fingerprint = hashlib.sha256(json.dumps(read_header(data)["files"], sort_keys=True).encode()).hexdigest()[:16]
+        run.check_data(fingerprint)
+        reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
+        arguments = training_arguments(
+            settings, base, run, reports=reports, clip_norm=base.clip_norm, workers=workers, timeout=timeout
+        )
+        set_seed(seed)
+        with no_file_bars():
+            if source is None:
+                network, new = EncoderForPreTraining(config), []
+            else:
+                network, new = start_model(settings, source)
+            if is_main():
+                run.start(
+                    settings, data={"folder": str(data.resolve()), "fingerprint": fingerprint}, versions=versions()
+                )
+                if source is not None:
+                    print(f"{describe(source, settings, new)}.", flush=True)
+                print(_summary(network, settings, train, held_out), flush=True)
+            # What the model was made of must not decide what is drawn in training.
+            set_seed(seed)
+            trainer = PretrainingTrainer(network, arguments, settings=settings, train=train, held_out=held_out, run=run)
+            train_to_the_end(trainer, resume=resume)
+            if is_main():
+                finish(trainer, settings, run, data, command=command_line(words, settings.processes))
+
+
+def _summary(
+    model: EncoderForPreTraining, settings: PretrainingSettings, train: MlmSop, held_out: HeldOutInstances
+) -> str:
+    """The model and the data in one line."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        f"{settings.attention}, {settings.num_hidden_layers} layers x {settings.hidden_size}, {parameters:,} "
+        f"parameters; {train.documents:,} documents, {train.tokens:,} tokens, {len(train):,} instances of "
+        f"{settings.length} tokens in an epoch, {len(held_out):,} of {len(held_out.data):,} held-out instances scored"
+    )

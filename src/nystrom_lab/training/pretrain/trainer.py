@@ -1,0 +1,132 @@
+r"""Training on masked words and sentence order, with instances drawn anew in each pass; see `nystrom_lab.training.run`.
+
+The loss of a step is the mean over all masked words of its batch plus the mean over its instances. With the batch in
+parts, over processes or accumulated, part p with $w_p$ of the W masked words and $b_p$ of the B instances counts as
+$\frac{w_p}{W} \ell_p + \frac{b_p}{B} o_p$, so that the parts give the gradient of the whole batch; the mean of the
+losses of the parts would not, since each has another number of masked words. Where instances are cut over the N ranks
+of a group, a rank counts the masked words of its piece, and $b_p / N$ instances.
+
+The best checkpoint is that of the lowest held-out loss. If the model is compiled, it is the encoder alone, with all
+batches padded to one length: how many tokens are masked differs from batch to batch.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import EvalPrediction, TrainingArguments
+
+from nystrom.models.heads.language import EncoderForPreTraining
+from nystrom.models.heads.losses import IGNORED
+from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
+from nystrom_lab.training.pretrain.data import HeldOutInstances, InstanceOrder
+from nystrom_lab.training.pretrain.scores import score_batch, sum_up
+from nystrom_lab.training.pretrain.settings import PretrainingSettings
+from nystrom_lab.training.run.compiling import compile_module
+from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.run.run_trainer import RunTrainer
+
+# What is logged, and its name in the curves and lines.
+QUANTITIES = {
+    "loss": "train loss",
+    "eval_loss": "validation loss",
+    "eval_mlm_loss": "validation MLM loss",
+    "eval_mlm_accuracy": "validation MLM accuracy",
+    "eval_perplexity": "validation perplexity",
+    "eval_sop_loss": "validation SOP loss",
+    "eval_sop_accuracy": "validation SOP accuracy",
+    "learning_rate": "learning rate",
+    "grad_norm": "gradient norm",
+}
+
+
+class PretrainingTrainer(RunTrainer):
+    """Trains one model on masked words and sentence order, in one run folder.
+
+    Args:
+        model: The model.
+        arguments: From `nystrom_lab.training.run.run_trainer.training_arguments`.
+        settings: Settings of the run.
+        train: Training instances.
+        held_out: Held-out instances.
+        run: The folder.
+    """
+
+    def __init__(
+        self,
+        model: EncoderForPreTraining,
+        arguments: TrainingArguments,
+        *,
+        settings: PretrainingSettings,
+        train: MlmSop,
+        held_out: HeldOutInstances,
+        run: RunFolder,
+    ):
+        self.instances, self.scored = train, model
+        collate = train.collate
+        if settings.compile:
+            collate = partial(collate, length=settings.length)
+            compile_module(model.nystromformer)
+        super().__init__(
+            model,
+            arguments,
+            settings=settings,
+            train=train,  # pyright: ignore[reportArgumentType] (its lengths are those of an epoch)
+            validation=held_out,
+            collate=collate,
+            run=run,
+            quantities=QUANTITIES,
+            compute_metrics=_metrics,
+        )
+        # The Trainer counts the masked words of a step, and leaves the scaling of the loss to `compute_loss`.
+        self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The batches of the whole run; each process takes its share of every batch."""
+        settings = self.settings
+        order = InstanceOrder(self.instances, batch_size=settings.batch_size, steps=settings.steps, seed=settings.seed)
+        return self._loader(self.train_dataset, order, settings.part_size)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """The share of one part in the loss of a step."""
+        assert num_items_in_batch is not None, "the Trainer counts the labels of a step"
+        outputs = model(**inputs)
+        here = (inputs["labels"] != IGNORED).sum()
+        words = here / torch.as_tensor(num_items_in_batch, device=here.device).clamp(min=1)
+        instances = len(inputs["labels"]) / (self.settings.batch_size * self.settings.context_parallel)
+        # Gradients are averaged over the processes.
+        loss = (words * outputs.prediction_loss + instances * outputs.sop_loss) * self.args.world_size
+        return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """Score the instances of a batch."""
+        batch = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            return None, score_batch(self.scored, batch), batch["sentence_order_label"]
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Evaluate on the held-out instances, and name the metric that chooses the best checkpoint."""
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        return {**metrics, "eval_selection": -metrics["eval_loss"]}
+
+
+def _metrics(prediction: EvalPrediction) -> dict[str, float]:
+    scores = sum_up(np.asarray(prediction.predictions, dtype=np.float64))
+    return {**scores._asdict(), "loss": scores.mlm_loss + scores.sop_loss}

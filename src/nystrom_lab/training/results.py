@@ -1,0 +1,122 @@
+r"""Results of training and scoring as rows of `nystrom_lab.measure.rows`.
+
+An accuracy is a share between 0 and 1, and its spread the 95 % interval of Wilson (1927),
+$$\frac{p + z^2 / 2N \pm z \sqrt{p (1 - p) / N + z^2 / 4 N^2}}{1 + z^2 / N},\quad z = 1.96,$$
+which covers other draws of N samples, but not other seeds of training.
+
+A row of a training records the command that reproduces it alone, whether a grid, a script or that command started it.
+"""
+
+import math
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from nystrom.attention.method_names import SIZES, sized_name
+from nystrom.models import EncoderConfig
+from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.training.settings import Settings
+
+# Changes of a preset that rows record elsewhere, or that affect when results are looked at but not what is trained.
+_SAID_ELSEWHERE = ("steps", "evaluate_every", "log_every")
+
+
+class Place(NamedTuple):
+    """Where a result was measured.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        precision: The precision of the computation.
+        seed: Of the training; None where the model came from elsewhere.
+        settings: The preset of the training and what was changed of it, see `setting_words`; "" where the model came
+            from elsewhere.
+        command: The command that produced it; None for the command that started this process.
+    """
+
+    device: str
+    precision: str
+    seed: int | None
+    settings: str = ""
+    command: str | None = None
+
+
+def setting_words(settings: Settings) -> str:
+    """A preset and its changes, except for the size in the method's name: they distinguish runs."""
+    _, size = sized_name(settings.attention, settings.options)
+    named = set() if size is None else {f"options.{name}" for name in SIZES[settings.attention][0]}
+    changed = {name: value for name, value in settings.changes().items() if name not in {*named, *_SAID_ELSEWHERE}}
+    changed |= {"mask_share": settings.mask_share} if settings.mask_share else {}
+    changed |= {"model": settings.weights} if settings.weights else {}
+    if settings.pooled_norm != "none" and settings.part_size != settings.batch_size:
+        # Its mean and variance are those of the samples that a process takes at a time.
+        changed["part_size"] = settings.part_size
+    return " ".join(f"{name}={value}" for name, value in {"preset": settings.preset, **changed}.items())
+
+
+def command_line(words: Sequence[str], processes: int) -> str:
+    """The command of these words after `nystrom`, without the machine's folders."""
+    start = ["nystrom"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "nystrom_lab"]
+    return shlex.join([*start, *(Path(word).name if os.path.isabs(word) else word for word in words)])
+
+
+def accuracy_row(config: EncoderConfig, quantity: str, share: float, samples: int, place: Place) -> Row:
+    """An accuracy with its interval, `repeats` being the number of samples."""
+    return result_row(config, quantity, share, "", place, spread=wilson(share, samples), repeats=samples)
+
+
+def result_row(
+    config: EncoderConfig,
+    quantity: str,
+    value: float,
+    unit: str,
+    place: Place,
+    *,
+    spread: tuple[float, float] | tuple[None, None] = (None, None),
+    repeats: int = 1,
+    study: str | None = None,
+    sizes: str = "",
+) -> Row:
+    """A number that belongs to a trained model.
+
+    Args:
+        config: Of the model.
+        quantity: What the number measures.
+        value: The number.
+        unit: Its unit.
+        place: Where it was measured.
+        spread: Its spread; the quantity says which.
+        repeats: Number of measurements.
+        study: Name of the study; training on the model's task if not given.
+        sizes: Sizes in addition to those of the model.
+    """
+    method, size = sized_name(config.attention, config.attention_options)
+    model = f"layers={config.num_hidden_layers} width={config.hidden_size} heads={config.num_attention_heads}"
+    return new_row(
+        study=f"train {config.task}" if study is None else study,
+        quantity=quantity,
+        method=method if config.conv_kernel_size is None else f"{method}+skip",
+        value=value,
+        unit=unit,
+        low=spread[0],
+        high=spread[1],
+        repeats=repeats,
+        n=config.max_position_embeddings,
+        m=size,
+        sizes=" ".join(filter(None, (model, place.settings, sizes))),
+        dtype=place.precision,
+        seed=place.seed,
+        device=torch.cuda.get_device_name() if place.device == "cuda" else cpu_name(),
+        command=place.command,
+    )
+
+
+def wilson(share: float, samples: int) -> tuple[float, float]:
+    """The 95 % interval of a share of so many samples."""
+    z = 1.96
+    middle = share + z * z / (2 * samples)
+    half = z * math.sqrt(share * (1 - share) / samples + z * z / (4 * samples * samples))
+    return (middle - half) / (1 + z * z / samples), (middle + half) / (1 + z * z / samples)

@@ -1,0 +1,272 @@
+"""One run is one folder.
+
+    run.json        the settings of the run, its data and the versions that it started with
+    checkpoint-N/   what is needed to resume after step N: the last two, and the best
+    curves.csv      step, quantity, value, seconds of training until then; curves.png the same, drawn
+    best/           the best model in Hugging Face format, chosen on the validation split, with its own `complete.json`
+    rows.csv        results, as rows of `nystrom_lab.measure.rows`
+    .lock           held by the process that trains
+
+A checkpoint is complete once its file `complete.json` lists the sizes and checksums of all others and of the run.json
+of its run. One of another run, or under the name of another step, is no checkpoint of this one. One that was
+interrupted while it was written, or damaged since, is skipped and then removed; so is one whose best checkpoint is
+lost.
+
+transformers' `save_total_limit` and `get_last_checkpoint` do less: they remove an old checkpoint before the new one is
+known to be complete, lose the best one when the folder is moved, and accept a half-written checkpoint as the last.
+"""
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from nystrom.attention.method_names import sized_name
+from nystrom.sums import find_fault, write_sums
+from nystrom.whole_files import check_folder, whole_text, write_whole
+from nystrom_lab.measure.rows import Row, write_rows
+from nystrom_lab.training.hardware import restarts
+from nystrom_lab.training.schedule import RunSettings
+from nystrom_lab.training.settings import differences
+
+_SETTINGS, _LOCK, _STATE = "run.json", ".lock", "trainer_state.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+class Point(NamedTuple):
+    """A point of a curve; `seconds` counts the training until then."""
+
+    step: int
+    quantity: str
+    value: float
+    seconds: float
+
+
+class RunFolder:
+    """The folder of one run.
+
+    Args:
+        path: Where it is, or will be.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path = Path(path).expanduser()
+        self.curves, self.plot = path / "curves.csv", path / "curves.png"
+        self.best, self.rows = path / "best", path / "rows.csv"
+
+    @contextmanager
+    def held(self, settings: RunSettings, *, resume: bool, main: bool) -> Iterator[None]:
+        """Lock the folder for a run with these settings, which may start or continue here.
+
+        The system unlocks the folder when the process ends, however it ends. If no run has started by the end, what
+        was made of the folder is removed.
+
+        Args:
+            settings: RunSettings of the run.
+            resume: Whether a run is to be continued.
+            main: Whether this is the process that writes; for others nothing happens.
+
+        Raises:
+            ValueError: The folder cannot be written, is in use, holds a run that is not to be resumed or has other
+                settings, or holds something else.
+        """
+        if not main:
+            yield
+            return
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        check_folder(self.path)
+        new = not (self.path / _LOCK).exists()
+        lock = FileLock(self.path / _LOCK, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise ValueError(
+                f"{self.path} is in use by another training: wait for it, or take another folder with --to."
+            ) from None
+        try:
+            self._check(settings, resume=resume)
+            yield
+        finally:
+            if new and not self.is_started:
+                (self.path / _LOCK).unlink(missing_ok=True)
+            lock.release()
+            with suppress(OSError):
+                # A folder that is not empty stays.
+                for folder in made:
+                    folder.rmdir()
+
+    def goes_on(self, resume: bool) -> bool:
+        """Whether a run is to be continued: as asked for, or since torchrun started its processes anew."""
+        return resume or (restarts() > 0 and self.is_started)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until no other process holds the folder.
+
+        Raises:
+            ValueError: One still does after `seconds`.
+        """
+        if (self.path / _LOCK).is_file():
+            try:
+                with FileLock(self.path / _LOCK, timeout=seconds):
+                    pass
+            except Timeout:
+                raise ValueError(f"{self.path} is in use by another training after {seconds:g} s of waiting.") from None
+
+    def _check(self, settings: RunSettings, *, resume: bool) -> None:
+        if not self.is_started:
+            # A run that was killed while writing its first file leaves the beginning of that file.
+            strange = (entry.name for entry in self.path.iterdir() if entry.name != _LOCK)
+            if any(not name.endswith(".partial") for name in strange):
+                raise ValueError(f"{self.path} is not empty and holds no run: take another folder with --to.")
+            if resume:
+                raise ValueError(
+                    f"{self.path} holds no run to resume: leave --resume out, or name its folder with --to."
+                )
+        elif not resume:
+            raise ValueError(f"{self.path} holds a run: go on with it by --resume, or take another folder with --to.")
+        else:
+            self.check_settings(settings)
+
+    def check_settings(self, settings: RunSettings) -> None:
+        """Check that a resumed run has its old settings.
+
+        Raises:
+            ValueError: They differ.
+        """
+        if different := differences(settings, self.read()["settings"]):
+            raise ValueError(
+                f"{self.path} holds a run with other settings: {'; '.join(different)}. Resume with the settings and "
+                "the data of the run, or start another with --to."
+            )
+
+    def check_data(self, fingerprint: str) -> None:
+        """Check that a resumed run has its old data.
+
+        Raises:
+            ValueError: They differ.
+        """
+        # An older run has the first of the two parts alone.
+        known = (fingerprint, fingerprint.partition("-")[0])
+        if self.is_started and (before := self.read()["data"])["fingerprint"] not in known:
+            raise ValueError(
+                f"{self.path} holds a run on {before['folder']}, whose data were others (fingerprint "
+                f"{before['fingerprint']}, now {fingerprint}): name the folder of those with --data."
+            )
+
+    def data_folder(self) -> Path | None:
+        """The folder of the data of the run; None where no run has started."""
+        return Path(self.read()["data"]["folder"]) if self.is_started else None
+
+    def read(self) -> dict[str, Any]:
+        """The content of run.json.
+
+        Raises:
+            ValueError: It cannot be read.
+        """
+        path = self.path / _SETTINGS
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is not JSON ({error}): take another folder with --to.") from error
+        if not isinstance(content, dict) or not {"settings", "data"} <= content.keys():
+            raise ValueError(f"{path} does not describe a run of this library: take another folder with --to.")
+        return content
+
+    def start(self, settings: RunSettings, data: Mapping[str, object], versions: Mapping[str, str]) -> None:
+        """Write run.json, unless the run is resumed."""
+        if not self.is_started:
+            method, _ = sized_name(settings.attention, settings.options)
+            content = {"method": method, "settings": asdict(settings), "data": dict(data), "versions": dict(versions)}
+            write_whole(self.path / _SETTINGS, json.dumps(content, indent=1) + "\n")
+
+    def checkpoint(self, step: int) -> Path:
+        """The folder of the checkpoint after a step."""
+        return self.path / f"checkpoint-{step}"
+
+    def last_step(self) -> int | None:
+        """The step of the last checkpoint that a run can continue from; None where there is none."""
+        return max((step for step in self._steps() if not self._faults(step)), default=None)
+
+    def damage(self) -> list[tuple[Path, str]]:
+        """The checkpoints that a run cannot continue from, and why."""
+        return [(self.checkpoint(step), fault) for step in sorted(self._steps()) if (fault := self._faults(step))]
+
+    def mark_complete(self, step: int) -> None:
+        """Record that all files of a checkpoint are written, with their sizes and checksums, and whose run it is."""
+        write_sums(self.checkpoint(step), *([f"../{_SETTINGS}"] if self.is_started else []))
+
+    def prune(self, *, best: int | None) -> None:
+        """Remove all checkpoints but the last two, the best, and the one that either of the two names as the best."""
+        steps = sorted(self._steps())
+        needed = {best, *steps[-2:], *map(self._best_at, steps[-2:])}
+        for step in steps:
+            if step not in needed:
+                shutil.rmtree(self.checkpoint(step))
+
+    def remove_after(self, step: int | None) -> None:
+        """Remove incomplete checkpoints, and those after the step that a run continues from."""
+        for other in self._steps():
+            if step is None or other > step or self._own_fault(other):
+                shutil.rmtree(self.checkpoint(other))
+
+    def write_curves(self, points: Iterable[Point]) -> None:
+        """Replace the curves."""
+        with whole_text(self.curves) as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(Point._fields)
+            writer.writerows(
+                (step, quantity, repr(value), f"{seconds:.3f}") for step, quantity, value, seconds in points
+            )
+
+    def write_rows(self, rows: Iterable[Row]) -> None:
+        """Replace the results."""
+        write_rows(self.rows, rows)
+
+    def _steps(self) -> list[int]:
+        matches = (_CHECKPOINT.fullmatch(entry.name) for entry in self.path.iterdir() if entry.is_dir())
+        return [int(match[1]) for match in matches if match]
+
+    def _faults(self, step: int) -> str:
+        """Why a run cannot continue from a checkpoint; "" where it can."""
+        if fault := self._own_fault(step):
+            return fault
+        best = self._best_at(step)
+        if best in (None, step) or not (fault := self._own_fault(best)):
+            return ""
+        return f"the best checkpoint before it is lost ({self.checkpoint(best)}: {fault})"
+
+    def _best_at(self, step: int) -> int | None:
+        """The step of the best checkpoint when that of a step was written; None where it names none."""
+        return self._state(step).get("best_global_step")
+
+    def _state(self, step: int) -> dict[str, Any]:
+        """What a checkpoint says of the training until then; empty where it cannot be read."""
+        try:
+            state = json.loads((self.checkpoint(step) / _STATE).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return state if isinstance(state, dict) else {}
+
+    def _own_fault(self, step: int) -> str:
+        """What is wrong with the files of a checkpoint; "" where they are unchanged."""
+        if fault := find_fault(self.checkpoint(step)):
+            return fault
+        saved = self._state(step).get("global_step", step)
+        return "" if saved == step else f"it holds step {saved}"
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a run."""
+        return (self.path / _SETTINGS).is_file()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has ended: its results are written last."""
+        return self.rows.is_file()

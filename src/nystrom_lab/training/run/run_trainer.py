@@ -1,0 +1,297 @@
+"""The Hugging Face Trainer with the batches and rules of this library, for runs of every kind.
+
+- The Trainer's single "epoch" is the whole run: `TrainingOrder` yields the samples of all passes, so a resumed run
+  skips to its place, and no boundary between passes depends on processes or accumulation. `state.epoch` still counts
+  passes over the data.
+- A loss that is not finite stops the run, and weights that are not finite are not written to a checkpoint.
+- The curves have the norm of the gradient of a step, before it is clipped.
+- After each checkpoint the curves are rewritten from the Trainer's own log, which is part of a checkpoint: a step that
+  ran twice, before and after an interruption, appears once.
+- A checkpoint that cannot be written, on a full disk for example, ends the run with one line, and is removed.
+- Before each evaluation a head that norms what it pooled gets the mean and variance of training samples, the same ones
+  each time (`nystrom.models.heads.pooled_norm`).
+- The best checkpoint is that of the evaluation with the largest "eval_selection"; each kind of run says what that is.
+- Evaluation takes as many samples at a time as a part of a step, so that a model that fits in memory for training
+  also fits for evaluation.
+
+The pickled states that the Trainer (5.23) loads are those of the optimizer, the schedule, the scaler and the random
+numbers, all with `weights_only=True`, which runs no code; weights are safetensors.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from nystrom.models.heads.pooled_norm import measure_pooled, pooled_norms
+from nystrom.parallel import parallelize
+from nystrom.whole_files import NotWritten
+from nystrom_lab.measure.memory import peak_megabytes
+from nystrom_lab.training.data.batches import TrainingOrder, shortest_first
+from nystrom_lab.training.ranks.pieces import Pieces
+from nystrom_lab.training.run.attention_error import MEAN, error_quantities, restart_errors, take_errors
+from nystrom_lab.training.run.folder import Point, RunFolder
+from nystrom_lab.training.run.progress import QUANTITIES, progress
+from nystrom_lab.training.run.writing import written
+from nystrom_lab.training.schedule import RunSettings
+
+# Samples that the mean and variance of pooled tokens are measured on, at most.
+MEASURED = 512
+
+
+class SampleSplit(Protocol):
+    """A split: samples by number, and how long they are."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def lengths(self) -> NDArray[Any]:
+        """Tokens of each sample."""
+        ...
+
+
+class NotFinite(FloatingPointError):
+    """A loss or a weight is no longer a finite number; the message names the step."""
+
+
+class RunTrainer(Trainer):
+    """Trains one model by settings, in one run folder.
+
+    Args:
+        model: The model.
+        arguments: From `nystrom_lab.training.run.arguments.training_arguments`.
+        settings: Settings of the run.
+        train: The training split.
+        validation: The validation split.
+        collate: Makes a batch of samples.
+        run: The folder.
+        clip_value: Largest entry of a gradient, those beyond are cut; None for any.
+        quantities: Names in the curves and the lines of the logged values.
+        compute_metrics: As the Trainer has it.
+        preprocess_logits_for_metrics: As the Trainer has it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        arguments: TrainingArguments,
+        *,
+        settings: RunSettings,
+        train: SampleSplit,
+        validation: SampleSplit,
+        collate: Callable[..., dict[str, torch.Tensor]],
+        run: RunFolder,
+        clip_value: float | None = None,
+        quantities: Mapping[str, str] = QUANTITIES,
+        compute_metrics: Callable[..., dict[str, float]],
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
+    ):
+        shown, errors = quantities, error_quantities(model) if settings.track_error else {}
+        if errors:
+            # The line of a step has the mean alone.
+            shown = {**quantities, MEAN: errors[MEAN]}
+        self.pieces = None
+        if settings.context_parallel > 1:
+            self.pieces = Pieces(settings.context_parallel, device=settings.device, timeout=arguments.ddp_timeout_delta)
+            parallelize(model, self.pieces.tokens)
+            collate = self.pieces.collate(collate)
+        self.settings, self.run, self.clip_value, self.quantities = settings, run, clip_value, {**quantities, **errors}
+        self.train_samples, self.validation, self._collate = train, validation, collate
+        self._seconds, self._since, self._megabytes = 0.0, time.monotonic(), 0.0
+        self.network, self.gradient_norm = model, math.nan
+        super().__init__(
+            model=model,
+            args=arguments,
+            data_collator=collate,
+            train_dataset=train,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
+            eval_dataset=validation,  # pyright: ignore[reportArgumentType]
+            compute_metrics=compute_metrics,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            callbacks=[RunCallback(self), progress(shown)],
+        )
+        # It prints numbers as quoted strings.
+        self.remove_callback(PrinterCallback)
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The batches of the whole run; each process takes its share of every batch."""
+        order = TrainingOrder(
+            self.train_samples.lengths,
+            batch_size=self.settings.batch_size,
+            steps=self.settings.steps,
+            seed=self.settings.seed,
+        )
+        return self._loader(self.train_dataset, order, self.settings.part_size)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """The validation split, the shortest samples first."""
+        assert eval_dataset in (None, self.eval_dataset), "other splits are scored after the run"
+        return self._loader(self.eval_dataset, shortest_first(self.validation.lengths), self.args.eval_batch_size)
+
+    def _loader(self, dataset: Any, order: Any, size: int) -> DataLoader:
+        loader = DataLoader(
+            dataset,
+            batch_size=size,
+            sampler=order,
+            collate_fn=self._collate,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.settings.device != "cpu",
+        )
+        return self.accelerator.prepare(loader) if self.pieces is None else self.pieces.loader(loader, self.accelerator)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """One part of a step; a loss that is not finite raises."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if not torch.isfinite(loss):
+            raise NotFinite(f"the loss is {loss.item()} at step {self.state.global_step + 1} of {self.settings.steps}")
+        return loss
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Evaluate on the validation split."""
+        if self.pieces is not None:
+            # The Trainer's own would count each sample once for each of its pieces.
+            self.gather_function = partial(self.pieces.gather, accelerator=self.accelerator)
+        if pooled_norms(self.network):
+            self.measure_pooled()
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        if not math.isfinite(metrics["eval_loss"]):
+            raise NotFinite(f"the validation loss is {metrics['eval_loss']} after step {self.state.global_step}")
+        return metrics
+
+    def measure_pooled(self) -> None:
+        """Measure what the norm of the head takes off, on training samples as an evaluation sees them."""
+        size = self.args.eval_batch_size
+        whole = size * self.settings.processes // self.settings.context_parallel
+        # Whole batches for every process, of which none is filled up with samples that come twice.
+        count = max(min(MEASURED, len(self.train_samples)) // whole, 1) * whole
+        chosen = np.random.default_rng(self.settings.seed).permutation(len(self.train_samples))[:count]
+        loader = self._loader(self.train_dataset, chosen.tolist(), size)
+        measure_pooled(self.network, (self.prediction_step(self.network, batch, True) for batch in loader))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, with the seconds and the memory of training so far; seconds lost in an interruption do not count."""
+        if "loss" in logs:
+            # Where the Trainer clips by the norm it logs the norm itself, from before that.
+            logs.setdefault("grad_norm", self.gradient_norm)
+            if self.settings.track_error:
+                logs |= take_errors(self.network)
+        logs |= {"seconds": self.seconds, "megabytes": self.megabytes}
+        super().log(logs, start_time)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write a complete checkpoint, or leave none."""
+        folder = self.run.checkpoint(self.state.global_step)
+        try:
+            with written(folder, self.way_on()):
+                super()._save_checkpoint(model, trial)
+        except NotWritten:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def way_on(self) -> str:
+        """How to continue a run that could not write a file."""
+        return f"go on with --resume, from step {self.run.last_step() or 0}"
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, evaluations and checkpoints included."""
+        return self._seconds + time.monotonic() - self._since
+
+    @property
+    def megabytes(self) -> float:
+        """The peak memory of this process in the run, see `nystrom_lab.measure.memory`."""
+        return max(self._megabytes, peak_megabytes(self.settings.device))
+
+    def restart_clock(self) -> None:
+        """Start counting, from the values in the log of a resumed run, and from its step."""
+        logged = [entry for entry in self.state.log_history if "seconds" in entry]
+        self._seconds, self._since = max((entry["seconds"] for entry in logged), default=0.0), time.monotonic()
+        self._megabytes = max((entry["megabytes"] for entry in logged), default=0.0)
+        restart_errors(self.network, self.state.global_step * self.settings.accumulation)
+
+    def curves(self) -> list[Point]:
+        """The curves so far."""
+        return [
+            Point(int(entry["step"]), quantity, float(entry[name]), float(entry["seconds"]))
+            for entry in self.state.log_history
+            for name, quantity in self.quantities.items()
+            if name in entry
+        ]
+
+
+class RunCallback(TrainerCallback):
+    """What happens between the steps.
+
+    Args:
+        trainer: The trainer that it belongs to.
+    """
+
+    def __init__(self, trainer: RunTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the clock, and give each process its own dropout."""
+        self.trainer.restart_clock()
+        if args.world_size > 1:
+            # With one seed, all processes would drop the same units. A resumed run loads its own state after this.
+            torch.manual_seed(self.trainer.settings.seed + args.process_index)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Note the norm of the gradient where the step is logged, and clip it by value, if the run does."""
+        if not args.max_grad_norm:
+            # Once a step, where a clip by norm has not done it.
+            self.trainer.accelerator.unscale_gradients()
+        step = state.global_step + 1
+        if step % args.logging_steps == 0 or step >= self.trainer.settings.steps:
+            self.trainer.gradient_norm = self._norm()
+        if (clip := self.trainer.clip_value) is not None:
+            nn.utils.clip_grad_value_(self.trainer.network.parameters(), clip)
+
+    def _norm(self) -> float:
+        grads = [weight.grad for weight in self.trainer.network.parameters() if weight.grad is not None]
+        return float(nn.utils.get_total_norm(grads))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count passes over the data, and check the weights before they are saved."""
+        trainer = self.trainer
+        state.epoch = state.global_step * trainer.settings.batch_size / len(trainer.train_samples)
+        if state.global_step >= trainer.settings.steps:
+            control.should_log = True
+        if control.should_save:
+            for name, weight in trainer.network.named_parameters():
+                if not torch.isfinite(weight).all():
+                    raise NotFinite(f"{name} holds numbers that are not finite after step {state.global_step}")
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Complete the checkpoint once every process has written its part."""
+        self.trainer.accelerator.wait_for_everyone()
+        if state.is_world_process_zero:
+            run = self.trainer.run
+            with written(run.path, self.trainer.way_on()):
+                run.mark_complete(state.global_step)
+                run.prune(best=state.best_global_step)
+                run.write_curves(self.trainer.curves())

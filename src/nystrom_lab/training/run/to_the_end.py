@@ -1,0 +1,84 @@
+"""The steps of a run, from its last good checkpoint where there is one, and what is said when they stop early."""
+
+import pickle
+from pathlib import Path
+
+import torch
+from transformers.trainer_pt_utils import safe_globals
+
+from nystrom.whole_files import NotWritten
+from nystrom_lab.training.hardware import is_main
+from nystrom_lab.training.ranks.lost import LostRanks, others_answer
+from nystrom_lab.training.run.run_trainer import NotFinite, RunTrainer
+
+
+def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
+    """Train to the last step, from the last complete checkpoint where there is one.
+
+    Args:
+        trainer: The trainer, whose folder this process holds.
+        resume: Go on from the last complete checkpoint.
+
+    Raises:
+        ValueError: A file of the checkpoint holds more than numbers.
+        FloatingPointError: The loss or a weight is no longer finite.
+        OSError: A file could not be written, or other processes were lost; names the folder, or them, and the way on.
+    """
+    run, settings = trainer.run, trainer.settings
+    step = run.last_step() if resume else None
+    trainer.accelerator.wait_for_everyone()
+    if is_main():
+        for checkpoint, what in run.damage():
+            print(f"warning: {checkpoint} is passed over: {what}.", flush=True)
+        run.remove_after(step)
+        if resume:
+            print(
+                f"Going on after step {step}." if step else "There is no complete checkpoint yet: starting at step 1.",
+                flush=True,
+            )
+    trainer.accelerator.wait_for_everyone()
+    try:
+        with others_answer(lambda: f"in step {trainer.state.global_step + 1}", trainer.way_on):
+            trainer.train(resume_from_checkpoint=None if step is None else str(run.checkpoint(step)))
+    except NotFinite as error:
+        good = run.last_step()
+        where = (
+            "there is no checkpoint before it"
+            if good is None
+            else f"the last good checkpoint is {run.checkpoint(good)}"
+        )
+        raise NotFinite(
+            f"{error}; {where}. Start another run with a lower --learning-rate"
+            f"{'' if settings.precision == 'float32' else ' or with --precision float32'}."
+        ) from error
+    except pickle.UnpicklingError as error:
+        assert step is not None, "only a checkpoint is unpickled"
+        checkpoint = run.checkpoint(step)
+        raise ValueError(
+            f"{_refused(checkpoint)} holds pickled code, which is never run ({str(error).partition('. ')[0]}): delete "
+            f"{checkpoint} and start the same command again, which goes on from the checkpoint before it."
+        ) from error
+    except (NotWritten, LostRanks):
+        raise
+    except OSError as error:
+        raise OSError(
+            f"{run.path} stopped in step {trainer.state.global_step + 1} ({error}): {trainer.way_on()}."
+        ) from error
+    except KeyboardInterrupt:
+        if is_main():
+            print(
+                f"\nStopped in step {trainer.state.global_step + 1} of {settings.steps}; go on with --resume, "
+                f"from step {run.last_step() or 0}."
+            )
+        raise
+
+
+def _refused(checkpoint: Path) -> Path:
+    """The file of a checkpoint that is refused because it would run code; the folder where none is by itself."""
+    for file in sorted(checkpoint.glob("*.pt*")):
+        try:
+            with safe_globals():
+                torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            return file
+    return checkpoint

@@ -1,0 +1,161 @@
+"""How well a model classifies a split: the share of samples whose largest logit is that of their class.
+
+Every sample counts once, also those of the last batch.
+"""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+from nystrom.models import EncoderConfig
+from nystrom.models.files.loading import check_fit
+from nystrom_lab.data.lra.facts import LRA
+from nystrom_lab.data.store.prepared_folder import verify
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.training.data.batches import shortest_first
+from nystrom_lab.training.data.columns import Columns
+from nystrom_lab.training.data.tasks import (
+    LabelledSplit,
+    Model,
+    Task,
+    check_lengths,
+    class_names,
+    find_task,
+    prepared_folder,
+)
+from nystrom_lab.training.results import Place, accuracy_row
+from nystrom_lab.training.run.progress import no_file_bars
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def score(
+    task: str,
+    model: Path,
+    data: Path,
+    *,
+    columns: Columns,
+    split: str,
+    batch_size: int,
+    precision: str,
+    device: str,
+) -> Row:
+    """Score a saved model; see `nystrom_lab.training.engine.evaluate`."""
+    wanted = find_task(task)
+    folder = prepared_folder(task, data, max_length=positions(model), columns=columns)
+    verify(folder, task=task)
+    samples = wanted.open(folder, split)
+    if len(samples) == 0:
+        raise ValueError(
+            f"data {folder} holds no samples in {split}; expected at least one: name another with --split."
+        )
+    with no_file_bars():
+        loaded = load_model(model, task, classes=class_names(samples))
+    check_lengths(folder, split, samples, loaded.config.max_position_embeddings)
+    share = accuracy(loaded, samples, wanted, batch_size=batch_size, device=device, precision=precision)
+    place = Place(device=device, precision=precision, seed=None)
+    return accuracy_row(loaded.config, f"{split} accuracy", share, len(samples), place)
+
+
+def load_model(folder: Path, task: str, *, classes: Sequence[str]) -> Model:
+    """Load a saved model, and check that it is one of the task.
+
+    Args:
+        folder: What `save_pretrained` wrote.
+        task: The task.
+        classes: Labels of the classes of the data. They must be the model's, in the same order; if those of one
+            are only numbers, they are matched by order, with a warning.
+
+    Raises:
+        ValueError: The folder holds no model of this library, one of another task or of other classes, or an incomplete
+            one.
+    """
+    config, facts = _read_config(folder), LRA[task]
+    came = (config.task, config.vocab_size, config.num_labels)
+    if came != (task, facts.vocab_size, len(classes)):
+        raise ValueError(
+            f"model {folder} was trained on {came[0] or 'no task of the arena'}, with {came[1]} tokens and {came[2]} "
+            f"classes; expected {task}, with {facts.vocab_size} tokens and {len(classes)} classes: name a model of it."
+        )
+    _check_classes(folder, config, classes)
+    model, report = find_task(task).model.from_pretrained(folder, config=config, output_loading_info=True)
+    check_fit(model, report, folder, new_heads=False)
+    return model
+
+
+def positions(folder: Path) -> int:
+    """The longest input of a saved model.
+
+    Raises:
+        ValueError: The folder holds no model of this library.
+    """
+    return _read_config(folder).max_position_embeddings
+
+
+def _check_classes(folder: Path, config: EncoderConfig, classes: Sequence[str]) -> None:
+    """Compare the labels of a model with the same number of labels of the data."""
+    assert config.id2label is not None, "transformers gives every configuration its labels"
+    of_model = [str(label) for _, label in sorted(config.id2label.items())]
+    if of_model == list(classes):
+        return
+    models, datas = (", ".join(map(repr, names[:20])) for names in (of_model, classes))
+    if _is_numbered(of_model) or _is_numbered(classes):
+        print(
+            f"warning: the classes of model {folder} are {models}, those of the data {datas}: they are taken "
+            "to be the same, in this order.",
+            file=sys.stderr,
+        )
+        return
+    raise ValueError(
+        f"model {folder} was trained on the classes {models}, but those of the data are {datas}: name a model of these "
+        "classes, or prepare the data with the labels of the model."
+    )
+
+
+def _is_numbered(names: Sequence[str]) -> bool:
+    """Whether labels are only their own positions: numbers from 0, or the names that transformers makes up."""
+    return any(all(name == f"{word}{i}" for i, name in enumerate(names)) for word in ("", "LABEL_"))
+
+
+def _read_config(folder: Path) -> EncoderConfig:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"model is {folder}, which holds no config.json: name a saved model, such as RUN/best.")
+    return EncoderConfig.from_pretrained(folder)
+
+
+def is_right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Whether the largest logit of each sample is that of its class, as an accuracy counts."""
+    return logits.argmax(dim=-1) == labels
+
+
+@torch.no_grad()
+def accuracy(model: Model, split: LabelledSplit, task: Task, *, batch_size: int, device: str, precision: str) -> float:
+    """The share of samples that a model classifies correctly.
+
+    Args:
+        model: The model; it is moved to the device.
+        split: The samples.
+        task: Their task.
+        batch_size: Samples at a time; affects only speed and memory.
+        device: "cpu" or "cuda".
+        precision: What to compute in.
+    """
+    model.to(device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
+    model.eval()
+    right = 0
+    loader = DataLoader(
+        split,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
+        batch_size=batch_size,
+        sampler=shortest_first(split.lengths),
+        collate_fn=partial(task.collate, most=model.config.max_position_embeddings),
+    )
+    for batch in loader:
+        batch = {name: value.to(device) for name, value in batch.items()}
+        with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
+            logits = model(**batch).logits
+        right += int(is_right(logits, batch["labels"]).sum())
+    return right / len(split)

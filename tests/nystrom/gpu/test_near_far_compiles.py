@@ -1,0 +1,69 @@
+"""The kernels of near_far compile and fit, with much and with little shared memory, without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tools.kernel_accounting.analysis import SHARED_MEMORY
+
+# Without a GPU the process of the tests interprets kernels, so another process compiles them, on tensors of no numbers.
+CODE = """
+import dataclasses, json, sys
+from unittest import mock
+import torch
+from nystrom.gpu import launch
+from nystrom.gpu.near_far import stages
+from nystrom.gpu.near_far.attention import gradients
+from nystrom.gpu.near_far.inputs import NearFarInputs
+from tools.kernel_accounting.analysis import SHARED_MEMORY
+from tools.kernel_accounting.driver import OfflineDriver, Shape
+
+capability, name, d, e, masked, block = json.loads(sys.argv[1])
+dtype, b, h, n, m, g = getattr(torch, name), 2, 4, 4096, 64, 48
+driver = OfflineDriver(capability, Shape(b, h, n, d, m, dtype))
+q, k, v, grad = (torch.empty(b, n, h, width, dtype=dtype, device="meta").transpose(1, 2) for width in (d, d, e, e))
+heavy, cluster, first = (
+    torch.empty(b, *shape, dtype=kind, device="meta")
+    for shape, kind in (((h, g), torch.int64), ((h, n), torch.int32), ((), torch.int32))
+)
+found = torch.empty(b, h, g, device="meta")
+x = NearFarInputs(q, k, v, heavy, found, cluster, first if masked else None, m, block, 8, d**-0.5)
+with (
+    driver.active(),
+    mock.patch.object(launch, "multiprocessors", return_value=132),
+    mock.patch.object(launch, "shared_memory", return_value=SHARED_MEMORY[capability]),
+):
+    of = stages.totals(x)
+    gradients(x, of, *stages.attend(x, of), grad)
+print(json.dumps([dataclasses.asdict(each) for each in driver.launches]))
+"""
+KERNELS = ["totals", "forward", "queries", "shared", "keys", "shared"]
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["8.6", "9.0"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("d", "e", "masked", "block"), [(64, 64, True, 64), (128, 128, False, 64), (64, 128, True, 0), (16, 16, False, 32)]
+)
+def test_every_kernel_compiles_and_fits(capability, dtype, d, e, masked, block):
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps([capability, dtype, d, e, masked, block])],
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    launches = json.loads(done.stdout)
+    assert [each["kernel"] for each in launches] == [f"near_far_{name}" for name in KERNELS]
+    for each in launches:
+        assert each["shared"] <= SHARED_MEMORY[capability], each
+        assert 0 < each["registers"] <= 255, each

@@ -1,0 +1,214 @@
+"""Files are whole or not there, and nothing is written through a link."""
+
+import ast
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nystrom.whole_files import NotWritten, check_new, remove_leftovers, whole_file, whole_text, write_whole
+
+SOURCES = Path(__file__).parents[2] / "src"
+# What writes to the path before the dot, or to an argument.
+WRITERS = {
+    *("write_text", "write_bytes", "savefig", "save_file", "savez", "savez_compressed", "mkstemp", "copyfile", "copy2"),
+    *("NamedTemporaryFile", "touch", "symlink_to", "hardlink_to", "link", "renames", "tofile", "to_csv", "to_parquet"),
+}
+OWNED = {("os", "replace"), ("os", "rename"), ("shutil", "copy"), ("np", "save"), ("torch", "save")}
+# Streams that grow, by a line or a lock at a time.
+GROWING = {("measure/rows.py", "ab+"), ("train/grid/processes.py", "ab"), ("train/grid/job.py", "ab")}
+# The descriptor of an open stream, no file.
+GROWING |= {("cli/streams.py", "w")}
+# In a folder that `partial_folder` lent, or such a folder itself.
+LENT = {
+    *(("tasks/store/arrays.py", "wb"), ("tasks/store/prepared_folder.py", "replace")),
+    ("tasks/language/word_pieces.py", "replace"),
+}
+
+
+def test_text_and_bytes_are_written_as_they_are(tmp_path):
+    write_whole(tmp_path / "text", "ö\r\n")
+    write_whole(tmp_path / "bytes", b"\0\r\n")
+    with whole_text(tmp_path / "lines", newline="\r\n") as file:
+        file.write("a\nb\n")
+    assert (tmp_path / "text").read_bytes() == "ö\r\n".encode()
+    assert (tmp_path / "bytes").read_bytes() == b"\0\r\n"
+    assert (tmp_path / "lines").read_bytes() == b"a\r\nb\r\n"
+    assert sorted(os.listdir(tmp_path)) == ["bytes", "lines", "text"]
+
+
+def test_a_failure_leaves_the_file_that_was_there_and_nothing_else(tmp_path):
+    (tmp_path / "a").write_text("before")
+
+    def fail():
+        with whole_text(tmp_path / "a") as file:
+            file.write("half")
+            file.flush()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert (tmp_path / "a").read_text() == "before"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_file_keeps_its_permissions_and_a_new_one_has_those_of_the_process(tmp_path):
+    (tmp_path / "a").touch(mode=0o600)
+    (tmp_path / "usual").touch()
+    for name in ("a", "b"):
+        write_whole(tmp_path / name, "new")
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "b").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_neither_a_link_beside_the_file_nor_one_in_its_place_is_written_through(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for name in ("a", ".a.partial", "a.partial"):
+        (tmp_path / name).symlink_to(victim)
+    write_whole(tmp_path / "a", "new")
+    assert victim.read_text() == "mine"
+    assert (tmp_path / "a").read_text() == "new"
+    assert not (tmp_path / "a").is_symlink()
+
+
+def test_the_name_that_a_file_has_while_it_is_written_differs_each_time_and_is_made_anew(tmp_path, monkeypatch):
+    names = iter(["00000000", "11111111"])
+    monkeypatch.setattr("nystrom.whole_files.secrets.token_hex", lambda size: next(names))
+    (tmp_path / ".a.00000000.partial").symlink_to(tmp_path / "victim")
+    with whole_file(tmp_path / "a") as partial:
+        assert partial.name == ".a.11111111.partial"
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "broken link", "folder"])
+def test_what_has_the_name_of_a_new_file_is_not_written_over(tmp_path, kind):
+    path = tmp_path / "a"
+    (tmp_path / "other").touch()
+    {
+        "file": path.touch,
+        "link": lambda: path.symlink_to(tmp_path / "other"),
+        "broken link": lambda: path.symlink_to(tmp_path / "none"),
+        "folder": path.mkdir,
+    }[kind]()
+    for attempt in (lambda: check_new(path), lambda: write_whole(path, "new", new=True)):
+        with pytest.raises(ValueError, match=r"a is there already, and is not written over: choose another name"):
+            attempt()
+    assert sorted(os.listdir(tmp_path)) == ["a", "other"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_comes_while_a_new_one_is_written_is_not_written_over(tmp_path, monkeypatch, links):
+    def none(*names):
+        raise PermissionError(errno.EPERM, "no hard links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", none)
+    write_whole(tmp_path / "b", "new", new=True)
+    assert (tmp_path / "b").read_text() == "new"
+    with pytest.raises(ValueError, match="is there already"), whole_file(tmp_path / "a", new=True):
+        (tmp_path / "a").write_text("mine")
+    assert (tmp_path / "a").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        # What safetensors and torch raise.
+        RuntimeError("I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_told_of_the_file_that_was_wanted(tmp_path, error):
+    (tmp_path / "a").write_text("before")
+    with pytest.raises(NotWritten) as found, whole_file(tmp_path / "a"):
+        raise error
+    assert found.value.errno in (errno.ENOSPC, errno.EDQUOT)
+    assert str(found.value) == (
+        f"{tmp_path / 'a'} cannot be written ({found.value.strerror}): free space, or choose another place; "
+        "nothing was overwritten."
+    )
+    assert (tmp_path / "a").read_text() == "before"
+
+
+def test_a_file_that_cannot_be_made_is_told_of_too_and_other_errors_pass(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "none" / "a", tmp_path / "folder"):
+        with pytest.raises(NotWritten, match=f"{path.name} cannot be written"):
+            write_whole(path, "x")
+    with pytest.raises(FileNotFoundError, match="elsewhere"), whole_file(tmp_path / "a"):
+        (tmp_path / "elsewhere").read_bytes()
+    with pytest.raises(NotWritten, match="inner"), whole_file(tmp_path / "outer"), whole_file(tmp_path / "inner"):
+        raise OSError(errno.ENOSPC, "full")
+
+
+def test_what_a_killed_process_left_goes_with_the_next_writing_and_nothing_else_does(tmp_path):
+    kill = (
+        "import os, sys; from pathlib import Path; from nystrom.whole_files import whole_file\n"
+        "with whole_file(Path(sys.argv[1])) as partial:\n    partial.write_text('half'); os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", kill, tmp_path / "a"], check=False)
+    assert len(left := os.listdir(tmp_path)) == 1
+    assert left != ["a"]
+    kept = [".a.0123456.partial", ".a.0123456x.partial", ".b.01234567.partial", ".a.partial", "a.01234567.partial"]
+    for name in kept:
+        (tmp_path / name).touch()
+    (tmp_path / ".a.00000001.partial").symlink_to(tmp_path / ".a.partial")
+    (tmp_path / ".a.00000002.partial").mkdir()
+    os.mkfifo(tmp_path / ".a.00000003.partial")
+    kept += [f".a.0000000{number}.partial" for number in (1, 2, 3)]
+    with whole_file(tmp_path / "a") as partial:
+        remove_leftovers(tmp_path / "a")
+        assert sorted(os.listdir(tmp_path)) == sorted([*kept, partial.name])
+        write_whole(tmp_path / "a", "another process")
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, "a"])
+
+
+def test_nothing_else_in_the_project_writes_files():
+    found = [f"{name}:{line} {what}" for path in sorted(SOURCES.rglob("*.py")) for name, line, what in _written(path)]
+    assert not found
+
+
+def _written(path):
+    """What in a file writes to a path that the writer did not lend."""
+    name = path.relative_to(SOURCES).as_posix()
+    if name in ("whole_files.py", "whole_folders.py"):
+        return
+    lent = {"whole_file", "whole_bytes", "whole_text", "whole_folder", "TemporaryDirectory"}
+
+    def walk(node, inside):
+        if isinstance(node, ast.With):
+            calls = [item.context_expr for item in node.items]
+            inside = inside or any(isinstance(call, ast.Call) and _called(call) in lent for call in calls)
+        if isinstance(node, ast.Call) and not inside and (what := _writes(node)):
+            yield node.lineno, what
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inside)
+
+    for line, what in walk(ast.parse(path.read_text(encoding="utf-8")), inside=False):
+        if (name, what) not in GROWING | LENT:
+            yield name, line, what
+
+
+def _called(call):
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _writes(call):
+    """The mode or name of a call that writes a file; None for another."""
+    called = _called(call)
+    if called == "open":
+        words = [*call.args, *(word.value for word in call.keywords if word.arg == "mode")]
+        modes = [word.value for word in words if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+        return next((mode for mode in modes if set(mode) & set("wax+") and set(mode) <= set("wax+bt")), None)
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if called in WRITERS or (getattr(owner, "id", ""), called) in OWNED:
+        return called
+    # A path's; a string's has two arguments, a data class's has keywords.
+    moves = owner and called in ("replace", "rename") and len(call.args) == 1 and not call.keywords
+    return called if moves else None

@@ -1,0 +1,46 @@
+"""The command line of a fine-tuning: options of the method and of the search stand by themselves."""
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from nystrom_lab.cli.main import main
+from nystrom_lab.training.finetune.engine import finetune
+from nystrom_lab.training.finetune.settings import SearchGrid
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the command line would train, without training it."""
+    given = {}
+
+    @functools.wraps(finetune)
+    def note(**arguments):
+        given.update(arguments)
+
+    monkeypatch.setattr("nystrom_lab.training.finetune.engine.finetune", note)
+    return given
+
+
+def test_options_of_the_method_and_of_the_search_reach_the_run(asked):
+    words = "finetune mrpc --data a b --model m --attention skyformer --num-landmarks 16 --search.batch-size 8 16"
+    assert main([*words.split(), "--search.learning-rate", "2e-5"]) == 0
+    assert (asked["task"], asked["data"], asked["attention"]) == ("mrpc", (Path("a"), Path("b")), "skyformer")
+    assert asked["options"] == {"num_landmarks": 16}
+    assert asked["grid"] == SearchGrid(batch_size=(8, 16), learning_rate=(2e-5,))
+    assert not asked.get("search")
+
+
+def test_own_texts_need_no_task_and_the_search_of_the_paper_no_values(asked):
+    assert main(["finetune", "--data", "a.csv", "--model", "m", "--search", "--labels", "numbers"]) == 0
+    assert (asked["task"], asked["search"], asked["grid"].values(), asked["options"]) == (None, True, {}, {})
+
+
+def test_options_of_another_method_end_in_one_line(asked, capsys):
+    assert (
+        main(["finetune", "sst2", "--data", "a", "--model", "m", "--attention", "linear", "--num-landmarks", "4"]) == 2
+    )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "num-landmarks" in line
+    assert not asked

@@ -1,0 +1,110 @@
+"""What names, signatures and docstrings alone can answer is answered without loading what is slow to load."""
+
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
+
+import pytest
+
+from nystrom_lab.cli.main import COMMANDS, main
+
+SLOW = ("torch", "transformers", "accelerate", "matplotlib", "scipy")
+# One process asks everything, and says after each question what was loaded.
+CODE = f"""
+import contextlib, io, json, sys
+from nystrom_lab.cli.main import main
+answers = {{}}
+for question in json.loads(sys.argv[1]):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            code = main(question.split())
+        except SystemExit as stop:
+            code = stop.code
+    answers[question] = code, printed.getvalue(), [name for name in {SLOW} if name in sys.modules]
+print(json.dumps(answers))
+"""
+
+
+def test_help_and_lists_need_no_slow_import():
+    questions = ["", "--help", "--version", "methods", "methods --markdown", *(f"{name} --help" for name in COMMANDS)]
+    done = subprocess.run([sys.executable, "-c", CODE, json.dumps(questions)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    assert {question: (code, slow) for question, (code, _, slow) in answers.items()} == dict.fromkeys(
+        questions, (0, [])
+    )
+    assert all(f"usage: nystrom {name}" in answers[f"{name} --help"][1] for name in COMMANDS)
+
+
+def said(*words):
+    """The exit code of a command, and what it writes to both streams."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(words)
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("train", 'nystrom: Missing from nystrom train: TASK (Task, such as "listops"). See nystrom train --help.'),
+        ("data show", "nystrom: Missing from nystrom data show: TASK"),
+        ("convert bert", "nystrom: Missing from nystrom convert: --to PATH"),
+        ("report training x.csv --figure", "nystrom: Missing value for argument '--figure'"),
+        ("data prepare image --from x --to y --size two", "nystrom: Unrecognized options: --size, two"),
+        ("bench training --repeats two", "nystrom: Error parsing --repeats: invalid literal for int()"),
+        ("pretrain", "nystrom: Missing from nystrom pretrain: --data PATH"),
+        ("pretrain listops --label 3", "nystrom: Unrecognized options: --label, 3"),
+        ("train listops --mask-share 0.1", "nystrom: Unrecognized options: --mask-share, 0.1"),
+        ("methods --markdwon", "nystrom: Unrecognized options: --markdwon"),
+    ],
+)
+def test_a_wrong_command_line_ends_in_one_line(words, says):
+    code, _, err = said(*words.split())
+    (line,) = err.splitlines()
+    assert line.startswith(says)
+    assert line.endswith("--help.")
+    assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("pretrain lisops --preset demo", "task 'lisops' is unknown; expected one of image, listops, pathfinder"),
+        ("pretrain listops --mask-share 0", "mask_share is 0; expected a number in (0, 1)"),
+        ("pretrain --data nowhere --preset demo --steps 0", "steps is 0; expected a whole number of at least 1."),
+    ],
+)
+def test_pretrain_has_a_door_for_a_task_and_one_for_prepared_texts(words, says):
+    code, _, err = said(*words.split())
+    (line,) = err.splitlines()
+    assert line.startswith(f"nystrom: {says}")
+    assert code == 2
+
+
+def test_the_help_of_pretraining_on_a_task_has_the_share_of_the_task():
+    with redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
+        main(["pretrain", "image", "--help"])
+    shown = " ".join(printed.getvalue().split())
+    assert "--mask-share FLOAT" in shown
+    assert "(default: 0.5)" in shown
+    with redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "--mask-share" not in printed.getvalue()
+
+
+def test_methods_shows_every_column_in_eighty_characters_when_piped(monkeypatch):
+    from nystrom.attention.registry import METHODS
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _, printed, _ = said("methods")
+    assert max(map(len, printed.splitlines())) <= 80
+    words = " ".join(printed.split())
+    for name, method in METHODS.items():
+        shown = (name, method.summary, method.cost, method.exact_limit, method.source)
+        assert all(" ".join(text.split()) in words for text in shown), name
+        assert all(f"{option.name}={option.default!r}" in words for option in fields(method.options)), name

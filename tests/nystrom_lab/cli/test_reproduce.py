@@ -1,0 +1,72 @@
+import pytest
+
+from nystrom_lab.cli.main import main
+from nystrom_lab.measure.rows import append_rows, new_row
+from nystrom_lab.studies.reproduce.catalogue import CATALOGUE
+
+
+def test_the_list_names_every_study_and_what_was_run(tmp_path, capsys):
+    (tmp_path / "complexity-paper").mkdir()
+    (tmp_path / "complexity-paper" / "summary.json").write_text("{}")
+    assert main(["reproduce", "--list", "--to", str(tmp_path)]) == 0
+    blocks = {block.split(":")[0]: block for block in capsys.readouterr().out.split("\n\n") if block.strip()}
+    assert [name.strip() for name in blocks] == list(CATALOGUE)
+    assert "paper" in blocks["complexity"].splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "got none: nystrom reproduce --list"),
+        (["--list", "--all"], "got --list and --all"),
+        (["blog", "--all"], "got blog and --all"),
+        (["figure-9"], "unknown"),
+        (["nystromformer-table-3"], "--runs"),
+        (["nystromformer-table-2"], "--data"),
+        (["skyformer-figure-1", "--size", "large"], "size"),
+        (["skyformer-figure-1", "--size", "paper"], "bert-base-cased"),
+        (["skyformer-figure-1", "--model", "nowhere"], "is no folder"),
+        (["skyformer-figure-1", "--texts", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_what_cannot_run_ends_in_one_line(words, says, tmp_path, capsys):
+    assert main(["reproduce", *words, "--to", str(tmp_path / "to")]) == 2
+    errors = capsys.readouterr().err
+    assert says in errors
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.fixture
+def gathered(tmp_path):
+    file = tmp_path / "rows.csv"
+    shared = {"study": "inspect-calibration", "method": "near_far", "unit": "", "n": 512, "m": 128, "device": "a CPU"}
+    rows = [
+        new_row(quantity=quantity, value=0.96, sizes="texts=4 part=near_far", command="nystrom", **shared)
+        for quantity in ("within 20 %", "held by the interval")
+    ]
+    append_rows(file, rows)
+    return file
+
+
+def test_gathered_rows_are_printed_as_tables(gathered, capsys):
+    words = ["report", "study", str(gathered), "--study", "inspect-calibration"]
+    assert main([*words, "--table", "2", "--verdicts"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("share held by the interval:\n\n| method | r=128 |\n")
+    assert out.count("| near_far | 0.960 |") == 1
+    assert out.count("Agrees: shares: 0.960 (near_far).") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--study", "inspect-calibration", "--table", "3"], "table is 3 but inspect-calibration has 2"),
+        (["--study", "blog"], "the rows hold no study 'blog'; expected one of inspect-calibration"),
+    ],
+)
+def test_what_the_rows_do_not_hold_ends_in_one_line(words, says, gathered, capsys):
+    assert main(["report", "study", str(gathered), *words]) == 2
+    errors = capsys.readouterr().err
+    assert says in errors
+    assert errors.count("\n") == 1

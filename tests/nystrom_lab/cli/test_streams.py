@@ -1,0 +1,73 @@
+"""Closed, broken and full streams: what leaves files goes on, what only prints ends in one line."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nystrom_lab.cli.main import COMMANDS
+
+# A command that prints more than a buffer holds, and writes a file at its end.
+SCRIPT = """
+import sys
+from pathlib import Path
+from nystrom_lab.cli import main
+
+def act(words):
+    for number in range(2000):
+        print("step", number, flush=True)
+        print("warning", number, file=sys.stderr)
+    Path(words[0]).write_text("done")
+
+main.COMMANDS["go"] = main.Command("", act, lasting=sys.argv[1] == "True")
+sys.exit(main.main(["go", sys.argv[2]]))
+"""
+
+
+def run(redirection, lasting, to):
+    words = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", SCRIPT, str(lasting), str(to)]
+    return subprocess.run(words, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("redirection", [">&-", ">&- 2>&-", ">/dev/full", ">/dev/full 2>&1"])
+def test_a_command_that_leaves_files_goes_on_where_it_cannot_print(redirection, tmp_path):
+    done = run(redirection, True, tmp_path / "file")
+    assert done.returncode == 0
+    assert (tmp_path / "file").read_text() == "done"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("redirection", "says"), [(">&-", "is closed"), (">/dev/full", "No space left on device")])
+def test_a_command_that_only_prints_ends_in_one_line(redirection, says, tmp_path):
+    done = run(redirection, False, tmp_path / "file")
+    assert done.returncode == 1
+    [line] = [line for line in done.stderr.splitlines() if not line.startswith("warning")]
+    assert line.startswith("nystrom: ")
+    assert says in line
+    assert not (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_reader_that_leaves_ends_only_what_leaves_no_files(lasting, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-c", SCRIPT, str(lasting), str(tmp_path / "file")]
+    # Both streams in one pipe, as in `2>&1 | head`.
+    done = subprocess.run(words, stdout=writer, stderr=writer if lasting else subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.returncode == 0
+    assert (tmp_path / "file").exists() == lasting
+
+
+def test_help_that_cannot_be_printed_is_a_fault():
+    words = ["sh", "-c", 'exec "$@" >/dev/full', "sh", sys.executable, "-m", "nystrom_lab", "methods", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_trains_and_measures_leaves_files():
+    kept = {name for name, command in COMMANDS.items() if command.lasting}
+    assert {"train", "pretrain", "finetune", "lra run", "reproduce", "bench efficiency"} <= kept
+    assert not kept & {"methods", "predict", "lra table", "evaluate", "data show"}

@@ -1,0 +1,50 @@
+"""Small data sets of the tasks, and hooks around the steps of a training."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    """48 + 20 + 30 samples of up to 40 tokens: more than the landmarks of a small run, not a multiple of a batch."""
+    from nystrom_lab.data.lra.listops.task import prepare_listops
+
+    folder = tmp_path_factory.mktemp("data") / "listops"
+    return prepare_listops(folder, train=48, val=20, test=30, min_length=5, max_length=41, progress=False)
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory) -> Path:
+    """48 + 20 + 30 pairs of texts of different lengths."""
+    from nystrom_lab.data.lra.texts.retrieval import prepare_retrieval
+
+    folder = tmp_path_factory.mktemp("pairs")
+    rng = np.random.default_rng(0)
+    for name, size in (("train", 48), ("val", 20), ("test", 30)):
+        texts = [["ab"[i % 2] * int(n) for i, n in enumerate(rng.integers(3, 40, size=2))] for _ in range(size)]
+        lines = [json.dumps({"text1": a, "text2": b, "label": i % 2}) for i, (a, b) in enumerate(texts)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return prepare_retrieval(folder, folder / "retrieval", progress=False)
+
+
+@pytest.fixture
+def around_step(hooks) -> Callable[..., None]:
+    """Call functions with the weights before and after each step of AdamW."""
+
+    def add(*, before: Callable | None = None, after: Callable | None = None) -> None:
+        for call, register in ((before, register_optimizer_step_pre_hook), (after, register_optimizer_step_post_hook)):
+
+            def hook(optimizer, *_, call=call):
+                if type(optimizer) is torch.optim.AdamW:
+                    call([weight for group in optimizer.param_groups for weight in group["params"]])
+
+            if call is not None:
+                hooks.callback(register(hook).remove)
+
+    return add

@@ -1,0 +1,217 @@
+"""Splits come from files, and those that are missing are drawn and announced."""
+
+import json
+
+import pytest
+
+from nystrom_lab.data.language.labelled.glue import TASKS, own_task
+from nystrom_lab.data.language.labelled.splits import read_labelled
+
+
+def write(path, labels, *, start=0):
+    rows = [{"sentence": f"text {start + i}", "label": label} for i, label in enumerate(labels)]
+    path.write_text("".join(json.dumps({k: v for k, v in row.items() if v is not None}) + "\n" for row in rows))
+
+
+def sizes(data):
+    return {name: len(split.texts) for name, split in data.splits.items()}
+
+
+def test_splits_are_taken_as_they_come(tmp_path):
+    write(tmp_path / "train.jsonl", [0, 1, 1])
+    write(tmp_path / "dev.jsonl", [0, "positive"], start=3)
+    write(tmp_path / "test.jsonl", [None, None])
+    data = read_labelled([tmp_path], TASKS["sst2"])
+    assert sizes(data) == {"train": 3, "validation": 2, "submission": 2}
+    assert data.splits["validation"].labels == [0, 1]
+    assert (data.published, data.remarks, data.splits["submission"].labels) == (True, [], None)
+
+
+def test_labelled_rows_for_validation_alone_are_split_and_it_says_so(tmp_path):
+    write(tmp_path / "dev.jsonl", [0, 1] * 50)
+    data = read_labelled([tmp_path], TASKS["sst2"])
+    assert sizes(data) == {"train": 80, "validation": 10, "test": 10}
+    assert not data.published
+    assert "not the published split" in data.remarks[0]
+    texts = [text for split in data.splits.values() for text in split.texts]
+    assert sorted(texts) == sorted(f"text {i}" for i in range(100))
+    # The rows keep their labels.
+    assert all(
+        label == int(text.split()[1]) % 2
+        for split in data.splits.values()
+        for text, label in zip(split.texts, split.labels, strict=True)
+    )
+    assert read_labelled([tmp_path], TASKS["sst2"]).fingerprint() == data.fingerprint()
+    write(tmp_path / "test.jsonl", [1] * 5)
+    assert sizes(read_labelled([tmp_path], TASKS["sst2"])) == {"train": 90, "validation": 10, "test": 5}
+
+
+def test_validation_is_drawn_where_there_is_none_or_asked_for(tmp_path):
+    write(tmp_path / "train.jsonl", [0, 1] * 20)
+    write(tmp_path / "test.jsonl", [0, 1])
+    assert sizes(read_labelled([tmp_path], TASKS["imdb"])) == {"train": 36, "validation": 4, "test": 2}
+    write(tmp_path / "dev.jsonl", [0, 1])
+    with pytest.raises(ValueError, match="validation and test with labels"):
+        read_labelled([tmp_path], TASKS["sst2"], val_share=0.2)
+    write(tmp_path / "test.jsonl", [None, None])
+    asked = read_labelled([tmp_path], TASKS["sst2"], val_share=0.2)
+    assert sizes(asked) == {"train": 32, "validation": 8, "test": 2, "submission": 2}
+
+
+def test_equal_texts_are_in_one_of_the_splits_that_are_drawn(tmp_path):
+    rows = [{"text": f"text {i // 3}", "label": i // 3 % 2} for i in range(300)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "dev.jsonl").write_text((tmp_path / "rows.jsonl").read_text())
+    for data, wanted in (
+        (tmp_path / "rows.jsonl", {"train", "validation"}),
+        (tmp_path / "dev", {"train", "validation", "test"}),
+    ):
+        splits = read_labelled([data], own_task(), own=True).splits
+        assert {*splits} == wanted
+        assert sum(len(split.texts) for split in splits.values()) == 300
+        found = [{*split.texts} for split in splits.values()]
+        assert sum(map(len, found)) == 100, "each text in one of them"
+        assert all(30 <= len(split.texts) <= 32 for name, split in splits.items() if name != "train")
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([("a", "x")], r"the only label is 'x' \(rows: 1\): add rows of another"),
+        ([(f"text {i}", 1) for i in range(40)], r"the only label is '1' \(rows: 40\)"),
+        (
+            [("same", i % 2) for i in range(40)],
+            r"40 texts, 1 of them different \\(equal ones stay together\\): too few",
+        ),
+    ],
+)
+def test_rows_that_are_too_much_alike_are_called_so(tmp_path, rows, says):
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
+    with pytest.raises(ValueError, match=says):
+        read_labelled([path], own_task(), own=True)
+
+
+def test_texts_that_are_learned_from_and_scored_are_told_and_copies_of_a_split_refused(tmp_path):
+    write(tmp_path / "train.jsonl", [0, 1] * 5)
+    write(tmp_path / "dev.jsonl", [0, 1, 0], start=8)
+    write(tmp_path / "test.jsonl", [0, 1], start=20)
+    found = read_labelled([tmp_path], own_task(), own=True)
+    assert found.remarks == ["2 of the 3 texts of validation are training texts, too"]
+    write(tmp_path / "test.jsonl", [0, 1] * 5)
+    with pytest.raises(ValueError, match=r"the same texts for training and as test: one of the files is a copy"):
+        read_labelled([tmp_path], own_task(), own=True)
+
+
+def test_matched_and_mismatched_are_kept_apart(tmp_path):
+    for name, size in (("train", 3), ("dev_matched", 2), ("dev_mismatched", 1), ("test_matched", 4)):
+        rows = [{"premise": "a", "hypothesis": "b", "label": "neutral"} for _ in range(size)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "test_mismatched.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
+    data = read_labelled([tmp_path], TASKS["mnli"])
+    assert sizes(data) == {
+        "train": 3, "validation": 2, "validation_mismatched": 1, "test": 4, "submission_mismatched": 1,
+    }  # fmt: skip
+    assert data.splits["train"].labels == [1, 1, 1]
+
+
+def test_a_label_outside_the_classes_is_named_with_its_line(tmp_path):
+    write(tmp_path / "train.jsonl", [0, 1, 2])
+    write(tmp_path / "dev.jsonl", [0, 1])
+    with pytest.raises(ValueError, match=r"train.jsonl, line 3: the label is '2', which is none of the classes"):
+        read_labelled([tmp_path], TASKS["sst2"])
+
+
+def test_data_without_a_training_split_are_an_error(tmp_path):
+    write(tmp_path / "test.jsonl", [0, 1])
+    with pytest.raises(ValueError, match="no training split"):
+        read_labelled([tmp_path], TASKS["sst2"])
+
+
+def test_labels_of_own_texts_are_classes_or_numbers(tmp_path):
+    write(tmp_path / "train.jsonl", ["b", "a", "c"] * 10)
+    assert read_labelled([tmp_path / "train.jsonl"], own_task(), own=True).classes == ("a", "b", "c")
+    write(tmp_path / "train.jsonl", [10, 9, 1] * 10)
+    assert read_labelled([tmp_path], own_task(), own=True).classes == ("1", "9", "10")
+    numbers = read_labelled([tmp_path], own_task(), own=True, kind="numbers")
+    assert numbers.classes is None
+    assert {*numbers.splits["train"].labels} == {10.0, 9.0, 1.0}
+    write(tmp_path / "train.jsonl", [1, 2.5] * 10)
+    assert read_labelled([tmp_path], own_task(), own=True).classes is None
+    write(tmp_path / "train.jsonl", [1, "x"] * 10)
+    with pytest.raises(ValueError, match="line 2: the label is 'x'; expected a number"):
+        read_labelled([tmp_path], own_task(), own=True, kind="numbers")
+    write(tmp_path / "train.jsonl", [1] * 10)
+    with pytest.raises(ValueError, match="the only label is '1'"):
+        read_labelled([tmp_path], own_task(), own=True)
+    write(tmp_path / "train.jsonl", ["0.5", "1.5", "nan"] * 10)
+    with pytest.raises(ValueError, match="line 3: the label is 'nan', and others are numbers"):
+        read_labelled([tmp_path], own_task(), own=True)
+    assert read_labelled([tmp_path], own_task(), own=True, kind="classes").classes == ("0.5", "1.5", "nan")
+    write(tmp_path / "train.jsonl", ["0", "1", "1.0"] * 10)
+    with pytest.raises(ValueError, match=r"the labels '1', '1.0' are equal numbers: write one"):
+        read_labelled([tmp_path], own_task(), own=True)
+
+
+def test_labels_that_only_python_reads_as_numbers_are_classes(tmp_path):
+    write(tmp_path / "train.jsonl", ["1_1", "11", "1_2"] * 10)
+    assert read_labelled([tmp_path], own_task(), own=True).classes == ("11", "1_1", "1_2")
+
+
+def test_files_that_say_no_split_are_errors_for_own_texts_and_passed_over_for_glue(tmp_path):
+    write(tmp_path / "train.jsonl", [0, 1] * 10)
+    write(tmp_path / "dev_ids.jsonl", [0, 1])
+    assert "dev_ids.jsonl is no split" in read_labelled([tmp_path], TASKS["imdb"]).remarks[0]
+    with pytest.raises(ValueError, match="names no split"):
+        read_labelled([tmp_path], own_task(), own=True)
+    with pytest.raises(ValueError, match="no such file"):
+        read_labelled([tmp_path / "none"], TASKS["sst2"])
+
+
+def test_a_saved_data_set_gives_its_splits_and_the_order_of_its_classes(save_arrow):
+    parts = {
+        "train": {"text": ["a", "b"], "label": [0, 1]},
+        "validation": {"text": ["c"], "label": [1]},
+        "test": {"text": ["d"], "label": [-1]},
+        "unsupervised": {"text": ["e"], "label": [-1]},
+    }
+    saved = save_arrow(parts, {"label": ["positive", "negative"]})
+    found = read_labelled([saved], own_task(), own=True)
+    assert found.classes == ("positive", "negative")
+    assert {name: (split.texts, split.labels) for name, split in found.splits.items()} == {
+        "train": (["a", "b"], [0, 1]),
+        "validation": (["c"], [1]),
+        "submission": (["d"], None),
+    }
+    assert found.remarks == ["unsupervised is no split and is passed over"]
+    # A task has classes of its own; those of the data are found by their names.
+    assert read_labelled([saved], TASKS["imdb"]).splits["train"].labels == [1, 0]
+
+
+def test_the_matched_and_mismatched_splits_of_a_saved_data_set_are_kept_apart(save_arrow):
+    names = ("train", "validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
+    parts = {
+        name: {"premise": ["a"], "hypothesis": [name]} | {"label": [-1 if name.startswith("test") else 2]}
+        for name in names
+    }
+    saved = save_arrow(parts, {"label": ["entailment", "neutral", "contradiction"]})
+    splits = read_labelled([saved], TASKS["mnli"]).splits
+    assert {*splits} == {"train", "validation", "validation_mismatched", "submission", "submission_mismatched"}
+    assert splits["train"] == (["a"], ["train"], [2])
+
+
+def test_what_is_wrong_with_a_saved_data_set_is_named_with_its_row(save_arrow, tmp_path):
+    def read(parts, task, classes=None):
+        read_labelled([save_arrow(parts, classes, to=tmp_path / str(len([*tmp_path.iterdir()])))], task)
+
+    with pytest.raises(ValueError, match=r"train, row 2: the label is '-1', which is none of the classes"):
+        read({"sentence": ["a", "b"], "label": [0, -1]}, TASKS["sst2"], {"label": ["negative", "positive"]})
+    with pytest.raises(ValueError, match=r"train: there is no .* with --text-field\. This task is on pairs"):
+        read({"sentence": ["a"], "label": [0]}, TASKS["mrpc"])
+    with pytest.raises(ValueError, match=r"train: there is no .*'label'.* among the fields 'sentence': name"):
+        read({"sentence": ["a"]}, TASKS["sst2"])
+    with pytest.raises(ValueError, match=r", dev and .*, validation are both validation: save one of them"):
+        read({name: {"sentence": ["a"], "label": [0]} for name in ("train", "dev", "validation")}, TASKS["sst2"])
+    with pytest.raises(ValueError, match="holds the splits unsupervised, and none of them is train"):
+        read({"unsupervised": {"sentence": ["a"]}}, TASKS["sst2"])

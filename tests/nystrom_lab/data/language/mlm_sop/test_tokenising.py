@@ -1,0 +1,199 @@
+"""Blocks, made by any number of processes, in one go or several."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nystrom_lab.data.language.mlm_sop.blocks import BlockPlan, is_held_out, read_block, write_block
+from nystrom_lab.data.language.mlm_sop.kept_folder import kept_folder
+from nystrom_lab.data.language.mlm_sop.tokenising import shards, tokenise
+from nystrom_lab.data.sources.corpora import Corpus, find_corpora
+from nystrom_lab.data.sources.documents import PIECE, TextPiece, pieces_of_lines
+
+SETTINGS = {"seed": 0}
+
+
+@pytest.fixture(scope="module")
+def plan(words):
+    tokenizer = (words / "tokenizer.json").read_text()
+    return BlockPlan(tokenizer, unknown=1, dtype=np.uint16, min_tokens=16, held_out=0.3, seed=0)
+
+
+@pytest.fixture
+def corpora(tmp_path, sentences):
+    """Five files of eight documents each."""
+    for number in range(5):
+        documents = [sentences(6 + i, 10 * number + i) for i in range(8)]
+        (tmp_path / f"{number}.txt").write_text("\n\n".join(documents))
+    return find_corpora([tmp_path])[0]
+
+
+def content(blocks):
+    return [[part.tolist() for part in read_block(path, "tokens", "lengths", "held_out", "counts")] for path in blocks]
+
+
+def make(corpora, kept, plan, *, workers=1):
+    kept.mkdir(exist_ok=True)
+    blocks = tokenise(corpora, kept, plan, workers=workers, block_size=800, shard_size=2500)
+    assert [path.name for path in blocks] == sorted(path.name for path in kept.glob("*.npz"))
+    return content(blocks)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def breaking(corpus, after):
+    """A corpus that breaks off after so many documents."""
+
+    def pieces(progress):
+        for number, piece in enumerate(corpus.pieces(progress)):
+            if number == after:
+                break
+            yield piece
+        raise Interrupted
+
+    return replace(corpus, pieces=pieces)
+
+
+def test_processes_change_nothing(tmp_path, corpora, plan):
+    alone = make(corpora, tmp_path / "alone", plan)
+    assert make(corpora, tmp_path / "many", plan, workers=2) == alone
+    assert len(alone) > 5
+    assert sum(len(lengths) for _, lengths, _, _ in alone) == 40
+    assert len([*shards(corpora, 2500)]) > 1
+
+
+@pytest.mark.parametrize(("which", "after"), [(0, 7), (1, 0), (1, 3), (2, 5), (4, 4), (4, 8)])
+def test_what_is_finished_is_kept_and_nothing_of_it_made_again(tmp_path, corpora, plan, which, after):
+    whole = make(corpora, tmp_path / "whole", plan)
+    broken = [*corpora[:which], breaking(corpora[which], after), *corpora[which + 1 :]]
+    with pytest.raises(Interrupted):
+        make(broken, tmp_path / "kept", plan)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()}
+    assert sum(path.suffix == ".npz" for path in times) > 0
+    assert make(corpora, tmp_path / "kept", plan) == whole
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_a_finished_shard_is_not_read_again(tmp_path, corpora, plan):
+    whole = make(corpora, tmp_path / "kept", plan)
+    unread = [breaking(corpus, 0) for corpus in corpora]
+    assert make(unread, tmp_path / "kept", plan) == whole
+
+
+def test_a_damaged_block_is_made_again(tmp_path, corpora, plan):
+    whole = make(corpora, tmp_path / "kept", plan)
+    path = sorted((tmp_path / "kept").glob("*.npz"))[2]
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(OSError, match=r"was damaged .* and is removed: run the same command again"):
+        read_block(path, "tokens")
+    with pytest.raises(OSError, match="lacks a block that was finished: run the same command again"):
+        make(corpora, tmp_path / "kept", plan)
+    assert make(corpora, tmp_path / "kept", plan) == whole
+
+
+def test_the_pieces_of_a_long_document_are_on_one_side(tmp_path, plan, sentences):
+    pieces = [TextPiece(sentences(9, i).encode(), begins=i % 10 == 0) for i in range(100)]
+    corpus = Corpus(tmp_path, (), lambda progress: iter(pieces))
+    held = np.concatenate([block[2] for block in make([corpus], tmp_path / "kept", plan)]).reshape(10, 10)
+    assert (held == held[:, :1]).all()
+    assert 0 < held[:, 0].sum() < 10
+
+
+def test_a_full_disk_leaves_no_block_under_its_name(tmp_path, plan, sentences, no_space):
+    with pytest.raises(OSError, match="No space left"):
+        write_block(tmp_path / "block.npz", [(TextPiece(sentences(4000).encode()), False)], plan)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_kept_folder_outlives_an_error_and_is_removed_at_the_end(tmp_path, capsys):
+    to = tmp_path / "to"
+
+    def interrupted(settings, name, error=Interrupted):
+        def work():
+            with kept_folder(to, settings) as kept:
+                folders.append(kept)
+                (kept / name).touch()
+                raise error
+
+        folders = []
+        with pytest.raises(error):
+            work()
+        return folders[0]
+
+    kept = interrupted(SETTINGS, "0.npz")
+    assert f"what is finished is kept in {kept}; the same command goes on" in capsys.readouterr().err
+    other = interrupted({"seed": 1}, "0.npz")
+    assert other != kept
+    # Without a finished block there is nothing to keep, and a mistake would be made again.
+    assert not interrupted({"seed": 2}, "0.unfinished").exists()
+    assert not interrupted({"seed": 3}, "0.npz", ValueError).exists()
+    capsys.readouterr()
+    with kept_folder(to, SETTINGS) as again:
+        assert again == kept
+        assert (again / "0.npz").exists()
+        with pytest.raises(ValueError, match="to is being made by another process"), kept_folder(to, SETTINGS):
+            pass
+    assert [*tmp_path.iterdir()] == []
+    assert capsys.readouterr().err == ""
+
+
+# Four blocks, then the end that is asked for, while processes are at work.
+ENDS = """
+import os, signal, sys, threading
+from pathlib import Path
+import numpy as np
+from nystrom_lab.data.language.mlm_sop.blocks import BlockPlan
+from nystrom_lab.data.language.mlm_sop.tokenising import tokenise
+from nystrom_lab.data.sources.corpora import Corpus
+from nystrom_lab.data.sources.documents import PIECE, TextPiece, pieces_of_lines
+
+def pieces(progress):
+    for number in range(4):
+        yield TextPiece(b"the cat sat on a mat . " * 2000)
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    # Again while the processes are being ended.
+    for seconds in (0.05, 0.1, 0.2):
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+    os.kill(os.getpid(), signal.SIGINT)
+
+if __name__ == "__main__":
+    # A job in the background of a shell ignores interruptions, and hands that on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    plan = BlockPlan(Path(sys.argv[3]).read_text(), None, np.uint16, 16, 0.2, 0)
+    tokenise([Corpus(Path("x"), (), pieces)], Path(sys.argv[2]), plan, workers=2, block_size=1000)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "interrupted"])
+def test_the_processes_end_with_the_one_that_reads(tmp_path, words, how):
+    script = tmp_path / "script.py"
+    script.write_text(ENDS)
+    command = [sys.executable, str(script), how, str(tmp_path), str(words / "tokenizer.json")]
+    # The processes share the outputs, so that this returns when the last of them has ended.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert ("KeyboardInterrupt" in done.stderr) == (how == "interrupted")
+
+
+def test_equal_documents_are_on_one_side_wherever_they_stand(tmp_path, plan):
+    sides = []
+    for number in range(100):
+        document = f"document {number} of some words"
+        content = f"{document}\n\n{document}\r\n \n\n{document}".encode()
+        pieces = [*pieces_of_lines(content.splitlines(keepends=True))]
+        assert len(pieces) == 3
+        sides.append({is_held_out(piece.text, plan) for piece in pieces})
+    assert all(len(side) == 1 for side in sides)
+    assert 0 < sum(True in side for side in sides) < 100
+    # A long one too, whose first piece ends elsewhere after a blank line.
+    for number in range(20):
+        long = f"{number} " * (PIECE // 2)
+        first, after = (next(pieces_of_lines([start + long.encode()])) for start in (b"", b"\n\n "))
+        assert len(first.text) >= PIECE // 2
+        assert is_held_out(first.text, plan) == is_held_out(after.text, plan)

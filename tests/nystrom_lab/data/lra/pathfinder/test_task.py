@@ -1,0 +1,363 @@
+import os
+import pickle
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nystrom_lab.data.lra.pathfinder import task as lra_pathfinder
+from nystrom_lab.data.lra.pathfinder.curves import draw_pictures
+from nystrom_lab.data.lra.pathfinder.dashes import GEOMETRIES
+from nystrom_lab.data.lra.pathfinder.release import read_picture
+from nystrom_lab.data.lra.pathfinder.task import Pathfinder, prepare_pathfinder
+from nystrom_lab.data.store.header import SPLITS
+
+SMALL = {"train": 160, "val": 40, "test": 50}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(lra_pathfinder, "chunk_size", lambda geometry: 64)
+
+
+def prepare(to, **settings):
+    return prepare_pathfinder(to, progress=False, **({"workers": 1} | SMALL | settings))
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lra_pathfinder, "chunk_size", lambda geometry: 64)
+        return prepare(tmp_path_factory.mktemp("pathfinder") / "data")
+
+
+def test_samples_are_the_pictures_in_their_order(made):
+    seeds = [np.random.SeedSequence(0, spawn_key=(number,)) for number in range(4)]
+    whole = [draw_pictures(np.random.Generator(np.random.PCG64(seed)), 64, GEOMETRIES[32]) for seed in seeds]
+    pictures, labels = (np.concatenate([getattr(part, name) for part in whole]) for name in ("pictures", "labels"))
+    start = 0
+    for split in ("test", "val", "train"):
+        data = Pathfinder(made, split)
+        there = slice(start, start + SMALL[split])
+        assert len(data) == SMALL[split]
+        assert np.array_equal([item["input_ids"] for item in data], pictures[there].reshape(-1, 1024))
+        assert [item["labels"] for item in data] == data.labels.tolist() == labels[there].tolist()
+        start = there.stop
+
+
+def test_a_split_is_what_a_loader_and_a_model_ask_for(made):
+    data = Pathfinder(made, "val")
+    assert (data.vocab_size, data.num_labels, data.majority_share) == (256, 2, 0.5)
+    assert data.lengths.tolist() == [1024] * 40
+    item = data[3]
+    assert item["input_ids"].dtype == np.uint8
+    assert item["input_ids"].flags.writeable
+    # Black pixels are tokens like all others.
+    assert (item["input_ids"] == 0).sum() > 300
+    assert np.array_equal(data.picture(3).reshape(-1), item["input_ids"])
+    assert np.array_equal(data[-1]["input_ids"], data[39]["input_ids"])
+    batch = data.__getitems__([5, 0])
+    assert [np.array_equal(one["input_ids"], data[i]["input_ids"]) for one, i in zip(batch, (5, 0), strict=True)] == [
+        True
+    ] * 2
+    for index in (40, -41):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for the 40 samples of val"):
+            data[index]
+    copy = pickle.dumps(data)
+    assert len(copy) < 500
+    assert np.array_equal(pickle.loads(copy)[7]["input_ids"], data[7]["input_ids"])
+    data.verify()
+
+
+def test_classes_are_balanced_in_every_split(made):
+    assert [Pathfinder(made, split).labels.mean() for split in SPLITS] == [0.5] * 3
+
+
+@pytest.mark.long
+def test_the_seed_determines_the_pictures_for_any_number_of_processes(made, tmp_path, monkeypatch):
+    # Another process would not use the smaller chunks.
+    monkeypatch.undo()
+    settings = {"size": 128, "difficulty": "easy", "train": 100, "val": 0, "test": 0}
+    one = files(prepare(tmp_path / "one", workers=1, **settings))
+    assert one == files(prepare(tmp_path / "two", workers=2, **settings))
+    other = files(prepare(tmp_path / "other", seed=1, workers=1, **settings))
+    assert other["train_tokens.npy"][-(128**2) :] not in one["train_tokens.npy"]
+
+
+def test_more_training_pictures_leave_test_and_validation_as_they_were(made, tmp_path):
+    more = files(prepare(tmp_path / "more", train=200))
+    for name, content in files(made).items():
+        if name.startswith(("val", "test")):
+            assert more[name] == content
+
+
+@pytest.mark.parametrize("size", [64, 256])
+def test_pictures_of_other_sizes(tmp_path, size):
+    to = prepare(tmp_path / "data", size=size, difficulty="easy", train=8, val=2, test=2)
+    data = Pathfinder(to, "train")
+    assert data.lengths.tolist() == [size * size] * 8
+    assert data.picture(0).shape == (size, size)
+
+
+def test_an_easier_data_set_has_shorter_snakes(made, tmp_path):
+    easy = Pathfinder(prepare(tmp_path / "data", difficulty="easy"), "train")
+    hard = Pathfinder(made, "train")
+    ink = [np.mean([(item["input_ids"] > 60).sum() for item in data]) for data in (easy, hard)]
+    # Two snakes of 6 dashes and ten of 2 at most, against two of 14 and five of 4.
+    assert ink[0] < 0.9 * ink[1]
+
+
+def test_a_contour_of_ones_own_has_so_many_dashes(made, tmp_path):
+    as_hard = files(prepare(tmp_path / "hard", contour=14))
+    assert {name: as_hard[name] for name in as_hard if name.endswith(".npy")} == {
+        name: content for name, content in files(made).items() if name.endswith(".npy")
+    }
+    short = Pathfinder(prepare(tmp_path / "short", contour=3), "train")
+    ink = [np.mean([(item["input_ids"] > 60).sum() for item in data]) for data in (short, Pathfinder(made, "train"))]
+    # Two snakes of 3 dashes and twenty of 1 at most, against two of 14 and five of 4.
+    assert ink[0] < 0.7 * ink[1]
+    with pytest.raises(ValueError, match="contour=3 there and 4 asked for"):
+        prepare(tmp_path / "short", contour=4)
+    with pytest.raises(ValueError, match="contour is 3 and difficulty 'easy', which has its own: give one of the two"):
+        prepare(tmp_path / "both", contour=3, difficulty="easy")
+
+
+def test_a_folder_is_used_again_and_other_settings_are_named(made, capsys):
+    before = files(made)
+    assert prepare(made, workers=2) == made
+    assert "already holds this data set" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="seed=0 there and 2 asked for"):
+        prepare(made, seed=2)
+    with pytest.raises(ValueError, match="difficulty=hard there and easy asked for"):
+        prepare(made, difficulty="easy")
+    assert files(made) == before
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 48}, "size must be one of 32, 64, 128, 256, got 48"),
+        ({"difficulty": "harder"}, "difficulty must be one of easy, intermediate, hard, got 'harder'"),
+        ({"contour": 2}, "contour must be 3 to 14 dashes, got 2: leave it out for 'hard'"),
+        ({"contour": 4, "source": Path("x")}, "contour is 4, but published pictures are easy, intermediate or hard"),
+        ({"val": -1}, "val must be at least 0 pictures, got -1"),
+        ({"train": 0, "val": 0, "test": 0}, "all 0: ask for at least one"),
+        ({"seed": -3}, "seed must be at least 0, got -3"),
+        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"source": Path("x")}, "test, val, train cannot be chosen for published pictures"),
+    ],
+)
+def test_impossible_settings_raise_before_the_work(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        # A billion pictures, which would take days.
+        prepare(tmp_path / "data", **{"train": 10**9} | change)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch, error):
+    calls = []
+
+    def draw_twice(*arguments):
+        calls.append(arguments)
+        if len(calls) > 2:
+            raise error
+        return draw_pictures(*arguments)
+
+    monkeypatch.setattr(lra_pathfinder, "draw_pictures", draw_twice)
+    with pytest.raises(error):
+        prepare(tmp_path / "data")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_is_ended_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(lra_pathfinder, "draw_chunk", end_yourself)
+    with pytest.raises(OSError, match=r"a process that drew pictures was ended by the system.*try workers=1, got 2"):
+        prepare(tmp_path / "data", workers=2)
+    assert not list(tmp_path.iterdir())
+
+
+def end_yourself(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_progress_counts_the_pictures(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    prepare_pathfinder(tmp_path / "data", train=80, val=10, test=10, workers=1)
+    assert "100/100" in capsys.readouterr().err
+
+
+def row(number, label):
+    return f"imgs/{number // 10} sample_{number % 10}.png {number % 10} {label} 1.8 14 4 2 0.5 1 1"
+
+
+@pytest.fixture
+def release(tmp_path):
+    """Thirty pictures in three folders of ten; picture i is uniformly gray i, and odd ones are of class 1."""
+    folder = tmp_path / "pathfinder32" / "curv_contour_length_14"
+    (folder / "metadata").mkdir(parents=True)
+    for batch in range(3):
+        (folder / "imgs" / str(batch)).mkdir(parents=True)
+        numbers = range(10 * batch, 10 * batch + 10)
+        for number in numbers:
+            Image.new("L", (32, 32), number).save(folder / "imgs" / str(batch) / f"sample_{number % 10}.png")
+        (folder / "metadata" / f"{batch}.npy").write_text("".join(row(number, number % 2) + "\n" for number in numbers))
+    return folder.parent
+
+
+def read(source, to, **settings):
+    return prepare_pathfinder(to, source=source, progress=False, **settings)
+
+
+def check(to):
+    seen = []
+    for split, count in (("train", 24), ("val", 3), ("test", 3)):
+        data = Pathfinder(to, split)
+        assert len(data) == count
+        for item in data:
+            (gray,) = np.unique(item["input_ids"])
+            assert gray % 2 == item["labels"]
+            seen.append(gray)
+    assert sorted(seen) == list(range(30))
+    return seen
+
+
+def test_published_pictures_are_read_and_split(release, tmp_path):
+    seen = check(read(release, tmp_path / "data"))
+    assert seen != sorted(seen)
+    assert seen == check(read(release / "curv_contour_length_14", tmp_path / "again"))
+    assert seen == check(read(tmp_path, tmp_path / "above"))
+    assert seen != check(read(release, tmp_path / "other", seed=1))
+    # The layout of the unpacked archive.
+    (tmp_path / "unpacked" / "lra_release" / "lra_release").mkdir(parents=True)
+    release.rename(tmp_path / "unpacked" / "lra_release" / "lra_release" / "pathfinder32")
+    assert seen == check(read(tmp_path / "unpacked" / "lra_release", tmp_path / "inside"))
+
+
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_metadata_may_be_an_array_of_strings(release, tmp_path, kind):
+    for file in (release / "curv_contour_length_14" / "metadata").iterdir():
+        rows = [line.split() for line in file.read_text().splitlines()]
+        with file.open("wb") as opened:
+            np.save(opened, np.array(rows, dtype=kind))
+    check(read(release, tmp_path / "data"))
+
+
+def test_pickled_metadata_are_never_loaded(release, tmp_path):
+    file = release / "curv_contour_length_14" / "metadata" / "1.npy"
+    touched = tmp_path / "touched"
+
+    class Touch:
+        def __reduce__(self):
+            return Path.touch, (touched,)
+
+    with file.open("wb") as opened:
+        np.save(opened, np.array([[Touch()]], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"1.npy cannot be read .*never loaded, since they can run code.*as text"):
+        read(release, tmp_path / "data")
+    assert not touched.exists()
+
+
+def test_a_missing_source_says_where_it_is_published(tmp_path):
+    message = r"holds no folder curv_contour_length_14 with imgs and metadata.*lra_release.gz.*pathfinder32"
+    for source in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ValueError, match=message):
+            read(source, tmp_path / "data")
+    with pytest.raises(ValueError, match=r"no folder curv_baseline .*pathfinder64"):
+        read(tmp_path, tmp_path / "data", size=64, difficulty="easy")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("imgs/1 sample_0.png 0\n", r"1.npy, row 1, is 'imgs/1 sample_0.png 0': it must have a folder"),
+        (row(10, 0) + "\n" + row(11, 2) + "\n", "1.npy, row 2, is .*a label, 0 or 1"),
+        (row(10, 0) + "\n" + row(11, 1).replace("imgs", "/etc"), "row 2, names /etc/1/sample_1.png: pictures are in"),
+        (row(10, 0) + "\n" + row(11, 1).replace("imgs/", "imgs/../"), "row 2, names imgs/../1/sample_1.png"),
+        (row(10, 0) + "\n\n", "1.npy, row 2, is ''"),
+        ("\n".join(row(number, 0) for number in (10, 11, 10)), "1.npy, row 3 names .*, as .*1.npy, row 1 does"),
+        ("\n".join(row(number, 0) for number in range(10, 25)), "names imgs/2/sample_0.png, as"),
+        (
+            "\n".join(row(number, 0) for number in range(10, 19)),
+            "30 pictures but its metadata have 29 rows; none names",
+        ),
+        (row(40, 0), r"names imgs/4/sample_0.png, which is not in .* \(1 of 21 pictures are missing\)"),
+        (b"\xff\xfe", "1.npy is neither text nor a numpy array"),
+        (b"\x93NUMPY\x01\x00", "1.npy cannot be read"),
+    ],
+)
+def test_broken_metadata_are_named_with_their_row_and_leave_nothing(release, tmp_path, content, message):
+    file = release / "curv_contour_length_14" / "metadata" / "1.npy"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        read(release, tmp_path / "data")
+    assert os.listdir(tmp_path) == ["pathfinder32"]
+
+
+def spoil_cut(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def spoil_empty(path):
+    path.write_bytes(b"")
+
+
+def spoil_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-16] ^= 255
+    path.write_bytes(content)
+
+
+def spoil_size(path):
+    Image.new("L", (64, 64)).save(path)
+
+
+def spoil_mode(path):
+    Image.new("RGB", (32, 32)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_cut, "is not a complete PNG"),
+        (spoil_empty, "is not a complete PNG"),
+        (spoil_byte, "is not a complete PNG"),
+        (spoil_size, "is 64 x 64 of mode L; expected 32 x 32 gray pixels .*--size 64"),
+        (spoil_mode, "is 32 x 32 of mode RGB; expected 32 x 32 gray"),
+    ],
+)
+def test_a_broken_picture_is_named_and_an_earlier_output_stays(release, tmp_path, spoil, message):
+    to = read(release, tmp_path / "data")
+    before = files(to)
+    path = release / "curv_contour_length_14" / "imgs" / "2" / "sample_4.png"
+    spoil(path)
+    with pytest.raises(ValueError, match=f"2/sample_4.png {message}"):
+        read(release, tmp_path / "other")
+    assert files(to) == before
+    assert sorted(os.listdir(tmp_path)) == ["data", "pathfinder32"]
+
+
+def test_the_picture_that_was_published_empty_is_left_out(tmp_path, capsys):
+    folder = tmp_path / "curv_baseline"
+    (folder / "imgs" / "0").mkdir(parents=True)
+    (folder / "metadata").mkdir()
+    (folder / "metadata" / "0.npy").write_text("".join(f"imgs/0 sample_{i}.png {i} 0\n" for i in (171, 172, 173)))
+    for i in (171, 173):
+        Image.new("L", (32, 32)).save(folder / "imgs" / "0" / f"sample_{i}.png")
+    (folder / "imgs" / "0" / "sample_172.png").touch()
+    assert len(Pathfinder(read(tmp_path, tmp_path / "data", difficulty="easy"), "train")) == 2
+    assert "sample_172.png was published empty; it is left out" in capsys.readouterr().err
+
+
+def test_pictures_need_pillow_by_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ModuleNotFoundError, match="PIL"):
+        read_picture(tmp_path / "x.png", 32)

@@ -1,0 +1,168 @@
+"""Users' own texts and pairs: their columns, labels and splits, and the reports of the preparation."""
+
+import csv
+import json
+
+import pytest
+
+from nystrom_lab.data.lra.texts.own_texts import prepare_own
+from nystrom_lab.data.lra.texts.retrieval import Retrieval, prepare_retrieval
+from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
+from nystrom_lab.data.store.header import SPLITS
+
+
+def write(path, fields, rows):
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, dialect="excel-tab" if path.suffix == ".tsv" else "excel")
+        writer.writerow(fields)
+        writer.writerows(rows)
+    return path
+
+
+def many(count=60):
+    return [(f"text {i}", i % 2) for i in range(count)]
+
+
+def counts(split, to):
+    return [len(split(to, name)) for name in SPLITS]
+
+
+@pytest.mark.parametrize("fields", [("Text", "Label"), ("TEXT", "LABEL"), ("sentence", "Sentiment")])
+def test_columns_are_found_in_capitals_or_not(tmp_path, fields):
+    to = prepare_text(write(tmp_path / "a.csv", fields, many()), tmp_path / "to", progress=False)
+    assert sum(counts(Text, to)) == 60
+    rows = [json.dumps(dict(zip(fields, row, strict=True))) for row in many()]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    assert sum(counts(Text, prepare_text(tmp_path / "a.jsonl", tmp_path / "lines", progress=False))) == 60
+
+
+def test_a_column_that_is_named_exactly_comes_first(tmp_path):
+    rows = [(f"upper {i}", f"lower {i}", i % 2) for i in range(60)]
+    source = write(tmp_path / "a.csv", ("Body", "body", "label"), rows)
+    to = prepare_text(source, tmp_path / "to", text_field="body", progress=False)
+    text = Text(to, "val")[0]["input_ids"] - 1
+    assert bytes(text.astype("uint8")).startswith(b"lower")
+    with pytest.raises(ValueError, match=r"there is both 'Body' and 'body' among .*: name the right one with --text-f"):
+        prepare_text(source, tmp_path / "other", text_field="BODY", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["1", "1.0", "0"], ["0", "1"]),
+        (["1.0", "2.50", "2.5"], ["1.0", "2.5"]),
+        (["10", "1e1", "-1"], ["-1", "10"]),
+        # More digits than a floating-point number has.
+        (["9007199254740993", "9007199254740992"], ["9007199254740992", "9007199254740993"]),
+    ],
+)
+def test_numbers_of_one_value_are_one_class(tmp_path, labels, classes):
+    rows = [(f"{label} {i}", label) for label in labels for i in range(40)]
+    to = prepare_text(write(tmp_path / "a.csv", ("text", "label"), rows), tmp_path / "to", progress=False)
+    data = Text(to, "train")
+    assert data.classes == classes
+    for sample in data:
+        label = bytes((sample["input_ids"] - 1).astype("uint8")).decode().split()[0]
+        assert float(label) == pytest.approx(float(classes[sample["labels"]]), abs=2)
+        if len(label) == 16:
+            assert label == classes[sample["labels"]]
+
+
+@pytest.mark.parametrize("labels", [["1_1", "11", "1_2"], ["1", "١"]])
+def test_labels_that_only_python_reads_as_numbers_are_classes(tmp_path, labels):
+    source = write(
+        tmp_path / "a.csv", ("text", "label"), [(f"{label} {i}", label) for label in labels for i in range(40)]
+    )
+    data = Text(prepare_text(source, tmp_path / "to", progress=False), "train")
+    assert data.classes == sorted(labels)
+
+
+def test_labels_that_become_one_class_are_said(tmp_path, capsys):
+    source = write(
+        tmp_path / "a.csv",
+        ("text", "label"),
+        [(f"{label} {i}", label) for label in ("1", "1.0", "0") for i in range(40)],
+    )
+    prepare_text(source, tmp_path / "to", progress=False)
+    assert "notice: the labels '1', '1.0' are one class." in capsys.readouterr().err
+
+
+def test_one_number_written_in_two_ways_among_words_is_an_error(tmp_path):
+    rows = [(f"{label} {i}", label) for label in ("1", "1.0", "none") for i in range(40)]
+    with pytest.raises(ValueError, match=r"the labels '1' and '1.0' are one number, among others that are words"):
+        prepare_text(write(tmp_path / "a.csv", ("text", "label"), rows), tmp_path / "to", progress=False)
+
+
+def test_test_texts_that_are_in_train_too_are_counted_in_the_summary(tmp_path, capsys):
+    write(tmp_path / "from" / "train.csv", ("text", "label"), many())
+    write(tmp_path / "from" / "test.csv", ("text", "label"), [*many()[:3], ("new", 1)])
+    to = prepare_text(tmp_path / "from", tmp_path / "to", progress=False)
+    said = capsys.readouterr().err
+    assert "warning: 3 of 4 samples of test are in train too." in said
+    assert "2 classes: '0', '1'" in said
+    assert json.loads((to / "dataset.json").read_text())["facts"]["also_in_train"]["test"] == 3
+
+
+def glue(folder):
+    """A folder like those of GLUE: tsv files, with test texts without labels."""
+    write(folder / "train.tsv", ("sentence", "label"), many())
+    write(folder / "dev.tsv", ("sentence", "label"), [(f"dev {i}", i % 2) for i in range(8)])
+    write(folder / "test.tsv", ("index", "sentence"), [(i, f"test {i}") for i in range(9)])
+    return folder
+
+
+def test_a_test_split_without_labels_is_left_out_and_reported(tmp_path, capsys):
+    to = prepare_text(glue(tmp_path / "sst"), tmp_path / "to", progress=False)
+    assert counts(Text, to) == [54, 6, 8]
+    assert {bytes((s["input_ids"] - 1).astype("uint8"))[:3] for s in Text(to, "test")} == {b"dev"}
+    said = capsys.readouterr().err
+    assert "test.tsv has no labels and is left out" in said
+    assert "dev.tsv is the test split, and validation texts are drawn from the training texts" in said
+    (tmp_path / "sst" / "dev.tsv").unlink()
+    assert counts(Text, prepare_text(tmp_path / "sst", tmp_path / "drawn", progress=False)) == [48, 6, 6]
+
+
+def test_a_test_split_whose_labels_have_another_name_is_not_left_out(tmp_path):
+    glue(tmp_path / "sst")
+    write(tmp_path / "sst" / "train.tsv", ("sentence", "label"), [*many(), ("x", "")])
+    with pytest.raises(ValueError, match=r"train.tsv, line 62: the label is empty"):
+        prepare_text(tmp_path / "sst", tmp_path / "to", progress=False)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [("Quality", "#1 String", "#2 String"), ("label", "question", "sentence"), ("LABEL", "premise", "hypothesis")],
+)
+def test_pairs_of_glue_are_found_by_their_columns(tmp_path, fields):
+    rows = [(i % 2, f'one "{i}', f"two {i}") for i in range(60)]
+    lines = ["\t".join(map(str, row)) for row in [fields, *rows]]
+    (tmp_path / "a.tsv").write_text("\n".join(lines))
+    data = Retrieval(prepare_retrieval(tmp_path / "a.tsv", tmp_path / "to", progress=False), "val")
+    first, second = data[0]["input_ids"]
+    assert bytes((first - 1).astype("uint8")).startswith(b'one "')
+    assert bytes((second - 1).astype("uint8")).startswith(b"two ")
+
+
+def test_own_files_are_prepared_once_under_a_name_of_their_content_and_fields(tmp_path):
+    rows = [(i % 2, f"one {i}", f"two {i}") for i in range(60)]
+    source = write(tmp_path / "my.csv", ("gold", "a", "b"), rows)
+    fields = {"label_field": "gold", "text_field": "a", "pair_field": "b"}
+    to = prepare_own("retrieval", source, under=tmp_path / "data", progress=False, **fields)
+    assert prepare_own("retrieval", source, under=tmp_path / "data", progress=False, **fields) == to
+    turned = fields | {"text_field": "b", "pair_field": "a"}
+    other = prepare_own("retrieval", source, under=tmp_path / "data", progress=False, **turned)
+    assert other != to
+    single = prepare_own("text", source, under=tmp_path / "data", label_field="gold", text_field="a", progress=False)
+    assert single.name.startswith("text-my-")
+    assert len([*(tmp_path / "data").iterdir()]) == 3
+    with pytest.raises(ValueError, match="--pair-field is 'b', but a sample of text is one text"):
+        prepare_own("text", source, under=tmp_path / "data", progress=False, **fields)
+
+
+def test_documents_and_links_are_prepared_first(tmp_path):
+    for name in ("documents.csv", "links.csv"):
+        (tmp_path / name).write_text("a,b\n")
+    with pytest.raises(ValueError, match=r"holds documents and links \(documents\.csv, links\.csv\), .*--from"):
+        prepare_own("retrieval", tmp_path, under=tmp_path / "data", progress=False)
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,194 @@
+import csv
+import gzip
+import json
+import lzma
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from nystrom_lab.data.lra.texts import retrieval as lra_retrieval
+from nystrom_lab.data.lra.texts.retrieval import Retrieval, prepare_retrieval
+from nystrom_lab.data.store.header import SPLITS
+
+PAIRS = {
+    "train": [(b"1.0", b"one", b"two \"quoted'"), (b"0.0", b"two \"quoted'", b"b'three\\n'"), (b"1", b"one", b"one")],
+    "eval": [(b"0", b"four", b"five"), (b"1", b"\xff\x00", b"gr\xc3\xbcn")],
+    "test": [(b"1", b"six", b"seven"), (b"0", b"eight", b"six")],
+}
+NAMES = dict(zip(SPLITS, PAIRS, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def few_published_pairs(monkeypatch):
+    published = {split: len(PAIRS[name]) for split, name in NAMES.items()}
+    monkeypatch.setattr(lra_retrieval, "RETRIEVAL_COUNTS", published)
+
+
+def official(folder):
+    folder.mkdir(parents=True)
+    for name, pairs in PAIRS.items():
+        lines = [b"\t".join([label, b"A00-1", b"A00-2", first, second]) for label, first, second in pairs]
+        (folder / f"new_aan_pairs.{name}.tsv").write_bytes(b"\n".join(lines) + b"\n")
+    return folder
+
+
+def texts(data):
+    return [tuple((tokens - 1).astype(np.uint8).tobytes() for tokens in sample["input_ids"]) for sample in data]
+
+
+def many(path, count=100):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text1", "text2", "label"])
+        writer.writerows((f"first {i}", f"second {i % 7}", ["no", "yes"][i % 2]) for i in range(count))
+    return path
+
+
+@pytest.mark.parametrize("inside", ["", "tsv_data", "lra_release/lra_release/tsv_data"])
+def test_the_official_files_become_pairs(tmp_path, inside):
+    official(tmp_path / "from" / inside)
+    to = prepare_retrieval(tmp_path / "from", tmp_path / "to", progress=False)
+    for split, name in NAMES.items():
+        data = Retrieval(to, split)
+        assert texts(data) == [(first, second) for _, first, second in PAIRS[name]]
+        assert data.labels.tolist() == [int(float(label)) for label, _, _ in PAIRS[name]]
+        assert data.classes == ["0", "1"]
+        assert data.lengths.tolist() == [max(len(first), len(second)) for _, first, second in PAIRS[name]]
+
+
+def test_compressed_official_files_are_read(tmp_path):
+    official(tmp_path / "from")
+    for path in [*(tmp_path / "from").iterdir()]:
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert len(Retrieval(prepare_retrieval(tmp_path / "from", tmp_path / "to", progress=False), "train")) == 3
+
+
+def test_a_document_of_many_pairs_is_stored_once(tmp_path):
+    to = prepare_retrieval(official(tmp_path / "from"), tmp_path / "to", progress=False)
+    counted = json.loads((to / "dataset.json").read_text())["splits"]["train"]
+    assert counted["samples"] == 3
+    assert counted["sequences"] == 3
+    assert counted["tokens"] == len(b"one") + len(b"two \"quoted'") + len(b"b'three\\n'")
+
+
+def test_documents_are_cut_before_they_are_compared(tmp_path):
+    to = prepare_retrieval(official(tmp_path / "from"), tmp_path / "to", max_length=2, progress=False)
+    header = json.loads((to / "dataset.json").read_text())
+    assert texts(Retrieval(to, "train")) == [(b"on", b"tw"), (b"tw", b"b'"), (b"on", b"on")]
+    assert header["facts"]["truncated"] == {"train": 6, "val": 3, "test": 4}
+
+
+def test_a_pair_is_two_arrays_of_tokens(tmp_path):
+    data = Retrieval(prepare_retrieval(official(tmp_path / "from"), tmp_path / "to", progress=False), "train")
+    sample = data[0]
+    assert [tokens.tolist()[:3] for tokens in sample["input_ids"]] == [[112, 111, 102], [117, 120, 112]]
+    assert sample["labels"] == 1
+    assert texts(pickle.loads(pickle.dumps(data))) == texts(data)
+    assert texts(data.__getitems__([2, -3])) == [texts(data)[2], texts(data)[0]]
+    with pytest.raises(IndexError, match="index 3 is out of range for the 3 samples of train"):
+        data[3]
+
+
+def test_the_pair_classifier_takes_them(tmp_path):
+    torch = pytest.importorskip("torch")
+    from nystrom.models import EncoderConfig
+    from nystrom.models.heads.pairs import EncoderForPairClassification
+    from nystrom_lab.training.data.batches import collate_pairs
+
+    data = Retrieval(prepare_retrieval(official(tmp_path / "from"), tmp_path / "to", progress=False), "train")
+    batch = collate_pairs([data[0], data[1]])
+    assert batch["input_ids"].shape == (2, 2, 12)
+    config = EncoderConfig(
+        vocab_size=data.vocab_size,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        max_position_embeddings=16,
+        pad_token_id=0,
+    )
+    assert torch.isfinite(EncoderForPairClassification(config)(**batch).loss)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(*[st.binary(min_size=1, max_size=40)] * 2), min_size=6, max_size=6, unique=True))
+def test_any_bytes_but_tabs_and_line_ends_come_back(tmp_path_factory, pairs):
+    folder = tmp_path_factory.mktemp("pairs")
+    (folder / "from").mkdir()
+    # The characters that end a field or a line cannot be inside one.
+    table = bytes.maketrans(b"\t\n\r", b"   ")
+    pairs = [tuple(text.translate(table) for text in pair) for pair in pairs]
+    # Two splits of the same pairs raise.
+    assume(len({*pairs}) == 6)
+    for i, split in enumerate(SPLITS):
+        rows = [b"label\ttext1\ttext2", *(b"%d\t%b\t%b" % (n, *pairs[2 * i + n]) for n in range(2))]
+        (folder / "from" / f"{split}.tsv").write_bytes(b"\n".join(rows))
+    to = prepare_retrieval(folder / "from", folder / "to", progress=False)
+    assert [pair for split in SPLITS for pair in texts(Retrieval(to, split))] == pairs
+
+
+def test_own_pairs_in_one_file_are_split(tmp_path):
+    to = prepare_retrieval(many(tmp_path / "a.csv"), tmp_path / "to", progress=False)
+    parts = {split: Retrieval(to, split) for split in SPLITS}
+    assert {split: len(part) for split, part in parts.items()} == {"train": 80, "val": 10, "test": 10}
+    every = [pair for part in parts.values() for pair in texts(part)]
+    assert sorted(every) == sorted((f"first {i}".encode(), f"second {i % 7}".encode()) for i in range(100))
+    assert parts["test"].classes == ["no", "yes"]
+
+
+def test_own_fields_are_named(tmp_path):
+    rows = [{"a": f"x{i}", "b": f"y{i}", "gold": i % 3} for i in range(60)]
+    path = tmp_path / "a.jsonl.xz"
+    path.write_bytes(lzma.compress("\n".join(map(json.dumps, rows)).encode()))
+    to = prepare_retrieval(path, tmp_path / "to", text_field="b", pair_field="a", label_field="gold", progress=False)
+    assert all(first[1:] == second[1:] and first[:1] == b"y" for first, second in texts(Retrieval(to, "train")))
+    assert Retrieval(to, "val").num_labels == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("eval", b"1\tA\tB\tfirst", r"eval.tsv, line 3: 4 fields where 5 are wanted .* cut short"),
+        ("eval", b"1\tA\tB\tfirst\tsecond\tthird", r"eval.tsv, line 3: 6 fields where 5 are wanted"),
+        ("train", b"2\tA\tB\tfirst\tsecond", r"train.tsv, line 4: the label is b'2': it must be 0 or 1"),
+        ("test", b"1\tA\tB\tfirst\t", r"test.tsv, line 3: a text is empty"),
+        ("test", b"1\tA\tB\tfirst\tsecond", "test has 3 samples where 2 were published"),
+    ],
+)
+def test_a_broken_official_file_is_named(tmp_path, name, line, message):
+    source = official(tmp_path / "from")
+    with (source / f"new_aan_pairs.{name}.tsv").open("ab") as file:
+        file.write(line)
+    with pytest.raises(ValueError, match=message):
+        prepare_retrieval(source, tmp_path / "to", progress=False)
+    assert not (tmp_path / "to").exists()
+
+
+def test_an_official_file_that_is_missing_empty_or_there_twice_is_named(tmp_path):
+    source = official(tmp_path / "from")
+    val, test = source / "new_aan_pairs.eval.tsv", source / "new_aan_pairs.test.tsv"
+    whole = val.read_bytes()
+    val.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"new_aan_pairs.eval.tsv holds no rows: it is cut short"):
+        prepare_retrieval(source, tmp_path / "to", progress=False)
+    val.unlink()
+    with pytest.raises(ValueError, match=r"lacks new_aan_pairs.eval.tsv: take all three"):
+        prepare_retrieval(source, tmp_path / "to", progress=False)
+    val.write_bytes(test.read_bytes())
+    with pytest.raises(ValueError, match=r"eval.tsv and .*test.tsv are the same file, so val and test would hold"):
+        prepare_retrieval(source, tmp_path / "to", progress=False)
+    val.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"is one of three official files: name their folder"):
+        prepare_retrieval(test, tmp_path / "to", progress=False)
+    with pytest.raises(ValueError, match=r"--val-share is 0.1, but the source has a val split"):
+        prepare_retrieval(source, tmp_path / "to", val_share=0.1, progress=False)
+
+
+def test_a_wrong_source_says_where_the_official_files_are(tmp_path):
+    for source in (tmp_path / "gone", tmp_path):
+        with pytest.raises(ValueError, match=r"name the folder of new_aan_pairs.train.tsv, .*lra_release.gz"):
+            prepare_retrieval(source, tmp_path / "to", progress=False)

@@ -1,0 +1,452 @@
+import csv
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nystrom_lab.data.lra.texts import reviews
+from nystrom_lab.data.lra.texts.own_texts import prepare_own
+from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
+from nystrom_lab.data.sources import acl_imdb
+from nystrom_lab.data.store.header import SPLITS
+
+REVIEWS = {
+    "train": {"neg": [b"bad", b"gr\xc3\xbcn \xff\x00"], "pos": [b"good", b"fine<br />"]},
+    "test": {"neg": [b"worse", b"worst"], "pos": [b"better", b"best"]},
+}
+
+
+@pytest.fixture(autouse=True)
+def four_reviews_a_split(monkeypatch):
+    """As if these were the published numbers."""
+    for module in (acl_imdb, reviews):
+        monkeypatch.setattr(module, "IMDB_COUNTS", {"train": 4, "test": 4})
+
+
+def texts(data):
+    return [(sample["input_ids"] - 1).astype(np.uint8).tobytes() for sample in data]
+
+
+def header(folder):
+    return json.loads((folder / "dataset.json").read_text())
+
+
+def acl(folder):
+    for split, labels in REVIEWS.items():
+        for label, texts in labels.items():
+            part = folder / split / label
+            part.mkdir(parents=True)
+            for number, text in enumerate(texts):
+                # Numbers are in numerical order, which differs from that of letters: 9 before 10.
+                (part / f"{number + 9}_7.txt").write_bytes(text)
+    (folder / "train" / "unsup").mkdir()
+    (folder / "train" / "unsup" / "0_0.txt").write_text("no class")
+    (folder / "README").write_text("about")
+    return folder
+
+
+def packed(folder, archive, mode="w:gz"):
+    with tarfile.open(archive, mode) as tar:
+        tar.add(folder, arcname="aclImdb")
+    return archive
+
+
+def member(name, content=b"text", kind=tarfile.REGTYPE):
+    info = tarfile.TarInfo(name)
+    info.size, info.type = len(content), kind
+    return info, io.BytesIO(content)
+
+
+def own(path, rows, fields=("text", "label")):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(fields)
+        writer.writerows(rows)
+    return path
+
+
+def many(path, count=200, classes=2):
+    return own(path, [(f"text {i}", f"c{i % classes}") for i in range(count)])
+
+
+def check_imdb(to):
+    for split in SPLITS:
+        reviews = REVIEWS["test" if split == "val" else split]
+        data = Text(to, split)
+        assert texts(data) == reviews["neg"] + reviews["pos"]
+        assert data.labels.tolist() == [0, 0, 1, 1]
+        assert data.classes == ["neg", "pos"]
+
+
+def test_the_folder_of_imdb_becomes_a_data_set_with_val_as_test(tmp_path):
+    acl(tmp_path / "aclImdb")
+    # From the folder itself, and from its parent.
+    for number, source in enumerate((tmp_path / "aclImdb", tmp_path)):
+        to = prepare_text(source, tmp_path / f"to{number}", progress=False)
+        check_imdb(to)
+        assert header(to)["facts"]["val"].startswith("the test split once more, as in the official task")
+
+
+@pytest.mark.parametrize(("ending", "mode"), [(".tar.gz", "w:gz"), (".tgz", "w:gz"), (".tar", "w:")])
+def test_the_archive_gives_what_the_folder_gives(tmp_path, ending, mode):
+    archive = packed(acl(tmp_path / "x"), tmp_path / f"aclImdb_v1{ending}", mode)
+    check_imdb(prepare_text(archive, tmp_path / "to", progress=False))
+
+
+def test_the_archive_is_found_in_its_folder_and_the_order_in_it_plays_no_part(tmp_path):
+    (tmp_path / "from").mkdir()
+    with tarfile.open(tmp_path / "from" / "aclImdb_v1.tar.gz", "w:gz") as tar:
+        files = acl(tmp_path / "x").rglob("*.txt")
+        for path in sorted(files, key=lambda path: path.name, reverse=True):
+            tar.add(path, arcname=f"aclImdb/{path.relative_to(tmp_path / 'x')}")
+    check_imdb(prepare_text(tmp_path / "from", tmp_path / "to", progress=False))
+
+
+def test_a_share_draws_val_from_the_training_reviews_instead(tmp_path):
+    to = prepare_text(acl(tmp_path / "aclImdb"), tmp_path / "to", val_share=0.25, progress=False)
+    assert {split: len(Text(to, split)) for split in SPLITS} == {"train": 3, "val": 1, "test": 4}
+    assert header(to)["facts"]["val"] == "drawn from the training texts, share 0.25"
+    assert sorted(texts(Text(to, "train")) + texts(Text(to, "val"))) == sorted(
+        text for reviews in REVIEWS["train"].values() for text in reviews
+    )
+
+
+def test_imdb_in_files_of_rows_is_taken_as_imdb_on_request(tmp_path):
+    source = tmp_path / "from"
+    source.mkdir()
+    for split, labels in REVIEWS.items():
+        rows = [{"text": text.decode("latin-1"), "label": i} for i, of in enumerate(labels.values()) for text in of]
+        (source / f"{split}.jsonl.xz").write_bytes(lzma.compress("\n".join(map(json.dumps, rows)).encode()))
+    to = prepare_text(source, tmp_path / "to", imdb=True, progress=False)
+    assert texts(Text(to, "val")) == texts(Text(to, "test"))
+    (source / "test.jsonl.xz").unlink()
+    with pytest.raises(ValueError, match="--imdb is set, and the source has train: IMDB has train and test"):
+        prepare_text(source, tmp_path / "other", imdb=True, progress=False)
+
+
+def test_wrong_counts_of_imdb_raise_or_warn(tmp_path, capsys):
+    folder = acl(tmp_path / "aclImdb")
+    (folder / "test" / "neg" / "9_7.txt").rename(folder / "test" / "pos" / "99_7.txt")
+    (folder / "train" / "pos" / "10_7.txt").unlink()
+    message = (
+        "train has 3 samples where 4 were published; test has 1 of 'neg', 3 of 'pos' where 2 of each of two classes"
+        " were published: a file is cut short or another one"
+    )
+    with pytest.raises(ValueError, match=message):
+        prepare_text(folder, tmp_path / "to", progress=False)
+    assert not (tmp_path / "to").exists()
+    to = prepare_text(folder, tmp_path / "to", check_counts=False, progress=False)
+    assert "warning: train has 3 samples where 4 were published." in capsys.readouterr().err
+    assert len(header(to)["facts"]["differences"]) == 2
+    # Data made despite their counts do not count as complete later.
+    with pytest.raises(ValueError, match=message):
+        prepare_text(folder, to, progress=False)
+
+
+def test_a_missing_part_and_a_foreign_file_of_imdb_are_named(tmp_path):
+    folder = acl(tmp_path / "aclImdb")
+    (folder / "test" / "pos" / "copy of 9_7.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"test/pos/copy of 9_7.txt is not a review: their names are NUMBER_STARS.txt"):
+        prepare_text(folder, tmp_path / "to", progress=False)
+    for path in (folder / "test" / "pos").iterdir():
+        path.unlink()
+    (folder / "test" / "pos").rmdir()
+    with pytest.raises(ValueError, match=r"aclImdb lacks test/pos: unpack aclImdb_v1.tar.gz again"):
+        prepare_text(folder, tmp_path / "to", progress=False)
+
+
+def test_an_archive_that_is_cut_short_is_named(tmp_path):
+    archive = packed(acl(tmp_path / "x"), tmp_path / "aclImdb_v1.tar.gz")
+    whole = archive.read_bytes()
+    for kept in (whole[:-9], whole[: len(whole) // 2], whole[:15], b"", b"no archive"):
+        archive.write_bytes(kept)
+        with pytest.raises(
+            ValueError, match=r"aclImdb_v1.tar.gz cannot be unpacked \(.*\): it is cut short or damaged"
+        ):
+            prepare_text(archive, tmp_path / "to", progress=False)
+        assert not (tmp_path / "to").exists()
+
+
+def test_the_checksum_at_the_very_end_of_an_archive_is_compared(tmp_path):
+    tar = packed(acl(tmp_path / "x"), tmp_path / "x.tar", "w:").read_bytes() + bytes(3_000_000)
+    whole = gzip.compress(tar)
+    archive = tmp_path / "aclImdb_v1.tar.gz"
+    archive.write_bytes(whole)
+    check_imdb(prepare_text(archive, tmp_path / "to", progress=False))
+    # The last eight bytes are a checksum and the length.
+    archive.write_bytes(whole[:-8] + bytes(4) + whole[-4:])
+    with pytest.raises(ValueError, match=r"cannot be unpacked \(CRC check failed"):
+        prepare_text(archive, tmp_path / "other", progress=False)
+
+
+def test_hidden_files_of_an_archive_are_passed_over(tmp_path):
+    archive = packed(acl(tmp_path / "x"), tmp_path / "aclImdb_v1.tar", "w:")
+    with tarfile.open(archive, "a") as tar:
+        tar.addfile(*member("aclImdb/train/pos/._9_7.txt"))
+    check_imdb(prepare_text(archive, tmp_path / "to", progress=False))
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (member("aclImdb/../../train/pos/0_1.txt"), "is outside the archive's folder"),
+        (member("/train/pos/0_1.txt"), "is outside the archive's folder"),
+        (member("aclImdb/train/pos/0_1.txt", b"", tarfile.SYMTYPE), "0_1.txt is a link"),
+        (member("aclImdb/train/neg/9_7.txt"), r"train/neg/9_7.txt is in the archive twice"),
+        (member("aclImdb/train/neg/nine.txt"), r"nine.txt is not a review"),
+        (member("aclImdb/train/neg/77_1.txt", b""), r"77_1.txt: a text is empty"),
+    ],
+)
+def test_an_archive_with_something_else_in_it_raises(tmp_path, entry, message):
+    archive = packed(acl(tmp_path / "x"), tmp_path / "aclImdb_v1.tar", "w:")
+    with tarfile.open(archive, "a") as tar:
+        tar.addfile(*entry)
+    with pytest.raises(ValueError, match=message):
+        prepare_text(archive, tmp_path / "to", progress=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["aclImdb_v1.tar", "x"]
+
+
+def test_a_file_with_holes_is_refused_before_it_is_unpacked(tmp_path):
+    # As GNU tar writes a review of 200 MB with nothing but a hole in it: 1 KB that no limit on the archive sees.
+    archive = packed(acl(tmp_path / "x"), tmp_path / "aclImdb_v1.tar", "w:")
+    info, empty = member("aclImdb/train/pos/70_1.txt", b"")
+    info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.map": "209715200,0", "GNU.sparse.size": "209715200"}
+    with tarfile.open(archive, "a", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info, empty)
+    with pytest.raises(ValueError, match=r"aclImdb_v1.tar, aclImdb/train/pos/70_1.txt is a file with holes"):
+        prepare_text(archive, tmp_path / "to", progress=False)
+
+
+def test_own_texts_in_one_file_are_split_by_their_content(tmp_path):
+    to = prepare_text(many(tmp_path / "a.csv", classes=3), tmp_path / "to", progress=False)
+    data = {split: Text(to, split) for split in SPLITS}
+    assert {split: len(part) for split, part in data.items()} == {"train": 160, "val": 20, "test": 20}
+    assert data["train"].num_labels == 3
+    assert data["train"].classes == ["c0", "c1", "c2"]
+    every = [text for part in data.values() for text in texts(part)]
+    assert sorted(every) == sorted(f"text {i}".encode() for i in range(200))
+    for part in data.values():
+        for text, label in zip(texts(part), part.labels, strict=True):
+            assert int(text.split()[1]) % 3 == label
+    # Another order of the rows gives the same splits, another seed others.
+    rows = [(f"text {i}", f"c{i % 3}") for i in reversed(range(200))]
+    turned = prepare_text(own(tmp_path / "b.csv", rows), tmp_path / "turned", progress=False)
+    assert sorted(texts(Text(turned, "test"))) == sorted(texts(data["test"]))
+    other = prepare_text(tmp_path / "a.csv", tmp_path / "other", seed=1, progress=False)
+    assert sorted(texts(Text(other, "test"))) != sorted(texts(data["test"]))
+
+
+def test_equal_texts_stay_in_one_split(tmp_path):
+    source = own(tmp_path / "a.csv", [(f"text {i % 40}", i % 2) for i in range(400)])
+    to = prepare_text(source, tmp_path / "to", val_share=0.3, test_share=0.3, progress=False)
+    parts = [{*texts(Text(to, split))} for split in SPLITS]
+    assert sum(map(len, parts)) == 40
+    assert all(parts)
+
+
+def test_splits_of_ones_own_are_kept(tmp_path):
+    source = tmp_path / "from"
+    source.mkdir()
+    many(source / "my_train.csv")
+    (source / "dev.tsv").write_text("Source\tTarget\nabc\tc1\n")
+    (source / "test.jsonl.gz").write_bytes(gzip.compress(b'{"review": "xyz", "sentiment": "c0"}\n'))
+    (source / "notes.txt").write_text("no rows")
+    to = prepare_text(source, tmp_path / "to", progress=False)
+    assert [len(Text(to, split)) for split in SPLITS] == [200, 1, 1]
+    assert texts(Text(to, "val")) == [b"abc"]
+    assert texts(Text(to, "test")) == [b"xyz"]
+    assert header(to)["facts"]["val"] == "of the source"
+    with pytest.raises(ValueError, match=r"--test-share is 0.2, but the source has a test split of its own"):
+        prepare_text(source, tmp_path / "to", test_share=0.2, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["b", "a"], ["a", "b"]),
+        ([10, 9, -1], ["-1", "9", "10"]),
+        (["2.5", "10"], ["2.5", "10"]),
+        (["10", "9", "x"], ["10", "9", "x"]),
+        ([" pos ", "neg"], ["neg", "pos"]),
+        (["\u00fcber", "unter"], ["unter", "\u00fcber"]),
+        (["nan", "1"], ["1", "nan"]),
+    ],
+)
+def test_labels_are_words_or_numbers(tmp_path, labels, classes):
+    rows = [(f"{label} {i}", label) for label in labels for i in range(40)]
+    to = prepare_text(own(tmp_path / "a.csv", rows), tmp_path / "to", progress=False)
+    assert header(to)["facts"]["classes"] == classes
+    data = Text(to, "train")
+    assert all(
+        classes[label] == text.decode().rsplit(" ", 1)[0].strip()
+        for text, label in zip(texts(data), data.labels, strict=True)
+    )
+
+
+def test_the_manifest_counts(tmp_path):
+    source = own(tmp_path / "a.csv", [("x" * (i + 1), "ab"[i % 4 == 0]) for i in range(40)])
+    to = prepare_text(source, tmp_path / "to", max_length=30, progress=False)
+    found = header(to)
+    assert sum(found["facts"]["truncated"].values()) == 10
+    for split in SPLITS:
+        data, counted = Text(to, split), found["splits"][split]
+        assert counted["samples"] == len(data)
+        assert counted["class_counts"] == np.bincount(data.labels, minlength=2).tolist()
+        assert counted["class_shares"] == pytest.approx((np.bincount(data.labels, minlength=2) / len(data)).tolist())
+        assert max(counted["class_shares"]) == pytest.approx(data.majority_share, abs=1e-6)
+        assert counted["tokens"] == data.lengths.sum()
+        assert data.lengths.tolist() == [len(text) for text in texts(data)]
+        assert data.lengths.max() <= 30
+    assert found["settings"]["train_sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
+    assert all(len(entry["sha256"]) == 64 for entry in found["files"].values())
+    Text(to, "val").verify()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.binary(min_size=1, max_size=60), min_size=8, max_size=8, unique=True))
+def test_any_bytes_come_back(tmp_path_factory, contents):
+    folder = tmp_path_factory.mktemp("bytes")
+    for i, content in enumerate(contents):
+        part = folder / "from" / ("train", "test")[i // 4] / ("neg", "pos")[i // 2 % 2]
+        part.mkdir(parents=True, exist_ok=True)
+        (part / f"{i}_1.txt").write_bytes(content)
+    to = prepare_text(folder / "from", folder / "to", progress=False)
+    assert texts(Text(to, "train")) + texts(Text(to, "test")) == contents
+    for split in ("train", "test"):
+        for sample in Text(to, split):
+            assert sample["input_ids"].min() >= 1
+            assert sample["input_ids"].max() <= 256
+
+
+def test_a_split_is_read_as_its_tokens(tmp_path):
+    data = Text(prepare_text(acl(tmp_path / "aclImdb"), tmp_path / "to", progress=False), "train")
+    assert data[0]["input_ids"].tolist() == [letter + 1 for letter in b"bad"]
+    assert data[-1]["labels"] == 1
+    assert texts([data[-1]]) == [b"fine<br />"]
+    assert [sample["labels"] for sample in data.__getitems__([3, 0])] == [1, 0]
+    assert texts(pickle.loads(pickle.dumps(data))) == texts(data)
+    with pytest.raises(IndexError, match="index 4 is out of range for the 4 samples of train"):
+        data[4]
+    # The returned object belongs to the caller.
+    data[0]["input_ids"][:] = 9
+    assert data[0]["input_ids"][0] == ord("b") + 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [("a", "x"), ("", "y")],
+            r"a.csv, line 3: a text is empty: fill it in, or leave such rows out with --skip-empty",
+        ),
+        ([("a", "x"), ("b", " ")], r"a.csv, line 3: the label is empty"),
+        ([("a", "x"), ("b", "x")], "every text has the label 'x': expected texts of two classes"),
+        ([], r"a.csv holds no rows"),
+        ([("a", "x"), ("b", "y")], "gets none of the 2 samples: add other texts"),
+        ([(i, f"l{i}") for i in range(300)], r"line 258: the label 'l256' makes more than 256 classes"),
+        ([(i, "x") for i in range(50)] + [("b", "y")], "^no training text has the label 'y' .all labels: 'x', 'y'."),
+    ],
+)
+def test_texts_that_make_no_data_set_raise(tmp_path, rows, message):
+    source = own(tmp_path / "a.csv", rows)
+    # With this seed the only text of class y is in the test split.
+    seed = next(seed for seed in range(99) if message[0] != "^" or in_test(tmp_path, seed))
+    with pytest.raises(ValueError, match=message):
+        prepare_text(source, tmp_path / "to", seed=seed, progress=False)
+    assert not (tmp_path / "to").exists()
+
+
+def in_test(tmp_path, seed):
+    rows = [(i, "xy"[i % 2]) for i in range(50)] + [("b", "y")]
+    to = prepare_text(own(tmp_path / "with_b.csv", rows), tmp_path / f"seed{seed}", seed=seed, progress=False)
+    return b"b" in texts(Text(to, "test"))
+
+
+def test_empty_texts_are_left_out_and_counted_on_request(tmp_path):
+    source = own(tmp_path / "a.csv", [("" if i % 10 == 0 else f"t{i}", i % 2) for i in range(100)])
+    to = prepare_text(source, tmp_path / "to", skip_empty=True, progress=False)
+    assert sum(len(Text(to, split)) for split in SPLITS) == 90
+    assert header(to)["facts"]["skipped"] == 10
+    with pytest.raises(ValueError, match="skip_empty=True there and False asked for"):
+        prepare_text(source, to, progress=False)
+
+
+def test_a_label_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "a.tsv").write_bytes(b"text\tlabel\na\t1\nb\t\xff\n")
+    with pytest.raises(ValueError, match=r"a.tsv, line 3: the label b'\\xff' is not UTF-8"):
+        prepare_text(tmp_path / "a.tsv", tmp_path / "to", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": 0}, "--max-length is 0"),
+        ({"seed": -1}, "--seed is -1"),
+        ({"seed": 10**160}, "--seed is 1000.*; expected a whole number from 0 to 9223372036854775807"),
+        ({"val_share": 0.0}, "--val-share is 0.0"),
+        ({"test_share": 1.5}, "--test-share is 1.5; expected"),
+        ({"val_share": 0.5, "test_share": 0.5}, "leave nothing to train on"),
+        (
+            {"text_field": "words"},
+            "there is no 'words' among the fields 'text', 'label': name the right one with --text-field",
+        ),
+    ],
+)
+def test_an_impossible_setting_raises(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        prepare_text(many(tmp_path / "a.csv"), tmp_path / "to", progress=False, **options)
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_wrong_source_says_what_is_read_and_where_imdb_is_published(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.docx").touch()
+    for name, came in (
+        ("gone", "is not there"),
+        ("empty", "holds no texts that are read"),
+        ("a.docx", "is of no kind"),
+    ):
+        with pytest.raises(ValueError, match=rf"{name} {came}.*aclImdb_v1.tar.gz \(IMDB, https://ai.stanford.edu/"):
+            prepare_text(tmp_path / name, tmp_path / "to", progress=False)
+
+
+def test_the_field_names_can_be_given(tmp_path):
+    source = own(tmp_path / "a.csv", [(f"t{i}", f"x{i}", i % 2) for i in range(60)], ("text", "body", "stars"))
+    to = prepare_text(source, tmp_path / "to", text_field="body", label_field="stars", progress=False)
+    assert texts(Text(to, "val"))[0].startswith(b"x")
+    # The folder records the field that it was made from.
+    with pytest.raises(ValueError, match="text_field=body there and text asked for"):
+        prepare_text(source, to, text_field="text", label_field="stars", progress=False)
+
+
+def test_a_data_set_is_made_once_and_an_earlier_one_is_kept(tmp_path, capsys):
+    source = many(tmp_path / "a.csv")
+    to = prepare_text(source, tmp_path / "to", progress=False)
+    before = {path.name: path.read_bytes() for path in to.iterdir()}
+    assert prepare_text(source, to, progress=False) == to
+    assert "already holds this data set" in capsys.readouterr().err
+    source.write_text("text,label\nbroken\n")
+    with pytest.raises(ValueError, match=r"holds a data set with other settings \(train_sha256="):
+        prepare_text(source, to, progress=False)
+    assert {path.name: path.read_bytes() for path in to.iterdir()} == before
+
+
+def test_own_texts_are_prepared_once_under_a_name_of_their_content(tmp_path):
+    source = many(tmp_path / "my.csv")
+    to = prepare_own("text", source, under=tmp_path / "data", progress=False)
+    assert to.parent == tmp_path / "data"
+    assert to.name.startswith("text-my-")
+    assert prepare_own("text", source, under=tmp_path / "data", progress=False) == to
+    shorter = prepare_own("text", source, under=tmp_path / "data", max_length=7, progress=False)
+    assert Text(shorter, "train").lengths.max() == 7
+    many(source, count=210)
+    assert prepare_own("text", source, under=tmp_path / "data", progress=False) != to
+    assert len([*(tmp_path / "data").iterdir()]) == 3

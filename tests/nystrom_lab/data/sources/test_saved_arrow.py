@@ -1,0 +1,104 @@
+import json
+import sys
+
+import pytest
+
+from nystrom_lab.data.sources.saved_arrow import is_saved_dataset, saved_parts
+
+WANTED = {"label_field": ("label",), "text_field": ("text",)}
+
+
+def test_rows_are_read_in_the_order_of_the_files_and_numbers_become_the_names_of_classes(save_arrow):
+    saved = save_arrow({"text": list("abcde"), "label": [1, 0, -1, 2, 1]}, {"label": ["no", "yes"]}, files=3)
+    assert is_saved_dataset(saved)
+    (part,) = saved_parts(saved).values()
+    assert (len(part), part.columns, part.classes) == (5, ("text", "label"), {"label": ("no", "yes")})
+    # A number without a name stays.
+    assert [*part.fields(WANTED)] == [
+        (1, [b"yes", b"a"]),
+        (2, [b"no", b"b"]),
+        (3, [b"-1", b"c"]),
+        (4, [b"2", b"d"]),
+        (5, [b"yes", b"e"]),
+    ]
+
+
+def test_splits_are_named_by_the_data_set(save_arrow):
+    parts = saved_parts(save_arrow({name: {"text": [name]} for name in ("test", "train")}))
+    assert {name: [*part.fields({"text_field": ("text",)})] for name, part in parts.items()} == {
+        "test": [(1, [b"test"])],
+        "train": [(1, [b"train"])],
+    }
+
+
+def test_without_pyarrow_the_way_out_is_named(save_arrow, monkeypatch):
+    saved = save_arrow({"text": ["a"]})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match="pip install pyarrow, or save each split with its to_json"):
+        saved_parts(saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("state.json", "{", r"state\.json cannot be read \(Expecting property name"),
+        ("state.json", "[]", "it holds no JSON object"),
+        ("state.json", {"_data_files": []}, "it names no files of rows"),
+        ("state.json", {"_data_files": [{"filename": "../other.arrow"}]}, "it names no files of rows"),
+        ("state.json", {"_data_files": [{"filename": "gone.arrow"}]}, r"gone\.arrow cannot be read"),
+        (
+            "state.json",
+            {"_data_files": [{"filename": "a.arrow"}], "_indices_data_files": [{"filename": "i.arrow"}]},
+            "by a file of indices",
+        ),
+        ("data-00000-of-00001.arrow", "not Arrow", r"data-00000-of-00001\.arrow cannot be read"),
+        ("dataset_dict.json", {"splits": ["..", "train"]}, "it names no splits"),
+    ],
+)
+def test_what_is_broken_is_named_in_one_line(save_arrow, name, content, message):
+    saved = save_arrow({"text": ["a"]})
+    (saved / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ValueError, match=message) as raised:
+        saved_parts(saved)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_cut_short_is_named(save_arrow):
+    saved = save_arrow({"text": ["a" * 50] * 2000})
+    file = saved / "data-00000-of-00001.arrow"
+    file.write_bytes(file.read_bytes()[:50_000])
+    (part,) = saved_parts(saved).values()
+    with pytest.raises(ValueError, match=r"arrow cannot be read \(.*\): save the data set again"):
+        list(part.fields({"text_field": ("text",)}))
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2])
+def test_a_file_that_ends_after_a_whole_batch_is_named(batches, save_arrow):
+    arrow = pytest.importorskip("pyarrow")
+    # As eight bytes this label is the mark at the end of a stream.
+    label = 2**32 - 1
+    table = arrow.table({"text": ["a", "b", "c"], "label": [label] * 3})
+    file = save_arrow({"text": ["a"], "label": [0]}) / "data-00000-of-00001.arrow"
+    with arrow.OSFile(str(file), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table, max_chunksize=1)
+    whole = file.read_bytes()
+    with arrow.BufferReader(whole) as source, arrow.ipc.open_stream(source) as stream:
+        ends = [source.tell(), *(source.tell() for _ in stream)]
+    (part,) = saved_parts(file.parent).values()
+    assert [label for _, (label, _) in part.fields(WANTED)] == [b"%d" % label] * 3
+    file.write_bytes(whole[: ends[batches]])
+    assert not batches or whole[: ends[batches]].endswith(whole[-8:])
+    with pytest.raises(
+        ValueError, match=r"arrow cannot be read \(it ends before its end mark, so rows may be missing\)"
+    ):
+        list(part.fields(WANTED))
+
+
+def test_what_the_package_itself_saves_is_read(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
+    datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(str(tmp_path / "saved"))
+    parts = saved_parts(tmp_path / "saved")
+    assert [*parts["train"].fields(WANTED)] == [(1, [b"yes", b"a"]), (2, [b"no", b"b"])]
+    assert [*parts["test"].fields(WANTED)] == [(1, [b"no", b"b"])]

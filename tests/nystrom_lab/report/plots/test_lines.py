@@ -1,0 +1,29 @@
+import pytest
+
+from nystrom_lab.measure.rows import new_row
+from nystrom_lab.report.plots.lines import draw_lines, spread
+
+
+def test_names_at_the_ends_of_lines_keep_apart_and_stay_near():
+    assert spread([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
+    crowded = spread([0.98, 0.5, 0.97, 0.99], 0.05)
+    assert sorted(crowded) == pytest.approx([0.5, 0.9, 0.95, 1.0])
+    # Where there is room on both sides they part evenly.
+    assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
+    # The lowest of the three comes first, whatever their order in the figure.
+    assert crowded.index(min(crowded[:1] + crowded[2:])) == 2
+
+
+def test_many_lines_are_named_beside_their_ends_and_few_in_a_legend():
+    def rows(count):
+        return [
+            new_row(study="s", quantity="q", method=f"method {i}", value=float(i + n), unit="", device="d", n=n)
+            for i in range(count)
+            for n in (8, 16)
+        ]
+
+    for count in (3, 9):
+        figure = draw_lines({"a panel": rows(count)}, over=lambda row: row.n, x_label="n", y_label="q", band="")
+        named = [text.get_text() for text in figure.axes[0].texts]
+        assert named == ([f"method {i}" for i in range(count)] if count == 9 else [])
+        assert len(figure.legends) == (count == 3)

@@ -1,0 +1,239 @@
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from nystrom_lab.measure.rows import new_row
+from nystrom_lab.report import show_study
+from nystrom_lab.report.plots.canvas import METHOD_LOOKS, check_figure, method_look, method_looks
+from nystrom_lab.report.plots.curves import draw_curves
+from nystrom_lab.report.plots.efficiency import draw_efficiency
+from nystrom_lab.report.plots.families import families
+from nystrom_lab.report.plots.study import draw_study
+
+
+def test_importing_reports_loads_neither_torch_nor_drawing():
+    code = "import sys, nystrom_lab.report.plots.study, nystrom_lab.report.tables; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"torch", "matplotlib", "rich", "numpy"}.isdisjoint(done.stdout.split())
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The saved figures."""
+    figures, save = [], Figure.savefig
+
+    def keep(figure, *where, **how):
+        figures.append(figure)
+        save(figure, *where, **how)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+@pytest.fixture
+def rows():
+    common = {"study": "efficiency", "device": "cpu", "sizes": "b=1"}
+    return [
+        new_row(
+            quantity=f"{timed} {what}", method=method, n=n, value=n / 10, low=n / 20, high=n / 5, unit=unit, **common
+        )
+        for method in ("softmax", "nystrom-64", "nystrom-64+skip")
+        for n in (512, 1024, 2048)
+        for timed in ("forward", "forward+backward")
+        for what, unit in (("time", "ms"), ("memory", "MB"))
+    ]
+
+
+def lines_of(axes):
+    return {line.get_label(): line for line in axes.lines}
+
+
+def test_a_row_of_panels_per_quantity_and_a_column_per_family(rows, drawn, tmp_path):
+    draw_efficiency(rows, tmp_path / "all.png")
+    more = [replace(row, method="linear") for row in rows if row.method == "softmax"]
+    draw_efficiency([row for row in rows + more if "backward" not in row.quantity], tmp_path / "forward.png")
+    assert [len(figure.axes) for figure in drawn] == [4, 4]
+    assert {(axes.get_xscale(), axes.get_yscale()) for axes in drawn[0].axes} == {("log", "log")}
+    assert [axes.get_ylabel()[-4:] for axes in drawn[0].axes] == ["(ms)", "(MB)", "(ms)", "(MB)"]
+    titles = [axes.get_title() for axes in drawn[1].axes]
+    assert titles == ["landmarks, clusters and Gaussian kernels", "other methods", "", ""]
+    # Exact attention is in every panel, to compare with.
+    assert ["softmax" in lines_of(axes) for axes in drawn[1].axes] == [True] * 4
+    assert ["linear" in lines_of(axes) for axes in drawn[1].axes] == [False, True, False, True]
+
+
+def test_figures_are_png_or_svg_and_drawn_again_the_same(rows, tmp_path):
+    for name in ("a.png", "a.svg", "b.svg"):
+        draw_efficiency(rows, tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (tmp_path / "a.svg").read_text().count("<svg") == 1
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    with pytest.raises(ValueError, match=r"figure is a\.pdf; expected a file name that ends in \.png or \.svg"):
+        check_figure(Path("a.pdf"))
+
+
+def test_a_figure_has_its_folder_made_before_it_is_drawn(tmp_path):
+    check_figure(tmp_path / "new" / "folder" / "a.png")
+    assert (tmp_path / "new" / "folder").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"file cannot be written \(.*\): choose another folder"):
+        check_figure(tmp_path / "file" / "a.png")
+
+
+def test_each_method_has_a_line_and_a_band(rows, drawn, tmp_path):
+    draw_efficiency(rows, tmp_path / "all.png")
+    axes = drawn[0].axes[0]
+    assert list(lines_of(axes)) == ["softmax", "nystrom-64", "nystrom-64+skip"]
+    assert list(axes.lines[0].get_ydata()) == [51.2, 102.4, 204.8]
+    assert len(axes.collections) == 3
+    legend = drawn[0].axes[-1].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["softmax", "nystrom-64", "nystrom-64+skip"]
+
+
+def test_a_skip_keeps_its_methods_colour(rows, drawn, tmp_path):
+    draw_efficiency(rows, tmp_path / "all.png")
+    softmax, alone, skip = drawn[0].axes[0].lines
+    assert alone.get_color() == skip.get_color() != softmax.get_color()
+    assert alone.get_linestyle() != skip.get_linestyle()
+
+
+@pytest.mark.parametrize(
+    "name", ["nystrom-64", "nystrom-64+skip, nystromformer", "nystrom-64 (nystromformer)", "nystrom, 4000"]
+)
+def test_a_size_and_what_follows_it_keep_their_methods_look(name):
+    assert method_look(name) == METHOD_LOOKS["nystrom"]
+    assert method_look(name.replace("nystrom", "longformer", 1)) == METHOD_LOOKS["longformer"]
+    assert method_look("softmax-materialised") == METHOD_LOOKS["softmax-materialised"]
+
+
+@pytest.mark.parametrize("method", ["softmax", "nystrom", "nystrom-uniform", "near_far", "skyformer", "unheard-of"])
+def test_many_sizes_of_a_method_look_different(method):
+    names = [f"{method}-{size}" for size in range(20)]
+    looks = method_looks(names)
+    assert len({*looks.values()}) == len(names)
+    assert {look.marker for look in list(looks.values())[:4]} == {method_look(method).marker}
+    assert len({look.colour for look in looks.values()}) == 1
+
+
+def test_the_default_methods_have_a_colour_each_within_their_panel(rows, drawn, tmp_path):
+    from nystrom_lab.studies.speed.contenders.table import DEFAULT
+
+    names = [*DEFAULT, "nystrom-64+skip", "authors-64+skip"]
+    draw_efficiency([replace(row, method=name) for name in names for row in rows if row.method == "softmax"],
+                    tmp_path / "all.png")  # fmt: skip
+    assert {name for panel in families(names).values() for name in panel} == set(names) - {
+        "softmax",
+        "softmax-materialised",
+    }
+    for axes in drawn[0].axes:
+        looks = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
+        assert len(set(looks)) == len(looks) <= 9
+
+
+def test_no_two_of_many_methods_look_alike(rows, drawn, tmp_path):
+    many = [replace(row, method=f"method-{i}x") for i in range(20) for row in rows if row.method == "softmax"]
+    draw_efficiency(many, tmp_path / "all.png")
+    looks = {(line.get_color(), line.get_marker()) for line in drawn[0].axes[0].lines}
+    assert len(looks) == 20
+
+
+def test_what_was_not_measured_is_absent(rows, drawn, tmp_path):
+    rows = [
+        replace(row, value=math.nan, low=None, high=None, note="too large")
+        if row.n == 2048 and row.method == "softmax"
+        else row
+        for row in rows
+    ]
+    draw_efficiency(rows, tmp_path / "all.png")
+    softmax, other, _ = drawn[0].axes[0].lines
+    assert list(softmax.get_xdata()) == [512, 1024]
+    assert list(other.get_xdata()) == [512, 1024, 2048]
+
+
+def test_rows_without_a_measurement_raise(rows, tmp_path):
+    with pytest.raises(ValueError, match="no measurement"):
+        draw_efficiency([replace(row, value=math.nan, note="too large") for row in rows], tmp_path / "all.png")
+
+
+def test_an_efficiency_run_is_shown_and_its_files_named(rows, tmp_path, capsys):
+    show_study(rows, tmp_path)
+    text = capsys.readouterr().out
+    assert "forward time (ms)" in text
+    assert str(tmp_path / "efficiency.csv") in text
+    assert {path.name for path in tmp_path.iterdir()} == {"efficiency.png", "efficiency.svg"}
+
+
+def test_training_steps_have_a_dot_per_method_in_each_task(drawn, tmp_path):
+    rows = [
+        new_row(
+            study="training", quantity=f"{task} step {what}", method=method, n=24, value=value, unit=unit, device="cpu",
+            sizes="b=2 layers=2", note="too long" if math.isnan(value) else "",
+        )
+        for task in ("text", "image")
+        for method, value in (("softmax", 4.0), ("nystrom-8", math.nan if task == "image" else 2.0))
+        for what, unit in (("time", "ms"), ("memory", "MB"))
+    ]  # fmt: skip
+    draw_study(rows, tmp_path / "training.png")
+    text_time, image_time, *_ = drawn[0].axes
+    # A logarithmic axis has no zero for a bar to start at.
+    assert not any(axes.containers or axes.patches for axes in drawn[0].axes)
+    assert {axes.get_xscale() for axes in drawn[0].axes} == {"log"}
+    assert [text.get_text() for text in text_time.get_yticklabels()] == ["softmax", "nystrom-8"]
+    dots = {label: list(line.get_xdata()) for label, line in lines_of(text_time).items() if label[0] != "_"}
+    assert dots == {"softmax": [4.0], "nystrom-8": [2.0]}
+    assert [text.get_text() for text in image_time.texts] == ["not measured"]
+    assert [axes.get_title() for axes in drawn[0].axes[:2]] == ["text\nn = 24, b=2", "image\nn = 24, b=2"]
+    with pytest.raises(ValueError, match="no measurement"):
+        draw_study([replace(row, value=math.nan, note="too long") for row in rows], tmp_path / "none.png")
+
+
+def test_curves_have_a_panel_for_losses_and_one_for_accuracies(drawn, tmp_path):
+    lines = ["step,quantity,value", "20,train loss,1.5", "10,train loss,2.0", "20,validation loss,1.8"]
+    lines += ["20,validation accuracy,0.5", "20,learning rate,0.001"]
+    (tmp_path / "curves.csv").write_text("\n".join(lines) + "\n")
+    draw_curves(tmp_path / "curves.csv", tmp_path / "curves.png")
+    loss, accuracy, rate = drawn[0].axes
+    # A quantity without a split is named once, on its axis.
+    assert (rate.get_ylabel(), rate.get_legend()) == ("learning rate", None)
+    assert [line.get_label() for line in loss.lines] == ["train", "validation"]
+    assert (list(loss.lines[0].get_xdata()), list(loss.lines[0].get_ydata())) == ([10, 20], [2.0, 1.5])
+    assert [line.get_label() for line in accuracy.lines] == ["validation"]
+    assert accuracy.lines[0].get_color() == loss.lines[1].get_color() != loss.lines[0].get_color()
+    assert (loss.get_ylabel(), accuracy.get_ylabel()) == ("loss", "accuracy")
+    assert (tmp_path / "curves.png").exists()
+
+
+def test_curves_of_many_kinds_take_several_lines_and_what_is_zero_has_no_axis_below(drawn, tmp_path):
+    kinds = ("train loss", "validation loss", "validation accuracy", "validation F1", "learning rate", "gradient norm")
+    lines = [f"{step},{kind},{0.0 if kind.endswith('F1') else 0.5 + step}" for kind in kinds for step in (10, 20)]
+    (tmp_path / "curves.csv").write_text("\n".join(["step,quantity,value", *lines]) + "\n")
+    draw_curves(tmp_path / "curves.csv", tmp_path / "curves.png")
+    places = [axes.get_subplotspec() for axes in drawn[0].axes if axes.get_visible()]
+    assert [(place.rowspan.start, place.colspan.start) for place in places] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    assert drawn[0].axes[2].get_ylim() == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b\n", r"curves\.csv, line 1 is 'a,b'; expected step,quantity,value"),
+        ("step,quantity,value\n", r"curves\.csv holds no rows"),
+        ("step,quantity,value\n1,loss,2\nx,loss,2\n", r"curves\.csv, line 3 is 'x,loss,2'"),
+        ("step,quantity,value\n1,loss\n", r"curves\.csv, line 2 is '1,loss'"),
+        ("step,quantity,value,seconds\n1,loss,2\n", r"curves\.csv, line 2 is '1,loss,2'; .*, seconds"),
+    ],
+)
+def test_other_files_raise_by_line(content, message, tmp_path):
+    (tmp_path / "curves.csv").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        draw_curves(tmp_path / "curves.csv", tmp_path / "curves.png")
+
+
+def test_a_missing_file_raises_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"none\.csv is not a file"):
+        draw_curves(tmp_path / "none.csv", tmp_path / "curves.png")

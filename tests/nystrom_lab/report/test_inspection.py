@@ -1,0 +1,123 @@
+"""Hand-made rows of inspections, and what is said about them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nystrom_lab.measure.rows import new_row
+from nystrom_lab.report.inspection import (
+    CHANGED,
+    DISTANCE,
+    ENTROPY,
+    ERROR,
+    HIDDEN,
+    NEAR,
+    RANK,
+    TIME,
+    inspection_text,
+    layer_errors,
+    plan_text,
+)
+
+ROW = new_row(
+    study="inspect", quantity=ERROR, method="a", value=0, unit="", device="cpu", n=512, repeats=4, command="c"
+)
+
+
+def rows_of(errors, hidden=None, times=None, exact=(), changed=None):
+    """Errors by method, layer by layer; two heads a layer, .01 below and above."""
+    rows = [
+        replace(ROW, method=method, value=error + off, low=error + off - 0.02, high=error + off + 0.02,
+                sizes=f"layer={layer} head={head} r=128")
+        for method, layers in errors.items() for layer, error in enumerate(layers)
+        for head, off in enumerate((-0.01, 0.01))
+    ]  # fmt: skip
+    for quantity in (ENTROPY, DISTANCE, NEAR, RANK):
+        for layer in range(len(next(iter(errors.values())))):
+            rows += [replace(ROW, quantity=quantity, method="softmax", value=0.5, sizes=f"layer={layer} head=0 r=128")]
+    rows += [replace(ROW, quantity=HIDDEN, method=name, value=value) for name, value in (hidden or {}).items()]
+    rows += [replace(ROW, quantity=CHANGED, method=name, value=value) for name, value in (changed or {}).items()]
+    rows += [replace(ROW, quantity=HIDDEN, method=name, value=error, sizes=layers) for name, layers, error in exact]
+    times = {"softmax": 2.0} | dict.fromkeys(errors, 1.0) | (times or {})
+    return rows + [replace(ROW, quantity=TIME, method=name, value=value) for name, value in times.items()]
+
+
+def said(*args, **named):
+    text = inspection_text(rows_of(*args, **named), model="my-model")
+    assert max(map(len, text.splitlines())) <= 80
+    return text, " ".join(text[text.index("\n- ") :].split())
+
+
+def test_a_layers_error_is_the_mean_of_its_heads_and_of_their_intervals():
+    found = layer_errors(rows_of({"a": [0.1, 0.4]}))["a"]
+    assert found[0] == pytest.approx((0.1, 0.08, 0.12))
+    assert found[1] == pytest.approx((0.4, 0.38, 0.42))
+
+
+def test_a_near_method_is_to_be_kept():
+    text, advice = said({"nystrom-64": [0.05, 0.02]}, {"nystrom-64": 0.04}, changed={"nystrom-64": 0.015})
+    assert "nystrom-64 serves this model: its hidden states are 0.040 off. Keep it." in advice
+    assert "1.5%" in text
+    assert "0.050 ±0.020" in text
+
+
+def test_ways_out_have_their_error_and_time():
+    errors = {"nystrom-64": [0.5, 0.2, 0.6], "nystrom-256": [0.3, 0.1, 0.3], "linear": [1.0, 1.0, 1.0]}
+    hidden = {"nystrom-64": 0.5, "nystrom-256": 0.2, "linear": 0.9}
+    _, advice = said(errors, hidden, {"nystrom-256": 3.0}, exact=[("nystrom-64", "exact=0,2", 0.12)])
+    assert "nystrom-64 serves layers 0 2 badly, and hidden states are 0.500 off." in advice
+    assert "nystrom-256: 0.200 off, at 3.00 times the time of nystrom-64, slower than exact attention here." in advice
+    # A third of the layers at 1, two thirds at 2.
+    assert "with exact attention in layers 0 2: 0.120 off, at 1.67 times the time of nystrom-64." in advice
+    assert "linear:" not in advice
+
+
+def test_a_plan_is_said_with_its_error_and_time():
+    found = {"budget": 0.05, "error": 0.0, "changed predictions": 0.02, "mean ms of a layer's attention": 1.5}
+    text = plan_text("a in layers 0-1", found | {"ms of a layer's attention": {"softmax": 2}}, file=Path("x/plan.json"))
+    assert max(map(len, text.splitlines())) <= 80
+    said = " ".join(text.split())
+    assert "Within a budget of 0.05: a in layers 0-1. Hidden states are 0.000 off and 2.0% of the predictions" in said
+    assert "1.50 ms a layer on average (2.00 with exact attention)" in said
+    assert "plan.json is taken by nystrom convert --plan" in said
+
+
+def test_errors_that_add_up_and_no_way_out_are_said():
+    _, advice = said({"nystrom-64": [0.2, 0.25], "linear": [1.0, 1.0]}, {"nystrom-64": 0.3, "linear": 0.9})
+    assert "serves no layer badly, but the errors add up: hidden states are 0.300 off." in advice
+    assert "name some with --methods" in advice
+
+
+def test_a_layer_without_a_finite_error_is_served_badly():
+    text, advice = said({"nystrom-64": [0.05, float("nan")]}, {"nystrom-64": float("inf")})
+    assert "serves layers 1 badly" in advice
+    assert "errors add up" not in advice
+    assert text.count("nan") >= 1
+
+
+def test_exact_attention_that_is_as_fast_is_recommended():
+    _, advice = said({"nystrom-64": [0.2]}, {"nystrom-64": 0.3}, {"softmax": 0.9})
+    assert "exact attention is as fast as nystrom-64 (0.90 ms a layer, 1.00 with nystrom-64)" in advice
+    # To keep a method that is near but slower is no advice.
+    text, advice = said({"nystrom-64": [0.02]}, {"nystrom-64": 0.01}, {"softmax": 0.9})
+    assert "Keep it" not in advice
+    assert "1 layer of 2 heads" in text
+    assert "as fast" not in said({"nystrom-64": [0.2]}, {"nystrom-64": 0.3}, {"softmax": 1.1})[1]
+
+
+def test_without_the_whole_model_layers_alone_are_judged():
+    assert "a serves layers 1 badly. Run with the whole model" in said({"a": [0.2, 0.4]})[1]
+    assert "a serves all layers." in said({"a": [0.2, 0.3]})[1]
+
+
+def test_many_methods_and_layers_stay_within_the_terminal():
+    errors = {f"skyformer_softmax-{2**i}": [0.5, 0.05] * 12 for i in range(6)}
+    text, _ = said(errors, dict.fromkeys(errors, 0.5))
+    assert text.count("layer  ") >= 3
+    assert "12 layers" in text
+
+
+def test_rows_without_a_method_raise():
+    with pytest.raises(ValueError, match="one method at least"):
+        inspection_text([replace(ROW, quantity=TIME)], model="m")

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import torch
+
+from nystrom.attention.methods.near_far import near_far_rows
+from nystrom.attention.methods.nystrom import nystrom_rows
+from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.studies.approximation.attention_maps import STUDIES, similarity
+from nystrom_lab.studies.approximation.real_heads.pictures import block_means, read_pictures
+from nystrom_lab.studies.approximation.real_heads.recorded import find_heads
+from nystrom_lab.studies.approximation.real_heads.selection import rows_of
+from nystrom_lab.studies.reproduce.run import check_study, run_study
+
+STUDY = STUDIES["nystromformer-figure-3"]
+SIMILAR = "share of heads with a cosine similarity of 0.9"
+
+
+def test_similarities_are_those_of_numpy():
+    a, b = (torch.rand(1, 2, 5, 5, generator=torch.Generator().manual_seed(i)).double() for i in range(2))
+    a, b = a.softmax(-1), b.softmax(-1)
+    found = similarity(a, b)
+    x, y = a[0, 1].flatten().numpy(), b[0, 1].flatten().numpy()
+    assert found["cosine similarity"][0, 1].item() == pytest.approx(x @ y / np.linalg.norm(x) / np.linalg.norm(y))
+    assert found["correlation"][0, 1].item() == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert found["total variation of a row"][0, 1].item() == pytest.approx(np.abs(x - y).sum() / 2 / 5)
+    same = similarity(a, a)
+    assert same[SIMILAR].tolist() == [[1, 1]]
+    assert same["relative error of the matrix"].tolist() == [[0, 0]]
+
+
+def test_an_interrupted_study_goes_on_and_its_maps_are_those_of_the_attention(tiny_setting, tmp_path):
+    def killed(folder):
+        raise KeyboardInterrupt
+
+    job = check_study("nystromformer-figure-3", tiny_setting, tmp_path)
+    cut = [job.plan.parts[0], job.plan.parts[1]._replace(measure=killed)]
+    with pytest.raises(KeyboardInterrupt):
+        run_study(job._replace(plan=job.plan._replace(parts=cut)), lambda line: None)
+    before = read_rows(job.folder / "rows.csv")
+    summary = run_study(job, lambda line: None)
+    rows = read_rows(job.folder / "rows.csv")
+    assert rows[: len(before)] == before
+    # Three layers with two kinds of weights, and six heads.
+    assert [sum(r.method == m for r in rows_of(rows, "cosine similarity")) for m in ("nystrom", "near_far")] == [6, 6]
+    assert [sum(line[0] == m for line in summary.tables[1].lines) for m in ("nystrom", "near_far")] == [6, 6]
+    (heads,) = find_heads(tiny_setting).layers("pretrained", (1,))
+    pictures = read_pictures(job.folder)["layer 2, head 4"]
+    for method, rows_of_attention in (("nystrom", nystrom_rows), ("near_far", near_far_rows)):
+        made = rows_of_attention(heads.q, heads.k, torch.arange(512))
+        np.testing.assert_allclose(pictures[method], block_means(made[0, 3]), atol=1e-6)
+    # The same rows and arrays draw the other figure.
+    figures = STUDIES["nystromformer-figure-2"].figures(rows, job.folder)
+    assert [axes.get_title().split("\n")[0] for axes in figures[""].axes[:5]] == [
+        "softmax matrix S", "F", "Z ≈ A⁺", "B", "Nyström F Z B",
+    ]  # fmt: skip
+
+
+def test_the_rule_decides_both_ways_and_figure_2_claims_nothing():
+    def rows(share):
+        return [
+            new_row(
+                study="",
+                quantity=quantity,
+                method="nystrom",
+                value=value,
+                unit="",
+                device="cpu",
+                sizes="weights=pretrained layer=0",
+            )
+            for quantity, value in ((SIMILAR, share), ("cosine similarity", 0.8), ("total variation of a row", 0.2))
+        ]
+
+    assert STUDY.verdicts(rows(0.5))[0].agrees
+    assert not STUDY.verdicts(rows(0.4))[0].agrees
+    assert STUDIES["nystromformer-figure-2"].verdicts(rows(0.4)) == ()

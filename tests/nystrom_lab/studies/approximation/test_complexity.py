@@ -1,0 +1,125 @@
+from dataclasses import replace
+
+import pytest
+
+from nystrom.attention.registry import METHODS
+from nystrom_lab.studies.approximation import complexity
+from nystrom_lab.studies.approximation.complexity import STUDIES, cost_of, count_by_hand, count_rows
+from nystrom_lab.studies.reproduce.run import check_study, run_study
+from nystrom_lab.studies.reproduce.study import Setting
+
+STUDY = STUDIES["complexity"]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return [row for n in (128, 256, 512) for row in count_rows(n, (8, 16))]
+
+
+def only(rows, quantity, method, n, m=None):
+    (row,) = (row for row in rows if (row.quantity, row.method, row.n, row.m) == (quantity, method, n, m))
+    return row.value
+
+
+def test_what_is_counted_is_what_the_equations_need(rows):
+    n, m, d = 256, 16, 64
+    # Softmax: scores, and their product with the values.
+    assert only(rows, complexity.MULTIPLICATIONS, "softmax", n) == 2 * n * n * d
+    # Linear attention: keys with values, then queries with that; the denominator needs n d.
+    assert only(rows, complexity.MULTIPLICATIONS, "linear", n) == pytest.approx(2 * n * d * d, rel=0.05)
+    # Nyström: eq. 14 has four m x m products in each of six steps.
+    terms = [m * m * d, 24 * m**3, m * n * d, m * n * d, m * m * d, n * m * d, n * m * d]
+    assert only(rows, complexity.MULTIPLICATIONS, "nystrom", n, m) == sum(terms) == count_by_hand(n, m)
+
+
+def test_every_method_is_counted_at_each_of_its_sizes(rows):
+    found = {(row.method, row.m) for row in rows if row.quantity == complexity.STORED}
+    single = {"softmax", "softmax-materialised", "kernelized", "linear", "reformer", "bigbird"}
+    expected = {(method, None) for method in single}
+    expected |= {(method, m) for method in METHODS if method not in single for m in (8, 16)}
+    assert found == expected
+    assert all(row.value > 0 for row in rows)
+
+
+def test_the_materialised_form_stores_the_scores_and_the_fused_one_does_not(rows):
+    assert only(rows, complexity.STORED, "softmax-materialised", 512) >= 512 * 512
+    assert only(rows, complexity.STORED, "nystrom", 512, 8) < 512 * 512 / 2
+
+
+def test_costs_are_sums_of_products():
+    letters = {"n": 10.0, "s": 20.0, "m": 3.0, "d": 2.0, "num_random_blocks": 3.0, "block_size": 4.0}
+    assert cost_of("(n + s) m d + m^3", letters) == 30 * 3 * 2 + 27
+    assert cost_of("n (num_random_blocks + 5) block_size d", letters) == 10 * 8 * 4 * 2
+    assert cost_of("n + n log n", {"n": 1.0}) == 1
+    with pytest.raises(KeyError):
+        cost_of("n r", letters)
+
+
+@pytest.mark.parametrize("n", [512, 4096])
+def test_the_cost_of_every_method_has_a_value(n):
+    for method in METHODS:
+        values = {**vars(METHODS[method].options()), "n": n, "s": n, "m": 64, "d": 64}
+        assert cost_of(METHODS[method].cost, {k: float(v) for k, v in values.items() if isinstance(v, int)}) > n
+
+
+def agreeing():
+    """Rows of lengths so long that every rule agrees."""
+    rows = []
+    template = next(iter(count_rows(64, ())))
+    for n in (2**14, 2**15, 2**16):
+
+        def row(quantity, method, value, m=None, n=n):
+            return replace(template, quantity=quantity, method=method, value=float(value), n=n, m=m)
+
+        hand = 2 * n * n * 64
+        rows += [row(q, "softmax", hand) for q in (complexity.MULTIPLICATIONS, complexity.COST, complexity.HAND)]
+        for quantity in (complexity.MULTIPLICATIONS, complexity.COST, complexity.HAND):
+            rows.append(row(quantity, "nystrom", 1000 * n, 8))
+        rows.append(row(complexity.PAPER, "nystrom", 500 * n, 8))
+        rows += [row(q, "nystrom", 100 * n, 8) for q in (complexity.STORED, complexity.PAPER_STORED)]
+        rows += [row(q, "informer", 100 * n, 8) for q in (complexity.MULTIPLICATIONS, complexity.COST)]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("quantity", "method", "change", "disagreeing"),
+    [
+        (complexity.STORED, "nystrom", lambda row: row.value * row.n / 2**16, [0]),
+        (complexity.PAPER, "nystrom", lambda row: row.value / 20, [1]),
+        (complexity.PAPER_STORED, "nystrom", lambda row: row.value / 5, [2]),
+        (complexity.HAND, "softmax", lambda row: row.value + 1, [4]),
+        (complexity.COST, "informer", lambda row: row.value * row.n, [6]),
+        (complexity.MULTIPLICATIONS, "informer", lambda row: row.value * row.n**0.2, [5, 6]),
+        (complexity.MULTIPLICATIONS, "softmax", lambda row: row.value / row.n, [3, 4, 6]),
+    ],
+)
+def test_each_rule_decides_both_ways(quantity, method, change, disagreeing):
+    assert [verdict.agrees for verdict in STUDY.verdicts(agreeing())] == [True] * 7
+    changed = [
+        replace(row, value=change(row)) if (row.quantity, row.method) == (quantity, method) else row
+        for row in agreeing()
+    ]
+    assert [verdict.agrees for verdict in STUDY.verdicts(changed)] == [place not in disagreeing for place in range(7)]
+
+
+def test_fewer_than_three_lengths_cannot_tell(rows):
+    assert [verdict.agrees for verdict in STUDY.verdicts([row for row in rows if row.n == 128])] == [None]
+
+
+def test_an_interrupted_study_goes_on_and_equals_an_uninterrupted_one(rows, tmp_path):
+    job = check_study("complexity", Setting(), tmp_path / "a")
+    assert [part.name for part in job.plan.parts] == [f"n={2**power}" for power in range(9, 17)]
+    # Short lengths in place of the real ones.
+    parts = [
+        part._replace(measure=lambda folder, n=n: [row for row in rows if row.n == n])
+        for part, n in zip(job.plan.parts, (128, 256, 512), strict=False)
+    ]
+    run_study(job._replace(plan=job.plan._replace(parts=parts[:2])))
+    said = []
+    summary = run_study(job._replace(plan=job.plan._replace(parts=parts)), said.append)
+    assert "2 of 3 parts" in said[0]
+    whole = check_study("complexity", Setting(), tmp_path / "b")
+    again = run_study(whole._replace(plan=whole.plan._replace(parts=parts)))
+    assert (summary.tables, summary.verdicts) == (again.tables, again.verdicts)
+    assert summary.figures == ["complexity.png", "complexity-formula.png"]
+    assert summary.tables[0].heads[0] == "method"

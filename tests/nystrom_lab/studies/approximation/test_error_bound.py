@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from nystrom.linalg.pinv import pinv_iterative
+from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.studies.approximation.convergence import landmark_matrix
+from nystrom_lab.studies.approximation.error_bound import STUDIES, proposition
+from nystrom_lab.studies.approximation.real_heads.recorded import find_heads
+from nystrom_lab.studies.approximation.real_heads.selection import rows_of
+from nystrom_lab.studies.reproduce.run import check_study, run_study
+
+STUDY = STUDIES["supplement-proposition-1"]
+ERROR, BOUND, PLAIN = "error of the output", "bound of Proposition 1", "bound by the norm of Z alone"
+WITHIN, RATIO = "share of heads within the bound", "bound over error"
+ALL_ERROR, ALL_WITHIN = "error with all tokens as landmarks", "share of heads within the bound of Lemma 2"
+
+
+def infinity(x):
+    return np.linalg.norm(x, np.inf)
+
+
+def test_error_and_bound_are_the_formulas_of_the_supplement(tiny_setting):
+    (heads,) = find_heads(tiny_setting).layers("pretrained", (2,))
+    a = landmark_matrix(heads, 8)
+    z = pinv_iterative(a)
+    found = proposition(heads, heads.softmax() @ heads.v, 8, z)
+    q, k, v, z, a = (x[1, 3].numpy() for x in (heads.q, heads.k, heads.v, z, a))
+
+    def softmax(x):
+        return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+
+    q_means, k_means = (x.reshape(8, 64, 8).mean(1) for x in (q, k))
+    scale = 8**-0.5
+    approximate = softmax(scale * q @ k_means.T) @ z @ softmax(scale * q_means @ k.T) @ v
+    error = infinity(softmax(scale * q @ k.T) @ v - approximate)
+    inverse = np.linalg.pinv(a)
+    bound = (1 + infinity(inverse) + infinity(inverse - z)) * infinity(v)
+    assert found[ERROR][1, 3].item() == pytest.approx(error / infinity(v), rel=1e-8)
+    assert found[BOUND][1, 3].item() == pytest.approx(bound / infinity(v), rel=1e-6)
+    assert found[PLAIN][1, 3].item() == pytest.approx(1 + infinity(z), rel=1e-8)
+    assert (found[ERROR] <= found[PLAIN]).all()
+    assert (found[PLAIN] <= found[BOUND]).all()
+
+
+def test_an_interrupted_study_goes_on_and_ends_like_one_that_was_not(tiny_setting, tmp_path):
+    def killed(folder):
+        raise KeyboardInterrupt
+
+    job = check_study("supplement-proposition-1", tiny_setting, tmp_path / "a")
+    assert [part.name for part in job.plan.parts] == [
+        f"{weights}-{name}" for weights in ("pretrained", "initialised") for name in ("proposition", "lemma")
+    ]
+    # Without initialised weights, so that it is quick.
+    job = job._replace(plan=job.plan._replace(parts=job.plan.parts[:2]))
+    cut = [job.plan.parts[0], job.plan.parts[1]._replace(measure=killed)]
+    with pytest.raises(KeyboardInterrupt):
+        run_study(job._replace(plan=job.plan._replace(parts=cut)), lambda line: None)
+    before = read_rows(job.folder / "rows.csv")
+    summary = run_study(job, lambda line: None)
+    rows = read_rows(job.folder / "rows.csv")
+    assert rows[: len(before)] == before
+    assert summary.figures == ["supplement-proposition-1.png", "supplement-proposition-1-lemma.png"]
+    assert [verdict.agrees for verdict in summary.verdicts] == [True, True, True]
+    assert all(row.value == 1 for row in rows_of(rows, WITHIN) + rows_of(rows, ALL_WITHIN))
+    assert all(row.repeats == 24 for row in rows)
+
+
+def row_of(quantity, value, *, m=64, k=None):
+    step = "" if k is None else f" k={k}"
+    return new_row(
+        study="", quantity=quantity, method="nystrom", value=value, unit="", device="cpu", n=512, m=m,
+        sizes=f"weights=pretrained inverse=iterative{step}",
+    )  # fmt: skip
+
+
+def test_each_rule_decides_both_ways():
+    def agrees(within=1.0, lemma=1.0, last=1e-4):
+        rows = [row_of(WITHIN, 1.0, m=16), row_of(WITHIN, within), row_of(RATIO, 9.0), row_of(PLAIN, 3.0)]
+        rows += [row_of(BOUND, 9.0), row_of(ALL_WITHIN, lemma, k=3)]
+        rows += [row_of(ALL_ERROR, 0.1, k=6), row_of(ALL_ERROR, last, k=24)]
+        return [verdict.agrees for verdict in STUDY.verdicts(rows)]
+
+    assert agrees() == [True, True, True]
+    assert agrees(within=0.99) == [False, True, True]
+    assert agrees(lemma=0.99) == [True, False, True]
+    assert agrees(last=0.01) == [True, True, False]

@@ -1,0 +1,157 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nystrom.attention.methods.nystrom import nystrom_attention
+from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.studies.approximation.landmark_choice import STUDIES
+from nystrom_lab.studies.approximation.landmark_errors import (
+    ATTENTION,
+    CHOOSING,
+    GOOD,
+    MATRIX,
+    NEARER,
+    OUTPUT,
+    SPECTRAL,
+    approximations,
+    error_rows,
+)
+from nystrom_lab.studies.approximation.real_heads.recorded import find_heads
+from nystrom_lab.studies.reproduce.run import check_study, run_study
+from nystrom_lab.studies.reproduce.study import Setting
+
+CHOICE, NUMBERS = STUDIES["supplement-figure-1"], STUDIES["supplement-figure-2"]
+METHODS = ("nystrom-uniform", "nystrom", "nystrom-kmeans", "nystrom-columns")
+
+
+@pytest.fixture(scope="module")
+def setting(tiny_bert, prose):
+    # Times are measured at 4,096 tokens too.
+    return Setting(model=tiny_bert, texts=(prose, prose))
+
+
+@pytest.fixture(scope="module")
+def heads(setting):
+    (layer,) = find_heads(setting).layers("pretrained", (1,))
+    return layer
+
+
+def test_errors_are_those_of_the_attention_that_users_call(heads):
+    rows = {(row.quantity, row.method): row for row in error_rows(heads, (16,), ("iterative",), 2)}
+    s = heads.softmax()
+    for method, landmarks in (("nystrom", "segment_means"), ("nystrom-kmeans", "kmeans")):
+        out = nystrom_attention(heads.q, heads.k, heads.v, num_landmarks=16, landmarks=landmarks)
+        exact = s @ heads.v
+        expected = torch.linalg.matrix_norm(out - exact) / torch.linalg.matrix_norm(exact)
+        assert rows[OUTPUT, method].value == pytest.approx(expected.mean().item(), rel=1e-9)
+        assert rows[OUTPUT, method].repeats == 8
+    assert rows[MATRIX, "nystrom-uniform"].repeats == rows[SPECTRAL, "nystrom-columns"].repeats == 16
+    assert rows[NEARER, "nystrom-uniform"].value == 0
+
+
+def test_the_spectral_error_is_that_of_a_dense_decomposition(heads):
+    s = heads.softmax()
+    made = next(iter(approximations(heads, s, 16, torch.linalg.pinv, 1)["nystrom"]))
+    dense = [torch.linalg.svdvals(x)[..., 0] for x in (made - s, s)]
+    rows = [
+        row for row in error_rows(heads, (16,), ("exact",), 1) if (row.quantity, row.method) == (SPECTRAL, "nystrom")
+    ]
+    # The accuracy of eight powers.
+    assert rows[0].value == pytest.approx((dense[0] / dense[1]).mean().item(), rel=1e-4)
+
+
+def test_columns_and_rows_meet_the_matrix_at_the_tokens_that_are_drawn(heads):
+    s = heads.softmax()
+    (made,) = approximations(heads, s, 64, torch.linalg.pinv, 1)["nystrom-columns"]
+    drawn = torch.randint(512, (64,), generator=torch.Generator().manual_seed(0))
+    # Rounding, by the condition of the matrix.
+    torch.testing.assert_close(made[..., drawn, :][..., drawn], s[..., drawn, :][..., drawn], rtol=0, atol=1e-4)
+
+
+@pytest.mark.long
+def test_an_interrupted_study_goes_on_and_draws_maps_of_six_heads(setting, tmp_path):
+    job = check_study("supplement-figure-1", setting, tmp_path / "a")
+    assert [part.name for part in job.plan.parts][-2:] == ["times-n=512", "times-n=4096"]
+    (tmp_path / "first").mkdir()
+    first = list(job.plan.parts[0].measure(tmp_path / "first"))
+    parts = [part._replace(measure=lambda folder, part=part: made(part.name, first)) for part in job.plan.parts[1:-2]]
+    job = job._replace(plan=job.plan._replace(parts=[job.plan.parts[0], *parts, *job.plan.parts[-2:-1]]))
+
+    def killed(folder):
+        raise KeyboardInterrupt
+
+    cut = [*job.plan.parts[:2], job.plan.parts[2]._replace(measure=killed)]
+    with pytest.raises(KeyboardInterrupt):
+        run_study(job._replace(plan=job.plan._replace(parts=cut)), lambda line: None)
+    before = read_rows(job.folder / "rows.csv")
+    summary = run_study(job, lambda line: None)
+    assert read_rows(job.folder / "rows.csv")[: len(before)] == before
+    assert summary.figures == ["supplement-figure-1.png"]
+    assert len(summary.verdicts) == 3
+    assert [table.heads[0] for table in summary.tables] == ["landmarks"] * 3
+
+
+def made(name, rows):
+    """The rows of another part."""
+    weights, _, layer = name.partition("-layer=")
+    return [
+        replace(row, sizes=row.sizes.replace("weights=pretrained layer=0", f"weights={weights} layer={layer}"))
+        for row in rows
+    ]
+
+
+def row_of(quantity, method, value, *, m=64, n=512, sizes="weights=pretrained layer=0 inverse=iterative"):
+    return new_row(
+        study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=n, m=m, sizes=sizes,
+        dtype="float64",
+    )  # fmt: skip
+
+
+def choice_rows(*, ours=0.5, drawn=0.8, clusters=0.48, nearer=0.7, means=1.0, kmeans=9.0):
+    return [
+        row_of(MATRIX, "nystrom", ours),
+        row_of(MATRIX, "nystrom-uniform", drawn),
+        row_of(MATRIX, "nystrom-kmeans", clusters),
+        row_of(NEARER, "nystrom", nearer),
+        row_of(CHOOSING, "nystrom", means, sizes="b=1"),
+        row_of(CHOOSING, "nystrom-kmeans", kmeans, sizes="b=1"),
+        # Rows that no rule reads.
+        row_of(MATRIX, "nystrom", 99.0, sizes="weights=initialised layer=0 inverse=iterative"),
+        row_of(MATRIX, "nystrom", 99.0, sizes="weights=pretrained layer=0 inverse=exact"),
+    ]
+
+
+def test_each_rule_of_the_choice_decides_both_ways():
+    def agrees(**changes):
+        return [verdict.agrees for verdict in CHOICE.verdicts(choice_rows(**changes))]
+
+    assert agrees() == [True, True, True]
+    assert agrees(drawn=0.4) == agrees(nearer=0.5) == [False, True, True]
+    assert agrees(clusters=0.4) == [True, False, True]
+    assert agrees(kmeans=0.9) == [True, True, False]
+
+
+def number_rows(*, matrix=(0.7, 0.6, 0.4), output=(0.5, 0.3, 0.2), good=0.6, times=(1.0, 2.0, 9.0)):
+    rows = [row_of(GOOD, "nystrom", good)]
+    for m, *values in zip((16, 64, 256), matrix, output, times, strict=True):
+        rows += [row_of(MATRIX, "nystrom", values[0], m=m), row_of(OUTPUT, "nystrom", values[1], m=m)]
+        rows.append(row_of(ATTENTION, "nystrom", values[2], m=m, sizes="b=1"))
+    return rows
+
+
+def test_each_rule_of_the_numbers_decides_both_ways():
+    def agrees(**changes):
+        return [verdict.agrees for verdict in NUMBERS.verdicts(number_rows(**changes))]
+
+    assert agrees() == [True, True, True]
+    assert agrees(matrix=(0.7, 0.8, 0.4)) == agrees(output=(0.5, 0.3, 0.3)) == [False, True, True]
+    assert agrees(times=(1.0, 2.0, 2.0)) == [True, False, True]
+    assert agrees(good=0.4) == [True, True, False]
+
+
+def test_texts_that_are_too_short_for_the_times_are_one_line(tiny_setting):
+    with pytest.raises(ValueError, match="expected at least 4096, for 1 x 4096"):
+        CHOICE.plan(tiny_setting)
+    plan = NUMBERS.plan(tiny_setting)
+    assert (plan.setting["draws"], plan.setting["landmarks"]) == ("1", "16 32 64 128 256")

@@ -1,0 +1,135 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from nystrom_lab.measure.rows import new_row
+from nystrom_lab.studies.approximation import low_rank
+from nystrom_lab.studies.approximation.low_rank import STUDIES, spectrum_rows
+from nystrom_lab.studies.reproduce.run import check_study, run_study
+from nystrom_lab.studies.reproduce.study import Setting
+
+STUDY = STUDIES["low-rank"]
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, 2, 70, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+
+def only(rows, quantity, method, m=None):
+    (row,) = (row for row in rows if (row.quantity, row.method, row.m) == (quantity, method, m))
+    return row
+
+
+def test_rows_are_those_of_scipys_singular_values(tokens):
+    q, k = tokens
+    rows = list(spectrum_rows(q, k, sizes="weights=pretrained"))
+    scores = (q @ k.mT / 2).numpy()
+    distances = ((q[..., :, None, :] - k[..., None, :, :]) ** 2).sum(-1).numpy()
+    matrices = {
+        "unnormalised": np.exp(scores),
+        "softmax": np.exp(scores) / np.exp(scores).sum(-1, keepdims=True),
+        "kernelized": np.exp(-distances / 4),
+    }
+    for name, matrix in matrices.items():
+        values = np.array([scipy.linalg.svdvals(head) for head in matrix[0]])
+        shares = values / values.sum(-1, keepdims=True)
+        assert only(rows, low_rank.SINGULAR, name, 8).value == pytest.approx((values[:, 7] / values[:, 0]).mean())
+        energy = (values[:, :64] ** 2).sum(-1) / (values**2).sum(-1)
+        assert only(rows, low_rank.ENERGY, name, 64).value == pytest.approx(energy.mean())
+        ranks = np.exp(-(shares * np.log(shares)).sum(-1))
+        assert only(rows, low_rank.RANK, name).value == pytest.approx(ranks.mean())
+        conditions = np.log10(values[:, 0] / values[:, -1]).mean()
+        # The smallest singular value is good to some digits only.
+        assert only(rows, low_rank.CONDITION, name).value == pytest.approx(conditions, rel=1e-3)
+
+
+def test_condition_numbers_beyond_float64_count_as_what_it_resolves():
+    # Equal tokens make matrices of rank one.
+    ones = torch.ones(1, 2, 16, 4, dtype=torch.float64)
+    rows = list(spectrum_rows(ones, ones, sizes="weights=pretrained"))
+    limit = -math.log10(16 * 2.0**-52)
+    assert only(rows, low_rank.CONDITION, "softmax").value == pytest.approx(limit)
+    # Neither of two such matrices is known to be the better one.
+    assert not [row for row in rows if row.quantity == low_rank.BETTER]
+
+
+def row_of(quantity, method, value, weights, m=None, repeats=12):
+    return new_row(
+        study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=512, m=m, repeats=repeats,
+        sizes=f"weights={weights} layer=0",
+    )  # fmt: skip
+
+
+def agreeing():
+    rows = []
+    for weights in ("initialised", "pretrained"):
+        for matrix in low_rank.MATRICES:
+            rows += [
+                row_of(low_rank.ENERGY, matrix, 0.95, weights, 64),
+                row_of(low_rank.SINGULAR, matrix, 0.05, weights, 64),
+                row_of(low_rank.RANK, matrix, 40.0, weights),
+                row_of(low_rank.CONDITION, matrix, 7.0, weights),
+            ]
+        rows.append(row_of(low_rank.BETTER, "kernelized", 0.75, weights))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("place", "quantity", "method", "value"),
+    [
+        (0, low_rank.ENERGY, "softmax", 0.85),
+        (1, low_rank.SINGULAR, "softmax", 0.2),
+        (2, low_rank.RANK, "kernelized", 10.0),
+        (3, low_rank.CONDITION, "unnormalised", 5.0),
+        (5, low_rank.BETTER, "kernelized", 0.5),
+    ],
+)
+def test_each_rule_decides_both_ways(place, quantity, method, value):
+    assert [verdict.agrees for verdict in STUDY.verdicts(agreeing())] == [True] * 6
+    changed = [
+        replace(row, value=value)
+        if (row.quantity, row.method) == (quantity, method) and "pretrained" in row.sizes
+        else row
+        for row in agreeing()
+    ]
+    assert [verdict.agrees for verdict in STUDY.verdicts(changed)] == [other != place for other in range(6)]
+
+
+def test_too_few_heads_and_one_kind_of_weights_cannot_tell():
+    few = [replace(row, repeats=3) for row in agreeing()]
+    assert [verdict.agrees for verdict in STUDY.verdicts(few)] == [True] * 4 + [None] * 2
+    one = [row for row in agreeing() if "pretrained" in row.sizes]
+    assert [verdict.agrees for verdict in STUDY.verdicts(one)] == [None] * 5 + [True]
+
+
+@pytest.mark.long
+def test_an_interrupted_study_goes_on_and_equals_an_uninterrupted_one(tiny_bert, prose, tmp_path):
+    setting = Setting(model=tiny_bert, texts=(prose,))
+    job = check_study("low-rank", setting, tmp_path / "a")
+    # The parts of 64 tokens: three layers, two kinds of weights.
+    parts = [part for part in job.plan.parts if "-n=64-" in part.name]
+    assert len(job.plan.parts) == 4 * len(parts) == 24
+    run_study(job._replace(plan=job.plan._replace(parts=parts[:1])))
+    said = []
+    summary = run_study(job._replace(plan=job.plan._replace(parts=parts)), said.append)
+    assert "1 of 6 parts" in said[0]
+    whole = check_study("low-rank", setting, tmp_path / "b")
+    again = run_study(whole._replace(plan=whole.plan._replace(parts=parts)))
+    assert (summary.tables, summary.verdicts, summary.rows) == (again.tables, again.verdicts, again.rows)
+    assert summary.figures == ["low-rank.png", "low-rank-rank.png", "low-rank-condition.png"]
+    assert [line[0] for line in summary.tables[0].lines] == [
+        f"{matrix}, {weights}" for weights in ("initialised", "pretrained") for matrix in low_rank.MATRICES
+    ]
+
+
+def test_texts_that_are_too_short_are_one_line(tiny_bert, tmp_path):
+    file = tmp_path / "short.txt"
+    file.write_text("the river and the stone " * 50)
+    with pytest.raises(ValueError, match="expected at least 512, for 1 x 512"):
+        STUDY.plan(Setting(model=tiny_bert, texts=(file,)))

@@ -1,0 +1,187 @@
+import numpy as np
+import pytest
+import torch
+
+from nystrom.landmarks import segment_means
+from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.studies.approximation.convergence import (
+    CONDITION,
+    CUBED,
+    DISTANCE,
+    LEMMA_HOLDS_AT_START,
+    MATRIX,
+    NEAR,
+    ORDER,
+    REGULAR,
+    RESIDUAL,
+    STARTS_BELOW,
+    attention_rows,
+    convergence_rows,
+    landmark_matrix,
+    lemma,
+    true_inverse,
+)
+from nystrom_lab.studies.approximation.pseudoinverse import STUDIES
+from nystrom_lab.studies.approximation.real_heads.recorded import LayerHeads
+from nystrom_lab.studies.approximation.real_heads.selection import rows_of
+from nystrom_lab.studies.reproduce.run import check_study, run_study
+
+CONVERGENCE, SIX = STUDIES["supplement-figure-3"], STUDIES["supplement-figure-4"]
+
+
+@pytest.fixture(scope="module")
+def layers():
+    """Three layers of heads that attend to tokens like themselves, so that their matrices are far from singular."""
+    layers = []
+    for layer in range(3):
+        q = 3 * torch.randn(2, 4, 16, 8, generator=torch.Generator().manual_seed(layer)).double()
+        layers.append(LayerHeads("pretrained", layer, (), q, q, q))
+    return layers
+
+
+@pytest.fixture(scope="module")
+def rows(layers):
+    return list(convergence_rows(layers, 4, 24))
+
+
+def one(rows, quantity, method="paper", dtype="float64", **words):
+    (row,) = [row for row in rows_of(rows, quantity, **words) if (row.method, row.dtype) == (method, dtype)]
+    return row
+
+
+def test_distances_are_those_of_the_iteration_from_numpys_pseudoinverse(layers, rows):
+    a = torch.cat([landmark_matrix(heads, 4)[0] for heads in layers]).numpy()
+    z = a.transpose(0, 2, 1) / (np.linalg.norm(a, 1, (1, 2)) * np.linalg.norm(a, np.inf, (1, 2)))[:, None, None]
+    eye = np.eye(4)
+    for _ in range(3):
+        az = a @ z
+        z = 0.25 * z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az)))
+    true = np.linalg.pinv(a)
+    distance = np.linalg.norm(z - true, axis=(1, 2)) / np.linalg.norm(true, axis=(1, 2))
+    residual = np.linalg.norm(eye - a @ z, 2, axis=(1, 2))
+    assert one(rows, DISTANCE, k="3").value == pytest.approx(np.median(distance), rel=1e-8)
+    assert one(rows, RESIDUAL, k="3").value == pytest.approx(np.median(residual), rel=1e-8)
+    assert one(rows, NEAR, k="3").value == (distance <= 0.1).mean()
+    assert one(rows, DISTANCE, k="3").repeats == 12
+    condition = np.linalg.cond(torch.cat([landmark_matrix(heads, 4).flatten(0, 1) for heads in layers]).numpy())
+    assert one(rows, CONDITION, "softmax").value == pytest.approx(np.median(condition), rel=1e-8)
+    assert one(rows, CONDITION, "softmax").repeats == one(rows, DISTANCE, "ridge").repeats == 24
+
+
+def test_lemma_1_holds_on_real_heads_and_the_iteration_arrives(rows):
+    assert one(rows, DISTANCE, k="24").value < 1e-6
+    assert one(rows, CUBED).value == 1
+    assert 3 <= one(rows, ORDER).low <= one(rows, ORDER).high < 3.3
+    for z0 in ("paper", "authors", "sequence"):
+        assert one(rows, STARTS_BELOW, z0).value == one(rows, LEMMA_HOLDS_AT_START, z0).value == 1
+
+
+def test_the_law_of_the_iteration_has_an_order_of_three_and_a_quadratic_one_is_found_out():
+    def run(law, start=0.9, steps=7):
+        errors = [torch.tensor([start], dtype=torch.float64)]
+        for _ in range(steps):
+            errors.append(law(errors[-1]))
+        return torch.stack(errors)
+
+    rounding = torch.tensor([1e-15], dtype=torch.float64)
+    within, order = lemma(run(lambda e: (3 * e**3 + e**4) / 4), rounding)
+    assert (within == 1).all()
+    assert ((order >= 3) & (order < 3.2)).all()
+    within, order = lemma(run(lambda e: e**2), rounding)
+    assert (within == 0).any()
+    assert (order < 2.1).all()
+    assert lemma(run(lambda e: e**2), torch.tensor([0.02], dtype=torch.float64))[0].numel() == 0
+    # From 1 on the lemma says nothing.
+    assert lemma(torch.tensor([[1.0], [5.0]]), rounding)[0].numel() == 0
+
+
+def test_the_attention_matrix_is_that_of_the_inverse_after_k_iterations(layers):
+    rows = list(attention_rows(layers[:1], 4, 2))
+    heads = layers[0]
+    s = heads.softmax()
+    q, k = segment_means(heads.q, 4), segment_means(heads.k, 4)
+    left, right = (heads.q @ k.mT / 8**0.5).softmax(-1), (q @ heads.k.mT / 8**0.5).softmax(-1)
+    made = left @ true_inverse(landmark_matrix(heads, 4)) @ right
+    error = torch.linalg.matrix_norm(made - s) / torch.linalg.matrix_norm(s)
+    assert one(rows, MATRIX, "exact").value == pytest.approx(error.quantile(0.5).item(), rel=1e-9)
+    assert {row.sizes.split()[-1] for row in rows} == {"k=0", "k=1", "k=2", "weights=pretrained"}
+
+
+@pytest.mark.long
+def test_an_interrupted_study_goes_on_and_ends_like_one_that_was_not(tiny_setting, tmp_path):
+    def job_of(folder):
+        job = check_study("supplement-figure-3", tiny_setting, tmp_path / folder)
+        names = [part.name for part in job.plan.parts]
+        assert names[:4] == ["pictures", "pretrained-m=16", "pretrained-m=64", "pretrained-m=256"]
+        parts = [part for part in job.plan.parts if part.name in ("pictures", "pretrained-m=16", "initialised-m=16")]
+        return job._replace(plan=job.plan._replace(parts=parts))
+
+    def killed(folder):
+        raise KeyboardInterrupt
+
+    job = job_of("a")
+    cut = [job.plan.parts[0], job.plan.parts[1]._replace(measure=killed)]
+    with pytest.raises(KeyboardInterrupt):
+        run_study(job._replace(plan=job.plan._replace(parts=cut)), lambda line: None)
+    before = read_rows(job.folder / "rows.csv")
+    done = run_study(job, lambda line: None)
+    assert read_rows(job.folder / "rows.csv")[: len(before)] == before
+    whole = run_study(job_of("b"), lambda line: None)
+    assert done.tables == whole.tables
+    assert done.verdicts == whole.verdicts
+    assert done.figures == [f"supplement-figure-3{which}.png" for which in ("", "-convergence", "-attention")]
+
+
+def test_a_singular_matrix_does_not_start_below_1():
+    q = torch.zeros(2, 4, 16, 8, dtype=torch.float64)
+    regular = torch.randn(2, 4, 16, 8, generator=torch.Generator().manual_seed(0)).double()
+    layers = [LayerHeads("pretrained", i, (), 3 * x, 3 * x, x) for i, x in enumerate((q, regular))]
+    rows = list(convergence_rows(layers, 4, 2))
+    assert one(rows, REGULAR).value == 0.5
+    assert one(rows, STARTS_BELOW).value == 0.5
+    # The lemma's own norm is below 1 for singular matrices too.
+    assert one(rows, LEMMA_HOLDS_AT_START).value == 1
+
+
+def test_six_heads_have_a_line_each(tiny_setting, tmp_path):
+    summary = run_study(check_study("supplement-figure-4", tiny_setting, tmp_path), lambda line: None)
+    (table,) = summary.tables
+    assert [line[:2] for line in table.lines] == [[str(layer), head] for layer in (1, 2, 3) for head in ("2", "4")]
+    assert summary.figures == ["supplement-figure-4.png"]
+
+
+def row_of(quantity, value, *, method="paper", sizes="", m=64, **spread):
+    return new_row(
+        study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=512, m=m,
+        sizes=f"weights=pretrained {sizes}", dtype="float64", **spread,
+    )  # fmt: skip
+
+
+def convergence_of(*, near=0.6, cubed=1.0, order=3.1, starts=1.0):
+    rows = [row_of(CONDITION, 10.0, method="softmax"), row_of(STARTS_BELOW, 0.5, sizes="k=0")]
+    rows += [row_of(REGULAR, starts, sizes="k=0")]
+    rows += [row_of(CUBED, cubed), row_of(MATRIX, 0.5, method="exact"), row_of(RESIDUAL, 0.1, sizes="k=6")]
+    rows += [row_of(ORDER, 3.2, low=order, high=3.3)] if order else []
+    for k in range(25):
+        rows += [row_of(NEAR, near, sizes=f"k={k}"), row_of(MATRIX, 0.4, sizes=f"k={k}")]
+    return rows
+
+
+def test_each_rule_of_the_convergence_decides_both_ways():
+    def agrees(**changes):
+        return [verdict.agrees for verdict in CONVERGENCE.verdicts(convergence_of(**changes))]
+
+    assert agrees() == [True, True, True]
+    assert agrees(near=0.4) == [False, True, True]
+    assert agrees(cubed=0.999) == agrees(order=2.8) == [True, False, True]
+    assert agrees(order=None) == [True, None, True]
+    assert agrees(starts=0.99) == [True, True, False]
+
+
+def test_the_rule_of_the_six_heads_decides_both_ways():
+    def agrees(*distances):
+        name = "distance of one head to the pseudoinverse"
+        return SIX.verdicts([row_of(name, value, sizes="k=6") for value in distances])[0].agrees
+
+    assert agrees(0.01, 0.1, 0.9, 1.0)
+    assert not agrees(0.01, 0.2, 0.9, 1.0)

@@ -1,0 +1,209 @@
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from nystrom.kernels import gaussian_kernel
+from nystrom.linalg import complete
+from nystrom_lab.measure.rows import new_row
+from nystrom_lab.studies.approximation import draw_findings as findings
+from nystrom_lab.studies.approximation.real_heads.selection import word_of
+from nystrom_lab.studies.approximation.statistical_dimension import EPSILONS, STUDIES, head_rows
+from nystrom_lab.studies.reproduce.encoders import find_encoder
+from nystrom_lab.studies.reproduce.run import check_study, run_study
+from nystrom_lab.studies.reproduce.study import Setting
+
+STUDY = STUDIES["skyformer-theorem-2"]
+HEAD = "weights=pretrained layer=0 head=first"
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(16, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def rows(tokens):
+    return list(head_rows(*tokens, columns=(4, 8, 16, 32), draws=40, leverage=True, sizes=HEAD))
+
+
+def only(rows, quantity, **wanted):
+    eps = wanted.pop("eps", None)
+    (row,) = (
+        row
+        for row in rows
+        if row.quantity == quantity
+        and all(getattr(row, name) == value for name, value in wanted.items())
+        and (eps is None or word_of(row, "eps") == str(eps))
+    )
+    return row
+
+
+def test_the_dimension_and_the_bound_are_those_of_the_dense_inverse(tokens, rows):
+    q, k = tokens
+    completion = complete(partial(gaussian_kernel, scale=0.5), q, k)
+    for eps in (0.5, 0.1):
+        ridge = eps * torch.linalg.matrix_norm(completion[:16, 16:], ord=2)
+        scores = (completion @ torch.linalg.inv(completion + ridge * torch.eye(32))).diagonal()
+        dimension, beta = scores.sum().item(), (scores.sum() / (32 * scores.max())).item()
+        assert only(rows, findings.DIMENSION, eps=eps).value == pytest.approx(dimension)
+        assert only(rows, findings.BETA, eps=eps).value == pytest.approx(beta)
+        bound = dimension / beta * math.log(16 / 0.1)
+        assert only(rows, findings.BOUND, eps=eps).value == pytest.approx(bound)
+
+
+def test_shares_and_quantiles_are_of_the_draws(rows):
+    for method in ("uniform", "leverage"):
+        assert only(rows, findings.ERROR, method=method, m=8).repeats == 40
+        for m in (4, 8, 16, 32):
+            tenth = only(rows, findings.TENTH, method=method, m=m).value
+            for eps in EPSILONS:
+                above = only(rows, findings.ABOVE, method=method, m=m, eps=eps).value
+                ordered = only(rows, findings.ORDERED, method=method, m=m, eps=eps).value
+                # Draws in the order are not above; more than a tenth above means a larger quantile.
+                assert above <= 1 - ordered
+                assert (tenth > eps) or above <= 0.1
+    assert only(rows, findings.BROKEN).value == 0
+
+
+def test_a_number_of_draws_that_is_not_found_says_so(tokens):
+    few = list(head_rows(*tokens, columns=(2, 4), draws=20, leverage=False, sizes=HEAD))
+    missing = only(few, findings.NEEDED_ORDER, eps=0.02)
+    assert math.isnan(missing.value)
+    assert missing.note == "more than 4 draws"
+
+
+def row_of(quantity, method, value, *, head=HEAD, eps=None, m=None, n=256, repeats=1):
+    return new_row(
+        study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=n, m=m, repeats=repeats,
+        sizes=head if eps is None else f"{head} eps={eps}", note="more than 256 draws" if math.isnan(value) else "",
+    )  # fmt: skip
+
+
+def agreeing():
+    """Rows that agree with every claim."""
+    rows = [row_of(findings.BROKEN, "all", 0, repeats=400)]
+    for place, eps in enumerate(EPSILONS):
+        rows += [
+            row_of(findings.DIMENSION, "gaussian", 10.0 + place, eps=eps),
+            row_of(findings.BOUND, "gaussian", 200.0 + place, eps=eps),
+            row_of(findings.NEEDED_ORDER, "uniform", 30.0 + place, eps=eps),
+            row_of(findings.ORDERED, "uniform", 1.0, eps=eps, m=256),
+        ]
+    for weights in ("initialised", "pretrained"):
+        head = HEAD.replace("pretrained", weights)
+        for n, dimension in ((64, 40.0), (512, 50.0), (1024, 55.0)):
+            rows.append(row_of(findings.DIMENSION, "lengths", dimension, head=head, eps=0.1, n=n))
+    for quantity in (findings.TENTH, findings.WHOLE_TENTH):
+        rows += [row_of(quantity, "uniform", 0.2, m=8), row_of(quantity, "leverage", 0.1, m=8)]
+    for kernel in findings.KERNELS:
+        rows += [row_of(findings.ERROR, kernel, value, m=m) for m, value in ((8, 0.4), (256, 0.1))]
+    return rows
+
+
+CHAIN, CONSTANT, GROWTH, LEVERAGE, SHORT, INITIALISED, PRETRAINED, KERNELS = range(8)
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        (CHAIN, {"quantity": findings.BROKEN, "value": 1}),
+        # Draws that are needed beyond the bound, and draws that were not found within it.
+        (CONSTANT, {"quantity": findings.BOUND, "value": 20.0}),
+        (LEVERAGE, {"quantity": findings.WHOLE_TENTH, "method": "leverage", "value": 0.3}),
+        (SHORT, {"method": "lengths", "n": 64, "value": 2.0}),
+        (KERNELS, {"quantity": findings.ERROR, "method": "laplace", "m": 256, "value": 0.3}),
+    ],
+)
+def test_each_rule_decides_both_ways(place, change):
+    assert [verdict.agrees for verdict in STUDY.verdicts(agreeing())] == [True] * 8
+    value = change.pop("value")
+    changed = [
+        replace(row, value=value) if all(getattr(row, name) == x for name, x in change.items()) else row
+        for row in agreeing()
+    ]
+    found = [verdict.agrees for verdict in STUDY.verdicts(changed)]
+    assert found == [other != place for other in range(8)]
+
+
+def test_draws_that_are_not_found_within_the_bound_disagree():
+    rows = [
+        replace(row, value=math.nan, note="more than 256 draws")
+        if row.quantity == findings.NEEDED_ORDER and word_of(row, "eps") == "0.5"
+        else row
+        for row in agreeing()
+    ]
+    verdicts = STUDY.verdicts(rows)
+    assert verdicts[CONSTANT].agrees is False
+    # Five pairs are too few for a rank correlation.
+    assert verdicts[GROWTH].agrees is None
+
+
+def test_draws_that_were_found_for_half_of_the_heads_alone_decide_nothing():
+    needed = [row for row in agreeing() if row.quantity == findings.NEEDED_ORDER]
+    lost = [id(row) for row in needed[::2]]
+    rows = [replace(row, value=math.nan) if id(row) in lost else row for row in needed]
+    # The bound is beyond the most draws, so that what was not found says nothing.
+    bounds = [replace(row, value=1000.0) for row in agreeing() if row.quantity == findings.BOUND]
+    assert STUDY.verdicts([*rows, *bounds])[CONSTANT].agrees is None
+    assert STUDY.verdicts([*needed, *bounds])[CONSTANT].agrees is True
+
+
+def test_growth_against_the_dimension_and_beyond_the_logarithm_disagree():
+    falling = [
+        replace(row, value=60.0 - row.value) if row.quantity == findings.NEEDED_ORDER else row for row in agreeing()
+    ]
+    assert STUDY.verdicts(falling)[GROWTH].agrees is False
+    linear = [
+        replace(row, value=100.0) if row.method == "lengths" and row.n == 1024 and "pretrained" in row.sizes else row
+        for row in agreeing()
+    ]
+    assert [verdict.agrees for verdict in STUDY.verdicts(linear)][INITIALISED:KERNELS] == [True, False]
+
+
+def test_without_rows_of_its_own_no_rule_decides():
+    unrelated = [row_of(findings.BETA, "gaussian", 0.5, eps=0.1)]
+    assert {verdict.agrees for verdict in STUDY.verdicts(unrelated)} == {None}
+
+
+def test_an_interrupted_study_goes_on_and_equals_an_uninterrupted_one(tiny_bert, prose, tmp_path):
+    job = check_study("skyformer-theorem-2", Setting(model=tiny_bert, texts=(prose,)), tmp_path / "a")
+    encoder = find_encoder(job.setting)
+    assert [part.name for part in job.plan.parts][:2] == [
+        "initialised-layer=0-first-head",
+        "pretrained-layer=0-first-head",
+    ]
+    assert len(job.plan.parts) == 9
+
+    def short(weights):
+        def measure(folder):
+            q, k, _ = encoder.record(16, 1, (0,), weights=weights)[0]
+            sizes = f"weights={weights} layer=0 head=first"
+            return head_rows(q[0, 0].double(), k[0, 0].double(), columns=(4, 16), draws=20, leverage=True, sizes=sizes)
+
+        return measure
+
+    # Sixteen tokens in place of 256.
+    parts = [
+        part._replace(measure=short(weights))
+        for part, weights in zip(job.plan.parts, ("initialised", "pretrained"), strict=False)
+    ]
+    run_study(job._replace(plan=job.plan._replace(parts=parts[:1])))
+    said = []
+    summary = run_study(job._replace(plan=job.plan._replace(parts=parts)), said.append)
+    assert "1 of 2 parts" in said[0]
+    whole = check_study("skyformer-theorem-2", job.setting, tmp_path / "b")
+    again = run_study(whole._replace(plan=whole.plan._replace(parts=parts)))
+    assert (summary.tables, summary.verdicts) == (again.tables, again.verdicts)
+    assert len(summary.tables) == 7
+    assert summary.figures == ["skyformer-theorem-2.png"]
+
+
+def test_texts_that_are_too_short_are_one_line(tiny_bert, tmp_path):
+    file = tmp_path / "short.txt"
+    file.write_text("the river and the stone " * 100)
+    with pytest.raises(ValueError, match="expected at least 1024, for 1 x 1024"):
+        STUDY.plan(Setting(model=tiny_bert, texts=(file,)))

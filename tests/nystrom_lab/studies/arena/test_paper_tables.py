@@ -1,0 +1,130 @@
+"""The tables of the Long Range Arena from runs, and their rules on rows made by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from nystrom_lab.measure.rows import append_rows, new_row
+from nystrom_lab.studies.arena.paper_tables import STUDIES
+from nystrom_lab.studies.reproduce.run import check_study, run_study
+from nystrom_lab.studies.reproduce.study import Setting
+from nystrom_lab.training.run.folder import RunFolder
+
+NYSTROMFORMER, SKYFORMER = STUDIES["nystromformer-table-3"], STUDIES["skyformer-table-1"]
+
+
+def row(task, method, value, *, seed=0, preset="demo", samples=2000):
+    return new_row(
+        study="", quantity=f"{task} test accuracy", method=method, value=value, unit="", n=100, repeats=samples,
+        sizes=f"layers=2 preset={preset}", seed=seed, device="a CPU", command="nystrom train",
+    )  # fmt: skip
+
+
+def rows(**tasks):
+    return [row(task, method, value) for task, methods in tasks.items() for method, value in methods.items()]
+
+
+def test_on_par_is_for_all_five_tasks():
+    of = {"softmax": 0.4, "nystrom-32": 0.42}
+    tasks = ("listops", "text", "retrieval", "image", "pathfinder")
+    for count, agrees in ((4, None), (5, True)):
+        found = NYSTROMFORMER.verdicts(rows(**dict.fromkeys(tasks[:count], of)))[0]
+        assert found.agrees is agrees
+        assert f"({count} of 5 tasks)" in found.numbers
+
+
+# One standard error of .4 over 2,000 samples is 1.1 points, that of a difference 1.5.
+@pytest.mark.parametrize(
+    ("of", "agrees"),
+    [
+        ({"softmax": 0.4, "nystrom-32": 0.42}, None),
+        ({"softmax": 0.4, "nystrom-32": 0.4}, None),
+        ({"softmax": 0.4, "nystrom-32": 0.365}, False),
+        ({"nystrom-32": 0.4}, None),
+    ],
+)
+def test_on_par_is_at_most_two_points_below_by_two_standard_errors(of, agrees):
+    assert NYSTROMFORMER.verdicts(rows(listops=of))[0].agrees is agrees
+    if agrees is False:
+        # One task is enough to break it.
+        both = rows(listops=of, text={"softmax": 0.6, "nystrom-32": 0.7})
+        assert NYSTROMFORMER.verdicts(both)[0].agrees is agrees
+        guess = replace(row("listops", "softmax", 0.355), quantity="listops first operator of test")
+        said = NYSTROMFORMER.verdicts([*both, guess])[0].numbers
+        assert said.endswith("the first operator of an expression alone tells 35.5 % of the test samples.")
+
+
+@pytest.mark.parametrize(
+    ("others", "agrees"),
+    [
+        ({"reformer-2": 0.3, "linformer-32": 0.3, "performer-32": 0.36}, True),
+        ({"reformer-2": 0.3, "linformer-32": 0.3, "performer-32": 0.39}, None),
+        ({"reformer-2": 0.3, "linformer-32": 0.45}, False),
+        ({"reformer-2": 0.3, "linformer-32": 0.3}, None),
+    ],
+)
+def test_above_the_others_is_by_more_than_two_standard_errors(others, agrees):
+    found = NYSTROMFORMER.verdicts(rows(listops={"nystrom-32": 0.4, **others}))[1]
+    assert found.agrees is agrees
+    assert "+10.0 ± 1.5 beside reformer (1 of 5 tasks)" in found.numbers
+
+
+def test_an_average_takes_the_tasks_of_both():
+    measured = rows(
+        listops={"softmax": 0.3, "skyformer-32": 0.4},
+        image={"skyformer-32": 0.1},
+        text={"softmax": 0.9, "kernelized": 0.5},
+    )
+    kernelized, skyformer = SKYFORMER.verdicts(measured)
+    assert (kernelized.agrees, skyformer.agrees) == (False, True)
+
+
+def test_only_runs_of_one_preset_are_compared():
+    measured = [
+        row("listops", "softmax", 0.2),
+        row("listops", "kernelized", 0.4),
+        row("listops", "skyformer-32", 0.4),
+        row("listops", "softmax", 0.5, preset="skyformer"),
+    ]
+    assert SKYFORMER.verdicts(measured)[1].agrees is True
+    assert ["listops", "demo"] in list(map(list, SKYFORMER.tables(measured)[1].lines))
+
+
+def test_seeds_that_differ_widen_the_error():
+    seeds = [row("listops", "kernelized", value, seed=seed) for seed, value in enumerate((0.3, 0.4, 0.5))]
+    # The mean is 10 points above, its standard error 5.8.
+    assert SKYFORMER.verdicts([*seeds, row("listops", "softmax", 0.3)])[0].agrees is None
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Folders as `nystrom lra run` leaves them: two that are finished, and one that is not."""
+    for method, finished in (("softmax", True), ("nystrom", True), ("linformer", False)):
+        run = RunFolder(tmp_path / "runs" / f"listops-{method}-demo-seed0")
+        run.path.mkdir(parents=True)
+        (run.path / "run.json").write_text("{}")
+        if finished:
+            made = replace(row("listops", method, 0.35), study="train listops", quantity="test accuracy")
+            append_rows(run.rows, [made, replace(made, quantity="steps", value=100.0)])
+    return tmp_path / "runs"
+
+
+def test_finished_runs_become_a_table_with_what_was_printed(runs, tmp_path):
+    job = check_study("nystromformer-table-3", Setting(runs=runs), tmp_path)
+    assert [part.name for part in job.plan.parts] == ["listops-nystrom-demo-seed0", "listops-softmax-demo-seed0"]
+    summary = run_study(job, lambda line: None)
+    lines = {line[0].strip(): line[1] for line in summary.tables[0].lines}
+    assert lines["nystrom, demo"].startswith("35.0 (1; 1.1)")
+    assert "37.15" in [line[1] for line in summary.tables[0].lines]
+    # The scores are equal, and the error of 2,000 samples is too wide.
+    assert summary.verdicts[0].agrees is None
+    assert (job.folder / "nystromformer-table-3.png").is_file()
+
+
+def test_what_is_missing_is_named(runs, tmp_path):
+    with pytest.raises(ValueError, match="reads trained runs: name the folder"):
+        check_study("skyformer-table-1", Setting(), tmp_path)
+    with pytest.raises(ValueError, match="holds no finished run"):
+        check_study("skyformer-table-1", Setting(runs=tmp_path / "none"), tmp_path)
+    with pytest.raises(ValueError, match="three finished runs with the preset skyformer of softmax on listops"):
+        check_study("skyformer-table-1", Setting(runs=runs, size="paper"), tmp_path)

@@ -1,0 +1,220 @@
+import dataclasses
+import inspect
+import math
+
+import pytest
+import torch
+
+from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.studies.speed import lra_models, steps
+from nystrom_lab.studies.speed.asked import command_line
+from nystrom_lab.studies.speed.lra_models import build_model, random_batch
+from nystrom_lab.studies.speed.lra_shapes import SHAPES, TABLE_2_METHODS, TaskShape
+from nystrom_lab.studies.speed.training import run_training
+
+CPU = torch.device("cpu")
+SMALL = {"tasks": ("text", "retrieval"), "methods": ("softmax", "nystrom-8"), "batch": 2, "repeats": 3}
+
+
+# The tasks with fewer tokens.
+SHORT = {name: dataclasses.replace(task, n=24) for name, task in SHAPES.items()}
+
+
+def setup(**changes):
+    """What `run_training` would measure, of short samples."""
+    plain = {"methods": SMALL["methods"], "batch": 2, "precision": "float32", "repeats": 3, "seed": 0, "threads": 1}
+    plain |= {"limit_seconds": 60.0, "device": CPU, "command": "nystrom bench training --tasks text", "shapes": SHORT}
+    return steps.StepSetup(**plain | changes)
+
+
+def test_the_shapes_are_those_of_the_papers():
+    shapes = {name: (task.n, task.vocab_size, task.num_labels, task.batch) for name, task in SHAPES.items()}
+    assert shapes == {
+        "listops": (2000, 17, 10, 32),
+        "text": (4000, 257, 2, 16),
+        "retrieval": (4000, 257, 2, 16),
+        "image": (1024, 256, 10, 256),
+        "pathfinder": (1024, 256, 2, 128),
+    }
+
+
+def test_the_command_measures_at_the_shapes_of_the_papers(tmp_path):
+    asked = {"tasks": ("image",), "methods": ("nystrom-8",), "batch": 1, "repeats": 1, "threads": 1}
+    rows = run_training(**asked, to=tmp_path)
+    assert read_rows(tmp_path / "training.csv") == rows
+    assert [(row.quantity, row.n, row.note) for row in rows] == [
+        ("image step time", 1024, ""),
+        ("image step memory", 1024, ""),
+    ]
+    words = "--methods nystrom-8 --batch 1 --repeats 1 --threads 1 --tasks image"
+    assert {row.command for row in rows} == {f"nystrom bench training {words}"}
+
+
+def test_rows_hold_each_task_method_and_quantity(tmp_path):
+    rows = steps.measure_tasks(SMALL["tasks"], setup(seed=3), tmp_path / "training.csv")
+    assert [(row.quantity, row.method) for row in rows] == [
+        (f"{task} step {what}", method)
+        for task in ("text", "retrieval")
+        for method in ("softmax", "nystrom-8")
+        for what in ("time", "memory")
+    ]
+    assert read_rows(tmp_path / "training.csv") == rows
+    for row in rows:
+        timed = row.quantity.endswith("time")
+        assert (row.study, row.unit, row.repeats) == ("training", "ms" if timed else "MB", 3 if timed else 1)
+        assert (row.n, row.m, row.seed, row.note) == (24, None if row.method == "softmax" else 8, 3, "")
+        assert row.value > 0
+        assert row.low <= row.value <= row.high if timed else row.low is row.high is None
+    assert rows[0].sizes.startswith("b=2 documents=1 layers=2 width=64 heads=2 hidden=128 threads=")
+    assert "documents=2" in rows[-1].sizes
+
+
+@pytest.mark.parametrize("name", TABLE_2_METHODS)
+@pytest.mark.parametrize("task", SHAPES)
+def test_a_step_changes_every_weight_that_the_loss_depends_on(task, name):
+    step = steps._Training(name, task, setup())
+    before = {key: weight.detach().clone() for key, weight in step.model.named_parameters()}
+    # Twice: the first update by AdamW has the same size for every gradient but zero.
+    for _ in range(2):
+        step.step(random_batch(SHORT[task], 2, 0, CPU))
+    still = {key for key, weight in step.model.named_parameters() if torch.equal(weight, before[key])}
+    # A key's bias adds the same to all scores of a query, and the Reformer's keys are its queries.
+    assert all("self.key" in key for key in still)
+
+
+def test_a_step_of_the_model_is_one_of_a_bare_loop():
+    step = steps._Training("softmax", "text", setup())
+    other = build_model("softmax", SHORT["text"], 0).train()
+    batch = random_batch(SHORT["text"], 2, 0, CPU)
+    optimizer = torch.optim.AdamW(other.parameters(), lr=1e-4)
+    torch.manual_seed(1)
+    step.step(batch)
+    torch.manual_seed(1)
+    other(**batch).loss.backward()
+    optimizer.step()
+    assert all(torch.equal(*pair) for pair in zip(step.model.parameters(), other.parameters(), strict=True))
+
+
+def test_memory_is_that_of_the_matrices(tmp_path):
+    shapes = {"image": TaskShape(256, 256, 10, 2, False)}
+    asked = setup(methods=("softmax-materialised", "softmax"), repeats=1, shapes=shapes)
+    measured = steps.measure_tasks(("image",), asked, tmp_path / "training.csv")
+    rows = {(row.method, row.quantity): row.value for row in measured}
+    square = 2 * 2 * 256 * 256 * 4 / 1e6
+    # The weights of both layers are kept for the backward pass; the fused call keeps a number per query in their place.
+    more = rows["softmax-materialised", "image step memory"] - rows["softmax", "image step memory"]
+    assert 1.9 * square < more < 4 * square
+
+
+def test_texts_are_padded_and_pictures_are_not():
+    for name, task in SHORT.items():
+        batch = random_batch(task, 64, 0, CPU)
+        assert set(batch) == {"input_ids", "labels"} | ({"attention_mask"} if task.padded else set())
+        assert batch["input_ids"].shape == ((64, 2, 24) if name == "retrieval" else (64, 24))
+        if task.padded:
+            lengths = batch["attention_mask"].sum(-1)
+            assert lengths.min() >= 6
+            assert lengths.max() == 24
+            assert torch.equal(batch["attention_mask"], torch.arange(24) < lengths[..., None])
+        again = random_batch(task, 64, 0, CPU)
+        assert all(torch.equal(batch[key], again[key]) for key in batch)
+
+
+def test_the_retrieval_model_sees_both_documents():
+    model = build_model("softmax", SHORT["retrieval"], 0).eval()
+    assert isinstance(model, EncoderForPairClassification)
+    batch = random_batch(SHORT["retrieval"], 2, 0, CPU)
+    logits = model(**batch).logits
+    swapped = {key: x.flip(1) if x.ndim == 3 else x for key, x in batch.items()}
+    assert not torch.allclose(model(**swapped).logits, logits)
+
+
+@pytest.mark.long
+def test_a_run_continues_where_it_was_interrupted(tmp_path, after_forward, capsys):
+    steps_of_pairs = []
+
+    def interrupt(*_):
+        steps_of_pairs.append(None)
+        if len(steps_of_pairs) == 5:
+            raise KeyboardInterrupt
+
+    after_forward(EncoderForPairClassification, interrupt)
+    path = tmp_path / "training.csv"
+    with pytest.raises(KeyboardInterrupt):
+        steps.measure_tasks(SMALL["tasks"], setup(), path)
+    assert "training.csv keeps the tasks that are done" in capsys.readouterr().err
+    kept = read_rows(path)
+    assert {row.quantity for row in kept} == {"text step time", "text step memory"}
+    rows = steps.measure_tasks(SMALL["tasks"], setup(), path)
+    assert rows[: len(kept)] == kept
+    assert steps.measure_tasks(("retrieval",), setup(), path) == rows[len(kept) :]
+
+
+def test_another_setting_in_the_same_folder_raises(tmp_path):
+    path = tmp_path / "training.csv"
+    steps.measure_tasks(("text",), setup(), path)
+    before = path.read_bytes()
+    for change in ({"seed": 1}, {"command": "nystrom bench training --batch 4 --tasks text"}):
+        with pytest.raises(ValueError, match=r"training\.csv holds rows of another setting"):
+            steps.measure_tasks(("text",), setup(**change), path)
+        assert path.read_bytes() == before
+
+
+def test_every_option_reaches_the_command(tmp_path):
+    # A folder could mix settings that neither of them shows.
+    asked = set(inspect.signature(run_training).parameters) - {"tasks", "to"}
+    given = dict.fromkeys(asked, "other") | {"tasks": ("text",), "to": tmp_path}
+    command = command_line(("nystrom", "bench"), run_training, given, "tasks")
+    assert all(f"--{name.replace('_', '-')} other" in command for name in asked)
+
+
+def test_what_would_take_too_long_or_too_much_is_not_run(tmp_path, capsys):
+    rows = steps.measure_tasks(SMALL["tasks"], setup(limit_seconds=1e-9), tmp_path / "long.csv")
+    assert all(math.isnan(row.value) and "would take about" in row.note for row in rows)
+    rows = steps.measure_tasks(SMALL["tasks"], setup(free_bytes=lambda device: 1000), tmp_path / "large.csv")
+    assert all(math.isnan(row.value) and "needs about" in row.note for row in rows)
+    assert "text: softmax is not measured: needs about" in capsys.readouterr().err
+    # A batch that the machine cannot hold at all: 2^50 inputs and more.
+    rows = steps.measure_tasks(SMALL["tasks"], setup(batch=2**50), tmp_path / "endless.csv")
+    assert all(math.isnan(row.value) and row.note for row in rows)
+
+
+def test_half_precision_is_autocast(tmp_path):
+    rows = steps.measure_tasks(SMALL["tasks"], setup(precision="bfloat16"), tmp_path / "training.csv")
+    assert {(row.dtype, row.note) for row in rows} == {("bfloat16", "")}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": ("txt",)}, "task 'txt' is unknown; expected one of .*Perhaps you meant 'text'"),
+        ({"tasks": ()}, "tasks is empty"),
+        ({"methods": ()}, "methods is empty"),
+        ({"methods": ("nystrom",)}, "lacks its number of landmarks"),
+        ({"methods": ("authors-8",)}, "method 'authors-8' is not a method of this library"),
+        ({"batch": 0}, "batch is 0"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"threads": 0}, "threads is 0"),
+        ({"limit_seconds": 0}, "limit_seconds is 0"),
+        ({"precision": "float16"}, "precision is 'float16'"),
+        ({"device": "tpu"}, "device is 'tpu'"),
+    ],
+)
+def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        run_training(**SMALL | change, to=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_model_is_that_of_the_papers():
+    config = build_model("nystrom-8", SHAPES["listops"], 0).config
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 64, 2)
+    assert (config.intermediate_size, config.hidden_dropout_prob, config.norm, config.pooling) == (
+        128,
+        0.1,
+        "pre",
+        "mean",
+    )
+    assert config.attention_options == {"num_landmarks": 8}
+    assert lra_models.HIDDEN == 128

@@ -1,0 +1,34 @@
+"""The rows of an inspection hold its numbers."""
+
+import pytest
+
+from nystrom.inspection import inspect_model
+from nystrom_lab.report.inspection import ENTROPY, ERROR, HIDDEN, RESIDUAL, TIME, VARIATION, layer_and_head
+from nystrom_lab.studies.inspection import inspection_rows
+
+
+def test_each_number_has_its_row(bert, batch):
+    found = inspect_model(bert, [batch], methods=["nystrom-4", "linear"], num_queries=12)
+    rows = inspection_rows(found)
+    layer = found.layers[1].methods["nystrom-4"]
+    (row,) = (
+        row for row in rows if (row.quantity, row.method) == (ERROR, "nystrom-4") and layer_and_head(row) == (1, 2)
+    )
+    assert (row.value, row.low, row.high) == pytest.approx([float(end[2]) for end in layer.error])
+    assert (row.m, row.n, row.dtype, row.repeats, row.study) == (4, 30, "float64", 2, "inspect")
+    counts = {quantity: sum(row.quantity == quantity for row in rows) for quantity in (ERROR, VARIATION, RESIDUAL)}
+    # Two layers of four heads; linear has neither rows nor an inverse.
+    assert counts == {ERROR: 16, VARIATION: 8, RESIDUAL: 8}
+    assert sum(row.quantity == ENTROPY for row in rows) == 8
+    assert {row.method for row in rows if row.quantity == TIME} == {"nystrom-4", "linear", "softmax"}
+
+
+def test_a_model_with_exact_attention_where_it_is_badly_served_has_its_own_row(bert, batch):
+    found = inspect_model(bert, [batch], methods=["nystrom-20", "nystrom-4"], num_queries=30)
+    assert found.mended, "no method serves some layers badly and others not: choose another for this test"
+    for name, (layers, mended) in found.mended.items():
+        badly = [layer.layer for layer in found.layers if layer.methods[name].error.mean > 0.3]
+        assert list(layers) == badly
+        (row,) = (row for row in inspection_rows(found) if (row.quantity, row.method) == (HIDDEN, name) and row.sizes)
+        assert row.sizes == "exact=" + ",".join(map(str, layers))
+        assert row.value == mended.error < found.whole[name].error

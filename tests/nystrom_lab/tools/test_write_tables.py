@@ -1,0 +1,50 @@
+import pytest
+
+from nystrom_lab.measure.rows import append_rows, new_row
+from tools.write_tables import ROOT, commands, main, pages, written
+
+
+def test_the_pages_say_what_the_rows_say(capsys):
+    assert main(["--check"]) == 0, capsys.readouterr().err
+    assert sum(len(commands(page.read_text(encoding="utf-8"))) for page in pages(ROOT)) > 0
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "efficiency.csv"
+    rows = [
+        new_row(study="efficiency", quantity=quantity, method="linear", value=2.0, unit=unit, n=8, device="a CPU")
+        for quantity, unit in (("forward time", "ms"), ("forward memory", "MB"))
+    ]
+    append_rows(path, rows)
+    return path
+
+
+def test_a_table_is_replaced_and_the_rest_stays(file):
+    begin = f"<!-- nystrom report efficiency {file} --markdown --only 'forward time' -->"
+    page = f"before\n\n{begin}\nold\n<!-- end -->\nafter\n"
+    new = written(page)
+    assert new.startswith(f"before\n\n{begin}\n\n| forward time (ms) | n = 8 |\n")
+    assert new.endswith("\n\n<!-- end -->\nafter\n")
+    assert "| linear | 2.00 (1.0×) |" in new
+    assert "memory" not in new
+    assert "old" not in new
+    assert written(new) == new
+
+
+def test_memory_alone_is_of_one_call(file):
+    page = f"<!-- nystrom report efficiency {file} --markdown --only 'forward memory' -->\n<!-- end -->\n"
+    assert "- Peak of one of the calls; in brackets" in written(page)
+
+
+@pytest.mark.parametrize(
+    ("page", "wanted"),
+    [
+        ("<!-- nystrom methods -->\n", "1 tables begin and 0 end"),
+        ("<!-- nystrom report efficiency none.csv -->\n<!-- end -->\n", "ended with 2: .*none.csv"),
+        ("<!-- nystrom report efficiency FILE --only speed -->\n<!-- end -->\n", "ended with 2: .*'speed'"),
+    ],
+)
+def test_a_table_that_cannot_be_written_raises(page, wanted, file):
+    with pytest.raises(ValueError, match=wanted):
+        written(page.replace("FILE", str(file)))

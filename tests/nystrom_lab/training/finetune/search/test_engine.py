@@ -1,0 +1,94 @@
+"""A search tries each combination once, continues where it was killed, and scores the best on validation."""
+
+import csv
+
+import pytest
+
+from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.training.finetune.settings import PAPER_GRID, SearchGrid
+from nystrom_lab.training.run.run_trainer import RunTrainer
+
+pytest.importorskip("optuna")
+GRID = SearchGrid(batch_size=(4, 8), learning_rate=(1e-3,))
+
+
+def table(folder):
+    with (folder / "trials.tsv").open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def test_the_grid_of_the_paper():
+    assert len(PAPER_GRID.trials()) == 12
+    assert {tuple(trial.values()) for trial in PAPER_GRID.trials()} == {
+        (batch, rate) for batch in (8, 16, 32) for rate in (2e-5, 3e-5, 4e-5, 5e-5)
+    }
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"search": True, "grid": SearchGrid(seed=(1, 2))}, r"search\.seed for another: leave one out"),
+        (
+            {"search": True, "batch_size": 4},
+            r"batch_size is given, and a search tries others: .* in search\.batch_size",
+        ),
+        ({"grid": SearchGrid(seed=(1, 2)), "seed": 9}, "seed is given, and a search tries others"),
+        ({"grid": SearchGrid(epochs=(1.0, 2.0)), "epochs": None}, "steps are given, and a search tries numbers of"),
+    ],
+)
+def test_what_a_search_would_not_heed_is_refused(tuned, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        tuned(tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.refuses
+def test_a_value_is_searched_once():
+    with pytest.raises(ValueError, match=r"search\.learning_rate is 2e-05 2e-05, with a value twice"):
+        SearchGrid(learning_rate=(2e-5, 0.00002))
+
+
+@pytest.mark.slow
+def test_a_killed_search_ends_as_an_unbroken_one(tuned, tmp_path, monkeypatch):
+    whole = tuned(tmp_path / "whole", grid=GRID, steps=2, evaluate_every=1)
+    rows = table(whole)
+    assert [(row["batch_size"], row["learning_rate"]) for row in rows] == [("4", "0.001"), ("8", "0.001")]
+    (best,) = (row for row in rows if row["best"])
+    scores = [float(row["validation accuracy"]) for row in rows]
+    assert float(best["validation accuracy"]) == max(scores)
+    assert best["trial"] == str(scores.index(max(scores)))
+    results = read_rows(whole / "rows.csv")
+    assert [row.value for row in results if row.quantity.endswith("of a trial")] == pytest.approx(scores, abs=1e-4)
+    (scored,) = (row for row in results if row.quantity == "validation accuracy")
+    assert f"batch_size={best['batch_size']} learning_rate={best['learning_rate']}" in scored.sizes
+    assert (whole / "best" / "model.safetensors").is_file()
+    # Checkpoints of the best alone are kept.
+    assert len({path.parent for path in whole.glob("trials/*/checkpoint-*")}) == 1
+
+    inner, steps = RunTrainer.training_step, []
+
+    def training_step(self, *given):
+        steps.append(self.settings.batch_size)
+        if len(steps) == 2:
+            raise KeyboardInterrupt
+        return inner(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunTrainer, "training_step", training_step)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(tmp_path / "run", grid=GRID, steps=2, evaluate_every=1)
+    with pytest.raises(ValueError, match="continue it with --resume"):
+        tuned(tmp_path / "run", grid=GRID, steps=2, evaluate_every=1)
+    with pytest.raises(ValueError, match="of other values"):
+        tuned(tmp_path / "run", grid=SearchGrid(batch_size=(4,)), steps=2, evaluate_every=1, resume=True)
+    run = tuned(tmp_path / "run", grid=GRID, steps=2, evaluate_every=1, resume=True)
+    again = table(run)
+    names = ("batch_size", "learning_rate", "validation accuracy", "best step", "best")
+    assert [[row[name] for name in names] for row in again] == [[row[name] for name in names] for row in rows]
+
+
+def test_values_that_cannot_be_used_are_found_before_the_first_trial(tuned, tmp_path):
+    with pytest.raises(ValueError, match="48 training texts"):
+        tuned(tmp_path / "run", grid=SearchGrid(batch_size=(8, 64)))
+    assert not (tmp_path / "run").exists()

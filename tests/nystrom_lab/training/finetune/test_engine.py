@@ -1,0 +1,412 @@
+"""A fine-tuned model, its predictions and its rows; resuming; and what is wrong is said before anything is trained."""
+
+import csv
+import errno
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+from transformers import BertTokenizer, DistilBertConfig, DistilBertModel, pipeline
+
+from nystrom.attention.plan import AttentionPlan, LayerChoice
+from nystrom.integrations import check_attention
+from nystrom.integrations.convert import convert
+from nystrom.models import EncoderConfig, EncoderForSequenceClassification
+from nystrom.whole_files import NotWritten
+from nystrom_lab.cli.main import main
+from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.training.finetune import inference
+from nystrom_lab.training.finetune.predict import predict
+from nystrom_lab.training.finetune.saved import SavedClassifier
+from nystrom_lab.training.run.run_trainer import RunTrainer
+
+
+def table(path, delimiter="\t"):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter=delimiter))
+
+
+def texts_of(films, name):
+    return [
+        line.split("\t")[0 if name != "test" else 1] for line in (films / f"{name}.tsv").read_text().splitlines()[1:]
+    ]
+
+
+def test_the_run_leaves_a_model_predictions_and_rows(whole, films):
+    rows = {row.quantity: row for row in read_rows(whole / "rows.csv")}
+    true = table(whole / "predictions" / "validation.tsv")
+    right = sum(row["label"] == row["true label"] for row in true) / len(true)
+    assert rows["validation accuracy"].value == pytest.approx(right)
+    assert rows["validation accuracy"].repeats == len(true) == 20
+    assert (rows["steps"].value, rows["validation accuracy"].method, rows["validation accuracy"].m) == (
+        6, "nystrom-4", 4,
+    )  # fmt: skip
+    longer = sum(len(text.split()) + 2 > 4 for text in texts_of(films, "dev")) / 20
+    assert rows["validation texts longer than nystrom-4"].value == pytest.approx(longer)
+    submitted = table(whole / "predictions" / "SST-2.tsv")
+    said = table(whole / "predictions" / "submission.tsv")
+    assert [row["index"] for row in submitted] == [str(i) for i in range(10)]
+    assert [row["prediction"] for row in submitted] == [{"negative": "0", "positive": "1"}[r["label"]] for r in said]
+    assert not {"train.tsv"} & {path.name for path in (whole / "predictions").iterdir()}
+
+
+def test_the_saved_model_attends_by_the_method_after_loading(whole):
+    saved = SavedClassifier(whole / "best", device="cpu", precision="float32")
+    use = check_attention(saved.model, {"input_ids": torch.randint(5, 14, (1, 20))})
+    assert use.method == "nystrom"
+    assert list(use.layers.values()) == [{"num_landmarks": 4}] * 2
+    assert use.exact == ()
+
+
+@pytest.mark.parametrize(
+    ("positions", "kept", "read"), [("rotary", 640, 640), ("rotary", None, 512), ("learned", 640, 48)]
+)
+def test_as_many_tokens_are_read_as_the_fine_tuning_kept(bert, tmp_path, positions, kept, read):
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        vocab_size=14, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
+        max_position_embeddings=48, positions=positions,
+    )  # fmt: skip
+    EncoderForSequenceClassification(config).save_pretrained(tmp_path)
+    more = {} if kept is None else {"model_max_length": kept}
+    BertTokenizer(vocab=str(bert / "vocab.txt"), **more).save_pretrained(tmp_path)
+    assert SavedClassifier(tmp_path, device="cpu", precision="float32").max_length == read
+
+
+def test_predict_says_what_the_pipeline_says_in_the_order_of_the_texts(whole, films, tmp_path):
+    out = tmp_path / "out.tsv"
+    assert predict(model=str(whole / "best"), data=films / "test.tsv", to=out, batch_size=3, device="cpu") == 10
+    classify = pipeline("text-classification", model=str(whole / "best"), device="cpu")
+    wanted = classify(texts_of(films, "test"))
+    rows = table(out)
+    assert [row["index"] for row in rows] == [str(i) for i in range(10)]
+    assert [row["label"] for row in rows] == [entry["label"] for entry in wanted]
+    # Rounded to six places; batches of other lengths are padded.
+    assert [float(row["probability"]) for row in rows] == pytest.approx([e["score"] for e in wanted], abs=2e-6)
+
+
+def test_predict_counts_the_texts_with_other_bytes_than_utf_8(whole, tmp_path, capsys):
+    (tmp_path / "texts.txt").write_bytes("good\ncafé\n".encode("latin-1"))
+    assert predict(model=str(whole / "best"), data=tmp_path / "texts.txt", to=tmp_path / "out.tsv", device="cpu") == 2
+    assert "1 rows of" in (said := capsys.readouterr().err)
+    assert "texts.txt hold bytes that are not UTF-8, which became \ufffd (the first: 1)." in said
+
+
+def test_an_interrupted_run_ends_as_an_unbroken_one(whole, tuned, tmp_path, monkeypatch):
+    inner = RunTrainer.training_step
+
+    def training_step(self, *given):
+        if self.state.global_step == 4:
+            raise KeyboardInterrupt
+        return inner(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunTrainer, "training_step", training_step)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"learning_rate is 0\.002 but was 0\.001"):
+        tuned(tmp_path / "run", resume=True, learning_rate=2e-3)
+    assert_equal_runs(tuned(tmp_path / "run", resume=True), whole)
+
+
+def full_disk(*given, **named):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_interrupted_scoring_goes_on_where_it_was(whole, tuned, tmp_path, monkeypatch):
+    monkeypatch.setattr(inference, "_BETWEEN", 0.0)
+    inner, run = inference._write, tmp_path / "run"
+
+    def write(kept, parts):
+        inner(kept, parts)
+        if kept.name.startswith("submission"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(inference, "_write", write)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(run)
+    kept, scored = run / "predictions" / "submission-step6.npy", []
+    kept = kept if kept.exists() else kept.with_name("submission-step3.npy")
+    logits = np.load(kept)
+    assert len(logits) == 8
+    np.save(kept, logits[:0])
+    with pytest.raises(
+        ValueError, match=r"holds numbers of shape \(0, 2\); expected those of at most 10 texts: delete it"
+    ):
+        tuned(run, resume=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(inference.np, "save", full_disk)
+        kept.unlink()
+        with pytest.raises(
+            NotWritten, match=r"npy cannot be written \(No space left.*start the same command again, .* with --resume"
+        ):
+            tuned(run, resume=True)
+    kept.write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"npy cannot be read .*: delete it"):
+        tuned(run, resume=True)
+    np.save(kept, logits)
+    with monkeypatch.context() as patch:
+        patch.setattr(inference, "_write", lambda kept, parts: scored.append((kept.name[:10], sum(map(len, parts)))))
+        tuned(run, resume=True)
+    # Only the last two texts of ten.
+    assert scored == [("submission", 10)]
+    assert not [path.name for path in (run / "predictions").iterdir() if "npy" in path.name]
+    assert_equal_runs(run, whole)
+
+
+def assert_equal_runs(run, whole):
+    """Same weights, predictions and rows, but for time and memory."""
+    weights = [load_file(folder / "best" / "model.safetensors") for folder in (run, whole)]
+    assert_close(*weights, rtol=0, atol=0)
+    predictions = [
+        {path.name: path.read_bytes() for path in (folder / "predictions").iterdir()} for folder in (run, whole)
+    ]
+    assert predictions[0] == predictions[1]
+    assert {"validation.tsv", "submission.tsv", "SST-2.tsv"} == {*predictions[0]}
+    rows = [
+        [
+            replace(row, command="", value=0.0 if row.unit in ("s", "MB") else row.value)
+            for row in read_rows(folder / "rows.csv")
+        ]
+        for folder in (run, whole)
+    ]
+    assert rows[0] == rows[1]
+    curves = [
+        [{name: cell for name, cell in row.items() if name != "seconds"} for row in table(folder / "curves.csv", ",")]
+        for folder in (run, whole)
+    ]
+    assert curves[0] == curves[1]
+
+
+# Fine-tunes as the arguments say, and is killed before the fifth step.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from nystrom_lab.cli.main import main
+import torch
+from nystrom_lab.training.run.run_trainer import RunTrainer
+torch.set_num_threads(int(sys.argv.pop()))
+inner = RunTrainer.training_step
+def training_step(self, *given):
+    if self.state.global_step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return inner(self, *given)
+RunTrainer.training_step = training_step
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_in_bfloat16_ends_as_an_unbroken_one(bert, films, tmp_path):
+    def words(to):
+        given = f"finetune sst2 --attention nystrom --num-landmarks 4 --steps 6 --batch-size 8 --evaluate-every 3 \
+            --learning-rate 1e-3 --device cpu --precision bfloat16 --model {bert} --data {films} --to {to}"
+        return given.split()
+
+    # The threads of both, which share a sum.
+    arguments = [*words(tmp_path / "run"), str(torch.get_num_threads())]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-3"]
+    assert main(words(tmp_path / "whole")) == 0
+    assert main([*words(tmp_path / "run"), "--resume"]) == 0
+    assert_equal_runs(tmp_path / "run", tmp_path / "whole")
+
+
+def test_accumulation_gives_the_weights_of_the_whole_batch(tuned, bert, tmp_path):
+    plain = tmp_path / "plain"
+    shutil.copytree(bert, plain)
+    config = json.loads((plain / "config.json").read_text()) | {"hidden_dropout_prob": 0.0}
+    (plain / "config.json").write_text(json.dumps(config))
+    one, two = (tuned(tmp_path / str(parts), model=str(plain), accumulation=parts) for parts in (1, 2))
+    weights, others = (load_file(run / "checkpoint-6" / "model.safetensors") for run in (one, two))
+    # Softmax has no use for the bias of the keys: its gradient is rounding alone, which Adam makes a step of.
+    names = [name for name in weights if not name.endswith("key.bias")]
+    # float32 sums in another order, over six steps of Adam.
+    assert_close([others[name] for name in names], [weights[name] for name in names], rtol=1e-3, atol=2e-4)
+    # The loss, which the Trainer multiplies by the parts for a model that it takes for one with a summed loss.
+    losses, same = ([row["value"] for row in table(run / "curves.csv", ",")] for run in (one, two))
+    assert [float(loss) for loss in same] == pytest.approx([float(loss) for loss in losses], rel=1e-3)
+
+
+def test_the_models_of_this_library_are_tuned_on_pairs_with_numbers(tuned, bert, pairs_of_films, tmp_path):
+    convert(bert, tmp_path / "own", num_landmarks=4, conv_kernel_size=3)
+    run = tuned(
+        tmp_path / "run", None, model=str(tmp_path / "own"), data=(pairs_of_films,), attention=None, options=None,
+        text_field="one", pair_field="two", label_field="likeness",
+    )  # fmt: skip
+    quantities = {row.quantity for row in read_rows(run / "rows.csv")}
+    assert {"test correlation", "test Spearman correlation", "test root mean squared error"} <= quantities
+    model = EncoderForSequenceClassification.from_pretrained(run / "best")
+    assert (model.config.num_labels, model.config.attention_options) == (1, {"num_landmarks": 4})
+    out = tmp_path / "out.jsonl"
+    given = {"model": str(run / "best"), "data": pairs_of_films / "test.jsonl", "to": out, "device": "cpu"}
+    with pytest.raises(ValueError, match="--pair-field"):
+        predict(**given)
+    predict(**given, text_field="one", pair_field="two")
+    said = [json.loads(line)["prediction"] for line in out.read_text().splitlines()]
+    wanted = [float(row["prediction"]) for row in table(run / "predictions" / "test.tsv")]
+    assert said == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_published_nystromformer_is_tuned_with_the_landmarks_asked_for(tuned, published, bert, tmp_path):
+    _, folder = published("ForMaskedLM", vocab_size=14, num_landmarks=16)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bert / name, folder / name)
+    run = tuned(tmp_path / "run", model=str(folder), attention=None, options={"num_landmarks": 6}, steps=3)
+    config = EncoderForSequenceClassification.from_pretrained(run / "best").config
+    assert (config.attention, config.attention_options["num_landmarks"]) == ("nystrom", 6)
+    assert config.id2label == {0: "negative", 1: "positive"}
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.long
+def test_a_plan_is_trained_with_and_comes_back_with_the_model(own, tuned, bert, tmp_path):
+    layers = (LayerChoice("softmax", {}), LayerChoice("nystrom", {"num_landmarks": 4}))
+    AttentionPlan(layers).write(tmp_path / "plan.json")
+    if own:
+        convert(bert, tmp_path / "own")
+    folder = tmp_path / "own" if own else bert
+    plain = {"attention": None, "options": None}
+    run = tuned(tmp_path / "run", model=str(folder), plan=tmp_path / "plan.json", steps=3, **plain)
+    model = SavedClassifier(run / "best", device="cpu", precision="float32").model
+    if own:
+        assert [model.config.layer_attention(layer) for layer in range(2)] == list(layers)
+    else:
+        use = check_attention(model, {"input_ids": torch.randint(5, 14, (1, 20))})
+        assert list(use.methods.values()) == ["nystrom"]
+        assert use.exact == ("bert.encoder.layer.0.attention.self",)
+    (row,) = (row for row in read_rows(run / "rows.csv") if row.quantity == "steps")
+    assert row.method.startswith("nystrom_plan")
+    assert "--plan plan.json" in row.command
+    # And as the start of another run, with what its folder says.
+    again = tuned(tmp_path / "again", model=str(run / "best"), steps=3, **plain)
+    assert read_rows(again / "rows.csv")[0].method.startswith("nystrom_plan")
+    with pytest.raises(ValueError, match="leave one out"):
+        tuned(tmp_path / "none", plan=tmp_path / "plan.json")
+    AttentionPlan(layers[:1]).write(tmp_path / "short.json")
+    with pytest.raises(ValueError, match=r"the plan has 1 layers but .* has 2"):
+        tuned(tmp_path / "none", model=str(folder), plan=tmp_path / "short.json", **plain)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.refuses
+def test_a_plan_that_would_not_come_back_with_the_model_is_told_before_anything_is_trained(tuned, bert, tmp_path):
+    folder = shutil.copytree(bert, tmp_path / "distilbert")
+    config = DistilBertConfig(
+        vocab_size=14, dim=32, n_layers=2, n_heads=4, hidden_dim=32, max_position_embeddings=48, attention_dropout=0.0
+    )
+    DistilBertModel(config).save_pretrained(folder)
+    AttentionPlan((LayerChoice("nystrom", {"num_landmarks": 4}),) * 2).write(tmp_path / "plan.json")
+    with pytest.raises(ValueError, match="could not find the layers of its plan"):
+        tuned(tmp_path / "run", model=str(folder), plan=tmp_path / "plan.json", attention=None, options=None, steps=3)
+    assert not list(tmp_path.glob("run/**/model.safetensors"))
+
+
+def test_what_is_wrong_is_said_before_anything_is_trained(tuned, bert, films, tmp_path):
+    def says(match, to=tmp_path / "run", **changes):
+        with pytest.raises(ValueError, match=match) as raised:
+            tuned(to, **changes)
+        assert "\n" not in str(raised.value)
+        assert not (tmp_path / "run").exists()
+
+    broken = tmp_path / "no weights"
+    shutil.copytree(bert, broken)
+    (broken / "model.safetensors").unlink()
+    says("holds no model.safetensors", model=str(broken))
+    other = tmp_path / "other words"
+    shutil.copytree(bert, other)
+    vocabulary = json.loads((other / "tokenizer.json").read_text())
+    vocabulary["model"]["vocab"] |= {f"word{i}": 14 + i for i in range(9)}
+    (other / "tokenizer.json").write_text(json.dumps(vocabulary))
+    says("has 23 tokens but the model 14", model=str(other))
+    part = tmp_path / "part"
+    shutil.copytree(bert, part)
+    weights = load_file(part / "model.safetensors")
+    weights.pop(next(name for name in weights if "layer.1" in name))
+    save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
+    says("does not fit its config.json", model=str(part))
+    says("max_length is 64 but model .* has 48 positions", max_length=64)
+    says("attention method", attention="linformer", options=None)
+    says("num_landmarks is given for exact attention", attention=None)
+    says("epochs is 2 and steps is 6", epochs=2)
+    says(
+        r"train\.tsv, line 1: .* no 'words' among the fields 'sentence', 'label': name the right one with --text-field",
+        text_field="words",
+    )
+    outside = tmp_path / "outside"
+    shutil.copytree(films, outside)
+    with (outside / "dev.tsv").open("a") as file:
+        file.write("a film\tgreat\n")
+    says(r"dev\.tsv, line 22: the label is 'great', which is none of the classes", data=(outside,))
+    says("task is on pairs", task="mrpc")
+    says("task is on pairs", task="mrpc", text_field="sentence", label_field="label")
+    says("single texts: leave it out", pair_field="other")
+    says("labels is 'numbers', but sst2 says", labels="numbers")
+    says("48 training texts", batch_size=64)
+    says("threads is 0", threads=0)
+    says("seed is 4294967296", seed=2**32)
+
+
+def test_predict_says_what_is_wrong(whole, bert, films, tmp_path):
+    for match, changes in (
+        ("no classifier of texts", {"model": str(bert)}),
+        ("which is no folder", {"model": "none"}),
+        ("single texts: leave it out", {"pair_field": "other"}),
+        ("there is no 'words' among", {"text_field": "words"}),
+        ("ends in .tsv", {"to": tmp_path / "out.xls"}),
+        ("is not a file", {"data": tmp_path / "none"}),
+        ("threads is 0", {"threads": 0}),
+    ):
+        with pytest.raises(ValueError, match=match):
+            predict(**({"model": str(whole / "best"), "data": films / "test.tsv", "device": "cpu"} | changes))
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_carry_the_command_of_the_run(whole, films, bert):
+    commands = {row.command for row in read_rows(whole / "rows.csv")}
+    assert len(commands) == 1
+    words = shlex.split(commands.pop())
+    assert words[:3] == ["nystrom", "finetune", "sst2"]
+    wanted = {"--model": bert.name, "--data": films.name, "--attention": "nystrom", "--num-landmarks": "4"}
+    assert {flag: words[words.index(flag) + 1] for flag in wanted} == wanted
+    assert {"--steps", "--batch-size", "--seed", "--to"} <= {*words}
+    assert "None" not in words
+
+
+def test_a_submission_is_written_for_the_test_split_as_it_came_alone(tuned, films, tmp_path):
+    dev = tmp_path / "dev only"
+    dev.mkdir()
+    for name in ("dev", "test"):
+        shutil.copy(films / f"{name}.tsv", dev / f"{name}.tsv")
+    run = tuned(tmp_path / "run", data=(dev,), steps=2, evaluate_every=2)
+    # 16 rows for training, two each for validation and a test with labels; the ten of test.tsv have none.
+    assert [len(table(run / "predictions" / f"{name}.tsv")) for name in ("validation", "test", "submission")] == [
+        2,
+        2,
+        10,
+    ]
+    assert len(table(run / "predictions" / "SST-2.tsv")) == 10
+    assert all("splits=own" in row.sizes for row in read_rows(run / "rows.csv"))
+
+
+def test_the_error_of_attention_is_a_curve_of_models_of_this_library(bert, tuned, tmp_path):
+    with pytest.raises(ValueError, match=r"track_error is on, but model .* runs in transformers' own layers"):
+        tuned(tmp_path / "refused", track_error=True)
+    assert not (tmp_path / "refused").exists()
+    convert(bert, tmp_path / "own", num_landmarks=4)
+    run = tuned(tmp_path / "run", model=str(tmp_path / "own"), steps=3, track_error=True)
+    points = [row for row in table(run / "curves.csv", ",") if row["quantity"] == "attention error"]
+    assert points
+    assert all(0 < float(row["value"]) < 10 for row in points)
+    assert "--track-error" in read_rows(run / "rows.csv")[0].command

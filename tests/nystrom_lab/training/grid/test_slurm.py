@@ -1,0 +1,224 @@
+"""Jobs of a cluster do the work of a grid once, go on where they were, and are found again."""
+
+import importlib.util
+import os
+import signal
+import stat
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nystrom_lab.training.grid import slurm as slurm_module
+from nystrom_lab.training.grid.request import NO_SLURM, Slurm
+from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, Work, alive_jobs, jobs_of, queue
+from nystrom_lab.training.grid.status import status_lines
+
+pytest.importorskip("submitit")
+
+
+@pytest.fixture
+def works(tmp_path, monkeypatch):
+    """Makes a piece of work by name: one that writes a file once another file is there, and counts its starts."""
+    spec = importlib.util.spec_from_file_location("cluster_work", Path(__file__).with_name("cluster_work.py"))
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "cluster_work", module)
+    spec.loader.exec_module(module)
+
+    def make(to: Path, *names: str) -> list[Work]:
+        to.mkdir(exist_ok=True)
+        return [
+            Work(name, module.fail if name == "bad" else module.write, [str(to), name], (to / f"{name}.done").is_file)
+            for name in names
+        ]
+
+    return make
+
+
+def jobs(to: Path, asked: Slurm = NO_SLURM) -> Jobs:
+    return Jobs(to, asked, cpus=1, at_once=None, seconds=0.2)
+
+
+def done(work: Work) -> str:
+    return "well done"
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_each_piece_has_a_job_that_runs_once_and_what_fails_is_named(cluster, works, tmp_path, capsys):
+    to = tmp_path / "to"
+    pieces = works(to, "one", "bad", "two")
+    (to / "go").touch()
+    (failure,) = jobs(to).run(pieces, done)
+    assert (failure.name, failure.log) == ("bad", to / "bad.log")
+    assert failure.reason == "job 1_1 ended with FAILED: ValueError: this cannot be done"
+    assert "one: well done (" in capsys.readouterr().out
+    assert (to / "one.log").read_text().startswith("one starts\n")
+    assert jobs_of(to) == {"one": "1_0", "bad": "1_1", "two": "1_2"}
+    # The same command skips what is done; a single job is no array.
+    assert len(jobs(to).run(pieces, done)) == 1
+    assert "one: finished before: well done" in capsys.readouterr().out
+    assert jobs_of(to)["bad"] == "2"
+    assert (to / "one.log").read_text().count("starts") == 1
+
+
+def test_only_the_user_may_enter_the_folder_of_the_pickles(cluster, works, tmp_path):
+    to = tmp_path / "to"
+    (to / PRIVATE).mkdir(parents=True, mode=0o755)
+    (to / "go").touch()
+    jobs(to).run(works(to, "one"), done)
+    assert stat.S_IMODE((to / PRIVATE).stat().st_mode) == 0o700
+
+
+def test_jobs_that_outlive_their_command_are_waited_for_and_not_submitted_again(
+    cluster, works, tmp_path, capsys, monkeypatch
+):
+    to = tmp_path / "to"
+    pieces = works(to, "one", "two")
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(slurm_module.time, "sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            jobs(to).run(pieces, done)
+    assert "The jobs go on" in capsys.readouterr().out
+    wait_for(lambda: all((to / f"{work.name}.log").is_file() for work in pieces))
+    assert status_lines(to)[0].startswith("one: no checkpoint yet, job 1_0 RUNNING")
+    # The controller is away for a moment.
+    queues = iter([ValueError("SLURM does not answer (away)."), ValueError("SLURM does not answer (away).")])
+
+    def lost(folder: Path) -> dict[str, str]:
+        if error := next(queues, None):
+            raise error
+        (to / "go").touch()
+        return queue(folder)
+
+    waiting = jobs(to)
+    assert alive_jobs(to) == {"1_0", "1_1"}
+    monkeypatch.setattr(slurm_module, "alive_jobs", lambda folder: {"1_0", "1_1"})
+    monkeypatch.setattr(slurm_module, "queue", lost)
+    assert waiting.run(pieces, done) == []
+    printed = capsys.readouterr().out
+    assert printed.count("SLURM does not answer (away). Waiting until it answers.") == 1
+    assert "one: in job 1_0" in printed
+    assert [(to / f"{work.name}.log").read_text().count("starts") for work in pieces] == [1, 1]
+
+
+def test_a_job_that_was_killed_is_submitted_once_more(cluster, works, tmp_path, capsys, monkeypatch):
+    to = tmp_path / "to"
+    pieces, sleep, killed = works(to, "one"), time.sleep, []
+
+    def kill(seconds: float) -> None:
+        sleep(seconds)
+        if (to / "one.pid").is_file() and len(killed) < 2:
+            os.kill(int((to / "one.pid").read_text()), signal.SIGKILL)
+            (to / "one.pid").unlink()
+            killed.append(True)
+
+    monkeypatch.setattr(slurm_module.time, "sleep", kill)
+    (failure,) = jobs(to).run(pieces, done)
+    assert "one: job 1 ended with FAILED; submitted once more" in capsys.readouterr().out
+    assert failure.reason.startswith("job 2 ended with FAILED")
+
+
+@pytest.mark.parametrize(
+    ("state", "again"),
+    [
+        ("NODE_FAIL", True),
+        ("BOOT_FAIL", True),
+        ("PREEMPTED", True),
+        ("TIMEOUT", True),
+        ("GONE", True),
+        ("CANCELLED", False),
+        ("OUT_OF_MEMORY", False),
+    ],
+)
+def test_a_job_that_the_cluster_lost_is_submitted_once_more(cluster, works, tmp_path, monkeypatch, state, again):
+    to = tmp_path / "to"
+
+    def seen(folder: Path) -> dict[str, str]:
+        states = queue(folder)
+        if "2" in states:
+            (to / "one.done").touch()
+        return {job: word for job, word in (states | {"1": state}).items() if word != "GONE"}
+
+    monkeypatch.setattr(slurm_module, "queue", seen)
+    # None of its own is in the queue at first.
+    monkeypatch.setattr(slurm_module, "alive_jobs", lambda folder: set())
+    failures = jobs(to).run(works(to, "one"), done)
+    assert jobs_of(to) == {"one": "2" if again else "1"}
+    assert [failure.reason.startswith(f"job 1 ended with {state}") for failure in failures] == [True] * (not again)
+
+
+def test_jobs_without_a_record_are_named(cluster, works, tmp_path):
+    to = tmp_path / "to"
+    works(to, "one")
+    (cluster / "7.name").write_text(slurm_module._job_name(to))
+    (cluster / "7.state").write_text("PENDING")
+    with pytest.raises(ValueError, match="submission was interrupted: `scancel 7`"):
+        jobs(to).run(works(to, "one"), done)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"time": 0}, "slurm.time is 0"),
+        ({"timeouts": -1}, "slurm.timeouts is -1"),
+        ({"gpus": 2}, "slurm.gpus is 2; expected 0 or 1"),
+        ({"memory": 0}, "slurm.memory is 0"),
+    ],
+)
+def test_numbers_that_no_job_can_have_raise(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        replace(NO_SLURM, **wrong).check("slurm")
+
+
+def test_options_of_slurm_need_slurm():
+    with pytest.raises(ValueError, match=r"slurm.partition is 'gpu' but on is 'local': add --on slurm"):
+        Slurm(partition="gpu").check("local")
+    NO_SLURM.check("local")
+
+
+def test_a_job_has_the_device_that_it_asks_for():
+    assert Slurm(gpus=1).device("auto", "bfloat16") == "cuda"
+    assert NO_SLURM.device("auto", "auto") == "cpu"
+    with pytest.raises(ValueError, match=r"device is 'cuda' but slurm.gpus is 0"):
+        NO_SLURM.device("cuda", "auto")
+    with pytest.raises(ValueError, match="take bfloat16 or float32"):
+        Slurm(gpus=1).device("auto", "auto")
+
+
+def test_a_partition_that_does_not_exist_raises_before_any_work(cluster, tmp_path):
+    with pytest.raises(ValueError, match=r"--partition=none .*invalid partition specified: none"):
+        jobs(tmp_path / "to", Slurm(partition="none"))
+
+
+def test_where_there_is_no_slurm_or_no_submitit_one_line_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="there is no sbatch here"):
+        jobs(tmp_path)
+    monkeypatch.setattr(slurm_module, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"submitit is not installed: pip install 'nystrom\[cluster\]'"):
+        jobs(tmp_path)
+
+
+def test_a_controller_that_does_not_answer_is_named(cluster, tmp_path):
+    (cluster / "silent").touch()
+    with pytest.raises(ValueError, match=r"SLURM does not answer \(slurm_load_jobs error: Unable to contact"):
+        queue(tmp_path)
+
+
+def test_the_state_of_a_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no runs"):
+        status_lines(tmp_path)
+    with pytest.raises(ValueError, match="holds no runs"):
+        status_lines(tmp_path / "none")

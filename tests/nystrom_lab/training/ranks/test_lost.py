@@ -1,0 +1,55 @@
+"""A process that dies or hangs: what the others say, and how the run goes on."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# The second process fails in step 8, where it does so for the first time.
+FAILING = """
+import os, signal, sys, time
+from nystrom_lab.cli.main import main
+from nystrom_lab.training.run.trainer import EncoderTrainer
+inner = EncoderTrainer.training_step
+def training_step(self, *given):
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and self.state.global_step == 7:
+        {how}
+    return inner(self, *given)
+EncoderTrainer.training_step = training_step
+sys.exit(main())
+"""
+SETTINGS = {"preset": "demo", "options.num-landmarks": 8, "steps": 12, "warmup-steps": 2, "batch-size": 8}
+SETTINGS |= {"evaluate-every": 3, "log-every": 1, "dropout": 0, "device": "cpu", "threads": 1, "context-parallel": 2}
+WORDS = ["train", "listops", *(word for name, value in SETTINGS.items() for word in (f"--{name}", str(value)))]
+
+
+@pytest.fixture
+def launch(tmp_path, data):
+    def run(how, *words, launcher=()):
+        script = tmp_path / "failing.py"
+        script.write_text(FAILING.format(how=how))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command += [*launcher, str(script), *WORDS, "--data", str(data), "--to", str(tmp_path / "run"), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=tmp_path)
+
+    return run
+
+
+def test_a_killed_process_is_started_again_and_the_run_goes_on(launch, small_run, same_run, tmp_path):
+    done = launch("os.kill(os.getpid(), signal.SIGKILL)", launcher=["--max-restarts", "1"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Going on after step 6." in done.stdout
+    same_run(tmp_path / "run", small_run(tmp_path / "one", dropout=0.0))
+
+
+def test_a_process_that_hangs_is_named_and_the_run_can_be_resumed(launch, small_run, same_run, tmp_path):
+    done = launch("time.sleep(600)", "--timeout", "40")
+    assert done.returncode != 0
+    [line] = [line for line in done.stderr.splitlines() if "nystrom: " in line]
+    assert line.startswith("nystrom: rank 0 of 2 lost rank 1 in step 8 (")
+    assert line.endswith("): go on with --resume, from step 6.")
+    done = launch("pass", "--resume")
+    assert done.returncode == 0, done.stderr[-3000:]
+    same_run(tmp_path / "run", small_run(tmp_path / "one", dropout=0.0))

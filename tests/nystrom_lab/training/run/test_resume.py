@@ -1,0 +1,142 @@
+"""A run that was interrupted at any point continues to the weights and curves of an uninterrupted one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from nystrom_lab.data.lra.listops.task import prepare_listops
+from nystrom_lab.measure.rows import read_rows
+
+
+@pytest.mark.long
+def test_a_killed_run_continues_to_the_same_result(whole, small_run, data, tmp_path, weights, curves):
+    script = tmp_path / "killed.py"
+    # The process waits in step 8 to be killed; on a loaded machine it might otherwise finish first.
+    script.write_text(f"""
+import time
+from pathlib import Path
+from nystrom_lab.training.engine import train
+from nystrom_lab.training.run.trainer import EncoderTrainer
+inner = EncoderTrainer.training_step
+def training_step(self, *given):
+    while self.state.global_step == 7:
+        time.sleep(1)
+    return inner(self, *given)
+EncoderTrainer.training_step = training_step
+train("listops", options={{"num_landmarks": 8}}, preset="demo", data=Path({str(data)!r}),
+      to=Path({str(tmp_path / "killed")!r}), steps=12, warmup_steps=2, batch_size=8,
+      evaluate_every=3, log_every=1, device="cpu", threads=1)
+""")
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            deadline = time.monotonic() + 600
+            while not (tmp_path / "killed" / "checkpoint-6" / "complete.json").exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "killed" / "best").exists()
+    killed = small_run(tmp_path / "killed", resume=True)
+    assert_close(weights(killed), weights(whole), rtol=0, atol=0)
+    assert curves(killed) == curves(whole)
+    best = [load_file(run / "best" / "model.safetensors") for run in (killed, whole)]
+    assert_close(best[0], best[1], rtol=0, atol=0)
+
+
+@pytest.mark.long
+def test_random_landmarks_survive_an_interruption(small_run, tmp_path, monkeypatch, weights, interrupt_at):
+    settings = {"attention": "skyformer", "options": {"num_landmarks": 6}}
+    whole = small_run(tmp_path / "whole", **settings)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 8)
+        with pytest.raises(KeyboardInterrupt):
+            small_run(tmp_path / "broken", **settings)
+    broken = small_run(tmp_path / "broken", resume=True, **settings)
+    assert_close(weights(broken), weights(whole), rtol=0, atol=0)
+
+
+def test_an_interrupted_run_can_be_resumed(
+    whole, small_run, tmp_path, monkeypatch, capsys, weights, curves, interrupt_at
+):
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 8)
+        with pytest.raises(KeyboardInterrupt):
+            small_run(tmp_path / "run")
+    assert "Stopped in step 8 of 12; go on with --resume, from step 6." in capsys.readouterr().out
+    assert [step for step, quantity, _ in curves(tmp_path / "run") if quantity == "train loss"] == [1, 2, 3, 4, 5, 6]
+    run = small_run(tmp_path / "run", resume=True)
+    assert "Going on after step 6." in capsys.readouterr().out
+    assert_close(weights(run), weights(whole), rtol=0, atol=0)
+    assert curves(run) == curves(whole)
+
+
+def test_a_run_that_stopped_before_its_first_checkpoint_starts_again(
+    whole, small_run, tmp_path, monkeypatch, weights, interrupt_at
+):
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            small_run(tmp_path / "run")
+    assert_close(weights(small_run(tmp_path / "run", resume=True)), weights(whole), rtol=0, atol=0)
+
+
+def test_a_half_written_checkpoint_is_passed_over(whole, small_run, tmp_path, capsys, weights, curves):
+    run = small_run(tmp_path / "run")
+    last = run / "checkpoint-12" / "model.safetensors"
+    os.truncate(last, last.stat().st_size // 2)
+    small_run(run, resume=True)
+    assert "Going on after step 9." in capsys.readouterr().out
+    assert_close(weights(run), weights(whole), rtol=0, atol=0)
+    assert curves(run) == curves(whole)
+
+
+def test_a_finished_run_that_is_resumed_stays_as_it_is(small_run, tmp_path, weights, curves):
+    run = small_run(tmp_path / "run")
+    before = weights(run), curves(run), len(read_rows(run / "rows.csv"))
+    small_run(run, resume=True)
+    assert (weights(run).keys(), curves(run), len(read_rows(run / "rows.csv"))) == (before[0].keys(), *before[1:])
+    assert_close(weights(run), before[0], rtol=0, atol=0)
+
+
+def test_a_resumed_run_knows_its_data(whole, small_run, tmp_path, monkeypatch, weights, interrupt_at):
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 5)
+        with pytest.raises(KeyboardInterrupt):
+            small_run(tmp_path / "run")
+    assert_close(weights(small_run(tmp_path / "run", resume=True, data=None)), weights(whole), rtol=0, atol=0)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_run_folder_may_move(whole, small_run, tmp_path, monkeypatch, interrupt_at):
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 8)
+        with pytest.raises(KeyboardInterrupt):
+            small_run(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    run = small_run(tmp_path / "moved", resume=True)
+    assert_close(
+        load_file(run / "best" / "model.safetensors"), load_file(whole / "best" / "model.safetensors"), rtol=0, atol=0
+    )
+
+
+def test_a_resumed_run_keeps_its_settings(small_run, tmp_path, data):
+    run = small_run(tmp_path / "run", steps=3, warmup_steps=0)
+    with pytest.raises(ValueError, match="holds a run: go on with it by --resume"):
+        small_run(run)
+    with pytest.raises(ValueError, match="steps is 12 but was 3; warmup_steps is 2 but was 0"):
+        small_run(run, resume=True)
+    other = prepare_listops(
+        tmp_path / "other", train=48, val=20, test=30, seed=1, min_length=5, max_length=41, progress=False
+    )
+    with pytest.raises(ValueError, match="whose data were others"):
+        small_run(run, resume=True, steps=3, warmup_steps=0, data=other)

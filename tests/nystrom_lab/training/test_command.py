@@ -1,0 +1,107 @@
+"""The command of a row reproduces the run of the row."""
+
+import functools
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from nystrom_lab.cli.main import main
+from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.training.command import train_words
+from nystrom_lab.training.engine import train
+from nystrom_lab.training.presets.recipe import ARGUMENTS, RECIPE
+from nystrom_lab.training.results import command_line
+from nystrom_lab.training.settings import settle
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What the command line would train, without training."""
+    asked = {}
+
+    @functools.wraps(train)
+    def note(task, **given):
+        asked.update(given, task=task)
+
+    monkeypatch.setattr("nystrom_lab.training.engine.train", note)
+    return asked
+
+
+def settings_of(
+    task="listops", attention="nystrom", options=None, conv_kernel_size=None, accumulation=1, mask_share=0.0,
+    compile=False, track_error=False, **changes
+):  # fmt: skip
+    return settle(
+        task, attention=attention, options=options, conv_kernel_size=conv_kernel_size, preset="demo", device="cpu",
+        precision="auto", accumulation=accumulation, seed=3, changes=changes, mask_share=mask_share, compile=compile,
+        track_error=track_error,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"options": {"num_landmarks": 8, "pinv": "ridge"}, "conv_kernel_size": 0},
+        {"attention": "linformer", "options": {"num_features": 16, "per_head": True}, "conv_kernel_size": 5},
+        {"steps": 50, "batch_size": 8, "learning_rate": 3e-4, "warmup_steps": 2, "dropout": 0.0, "accumulation": 2},
+        {"steps": 60, "evaluate_every": 30, "log_every": 10},
+        {"attention": "reformer", "options": {"across_buckets": True, "shared_qk": False}},
+        {"positions": "rotary", "rotary_share": 0.5, "rotary_across_heads": True, "short_conv_kernel_size": 3},
+        {
+            "attention": "none",
+            "pooling": "max",
+            "pooled_norm": "batch",
+            "feed_forward": "glu",
+            "adam_betas": (0.9, 0.98),
+            "clip_norm": 1.0,
+        },
+        {"schedule": "cosine", "label_smoothing": 0.1, "ema": 0.99, "augment": True, "denoise": 1.0},
+        {"compile": True, "track_error": True},
+    ],
+)
+def test_the_words_make_the_settings(given, trained):
+    settings = settings_of(**given)
+    assert main(train_words(settings, data="data/x", to="runs/x", threads=2)) == 0
+    assert (str(trained["data"]), str(trained["to"]), trained["threads"]) == ("data/x", "runs/x", 2)
+    changed = {name: trained[name] for name in trained.keys() & {
+        "steps", "batch_size", "learning_rate", "warmup_steps", "dropout", "evaluate_every", "log_every",
+        *(ARGUMENTS.get(name, name) for name in RECIPE),
+    }}  # fmt: skip
+    again = settle(
+        trained["task"], attention=trained["attention"], options=trained["options"],
+        conv_kernel_size=trained.get("conv_kernel_size"), preset=trained["preset"], device=trained["device"],
+        precision=trained["precision"], accumulation=trained.get("accumulation", 1), seed=trained["seed"],
+        changes=changed, compile=trained.get("compile", False), track_error=trained.get("track_error", False),
+    )  # fmt: skip
+    assert again == settings
+
+
+def test_rows_record_the_command_however_the_run_was_started(whole, data):
+    commands = {row.command for row in read_rows(whole / "rows.csv")}
+    assert len(commands) == 1
+    words = shlex.split(commands.pop())
+    assert words[:3] == ["nystrom", "train", "listops"]
+    settings = json.loads((whole / "run.json").read_text())["settings"]
+    for flag, value in (("--steps", settings["steps"]), ("--options.num-landmarks", 8), ("--data", data.name)):
+        assert words[words.index(flag) + 1] == str(value)
+
+
+def test_several_processes_are_in_the_command():
+    assert command_line(["train", "text", "--to", "/tmp/run"], 4) == (
+        "torchrun --nproc-per-node 4 -m nystrom_lab train text --to run"
+    )
+
+
+def test_the_words_of_a_pretraining_and_of_what_starts_from_it_make_the_settings(trained):
+    settings = settings_of(mask_share=0.2)
+    words = train_words(settings, data="data/x", to="runs/x")
+    assert words[:2] == ["pretrain", "listops"]
+    assert main(words) == 0
+    assert trained["mask_share"] == 0.2
+    words = train_words(replace(settings, mask_share=0.0, model="runs/pre/best"), data="data/x", to="runs/x")
+    assert words[:2] == ["train", "listops"]
+    assert main(words) == 0
+    assert (trained["mask_share"], str(trained["model"])) == (0.0, "runs/pre/best")

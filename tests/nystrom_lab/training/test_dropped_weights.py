@@ -1,0 +1,26 @@
+"""Trainings that drop weights, as the authors' code does."""
+
+import pytest
+
+from nystrom_lab.training.settings import settle
+
+
+@pytest.mark.parametrize(("attention", "share"), [("softmax", 0.1), ("kernelized", 0.1), ("nystrom", 0.0)])
+def test_a_training_drops_what_the_authors_drop_if_it_is_asked_to(attention, share):
+    def settled(track_error=False, **changes):
+        return settle(
+            "listops", attention=attention, options=None, conv_kernel_size=None, preset="nystromformer", device="cpu",
+            precision="float32", accumulation=1, seed=0, track_error=track_error, changes=changes,
+        )  # fmt: skip
+
+    assert settled().encoder_config().attention_probs_dropout_prob == 0
+    asked = settled(drop_weights=True)
+    assert asked.encoder_config().attention_probs_dropout_prob == share
+    assert asked.changes() == {"drop_weights": True}
+    with pytest.raises(ValueError, match=r"drop_weights is True, but design is 'transformers'.*leave drop_weights out"):
+        settled(drop_weights=True, design="transformers")
+    if share:
+        with pytest.raises(ValueError, match=f"the error of {attention} would be that of the dropped weights"):
+            settled(track_error=True, drop_weights=True)
+    else:
+        assert settled(track_error=True, drop_weights=True).track_error

@@ -1,0 +1,39 @@
+"""What one rank does in the tests: joins the others and runs checks, a file of which it is given."""
+
+import gc
+import json
+import sys
+import traceback
+from datetime import timedelta
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+def main(rank: int, size: int, folder: Path, checks: Path) -> None:
+    torch.set_num_threads(1)
+    # Long, as a machine that is busy is not wrong; a test that hangs has its own time limit.
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=size, timeout=timedelta(seconds=120)
+    )
+    spec = spec_from_file_location(checks.stem, checks)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    failed = {}
+    for name, check in module.checks():
+        try:
+            check()
+        except Exception:  # noqa: BLE001 (whatever it is, the test prints it)
+            failed[name] = traceback.format_exc()
+            if "Connection closed" in failed[name] or "Timed out" in failed[name]:
+                break
+    (folder / f"failed-{rank}.json").write_text(json.dumps(failed))
+    # Threads of gloo that outlive their group may abort the interpreter; models are parts of cycles.
+    dist.destroy_process_group()
+    gc.collect()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
