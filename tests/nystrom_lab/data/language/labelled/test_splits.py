@@ -82,7 +82,7 @@ def test_equal_texts_are_in_one_of_the_splits_that_are_drawn(tmp_path):
         ([(f"text {i}", 1) for i in range(40)], r"the only label is '1' \(rows: 40\)"),
         (
             [("same", i % 2) for i in range(40)],
-            r"40 texts, 1 of them different \\(equal ones stay together\\): too few",
+            r"40 texts, 1 of them different \(equal ones stay together\): too few",
         ),
     ],
 )
