@@ -12,12 +12,14 @@ Both are choices between tensors of one shape, made for each sequence of a batch
 others, so that results do not depend on neighbours, and compilation and export need no branch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nystrom.attention.fused import fused_softmax
 from nystrom.landmarks import all_real, first_tokens, is_known, ranks, short_sequences, take
 from nystrom.shapes import zero_masked
 
@@ -101,6 +103,59 @@ def exact_limit(
     few_keys, few_queries = short_sequences(keep, query_keep, m)
     few_queries = None if few_queries is None else few_queries[:, None, None, None]
     return ExactLimit(m, keep, query_keep, few_keys[:, None, None, None], few_queries)
+
+
+def exact_where_short(
+    approximate: Callable[..., Tensor],
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    keep: Bool[Tensor, "b n"],
+    m: int,
+    scale: float | None,
+) -> Float[Tensor, "b h n e"]:
+    """Self-attention that is exact for sequences of at most m real tokens, which then stand side by side.
+
+    Args:
+        approximate: What the other sequences get, a function of q, k, v and the masks of keys and queries.
+        q: Queries.
+        k: Keys.
+        v: Values.
+        keep: Real tokens.
+        m: The most tokens of a sequence that is exact.
+        scale: Factor on the scores; None means 1 / sqrt(d).
+    """
+    count = keep.sum(dim=1)
+    short = count <= m
+
+    def exact(some: slice | Int[Tensor, " r"], most: int) -> Float[Tensor, "r h n e"]:
+        place, real = first_tokens(keep[some], most)
+        first = (zero_masked(take(x[some], place), real) for x in (q, k, v))
+        return take(fused_softmax(*first, keep=real, scale=scale), ranks(keep[some])[0].clamp(0, most - 1))
+
+    if not _may_branch(q):
+        # Both, and a choice.
+        return torch.where(short[:, None, None, None], exact(slice(None), m), approximate(q, k, v, keep, keep))
+    if not short.any():
+        return approximate(q, k, v, keep, keep)
+    rows, others = short.nonzero()[:, 0], (~short).nonzero()[:, 0]
+    found = exact(rows, max(1, int(count[rows].max())))
+    if not len(others):
+        return found
+    far = approximate(*(x[others] for x in (q, k, v, keep, keep)))
+    return torch.cat([found, far.to(found.dtype)])[torch.cat([rows, others]).argsort()]
+
+
+def _may_branch(x: Tensor) -> bool:
+    """Whether numbers can be looked at: not in a graph that is recorded, nor inside a transform of torch.func."""
+    captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or x.is_meta
+        or captured
+        or not all(isinstance(size, int) for size in x.shape)
+    )
 
 
 def _first(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"], m: int) -> Float[Tensor, "b h m d"]:

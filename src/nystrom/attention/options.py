@@ -342,6 +342,8 @@ class NearFarOptions:
         num_heavy: Keys g of each head that all of its queries see exactly.
         num_clusters: Clusters m of the other keys.
         iterations: Steps of k-means, of which the last sees all keys and the others a sample.
+        exact_up_to: Self-attention of at most so many real tokens is exact, sequence by sequence, since that is faster;
+            0 approximates all that the sizes do not make exact.
         num_samples: Queries r whose exact outputs teach, by ridge regression, what to add to all of them; 0 for none.
             Rows of the matrix are then no longer positive.
         scale: Factor on the scores; None means 1 / sqrt(d).
@@ -353,6 +355,7 @@ class NearFarOptions:
     num_heavy: int = 48
     num_clusters: int = 64
     iterations: int = 4
+    exact_up_to: int = 1024
     num_samples: int = 0
     scale: float | None = None
     backend: Backend = "auto"
@@ -363,6 +366,7 @@ class NearFarOptions:
         check_at_least("num_heavy", self.num_heavy, 0)
         check_at_least("num_clusters", self.num_clusters, 1)
         check_at_least("iterations", self.iterations, 1)
+        check_at_least("exact_up_to", self.exact_up_to, 0)
         check_at_least("num_samples", self.num_samples, 0)
         _check_scale(self.scale)
         check_backend(self.backend, {})

@@ -41,11 +41,12 @@ VARIANTS = {
         {"num_landmarks": 5, **TRITON},
     ],
     "near_far": [
-        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
-        {"block_size": 2, "reach": 3, "num_heavy": 0, "num_clusters": 2, "iterations": 2},
-        {"block_size": 3, "reach": 0, "num_heavy": 4, "num_clusters": 1},
-        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "num_samples": 5},
-        {"block_size": 8, "reach": 1, "num_heavy": 2, "num_clusters": 3, **TRITON},
+        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0},
+        {"block_size": 2, "reach": 3, "num_heavy": 0, "num_clusters": 2, "iterations": 2, "exact_up_to": 0},
+        {"block_size": 3, "reach": 0, "num_heavy": 4, "num_clusters": 1, "exact_up_to": 0},
+        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "num_samples": 5, "exact_up_to": 0},
+        {"block_size": 8, "reach": 1, "num_heavy": 2, "num_clusters": 3, **TRITON, "exact_up_to": 0},
+        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 12},
     ],
     "kernelized": [{}, {"kernel": "laplace"}],
     "skyformer": [
@@ -498,7 +499,7 @@ def test_a_neighbour_that_is_not_a_number_changes_nothing(name, options):
 EXACT = {
     "softmax": ({}, dense_softmax),
     "nystrom": ({"num_landmarks": 12}, dense_softmax),
-    "near_far": ({"num_heavy": 40, "block_size": 4, "reach": 1, "num_clusters": 3}, dense_softmax),
+    "near_far": ({"num_heavy": 40, "block_size": 4, "reach": 1, "num_clusters": 3, "exact_up_to": 0}, dense_softmax),
     "kernelized": ({}, dense_gaussian),
     "skyformer": ({"num_landmarks": 12}, dense_gaussian),
     "skyformer_softmax": ({"num_landmarks": 12}, dense_softmax),

@@ -19,7 +19,8 @@ those of its tokens that are not near, and the logarithm of their number added t
   and those up to `reach` from it. A constant added to all positions changes nothing, and with 0 ... n - 1 for both it
   is self-attention. See `nystrom.attention.parts.at_positions`; gaps between positions cost nothing.
 
-**Exact limit.** Exact attention, where all keys are near or heavy, and where each cluster holds one key.
+**Exact limit.** Exact attention, where all keys are near or heavy, and where each cluster holds one key; and
+self-attention of at most `exact_up_to` real tokens, where it is the faster of the two, each sequence by itself.
 
 Ours: clusters of all far keys, without those near or heavy, in the softmax of the exact keys, and the sampled k-means.
 Kin: Transformer-LS (a window and a learned projection in one softmax; Zhu et al. 2021, arXiv:2107.02192), Scatterbrain
@@ -37,6 +38,7 @@ from torch import Tensor
 
 from nystrom.attention.backend import check_backend_device, uses_triton
 from nystrom.attention.door import attend
+from nystrom.attention.exact_limit import exact_where_short
 from nystrom.attention.fused import fused_softmax, open_empty
 from nystrom.attention.options import NearFarOptions, documented
 from nystrom.attention.parts.at_positions import Positions, attend_at_positions, check_places, near_keys
@@ -77,6 +79,7 @@ def near_far_attention(
     num_heavy: int = 48,
     num_clusters: int = 64,
     iterations: int = 4,
+    exact_up_to: int = 1024,
     num_samples: int = 0,
     scale: float | None = None,
     backend: Backend = "auto",
@@ -109,6 +112,7 @@ def near_far_attention(
         num_heavy=num_heavy,
         num_clusters=num_clusters,
         iterations=iterations,
+        exact_up_to=exact_up_to,
         num_samples=num_samples,
         scale=scale,
         backend=backend,
@@ -138,6 +142,7 @@ def near_far_rows(
     num_heavy: int = 48,
     num_clusters: int = 64,
     iterations: int = 4,
+    exact_up_to: int = 1024,
     num_samples: int = 0,
     scale: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
@@ -170,6 +175,7 @@ def near_far_rows(
         num_heavy=num_heavy,
         num_clusters=num_clusters,
         iterations=iterations,
+        exact_up_to=exact_up_to,
         num_samples=num_samples,
         scale=scale,
     )
@@ -202,6 +208,9 @@ def near_far_rows(
         means = F.pad(cluster_sums(k, chosen.cluster, num_clusters) / sizes, (0, 0, 0, 1))
         far = (asked @ means.mT).gather(3, chosen.cluster[:, :, None].expand(-1, -1, len(queries), -1))
         scores = torch.where(exact, asked @ k.mT, far)
+        if masks.is_self and positions is None:
+            short = real.sum(dim=1) <= exact_up_to
+            scores = torch.where(short[:, None, None, None], asked @ k.mT, scores)
         rows = scores.masked_fill(~open_empty(real)[:, None, None], -torch.inf).softmax(dim=-1)
         rows = torch.where(real[:, None, None], rows, 0.0)
         return rows if query_keep is None else zero_masked(rows, query_keep[:, queries])
@@ -218,10 +227,29 @@ def _near_far(
     positions: Positions | None = None,
 ) -> Float[Tensor, "b h n e"]:
     check_backend_device(options.backend, q.device)
-    s = k.shape[2]
-    most = max(options.num_heavy, options.num_clusters, options.block_size if is_self else 0)
+    s, exact_up_to = k.shape[2], options.exact_up_to if is_self and positions is None else 0
+    most = max(options.num_heavy, options.num_clusters, *((options.block_size, exact_up_to) if is_self else ()))
     if isinstance(s, int) and s <= most:
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
+
+    def approximate(q, k, v, keep, query_keep):
+        return _approximate(q, k, v, keep, query_keep, options, is_self, positions)
+
+    if not exact_up_to or (keep is None and isinstance(s, int)):
+        return approximate(q, k, v, keep, query_keep)
+    return exact_where_short(approximate, q, k, v, all_real(k) if keep is None else keep, exact_up_to, options.scale)
+
+
+def _approximate(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: NearFarOptions,
+    is_self: bool,
+    positions: Positions | None,
+) -> Float[Tensor, "b h n e"]:
     largest = torch.finfo(v.dtype).max
     if uses_triton(options.backend):
         # The kernels take tokens where and in the dtype they are; the copies for the choice are gone by then.

@@ -7,7 +7,7 @@
 - Clusters: in each step of k-means a rank sums up its part of the sample, m (d + 1) numbers, and in the end its keys
   and values.
 
-What is exchanged depends on sizes alone, not on n.
+Short sequences are exact: all ranks hold their keys. What is exchanged depends on sizes alone, not on n.
 """
 
 from typing import NamedTuple
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import (
     QUERY_MEANS,
@@ -35,7 +36,7 @@ from nystrom.parallel.communication import Ranks
 from nystrom.parallel.halo import with_halo
 from nystrom.parallel.joined import softmax_over_ranks
 from nystrom.parallel.scan import sum_after, sum_before
-from nystrom.parallel.tokens import Tokens, find, segment_means, take
+from nystrom.parallel.tokens import Tokens, find, segment_means, take, take_first
 from nystrom.precision import at_least_float32
 from nystrom.shapes import cut_blocks, score_scale
 
@@ -51,6 +52,30 @@ def near_far_over_ranks(
     is_self: bool,
 ) -> Float[Tensor, "b h n e"]:
     """`near_far_attention` of the tokens of all ranks."""
+    most = min(options.exact_up_to, keys.total) if is_self else 0
+    short = keys.count <= most
+    if not short.any():
+        return _approximate(ranks, queries, keys, q, k, v, options, is_self)
+    # All ranks hold the keys of the short sequences, and their own queries.
+    first = (take_first(ranks, keys, x, most) for x in (k, v))
+    real = torch.arange(most, device=k.device) < keys.count[:, None]
+    exact = fused_softmax(q, *first, keep=real, scale=options.scale)
+    if short.all():
+        return exact
+    far = _approximate(ranks, queries, keys, q, k, v, options, is_self)
+    return torch.where(short[:, None, None, None], exact.to(far.dtype), far)
+
+
+def _approximate(
+    ranks: Ranks,
+    queries: Tokens,
+    keys: Tokens,
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    options: NearFarOptions,
+    is_self: bool,
+) -> Float[Tensor, "b h n e"]:
     largest = torch.finfo(v.dtype).max
     q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
     with torch.no_grad():

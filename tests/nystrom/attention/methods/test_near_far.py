@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from nystrom.attention.methods import near_far
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import choose
 
-SMALL = {"block_size": 4, "reach": 2, "num_heavy": 3, "num_clusters": 4}
+SMALL = {"block_size": 4, "reach": 2, "num_heavy": 3, "num_clusters": 4, "exact_up_to": 0}
 OPTIONS = [
     SMALL,
     {**SMALL, "num_heavy": 0, "reach": 7},
@@ -198,7 +199,7 @@ def test_a_near_or_heavy_key_does_not_count_in_its_cluster():
 
 def test_long_sequences_in_many_stretches_are_the_plain_form():
     inputs = draw(1003, b=1, h=3, d=16, e=24)
-    options = {"block_size": 8, "reach": 3, "num_heavy": 5, "num_clusters": 64}
+    options = {"block_size": 8, "reach": 3, "num_heavy": 5, "num_clusters": 64, "exact_up_to": 0}
     keep = torch.arange(1003)[None] > 6
     for mask in (None, keep):
         out = near_far_attention(*inputs, keep=mask, **options)
@@ -232,9 +233,9 @@ def of_tokens(found, exact, real):
 @pytest.mark.parametrize(
     "options",
     [
-        {"block_size": 16, "reach": 3, "num_heavy": 4, "num_clusters": 1},
-        {"block_size": 7, "reach": 20, "num_heavy": 2, "num_clusters": 1},
-        {"block_size": 1, "reach": 0, "num_heavy": 4, "num_clusters": 1},
+        {"block_size": 16, "reach": 3, "num_heavy": 4, "num_clusters": 1, "exact_up_to": 0},
+        {"block_size": 7, "reach": 20, "num_heavy": 2, "num_clusters": 1, "exact_up_to": 0},
+        {"block_size": 1, "reach": 0, "num_heavy": 4, "num_clusters": 1, "exact_up_to": 0},
     ],
     ids=str,
 )
@@ -315,3 +316,26 @@ def test_corrected_rows_raise():
 def test_bad_options_raise(options, says):
     with pytest.raises(ValueError, match=says):
         near_far_attention(*draw(9), **options)
+
+
+@pytest.mark.parametrize("lengths", [(12, 30, 5, 40), (12, 3), (30, 40)])
+def test_sequences_of_few_tokens_are_exact_whatever_stands_beside_them(lengths):
+    inputs = draw(40, b=len(lengths))
+    keep = torch.arange(2, 42) <= torch.tensor(lengths)[:, None] + 1
+    # Padding in front, and a hole.
+    keep[0] = keep[0].roll(9)
+    keep[0, 15] = False
+    options = SMALL | {"exact_up_to": 12}
+    out = near_far_attention(*inputs, keep=keep, **options)
+    grads = torch.autograd.grad(out.sin().sum(), inputs)
+    for i, length in enumerate(lengths):
+        one = [x[i : i + 1] for x in inputs]
+        if length <= 12:
+            wanted = F.scaled_dot_product_attention(*one, keep[i][None, None, None]) * keep[i][:, None]
+        else:
+            wanted = near_far_attention(*one, keep=keep[i : i + 1], **SMALL)
+        torch.testing.assert_close(out[i : i + 1], wanted, **CLOSE)
+        for ours, theirs in zip(grads, torch.autograd.grad(wanted.sin().sum(), inputs), strict=True):
+            torch.testing.assert_close(ours[i], theirs[i], **CLOSE)
+    rows = near_far_rows(inputs[0], inputs[1], torch.arange(40), keep=keep, **options)
+    torch.testing.assert_close(rows @ inputs[2].masked_fill(~keep[:, None, :, None], 0.0), out, **CLOSE)
