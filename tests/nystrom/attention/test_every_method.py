@@ -1102,7 +1102,7 @@ forward_derivatives = pytest.mark.filterwarnings("ignore:.torch.jit.script. is d
 
 
 def second_derivatives(loss, x, way):
-    """The product of the Hessian and `way`, by every door."""
+    """The product of the Hessian and `way`, by every way."""
 
     def by_grad():
         (first,) = torch.autograd.grad(loss(x), x, create_graph=True)
@@ -1147,9 +1147,9 @@ def test_second_derivatives_are_right_or_raise(name, options, masked):
 
         step = 1e-5
         expected = (first(x + step * way) - first(x - step * way)) / (2 * step)
-        for door in second_derivatives(loss, x.clone().requires_grad_(), way):
+        for ask in second_derivatives(loss, x.clone().requires_grad_(), way):
             try:
-                result = door()
+                result = ask()
             except RuntimeError as error:
                 assert str(error)  # noqa: PT017
                 continue
