@@ -67,7 +67,7 @@ lint: $(VENV)/.dev  ## style
 types: $(VENV)/.dev  ## static types
 	$(BIN)/pyright
 
-layers: $(VENV)/.dev  ## which room may import which
+layers: $(VENV)/.dev  ## which package may import which
 	$(BIN)/lint-imports
 
 readme: $(VENV)/.dev  ## the code blocks of README and docs, and the examples

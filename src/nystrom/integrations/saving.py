@@ -5,7 +5,7 @@ attention, and nothing would say so. `save_with_attention` writes the name into 
 from where transformers takes it: after `import nystrom.integrations` every `from_pretrained`, and so every pipeline,
 runs the method; without that import, transformers raises an error that names it.
 
-There is room for one name, which transformers gives to all parts. A model whose parts differ is not saved so, nor one
+A configuration has one name, which transformers gives to all parts. A model whose parts differ is not saved so, nor one
 whose layers do not know by themselves the numbers by which a plan or `exact_layers` names them.
 """
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.door import attend
+from nystrom.attention.entry import attend
 from nystrom.attention.fused import softmax_rows
 from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.options import KernelizedOptions, SoftmaxOptions

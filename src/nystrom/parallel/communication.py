@@ -1,4 +1,4 @@
-"""What the ranks of a group say to each other: every collective of this room passes here, with its gradient.
+"""What the ranks of a group say to each other: every collective of this package passes here, with its gradient.
 
 The loss is the sum of the losses of all ranks. So the gradient of what all ranks hold alike, such as a sum over them,
 is in parts, one on each rank, and the backward pass of a sum over ranks is a sum over ranks again.

@@ -40,7 +40,7 @@ def parallelize(model: nn.Module, group: Group) -> None:
     if not getattr(model, "over_ranks", False):
         transformers = sys.modules.get("transformers")
         if transformers is not None and isinstance(model, transformers.PreTrainedModel) and not hasattr(model, "group"):
-            # Imported when it is asked for: a room above.
+            # Imported when it is asked for: it stands on this module.
             import_module("nystrom.integrations.over_ranks").parallelize_transformers(model, group)
             return
         raise ValueError(

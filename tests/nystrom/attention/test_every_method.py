@@ -5,6 +5,7 @@ sequence of a dozen tokens takes the method's own path, not its exact limit.
 """
 
 import dataclasses
+import functools
 import inspect
 
 import pytest
@@ -15,17 +16,19 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nystrom import MultiheadAttention, build_attention
+from nystrom import MultiheadAttention, build_attention, reference
+from nystrom.attention.methods.informer import _sample as sample_keys
 from nystrom.attention.methods.near_far import near_far_rows
-from nystrom.attention.methods.nystrom import nystrom_factors, nystrom_rows
+from nystrom.attention.methods.nystrom import nystrom_rows
 from nystrom.attention.methods.performer import draw_projection
-from nystrom.attention.methods.skyformer import mixed_landmarks, ridged_inverse
-from nystrom.attention.options import SkyformerSoftmaxOptions
+from nystrom.attention.methods.reformer import _rotations as draw_rotations
+from nystrom.attention.methods.skyformer import mixed_landmarks
 from nystrom.attention.parts.clusters import choose
 from nystrom.attention.parts.residual import RIDGE
 from nystrom.attention.registry import METHODS, find_function
-from nystrom.kernels import KERNELS, half_norms, positive_features
 from nystrom.landmarks import draw as draw_numbers
+from nystrom.landmarks import kmeans, segment_means, uniform
+from nystrom.linalg import pinv
 
 # Kernels for a GPU: without one they run in Triton's interpreter.
 TRITON = {"backend": "triton"}
@@ -591,88 +594,128 @@ def test_low_precision_stays_near_float64(name, options, dtype, tolerance):
     assert (out.double() - expected).norm() <= tolerance * expected.norm()
 
 
-def plain_softmax(q, k, scale):
-    return torch.softmax(scale * (q @ k.mT), dim=-1)
+def formula_of(attend, inputs, keep=None, key_keep=None, query_keep=None):
+    """The plain formula of a Module for one sequence and head, with what it draws and chooses for that sequence."""
+    name, options, device = attend.method, attend.options, DEVICE
+
+    def batch(*tensors):
+        return [x[None, None] for x in tensors]
+
+    def inverse(a):
+        if options.pinv == "iterative":
+            return reference.iterative_inverse(a, options.pinv_steps)
+        return pinv(a[None, None], inverse=options.pinv, steps=options.pinv_steps)[0, 0]
+
+    def nystrom(q, k, v, b, h, places):
+        def landmarks(x, m):
+            if options.landmarks == "segment_means":
+                return reference.segment_means(x, m)
+            found = kmeans(x[None, None], m) if options.landmarks == "kmeans" else None
+            return (uniform(x[None, None], m, draws=draw_numbers(m, None, device)) if found is None else found)[0, 0]
+
+        def of_all_heads(_):
+            """Where the start value looks at all heads of a sequence."""
+            marks = (
+                segment_means(x[b : b + 1], options.num_landmarks, keep=None if keep is None else keep[b : b + 1])
+                for x in inputs[:2]
+            )
+            left, right = marks
+            a = torch.softmax(q.shape[1] ** -0.5 * left @ right.mT, dim=-1)
+            return pinv(a.to(q.dtype), steps=options.pinv_steps, z0=options.z0)[0, h]
+
+        inverted = of_all_heads if options.z0 == "sequence" else inverse
+        return reference.nystrom(q, k, v, num_landmarks=options.num_landmarks, landmarks=landmarks, inverse=inverted)
+
+    def skyformer(q, k, v, *_):
+        marks = mixed_landmarks(*batch(q, k), None, None, draw_numbers(options.num_landmarks, None, device))[0, 0]
+        ridged = functools.partial(reference.ridged_inverse, gamma=options.gamma, inverse=inverse)
+        if name == "skyformer_softmax":
+            return reference.skyformer_softmax(q, k, v, landmarks=marks.to(q.dtype), inverse=ridged)
+        return reference.skyformer(q, k, v, landmarks=marks.to(q.dtype), inverse=ridged, kernel=options.kernel)
+
+    is_self = inputs[0].shape[2] == inputs[1].shape[2]
+
+    def near_far(q, k, v, b, h, places):
+        m = options.num_clusters
+        if is_self and len(k) <= options.exact_up_to:
+            return reference.softmax(q, k, v)
+        chosen = choose(*batch(q, k), None, None, options).cluster[0, 0]
+        near = reference.near_keys(places, places, block_size=options.block_size, reach=options.reach)
+        out = reference.near_far(q, k, v, cluster=chosen, num_clusters=m, near=near if is_self else None)
+        r = options.num_samples
+        if not r or len(k) <= max(options.num_heavy, m, options.block_size):
+            return out
+        # Ridge regression of what is missed at r queries on softmax over the means of the clusters.
+        member = F.one_hot(chosen, m + 1)[:, :m].to(k.dtype)
+        sizes = member.sum(dim=0)
+        features = (q.shape[1] ** -0.5 * q @ (member.T @ k / sizes.clamp(min=1)[:, None]).T + sizes.log()).softmax(
+            dim=1
+        )
+        wanted = (2 * torch.arange(min(r, len(q)), device=device) + 1) * len(q) // (2 * min(r, len(q)))
+        missed, some = (reference.softmax(q, k, v) - out)[wanted], features[wanted]
+        ridge = RIDGE * torch.eye(len(wanted), dtype=q.dtype, device=device)
+        return out + features @ some.T @ torch.linalg.solve(some @ some.T + ridge, missed)
+
+    def linformer(q, k, v, b, h, places):
+        of_keys, of_values = (weight[h % len(weight)].to(k.dtype) for weight in attend.weights())
+        return reference.linformer(q, k, v, of_keys=of_keys, of_values=of_values, places=places)
+
+    def informer(q, k, v, *_):
+        sample = sample_keys(k[None, None], None, draw_numbers(options.num_samples, None, device))[0]
+        return reference.informer(q, k, v, num_queries=options.num_queries, sample=sample)
+
+    def reformer(q, k, v, b, h, places):
+        rotations = draw_rotations(torch.empty(1, attend.num_heads, 1, q.shape[1], device=device), options, None)
+        return reference.reformer(
+            q, k, v, rotations=rotations[:, h].to(q.dtype), chunk_size=options.chunk_size, shared_qk=options.shared_qk,
+            across_buckets=options.across_buckets,
+        )  # fmt: skip
+
+    def bigbird(q, k, v, b, h, places):
+        draws = draw_numbers(attend.num_heads * options.num_random_blocks, None, device).view(attend.num_heads, -1)
+        return reference.bigbird(q, k, v, block_size=options.block_size, draws=draws[h], places=places)
+
+    return {
+        "softmax": lambda q, k, v, *_: reference.softmax(q, k, v),
+        "nystrom": nystrom,
+        "near_far": near_far,
+        "kernelized": lambda q, k, v, *_: reference.kernelized(q, k, v, kernel=options.kernel),
+        "skyformer": skyformer,
+        "skyformer_softmax": skyformer,
+        "linear": lambda q, k, v, *_: reference.linear(q, k, v),
+        "performer": lambda q, k, v, *_: reference.performer(q, k, v, projection=attend.weights()[0].to(q.dtype)),
+        "linformer": linformer,
+        "informer": informer,
+        "reformer": reformer,
+        "longformer": lambda q, k, v, b, h, places: reference.longformer(
+            q, k, v, window=options.window, num_global=options.num_global, places=places
+        ),
+        "bigbird": bigbird,
+    }[name]
 
 
-def plain_nystrom(attend, q, k, v):
-    options = {key: value for key, value in dataclasses.asdict(attend.options).items() if key != "backend"}
-    factors = nystrom_factors(q, k, **options)
-    scale = q.shape[-1] ** -0.5
-    right = plain_softmax(factors.q_landmarks, k, scale) @ v
-    return plain_softmax(q, factors.k_landmarks, scale) @ (factors.inverse @ right)
+def plain(attend, *inputs, **masks):
+    return reference.by_sequence(formula_of(attend, inputs, **masks), *inputs, **masks)
 
 
-def plain_skyformer(attend, q, k, v):
-    m, scale = attend.options.num_landmarks, q.shape[-1] ** -0.5
-    marks = mixed_landmarks(q, k, None, None, draw_numbers(m, None, q.device))
-    kernel = KERNELS[getattr(attend.options, "kernel", "gaussian")]
-    inverse = ridged_inverse(kernel(marks, marks, scale=scale), attend.options)
-    left, right = kernel(q, marks, scale=scale), kernel(marks, k, scale=scale)
-    if not isinstance(attend.options, SkyformerSoftmaxOptions):
-        return left @ (inverse @ (right @ v))
-    # By Lemma 1, relative to the largest key: the factors of the queries cancel in the ratio.
-    sizes = half_norms(k, scale=scale)
-    right = right * torch.exp(sizes - sizes.amax(dim=2, keepdim=True)).mT
-    total = left @ (inverse @ right.sum(dim=-1, keepdim=True))
-    least, most = v.amin(dim=2, keepdim=True), v.amax(dim=2, keepdim=True)
-    mean = v.mean(dim=2, keepdim=True)
-    return torch.where(total > 0, (left @ (inverse @ (right @ v)) / total).clamp(least, most), mean)
-
-
-def plain_near_far(attend, q, k, v):
-    options = {key: value for key, value in dataclasses.asdict(attend.options).items() if key != "backend"}
-    r, m, n = options.pop("num_samples"), options["num_clusters"], q.shape[2]
-    out = near_far_rows(q, k, torch.arange(n), **options) @ v
-    if not r:
-        return out
-    # Ridge regression of what is missed at r queries on softmax over the means of the clusters.
-    member = F.one_hot(choose(q, k, None, None, attend.options).cluster, m + 1)[..., :m].to(k.dtype)
-    sizes = member.sum(dim=2)
-    means = member.mT @ k / sizes.clamp(min=1)[..., None]
-    features = (q.shape[-1] ** -0.5 * q @ means.mT + sizes.log()[:, :, None]).softmax(dim=-1)
-    places = (2 * torch.arange(r) + 1) * n // (2 * r)
-    missed, some = (dense_softmax(q, k, v) - out)[:, :, places], features[:, :, places]
-    return out + features @ some.mT @ torch.linalg.solve(some @ some.mT + RIDGE * torch.eye(r, dtype=q.dtype), missed)
-
-
-def plain_linformer(attend, q, k, v):
-    keys, values = (weight.to(k.dtype)[..., : k.shape[2]] for weight in attend.weights())
-    return plain_softmax(q, keys @ k, q.shape[-1] ** -0.5) @ (values @ v)
-
-
-def plain_choice(attend, q, k, v):
-    """Softmax over the keys that each query has any weight for; the mean where it weighs all alike."""
-    eye = torch.eye(k.shape[2], dtype=torch.float64, device=DEVICE).expand(*k.shape[:2], -1, -1)
-    chosen = attend(q.double(), k.double(), eye)
-    lazy = (chosen - 1 / k.shape[2]).abs().amax(dim=-1, keepdim=True) < 1e-12
-    if getattr(attend.options, "shared_qk", False):
-        k = q * q.square().mean(dim=-1, keepdim=True).rsqrt()
-    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(chosen == 0, -torch.inf)
-    return torch.where(lazy, v.mean(dim=2, keepdim=True), scores.softmax(dim=-1) @ v)
-
-
-# The dense formula of each method, as in its docstring, without any care for rounding.
-PLAIN = {
-    "softmax": lambda attend, *inputs: dense_softmax(*inputs),
-    "nystrom": plain_nystrom,
-    "near_far": plain_near_far,
-    "kernelized": lambda attend, q, k, v: KERNELS[attend.options.kernel](q, k, scale=q.shape[-1] ** -0.5) @ v,
-    "skyformer": plain_skyformer,
-    "skyformer_softmax": plain_skyformer,
-    "linear": lambda attend, *inputs: dense_elu(*inputs),
-    "performer": lambda attend, q, k, v: plain_random_features(attend.weights()[0], q, k) @ v,
-    "linformer": plain_linformer,
-    "informer": plain_choice,
-    "reformer": plain_choice,
-    "longformer": plain_choice,
-    "bigbird": plain_choice,
-}
-
-
-def plain_random_features(rows, q, k):
-    q, k = (positive_features(x, rows.to(x.dtype), scale=x.shape[-1] ** -0.5) for x in (q, k))
-    return torch.nn.functional.normalize(q @ k.mT, p=1, dim=-1)
+@every_case
+@pytest.mark.parametrize(("n", "s"), [(3, 3), (12, 12), (40, 40), (12, 40), (40, 12)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_outputs_and_gradients_are_those_of_the_reference(name, options, n, s, masked):
+    if n != s and (name not in CROSS or options.get("z0") == "sequence" or options.get("num_samples")):
+        pytest.skip("self-attention, or a correction that is written down for it")
+    torch.manual_seed(0)  # for the weights of those that have some
+    attend, inputs = build(name, options), [x.requires_grad_() for x in draw(4, n, s)]
+    masks = {"keep": draw_keep(4, 2, n)} if masked else {}
+    if n != s:
+        masks = {"key_keep": draw_keep(4, 2, s), "query_keep": draw_keep(5, 2, n)} if masked else across(name, n, s)
+    out, expected = attend(*inputs, **masks), plain(attend, *inputs, **masks)
+    # float64 rounding through an inverse
+    torch.testing.assert_close(out, expected, rtol=1e-8, atol=1e-9)
+    grad = draw(5, n)[2]
+    ours, theirs = (torch.autograd.grad(x, inputs, grad, allow_unused=True) for x in (out, expected))
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x, torch.zeros_like(x) if y is None else y, rtol=1e-7, atol=1e-8)
 
 
 def relative_error(found, exact):
@@ -686,16 +729,16 @@ def relative_error(found, exact):
 def test_float32_is_as_near_to_float64_as_the_plain_formula(name, options, size):
     torch.manual_seed(0)  # for the weights of those that have some
     attend = build(name, options, d=16)
-    errors, plain = 0.0, 0.0
+    errors, formula = 0.0, 0.0
     for seed in range(3):
         # Scores are inner products over sqrt(d): of that size, where each token has its root.
         q, k, v = draw(seed, 48, b=1, d=16)
         inputs = [x.float() for x in (size**0.5 * q, size**0.5 * k, v)]
         exact = attend(*(x.double() for x in inputs))
         errors += relative_error(attend(*inputs), exact) / 3
-        plain += relative_error(PLAIN[name](attend, *inputs), exact) / 3
+        formula += relative_error(plain(attend, *inputs), exact) / 3
     # Another order of the same sums: a few times the error, or a few roundings where the plain formula has almost none.
-    assert errors <= 4 * plain + 8 * torch.finfo(torch.float32).eps
+    assert errors <= 4 * formula + 8 * torch.finfo(torch.float32).eps
 
 
 @every_case
@@ -798,15 +841,15 @@ def test_an_outlier_costs_no_more_digits_than_in_the_plain_formula(name, options
     torch.manual_seed(0)  # for the weights of those that have some
     attend = build(name, options, d=16)
     for size in (1e2, 1e4, 1e8, 1e30):
-        errors, plain = 0.0, 0.0
+        errors, formula = 0.0, 0.0
         for seed in range(4):
             inputs = draw(seed, 48, b=1, d=16, e=16, dtype=torch.float32)
             inputs = with_outlier(inputs, seed, where=where, whole=seed % 2 == 0, size=size)
             exact = attend(*(x.double() for x in inputs))
             errors += error_of_rows(attend(*inputs), exact) / 4
-            plain += error_of_rows(PLAIN[name](attend, *inputs), exact) / 4
+            formula += error_of_rows(plain(attend, *inputs), exact) / 4
         # As without an outlier; see above.
-        assert errors <= 4 * plain + 8 * torch.finfo(torch.float32).eps
+        assert errors <= 4 * formula + 8 * torch.finfo(torch.float32).eps
 
 
 def error_of_rows(found, exact):
@@ -1062,7 +1105,7 @@ forward_derivatives = pytest.mark.filterwarnings("ignore:.torch.jit.script. is d
 
 
 def second_derivatives(loss, x, way):
-    """The product of the Hessian and `way`, by every door."""
+    """The product of the Hessian and `way`, by every way."""
 
     def by_grad():
         (first,) = torch.autograd.grad(loss(x), x, create_graph=True)
@@ -1107,9 +1150,9 @@ def test_second_derivatives_are_right_or_raise(name, options, masked):
 
         step = 1e-5
         expected = (first(x + step * way) - first(x - step * way)) / (2 * step)
-        for door in second_derivatives(loss, x.clone().requires_grad_(), way):
+        for ask in second_derivatives(loss, x.clone().requires_grad_(), way):
             try:
-                result = door()
+                result = ask()
             except RuntimeError as error:
                 assert str(error)  # noqa: PT017
                 continue

@@ -355,7 +355,7 @@ def grad_of_grad(q, k, v):
     torch.autograd.grad(first.sum(), q)
 
 
-DOORS = {
+WAYS = {
     "grad of grad": grad_of_grad,
     "hvp": lambda q, k, v: torch.autograd.functional.hvp(lambda q: squares(q, k, v), q, q),
     "func": lambda q, k, v: torch.func.grad(lambda q: torch.func.grad(squares)(q, k, v).sum())(q),
@@ -365,10 +365,10 @@ DOORS = {
 
 # torch.func.jvp imports a part of torch that is deprecated.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize("door", DOORS)
-def test_derivatives_that_are_not_there_raise_by_every_door(door):
+@pytest.mark.parametrize("way", WAYS)
+def test_derivatives_that_are_not_there_raise_by_every_way(way):
     with pytest.raises(NotImplementedError, match=r"backend 'triton' has no .* derivative: pass backend='torch'"):
-        DOORS[door](*draw_qkv(12, 12, b=1, h=1, d=4, e=4))
+        WAYS[way](*draw_qkv(12, 12, b=1, h=1, d=4, e=4))
 
 
 def test_gradients_of_each_sequence_by_vmap():

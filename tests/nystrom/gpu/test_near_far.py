@@ -204,7 +204,7 @@ def grad_of_grad(q, k, v):
     torch.autograd.grad(first.sum(), q)
 
 
-DOORS = {
+WAYS = {
     "grad of grad": grad_of_grad,
     "func": lambda q, k, v: torch.func.grad(lambda q: torch.func.grad(squares)(q, k, v).sum())(q),
     "forward mode": lambda q, k, v: torch.func.jvp(lambda q: squares(q, k, v), (q,), (q.detach(),)),
@@ -213,10 +213,10 @@ DOORS = {
 
 # torch.func.jvp imports a part of torch that is deprecated.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize("door", DOORS)
-def test_derivatives_that_are_not_there_raise_by_every_door(door):
+@pytest.mark.parametrize("way", WAYS)
+def test_derivatives_that_are_not_there_raise_by_every_way(way):
     with pytest.raises(NotImplementedError, match=r"backend 'triton' has no .* derivative: pass backend='torch'"):
-        DOORS[door](*draw_qkv(12, b=1))
+        WAYS[way](*draw_qkv(12, b=1))
 
 
 # torch maps a step of the choice of clusters one by one.

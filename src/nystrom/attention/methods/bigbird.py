@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.door import SELF_ATTENTION, attend
+from nystrom.attention.entry import SELF_ATTENTION, attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import BigBirdOptions, documented
 from nystrom.attention.parts.band import (

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.door import attend
+from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import InformerOptions, documented
 from nystrom.attention.parts.order import first_in_order, in_order

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.door import attend
+from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import KernelizedOptions, documented
 from nystrom.attention.parts.kernel_sum import sum_by_distance

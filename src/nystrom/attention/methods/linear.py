@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.door import attend
-from nystrom.attention.forward_mode import is_forward_mode
+from nystrom.attention.autograd_modes import is_forward_mode
+from nystrom.attention.entry import attend
 from nystrom.attention.options import LinearOptions, documented
 from nystrom.checks import FeatureMap
 from nystrom.precision import at_least_float32, without_autocast

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from nystrom.attention.door import attend
+from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LinformerOptions, documented
 from nystrom.landmarks import take

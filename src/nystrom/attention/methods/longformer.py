@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.door import SELF_ATTENTION, attend
+from nystrom.attention.entry import SELF_ATTENTION, attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LongformerOptions, documented
 from nystrom.attention.parts.band import (

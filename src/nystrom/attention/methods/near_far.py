@@ -37,7 +37,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.backend import check_backend_device, uses_triton
-from nystrom.attention.door import attend
+from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import exact_where_short
 from nystrom.attention.fused import fused_softmax, open_empty
 from nystrom.attention.options import NearFarOptions, documented

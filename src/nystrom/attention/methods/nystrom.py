@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.backend import check_backend_device, uses_triton
-from nystrom.attention.door import attend
+from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import ExactLimit, exact_limit
 from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.options import NystromOptions, documented

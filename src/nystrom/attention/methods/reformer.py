@@ -28,8 +28,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.door import SELF_ATTENTION, attend
-from nystrom.attention.forward_mode import is_forward_mode
+from nystrom.attention.autograd_modes import is_forward_mode
+from nystrom.attention.entry import SELF_ATTENTION, attend
 from nystrom.attention.options import ReformerOptions, documented
 from nystrom.attention.parts.lsh import HashRounds, even_rotations, plan_rounds
 from nystrom.attention.parts.stretches import for_one_gradient

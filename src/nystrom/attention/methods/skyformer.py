@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nystrom.attention.backend import check_backend_device, uses_triton
-from nystrom.attention.door import attend
+from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.methods.kernelized import sum_by_kernel
 from nystrom.attention.options import SkyformerOptions, SkyformerSoftmaxOptions, documented

@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.door import attend
+from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.methods.skyformer import mixed_landmarks

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.door import attend
+from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.options import SoftmaxOptions, documented
 from nystrom.checks import Form

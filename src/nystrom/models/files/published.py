@@ -40,7 +40,7 @@ _SHARED = (
     *("hidden_dropout_prob", "max_position_embeddings", "type_vocab_size", "initializer_range", "layer_norm_eps"),
     *("pad_token_id", "bos_token_id", "eos_token_id", "conv_kernel_size", "tie_word_embeddings"),
 )
-# Fields of `EncoderConfig` that the format has no room for.
+# Fields of `EncoderConfig` that the format does not have.
 _OURS = {"attention", "attention_options", "share_attention_weights", "norm", "pooling", "pooled_norm"}
 _OURS |= {"positions", "rotary_share", "rotary_across_heads", "short_conv_kernel_size", "feed_forward"}
 _OURS |= {"attention_size", "design"}

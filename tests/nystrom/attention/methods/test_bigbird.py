@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystrom import build_attention
+from nystrom import build_attention, reference
 from nystrom.attention.methods.bigbird import _may, _random_blocks, bigbird_attention
 from nystrom.attention.methods.softmax import softmax_attention
 
@@ -20,51 +20,6 @@ def seeded(seed=5):
     return torch.Generator().manual_seed(seed)
 
 
-def mix(x):
-    x = ((x ^ x >> 16) * 0x45D9F3B) % 2**32
-    x = ((x ^ x >> 16) * 0x45D9F3B) % 2**32
-    return x ^ x >> 16
-
-
-def plan(draws, blocks):
-    """The blocks that the inner blocks of one head draw, in plain integers, by the rule of the docstring."""
-    chosen = {}
-    for i in range(1, blocks - 1):
-        free = [j for j in range(blocks) if j not in (0, i - 1, i, i + 1, blocks - 1)]
-        edges = [-(-t * len(free) // max(len(draws), 1)) for t in range(len(draws) + 1)]
-        chosen[i] = []
-        for t, number in enumerate(draws):
-            start, length = edges[t], edges[t + 1] - edges[t]
-            if length:
-                chosen[i].append(free[start + (mix(mix(int(number * 2**24)) ^ i) * length >> 32)])
-    return chosen
-
-
-def dense_mask(keep, draws, size):
-    """What the queries of one sequence and head may attend to, n x n."""
-    n = len(keep)
-    may = torch.zeros(n, n, dtype=torch.bool)
-    if not keep.any():
-        return may
-    first, end = (int(x) for x in keep.nonzero().flatten()[[0, -1]])
-    blocks = (end - first) // size + 1
-    block = (torch.arange(n) - first).div(size, rounding_mode="floor")
-    chosen = plan(draws, blocks)
-    for i in range(blocks):
-        inner = 0 < i < blocks - 1
-        reached = {0, i - 1, i, i + 1, blocks - 1, *chosen[i]} if inner else set(range(blocks))
-        for j in reached:
-            may |= (block == i)[:, None] & (block == j)
-    return may & keep & keep[:, None]
-
-
-def dense(q, k, v, draws, size, keep):
-    may = torch.stack([torch.stack([dense_mask(row, head, size) for head in draws]) for row in keep])
-    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~may, -torch.inf)
-    weights = torch.where(keep[:, None, :, None], scores, 0.0).softmax(dim=-1)
-    return torch.where(keep[:, None, :, None], weights @ v, 0.0)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(1, 130),
@@ -73,15 +28,18 @@ def dense(q, k, v, draws, size, keep):
     masked=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_it_is_softmax_under_the_dense_mask(n, size, r, masked, seed):
+def test_it_is_the_reference(n, size, r, masked, seed):
     q, k, v = (x.requires_grad_() for x in draw(seed, n))
     keep = torch.rand(2, n, generator=seeded(seed)) < 0.6 if masked else None
     if keep is not None:
         keep[0, : n // 4] = keep[1, n - n // 3 :] = False
-    draws = torch.rand(3 * r, generator=seeded()).view(3, r).tolist()
-    real = torch.ones(2, n, dtype=torch.bool) if keep is None else keep
+    draws = torch.rand(3 * r, generator=seeded()).view(3, r)
     out = bigbird_attention(q, k, v, block_size=size, num_random_blocks=r, keep=keep, generator=seeded())
-    expected = dense(q, k, v, draws, size, real)
+
+    def formula(q, k, v, b, h, places):
+        return reference.bigbird(q, k, v, block_size=size, draws=draws[h], places=places)
+
+    expected = reference.by_sequence(formula, q, k, v, keep=keep)
     torch.testing.assert_close(out, expected, **CLOSE)
     found, wanted = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, expected))
     for x, y in zip(found, wanted, strict=True):
@@ -180,7 +138,7 @@ def test_it_is_the_attention_of_transformers(training, blocks):
     layer = BigBirdBlockSparseAttention(config).double().train(training)
     draws = torch.rand(h * r, generator=seeded()).view(h, r).tolist()
     # Their plan comes from numpy's global generator; it is replaced by ours, all else is theirs.
-    plans = [np.array(list(plan(head, blocks).values())) for head in draws]
+    plans = [np.array([reference.random_blocks(i, blocks, head) for i in range(1, blocks - 1)]) for head in draws]
     layer._bigbird_block_rand_mask_with_head = lambda **_: plans
     x = torch.randn(2, blocks * size, h * d, dtype=torch.float64)
     masks = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(2, blocks * size).double(), size)

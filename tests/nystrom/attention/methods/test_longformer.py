@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nystrom import reference
 from nystrom.attention.methods.longformer import band_of, longformer_attention
 from nystrom.attention.methods.softmax import softmax_attention
 from nystrom.landmarks import ranks
@@ -21,16 +22,6 @@ def gradients(out, *inputs):
     return torch.autograd.grad(out.square().sum(), inputs)
 
 
-def dense(q, k, v, window, num_global, keep):
-    """The n x n mask of the docstring, and a softmax over it."""
-    here = torch.arange(q.shape[2])
-    chosen = keep & (keep.cumsum(-1) <= num_global)
-    may = (2 * (here[:, None] - here).abs() < window) | chosen[:, None, :] | chosen[:, :, None]
-    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~(may & keep[:, None])[:, None], -torch.inf)
-    weights = torch.where(keep[:, None, :, None], scores, 0.0).softmax(dim=-1)
-    return torch.where(keep[:, None, :, None], weights @ v, 0.0)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(1, 300),
@@ -39,12 +30,15 @@ def dense(q, k, v, window, num_global, keep):
     masked=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_it_is_softmax_under_the_dense_mask(n, half, num_global, masked, seed):
+def test_it_is_the_reference(n, half, num_global, masked, seed):
     q, k, v = (x.requires_grad_() for x in draw(seed, n))
     keep = torch.rand(2, n, generator=torch.Generator().manual_seed(seed)) < 0.6 if masked else None
-    real = torch.ones(2, n, dtype=torch.bool) if keep is None else keep
     out = longformer_attention(q, k, v, window=2 * half + 1, num_global=num_global, keep=keep)
-    expected = dense(q, k, v, 2 * half + 1, num_global, real)
+
+    def formula(q, k, v, b, h, places):
+        return reference.longformer(q, k, v, window=2 * half + 1, num_global=num_global, places=places)
+
+    expected = reference.by_sequence(formula, q, k, v, keep=keep)
     torch.testing.assert_close(out, expected, **CLOSE)
     for x, y in zip(gradients(out, q, k, v), gradients(expected, q, k, v), strict=True):
         torch.testing.assert_close(x, y, **CLOSE)

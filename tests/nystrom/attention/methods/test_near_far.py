@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystrom import MultiheadAttention, near_far_attention, near_far_rows
+from nystrom import MultiheadAttention, near_far_attention, near_far_rows, reference
 from nystrom.attention.methods import near_far
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import choose
@@ -23,6 +23,20 @@ OPTIONS = [
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
 
+def definition(q, k, v, options, **masks):
+    """The reference, from the choices of one sequence after the other."""
+    sizes, is_self = NearFarOptions(**options), not {"key_keep", "query_keep"} & {*masks}
+
+    def formula(q, k, v, b, h, places):
+        cluster = choose(q[None, None], k[None, None], None, None, sizes).cluster[0, 0]
+        near = reference.near_keys(places, places, block_size=sizes.block_size, reach=sizes.reach) if is_self else None
+        # Another factor on the scores is one on the queries.
+        q = q if sizes.scale is None else sizes.scale * q.shape[1] ** 0.5 * q
+        return reference.near_far(q, k, v, cluster=cluster, num_clusters=sizes.num_clusters, near=near)
+
+    return reference.by_sequence(formula, q, k, v, **masks)
+
+
 def draw(n, s=None, *, b=2, h=2, d=5, e=3, seed=0):
     g = torch.Generator().manual_seed(seed)
     s = n if s is None else s
@@ -37,47 +51,12 @@ def holes(n):
     return keep
 
 
-def brute_force(q, k, v, options, keep=None, *, cross=False):
-    """One query after the other, every far token by itself: the definition, from the same choices."""
-    sizes = NearFarOptions(**options)
-    n, s, m, size, reach = q.shape[2], k.shape[2], sizes.num_clusters, sizes.block_size, sizes.reach
-    scale = q.shape[-1] ** -0.5 if sizes.scale is None else sizes.scale
-    keep = torch.ones(len(k), s, dtype=torch.bool) if keep is None else keep
-    query_keep = torch.ones(len(q), n, dtype=torch.bool) if cross else keep
-    real_q, real_k = (x.detach() * real[:, None, :, None] for x, real in ((q, query_keep), (k, keep)))
-    chosen = choose(real_q, real_k, keep, query_keep, sizes)
-    out = torch.zeros_like(q[..., :1]).repeat(1, 1, 1, v.shape[-1])
-    for b in range(q.shape[0]):
-        first = int(keep[b].float().argmax())
-        real = keep[b].nonzero()[:, 0].tolist()
-        for h in range(q.shape[1]):
-            cluster = chosen.cluster[b, h].tolist()
-            heavy = chosen.heavy[b, h][chosen.found[b, h]].tolist()
-            assert sorted(heavy) == [t for t in real if cluster[t] == m]
-            members = {c: [t for t in real if cluster[t] == c] for c in range(m)}
-            for i in range(n):
-                if not query_keep[b, i]:
-                    continue
-                start = first + (i - first) // size * size
-                near = [] if cross else [t for t in real if start - reach <= t < start + size + reach]
-                total, mass = 0.0, 0.0
-                for t in real:
-                    if t in near or t in heavy:
-                        key = k[b, h, t]
-                    else:
-                        key = sum(k[b, h, other] for other in members[cluster[t]]) / len(members[cluster[t]])
-                    weight = torch.exp(scale * (q[b, h, i] @ key))
-                    total, mass = total + weight * v[b, h, t], mass + weight
-                out[b, h, i] = total / mass
-    return out
-
-
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_outputs_and_gradients_are_those_of_the_definition(options, masked):
     inputs, keep = draw(27), holes(27) if masked else None
     out = near_far_attention(*inputs, keep=keep, **options)
-    expected = brute_force(*inputs, options, keep)
+    expected = definition(*inputs, options, keep=keep)
     torch.testing.assert_close(out, expected, **CLOSE)
     grad = draw(27, e=3, seed=1)[2]
     for x, y in zip(torch.autograd.grad(out, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True):
@@ -90,7 +69,7 @@ def test_cross_attention_is_the_definition_without_near_tokens(options):
     keep = holes(23)
     for mask in (torch.ones_like(keep), keep):
         out = near_far_attention(*inputs, key_keep=mask, **options)
-        torch.testing.assert_close(out, brute_force(*inputs, options, mask, cross=True), **CLOSE)
+        torch.testing.assert_close(out, definition(*inputs, options, key_keep=mask), **CLOSE)
 
 
 @pytest.mark.refuses
@@ -105,7 +84,7 @@ def test_queries_with_a_mask_of_their_own_are_other_tokens():
     inputs, ones = draw(23), torch.ones(2, 23, dtype=torch.bool)
     for masks in ({"key_keep": ones}, {"query_keep": ones}, {"key_keep": ones, "query_keep": ones}):
         out = near_far_attention(*inputs, **masks, **SMALL)
-        torch.testing.assert_close(out, brute_force(*inputs, SMALL, cross=True), **CLOSE)
+        torch.testing.assert_close(out, definition(*inputs, SMALL, key_keep=ones), **CLOSE)
 
 
 def test_a_layer_of_cross_attention_has_no_near_tokens():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystrom import near_far_attention, near_far_rows
+from nystrom import near_far_attention, near_far_rows, reference
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts import at_positions
 from nystrom.attention.parts.clusters import choose
@@ -14,6 +14,19 @@ SMALL = {"block_size": 4, "reach": 2, "num_heavy": 3, "num_clusters": 4, "exact_
 OPTIONS = [SMALL, {**SMALL, "num_heavy": 0, "reach": 7}, {**SMALL, "reach": 0, "num_clusters": 1, "block_size": 1}]
 # float64 rounding of sums over some dozens of tokens
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
+
+
+def definition(q, k, v, queries, keys, options, keep, query_keep):
+    """The reference, from the choices of one sequence after the other."""
+    sizes = NearFarOptions(**options)
+
+    def formula(q, k, v, b, h, places):
+        cluster = choose(q[None, None], k[None, None], None, None, sizes).cluster[0, 0]
+        first, held = keys[b][keep[b]][0], (queries[b][query_keep[b]], keys[b][keep[b]])
+        near = reference.near_keys(*(x - first for x in held), block_size=sizes.block_size, reach=sizes.reach)
+        return reference.near_far(q, k, v, cluster=cluster, num_clusters=sizes.num_clusters, near=near)
+
+    return reference.by_sequence(formula, q, k, v, key_keep=keep, query_keep=query_keep)
 
 
 def draw(n, s, *, b=2, h=2, d=5, e=3, seed=0):
@@ -30,32 +43,6 @@ def masks(n, s):
     keep, query_keep = torch.ones(2, s, dtype=torch.bool), torch.ones(2, n, dtype=torch.bool)
     keep[0, :3] = keep[0, s - 4 :] = keep[0, s // 2] = query_keep[1, 1] = False
     return keep, query_keep
-
-
-def brute_force(q, k, v, queries, keys, options, keep, query_keep):
-    """The definition: each far key by itself with the score of the mean of its cluster."""
-    sizes = NearFarOptions(**options)
-    m, size, reach, scale = sizes.num_clusters, sizes.block_size, sizes.reach, q.shape[-1] ** -0.5
-    real_q, real_k = (x.detach() * real[:, None, :, None] for x, real in ((q, query_keep), (k, keep)))
-    chosen = choose(real_q, real_k, keep, query_keep, sizes)
-    out = torch.zeros_like(q[..., :1]).repeat(1, 1, 1, v.shape[-1])
-    for b in range(len(q)):
-        real = keep[b].nonzero()[:, 0].tolist()
-        origin = int(keys[b, real[0]])
-        for h in range(q.shape[1]):
-            cluster = chosen.cluster[b, h].tolist()
-            members = {c: [t for t in real if cluster[t] == c] for c in range(m)}
-            for i in query_keep[b].nonzero()[:, 0].tolist():
-                start = origin + (int(queries[b, i]) - origin) // size * size
-                total, mass = 0.0, 0.0
-                for t in real:
-                    key = k[b, h, t]
-                    if cluster[t] != m and not start - reach <= int(keys[b, t]) < start + size + reach:
-                        key = sum(k[b, h, other] for other in members[cluster[t]]) / len(members[cluster[t]])
-                    weight = torch.exp(scale * (q[b, h, i] @ key))
-                    total, mass = total + weight * v[b, h, t], mass + weight
-                out[b, h, i] = total / mass
-    return out
 
 
 @pytest.mark.parametrize("size", [1e2, 6e4, 1e30])
@@ -77,7 +64,7 @@ def test_outputs_and_gradients_are_those_of_the_definition(options, masked, monk
     inputs, queries, keys = draw(13, 27)
     keep, query_keep = masks(13, 27) if masked else (None, None)
     ones = [torch.ones_like(x, dtype=torch.bool) for x in (keys, queries)]
-    expected = brute_force(*inputs, queries, keys, options, *(masks(13, 27) if masked else ones))
+    expected = definition(*inputs, queries, keys, options, *(masks(13, 27) if masked else ones))
     where = {"query_positions": queries, "key_positions": keys, "key_keep": keep, "query_keep": query_keep}
     grad = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     wanted = torch.autograd.grad(expected, inputs, grad)

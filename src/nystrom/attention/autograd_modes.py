@@ -1,4 +1,4 @@
-"""Derivatives in forward mode, which plain operations have and fused calls do not.
+"""In which mode torch differentiates: forward, which fused calls do not have, or once more, by a checkpoint.
 
 Forward mode is what `torch.func.jvp`, `jacfwd` and `hessian` take, and `torch.autograd.forward_ad`.
 """
@@ -17,6 +17,11 @@ def is_forward_mode() -> bool:
     """Whether a derivative in forward mode is being taken, of whatever tensors."""
     # A tensor does not tell: within a gradient of torch.func its tangent is out of sight.
     return forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+
+
+def is_computed_again() -> bool:
+    """Whether this is the second forward pass of a checkpoint, which runs inside a backward pass."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0
 
 
 def refusing_by_name() -> AbstractContextManager[None]:

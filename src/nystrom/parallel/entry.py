@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.attention.backend import uses_triton
-from nystrom.attention.door import nothing
+from nystrom.attention.entry import nothing
 from nystrom.attention.registry import METHODS
 from nystrom.parallel.agreement import agree, check_group, facts_of
 from nystrom.parallel.communication import Ranks
@@ -29,7 +29,7 @@ def attend_over_ranks(
     *rest: Any,
     same_tokens: str | None = None,
 ) -> Float[Tensor, "b h n e"]:
-    """Attend as `nystrom.attention.door.attend` would to the tokens of all ranks; gives this rank's piece.
+    """Attend as `nystrom.attention.entry.attend` would to the tokens of all ranks; gives this rank's piece.
 
     The counterpart of the core of a method is `METHOD_over_ranks(ranks, queries, keys, q, k, v, *rest)` in
     `nystrom.parallel.methods.METHOD`.

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom.attention.forward_mode import refusing_by_name
+from nystrom.attention.autograd_modes import refusing_by_name
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, zero_masked
 
@@ -51,8 +51,8 @@ def attend(
         NotImplementedError: A derivative in forward mode is asked of a fused call.
     """
     if group is not None:
-        # Imported when it is asked for: the room above, which stands on the methods.
-        over_ranks = import_module("nystrom.parallel.door").attend_over_ranks
+        # Imported when it is asked for: it stands on the methods.
+        over_ranks = import_module("nystrom.parallel.entry").attend_over_ranks
         return over_ranks(group, core, q, k, v, masks, *rest, same_tokens=same_tokens)
     keep, query_keep = check_inputs(q, k, v, masks)
     if same_tokens is not None:
