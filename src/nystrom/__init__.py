@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nystrom.attention.methods.skyformer import skyformer_attention
     from nystrom.attention.methods.skyformer_softmax import skyformer_softmax_attention
     from nystrom.attention.methods.softmax import softmax_attention
+    from nystrom.attention.options import near_far_sizes
     from nystrom.integrations.modules import replace_attention
     from nystrom.linalg.pinv import residual
 
@@ -36,6 +37,7 @@ __all__ = [
     "longformer_attention",
     "near_far_attention",
     "near_far_rows",
+    "near_far_sizes",
     "nystrom_attention",
     "nystrom_factors",
     "nystrom_rows",
@@ -60,6 +62,7 @@ _HOMES = {
     "longformer_attention": "nystrom.attention.methods.longformer",
     "near_far_attention": "nystrom.attention.methods.near_far",
     "near_far_rows": "nystrom.attention.methods.near_far",
+    "near_far_sizes": "nystrom.attention.options",
     "nystrom_attention": "nystrom.attention.methods.nystrom",
     "nystrom_factors": "nystrom.attention.methods.nystrom",
     "nystrom_rows": "nystrom.attention.methods.nystrom",

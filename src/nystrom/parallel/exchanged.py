@@ -13,6 +13,7 @@ $$\begin{aligned}
 a = \text{block\_size} - 1 + \text{reach}, \quad s = 1 + \lceil \log_2 (R - 1) \rceil \\
 \text{softmax} &: \tfrac{n}{R} (2 d + 1).
 \end{aligned}$$
+Sequences that near_far's `exact_up_to` makes exact add their keys and values, 2 d numbers for each token of the limit.
 The backward pass exchanges again what has a gradient. Every call begins with an agreement, 32 bytes to each other rank.
 Queries and keys are of the same tokens, all of them real, more than landmarks, and cut evenly.
 """

@@ -70,9 +70,7 @@ def test_what_all_tokens_have_in_common_costs_skyformer_no_digits(masked):
 @pytest.mark.parametrize("attend", [*METHODS.values(), near_far_attention], ids=[*METHODS, "near_far"])
 def test_a_backward_pass_under_autocast_keeps_its_dtypes(attend):
     inputs = draw_qkv(40, 40, dtype=torch.float32)
-    sizes = (
-        {"num_clusters": 4, "num_heavy": 2, "exact_up_to": 0} if attend is near_far_attention else {"num_landmarks": 6}
-    )
+    sizes = {"num_clusters": 4, "num_heavy": 2} if attend is near_far_attention else {"num_landmarks": 6}
     grads = []
     for under in (False, True):
         out = attend(*inputs, **sizes, backend="triton")
@@ -97,7 +95,7 @@ def worst(found, expected):
         (nystrom_attention, {"num_landmarks": 8}),
         # More than one block of landmarks, whose normalisers are kept between the passes.
         (nystrom_attention, {"num_landmarks": 70}),
-        (near_far_attention, {"num_clusters": 8, "num_heavy": 2, "block_size": 16, "reach": 8, "exact_up_to": 0}),
+        (near_far_attention, {"num_clusters": 8, "num_heavy": 2, "block_size": 16, "reach": 8}),
     ],
     ids=["nystrom-8", "nystrom-70", "near_far"],
 )

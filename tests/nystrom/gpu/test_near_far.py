@@ -12,7 +12,7 @@ from nystrom.attention.parts.clusters import choose
 from nystrom.gpu.near_far.attention import near_far
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SMALL = {"block_size": 8, "reach": 3, "num_heavy": 3, "num_clusters": 4, "exact_up_to": 0}
+SMALL = {"block_size": 8, "reach": 3, "num_heavy": 3, "num_clusters": 4}
 # float64 rounding of sums over some dozens of tokens
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
@@ -250,7 +250,7 @@ def test_inputs_that_no_kernel_is_made_for_raise(d, e, dtype, message):
         by_kernels(*draw_qkv(12, b=1, d=d, e=e, dtype=dtype), **SMALL)
 
 
-FULL = {"block_size": 64, "reach": 8, "num_heavy": 48, "num_clusters": 64, "exact_up_to": 0}
+FULL = {"block_size": 64, "reach": 8, "num_heavy": 48, "num_clusters": 64}
 
 
 @pytest.mark.gpu

@@ -254,7 +254,7 @@ def test_near_far_sees_its_near_tokens_under_padding(bert, batch):
     found = inspect_model(bert, [batch], methods=["near_far-2"], num_queries=30)
     with torch.no_grad():
         exact = bert(**batch).last_hidden_state[real]
-        set_attention(bert, "near_far", {"num_heavy": 2, "num_clusters": 2, "exact_up_to": 0})
+        set_attention(bert, "near_far", {"num_heavy": 2, "num_clusters": 2})
         wanted = relative(bert(**batch).last_hidden_state[real], exact)
     # The same to float64 rounding, measured by sequence and run as a batch.
     assert found.whole["near_far-2"].error == pytest.approx(wanted, rel=1e-9)

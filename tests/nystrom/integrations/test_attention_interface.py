@@ -24,7 +24,7 @@ from nystrom.models import EncoderConfig
 
 SMALL = {
     "nystrom": {"num_landmarks": 4},
-    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0},
+    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
     "skyformer": {"num_landmarks": 4},
     "skyformer_softmax": {"num_landmarks": 4},
     "performer": {"num_features": 6},
@@ -317,7 +317,7 @@ def test_cross_attention_of_equal_lengths_keeps_all_queries(layer, elsewhere):
 def test_cross_attention_has_no_near_tokens_with_and_without_a_mask():
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 40, 8, generator=g) for _ in range(3))
-    options = {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0}
+    options = {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3}
     some = torch.arange(40) < torch.tensor([[40], [31]])
     masks = (None, torch.ones(2, 1, 1, 40, dtype=torch.bool), some[:, None, None])
     for layer, near in ((OtherLayer(), False), (Layer(), True)):

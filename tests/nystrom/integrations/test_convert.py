@@ -469,7 +469,7 @@ def states(model, pad=0):
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("near_far", {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 2, "exact_up_to": 0}),
+        ("near_far", {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 2}),
         ("skyformer_softmax", {"num_landmarks": 3}),
         ("reformer", {"num_hashes": 1, "chunk_size": 4, "num_buckets": 2}),
     ],

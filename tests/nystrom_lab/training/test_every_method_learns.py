@@ -19,7 +19,7 @@ QUICK = ("softmax", "nystrom", "near_far", "skyformer")
 # Fewer landmarks, features, queries or blocks than there are tokens, so that no method is exact.
 OPTIONS = {
     "nystrom": {"num_landmarks": 8},
-    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0},
+    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
     "skyformer": {"num_landmarks": 8},
     "skyformer_softmax": {"num_landmarks": 8},
     "performer": {"num_features": 64},

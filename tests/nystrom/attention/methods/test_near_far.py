@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystrom import MultiheadAttention, near_far_attention, near_far_rows, reference
+from nystrom import MultiheadAttention, near_far_attention, near_far_rows, near_far_sizes, reference
 from nystrom.attention.methods import near_far
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import choose
 
-SMALL = {"block_size": 4, "reach": 2, "num_heavy": 3, "num_clusters": 4, "exact_up_to": 0}
+SMALL = {"block_size": 4, "reach": 2, "num_heavy": 3, "num_clusters": 4}
 OPTIONS = [
     SMALL,
     {**SMALL, "num_heavy": 0, "reach": 7},
@@ -178,7 +178,7 @@ def test_a_near_or_heavy_key_does_not_count_in_its_cluster():
 
 def test_long_sequences_in_many_stretches_are_the_plain_form():
     inputs = draw(1003, b=1, h=3, d=16, e=24)
-    options = {"block_size": 8, "reach": 3, "num_heavy": 5, "num_clusters": 64, "exact_up_to": 0}
+    options = {"block_size": 8, "reach": 3, "num_heavy": 5, "num_clusters": 64}
     keep = torch.arange(1003)[None] > 6
     for mask in (None, keep):
         out = near_far_attention(*inputs, keep=mask, **options)
@@ -212,9 +212,9 @@ def of_tokens(found, exact, real):
 @pytest.mark.parametrize(
     "options",
     [
-        {"block_size": 16, "reach": 3, "num_heavy": 4, "num_clusters": 1, "exact_up_to": 0},
-        {"block_size": 7, "reach": 20, "num_heavy": 2, "num_clusters": 1, "exact_up_to": 0},
-        {"block_size": 1, "reach": 0, "num_heavy": 4, "num_clusters": 1, "exact_up_to": 0},
+        {"block_size": 16, "reach": 3, "num_heavy": 4, "num_clusters": 1},
+        {"block_size": 7, "reach": 20, "num_heavy": 2, "num_clusters": 1},
+        {"block_size": 1, "reach": 0, "num_heavy": 4, "num_clusters": 1},
     ],
     ids=str,
 )
@@ -318,3 +318,12 @@ def test_sequences_of_few_tokens_are_exact_whatever_stands_beside_them(lengths):
             torch.testing.assert_close(ours[i], theirs[i], **CLOSE)
     rows = near_far_rows(inputs[0], inputs[1], torch.arange(40), keep=keep, **options)
     torch.testing.assert_close(rows @ inputs[2].masked_fill(~keep[:, None, :, None], 0.0), out, **CLOSE)
+
+
+def test_sizes_grow_as_the_square_root_of_the_length():
+    sizes = near_far_sizes(2048)
+    assert sizes == {"block_size": 128, "reach": 16, "num_heavy": 64, "num_clusters": 160, "exact_up_to": 1024}
+    assert near_far_sizes(8192)["num_clusters"] == 320
+    assert near_far_sizes(1) == near_far_sizes(512)
+    with pytest.raises(ValueError, match="n is 0; expected a whole number of at least 1"):
+        near_far_sizes(0)
