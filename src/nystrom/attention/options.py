@@ -376,7 +376,7 @@ class NearFarOptions:
 def near_far_sizes(n: int) -> dict[str, int]:
     r"""Sizes of `near_far` with which its error hardly grows with the length: the square root of n, in time $n^{3/2}$.
 
-    $32 \sqrt{n / 512}$ heavy keys and $80 \sqrt{n / 512}$ clusters in multiples of 8, blocks of 128 with a reach of 16, and
+    $32 \sqrt{n / 512}$ heavy keys and $80 \sqrt{n / 512}$ clusters in multiples of 8, blocks of 128, a reach of 16, and
     exact attention up to 1,024 tokens. They are for models: fixed numbers, whatever the length of an input.
 
     Args:
