@@ -1,32 +1,13 @@
 """Files are whole or not there, and nothing is written through a link."""
 
-import ast
 import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from nystrom.whole_files import NotWritten, check_new, remove_leftovers, whole_file, whole_text, write_whole
-
-SOURCES = Path(__file__).parents[2] / "src"
-# What writes to the path before the dot, or to an argument.
-WRITERS = {
-    *("write_text", "write_bytes", "savefig", "save_file", "savez", "savez_compressed", "mkstemp", "copyfile", "copy2"),
-    *("NamedTemporaryFile", "touch", "symlink_to", "hardlink_to", "link", "renames", "tofile", "to_csv", "to_parquet"),
-}
-OWNED = {("os", "replace"), ("os", "rename"), ("shutil", "copy"), ("np", "save"), ("torch", "save")}
-# Streams that grow, by a line or a lock at a time.
-GROWING = {("measure/rows.py", "ab+"), ("train/grid/processes.py", "ab"), ("train/grid/job.py", "ab")}
-# The descriptor of an open stream, no file.
-GROWING |= {("cli/streams.py", "w")}
-# In a folder that `partial_folder` lent, or such a folder itself.
-LENT = {
-    *(("tasks/store/arrays.py", "wb"), ("tasks/store/prepared_folder.py", "replace")),
-    ("tasks/language/word_pieces.py", "replace"),
-}
 
 
 def test_text_and_bytes_are_written_as_they_are(tmp_path):
@@ -167,48 +148,3 @@ def test_what_a_killed_process_left_goes_with_the_next_writing_and_nothing_else_
         assert sorted(os.listdir(tmp_path)) == sorted([*kept, partial.name])
         write_whole(tmp_path / "a", "another process")
     assert sorted(os.listdir(tmp_path)) == sorted([*kept, "a"])
-
-
-def test_nothing_else_in_the_project_writes_files():
-    found = [f"{name}:{line} {what}" for path in sorted(SOURCES.rglob("*.py")) for name, line, what in _written(path)]
-    assert not found
-
-
-def _written(path):
-    """What in a file writes to a path that the writer did not lend."""
-    name = path.relative_to(SOURCES).as_posix()
-    if name in ("whole_files.py", "whole_folders.py"):
-        return
-    lent = {"whole_file", "whole_bytes", "whole_text", "whole_folder", "TemporaryDirectory"}
-
-    def walk(node, inside):
-        if isinstance(node, ast.With):
-            calls = [item.context_expr for item in node.items]
-            inside = inside or any(isinstance(call, ast.Call) and _called(call) in lent for call in calls)
-        if isinstance(node, ast.Call) and not inside and (what := _writes(node)):
-            yield node.lineno, what
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child, inside)
-
-    for line, what in walk(ast.parse(path.read_text(encoding="utf-8")), inside=False):
-        if (name, what) not in GROWING | LENT:
-            yield name, line, what
-
-
-def _called(call):
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
-def _writes(call):
-    """The mode or name of a call that writes a file; None for another."""
-    called = _called(call)
-    if called == "open":
-        words = [*call.args, *(word.value for word in call.keywords if word.arg == "mode")]
-        modes = [word.value for word in words if isinstance(word, ast.Constant) and isinstance(word.value, str)]
-        return next((mode for mode in modes if set(mode) & set("wax+") and set(mode) <= set("wax+bt")), None)
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    if called in WRITERS or (getattr(owner, "id", ""), called) in OWNED:
-        return called
-    # A path's; a string's has two arguments, a data class's has keywords.
-    moves = owner and called in ("replace", "rename") and len(call.args) == 1 and not call.keywords
-    return called if moves else None

@@ -1,10 +1,28 @@
 """The rows of an inspection hold its numbers."""
 
 import pytest
+import torch
+from transformers import BertConfig, BertModel
 
 from nystrom.inspection import inspect_model
 from nystrom_lab.report.inspection import ENTROPY, ERROR, HIDDEN, RESIDUAL, TIME, VARIATION, layer_and_head
 from nystrom_lab.studies.inspection import inspection_rows
+
+
+@pytest.fixture
+def bert():
+    """A random BERT in float64 whose attention is far from uniform."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = BertConfig(vocab_size=40, max_position_embeddings=64, initializer_range=0.3, **sizes)
+    return BertModel(config).double().eval()
+
+
+@pytest.fixture
+def batch():
+    """Two sequences, one of them padded."""
+    ids = torch.randint(40, (2, 30), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "attention_mask": (torch.arange(30) < torch.tensor([[30], [19]])).long()}
 
 
 def test_each_number_has_its_row(bert, batch):

@@ -33,6 +33,7 @@ def test_it_is_the_reference(n, size, r, masked, seed):
     keep = torch.rand(2, n, generator=seeded(seed)) < 0.6 if masked else None
     if keep is not None:
         keep[0, : n // 4] = keep[1, n - n // 3 :] = False
+        keep[:, n // 2] = True
     draws = torch.rand(3 * r, generator=seeded()).view(3, r)
     out = bigbird_attention(q, k, v, block_size=size, num_random_blocks=r, keep=keep, generator=seeded())
 
