@@ -8,10 +8,10 @@ First each takes two steps of one sample. If by these a step would take longer t
 of the free memory, it is not run, and a note says so with the estimate.
 """
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 
 from nystrom.clock import free_bytes, peak_bytes, seconds
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.interleaved import MEMORY_SHARE
 from nystrom_lab.studies.speed.lra_models import Batch, random_batch
 from nystrom_lab.studies.speed.lra_shapes import SHAPES
@@ -136,12 +137,8 @@ def measure_in_turn(
     costs = {name: estimated(run, n, batch, limit_seconds=limit_seconds) for name, run in runs.items()}
     able = [name for name in runs if not costs[name].note]
     samples = whole_samples(next(iter(settings.values())).task, n, batch)
-    for name in able:
-        runs[name].step(samples)
-    for _ in range(rounds):
-        for name in able:
-            costs[name].seconds.append(runs[name].seconds(samples))
-    for name in able:
+    for name, taken in in_turns({name: partial(runs[name].seconds, samples) for name in able}, rounds).items():
+        costs[name].seconds = taken
         costs[name].peak = runs[name].peak_bytes(samples)
     return costs
 
@@ -168,9 +165,3 @@ def cost_rows(name: str, costs: StepCosts, settings: Settings, *, n: int, sizes:
         new_row(quantity=TIME, value=middle, low=low, high=high, unit="ms", repeats=len(costs.seconds), **shared),
         new_row(quantity=MEMORY, value=costs.peak / 1e6, unit="MB", **shared),
     ]
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The three quartiles."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
-    return low, middle, high

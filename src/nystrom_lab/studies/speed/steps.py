@@ -1,11 +1,11 @@
 """Training steps of one setup, measured a task at a time and continued where they were interrupted."""
 
 import math
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from nystrom.clock import free_bytes, peak_bytes, seconds
 from nystrom_lab.measure.rows import Row, append_rows, new_row, read_rows
+from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.asked import device_name, differing_setting
 from nystrom_lab.studies.speed.choices import StepDtype
 from nystrom_lab.studies.speed.interleaved import MEMORY_SHARE
@@ -119,32 +120,24 @@ class _Training:
 def measure_task(task: str, setup: StepSetup) -> list[Row]:
     """The rows of one task."""
     size = setup.batch or setup.shapes[task].batch
-    times: dict[str, list[float]] = {}
     peaks: dict[str, int] = {}
     notes = dict.fromkeys(setup.methods, "")
     with tqdm(total=len(setup.methods) * (setup.repeats + 3), desc=task, leave=False, disable=None) as bar:
-
-        def each(names: Sequence[str], act: Callable[[str], None]) -> None:
-            for name in names:
-                act(name)
-                bar.update()
-
         ready: dict[str, _Training] = {}
-
-        def probe(name: str) -> None:
+        for name in setup.methods:
             training = _Training(name, task, setup)
             notes[name] = _too_much(training, task, size, setup)
             if notes[name]:
                 print(f"{task}: {name} is not measured: {notes[name]}.", file=sys.stderr)
             else:
-                ready[name], times[name] = training, []
-
-        each(setup.methods, probe)
+                ready[name] = training
+            bar.update()
         batch = random_batch(setup.shapes[task], size if ready else 1, setup.seed, setup.device)
-        each(tuple(ready), lambda name: ready[name].step(batch))
-        for _ in range(setup.repeats):
-            each(tuple(ready), lambda name: times[name].append(ready[name].seconds(batch)))
-        each(tuple(ready), lambda name: peaks.update({name: ready[name].peak_bytes(batch)}))
+        clocks = {name: partial(training.seconds, batch) for name, training in ready.items()}
+        times = in_turns(clocks, setup.repeats, tick=bar.update)
+        for name, training in ready.items():
+            peaks[name] = training.peak_bytes(batch)
+            bar.update()
     return [
         row
         for name in setup.methods
@@ -173,11 +166,7 @@ def _rows(
     task: str, size: int, name: str, times: Sequence[float], peak: int | None, note: str, setup: StepSetup
 ) -> list[Row]:
     """Time with its quartiles, and memory."""
-    ordered = [1e3 * x for x in times]
-    low = high = None
-    if ordered:
-        quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
-        low, high = quartiles[0], quartiles[2]
+    low, middle, high = quartiles([1e3 * x for x in times]) if times else (None, math.nan, None)
     shape = setup.shapes[task]
     sizes = (
         f"b={size} documents={shape.documents} layers={LAYERS} width={WIDTH} heads={HEADS} hidden={HIDDEN} "
@@ -205,7 +194,7 @@ def _rows(
         )
 
     return [
-        row("time", statistics.median(ordered) if ordered else math.nan, "ms", len(ordered), low, high),
+        row("time", middle, "ms", len(times), low, high),
         row("memory", math.nan if peak is None else peak / 1e6, "MB", int(peak is not None), None, None),
     ]
 

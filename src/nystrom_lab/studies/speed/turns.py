@@ -1,7 +1,6 @@
 """Steps of the training engine and of a bare loop in turn, on copies of one model and the same batches."""
 
 import copy
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from transformers.trainer_utils import IntervalStrategy
 from nystrom.checks import check_at_least
 from nystrom.models import EncoderConfig
 from nystrom_lab.measure.rows import Row, append_rows, check_rows
+from nystrom_lab.measure.timing import quartiles
 from nystrom_lab.training.data.batches import TrainingOrder
 from nystrom_lab.training.data.tasks import (
     Splits,
@@ -218,16 +218,15 @@ def _rows(task: str, config: EncoderConfig, settings: Settings, turns: _Turns) -
     )
     rows = []
     for quantity, values, unit, factor in measured:
-        ordered = [factor * value for value in values]
-        quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
+        found = quartiles([factor * value for value in values])
         row = result_row(
             config,
             f"{task} {quantity}",
-            statistics.median(ordered),
+            found.middle,
             unit,
             place,
-            spread=(quartiles[0], quartiles[2]),
-            repeats=len(ordered),
+            spread=found.spread,
+            repeats=len(values),
             study="overhead",
             sizes=f"b={settings.batch_size} threads={torch.get_num_threads()}",
         )
