@@ -9,23 +9,21 @@ of the free memory, it is not run, and a note says so with the estimate.
 """
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
-from nystrom.clock import free_bytes, peak_bytes, seconds
+from nystrom.clock import free_bytes
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.interleaved import MEMORY_SHARE
-from nystrom_lab.studies.speed.lra_models import Batch, random_batch
+from nystrom_lab.studies.speed.lra_models import random_batch
 from nystrom_lab.studies.speed.lra_shapes import SHAPES
+from nystrom_lab.studies.training_step import Batch, TrainingStep
 from nystrom_lab.training.data.tasks import find_task
 from nystrom_lab.training.presets.published import find_preset
-from nystrom_lab.training.scoring import DTYPES
 from nystrom_lab.training.settings import Settings
 
 TIME, MEMORY = "step time", "step memory"
@@ -51,7 +49,7 @@ class StepCosts:
     peak: int | None = None
 
 
-class SettledSteps:
+class SettledSteps(TrainingStep):
     """A model by the settings of a run, with random weights, its optimizer, and steps of it on the CPU.
 
     Args:
@@ -62,38 +60,18 @@ class SettledSteps:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             model = find_task(settings.task).model(settings.encoder_config())
-        self.settings, self.model = settings, model.train()
         preset = find_preset(settings.task, settings.preset)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=settings.learning_rate, betas=settings.adam_betas, eps=preset.adam_epsilon,
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=settings.learning_rate, betas=settings.adam_betas, eps=preset.adam_epsilon,
             weight_decay=settings.weight_decay, fused=True,
         )  # fmt: skip
+        super().__init__(model, optimizer, precision=settings.precision, clip_norm=settings.clip_norm)
+        self.settings = settings
 
     @property
     def weights(self) -> int:
         """Numbers that are learned."""
         return sum(weight.numel() for weight in self.model.parameters() if weight.requires_grad)
-
-    def step(self, batch: Batch) -> None:
-        """Take a step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        half = self.settings.precision != "float32"
-        with torch.autocast("cpu", DTYPES[self.settings.precision]) if half else nullcontext():
-            loss = self.model(**batch).loss
-        loss.backward()
-        if self.settings.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
-        self.optimizer.step()
-
-    def seconds(self, batch: Batch) -> float:
-        """Of a step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        return seconds(lambda: self.step(batch), _CPU)
-
-    def peak_bytes(self, batch: Batch) -> int:
-        """Of a step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        return peak_bytes(lambda: self.step(batch), _CPU)
 
 
 def whole_samples(task: str, n: int, batch: int, seed: int = 0) -> Batch:

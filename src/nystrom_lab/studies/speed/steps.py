@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,14 +10,15 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from nystrom.clock import free_bytes, peak_bytes, seconds
+from nystrom.clock import free_bytes
 from nystrom_lab.measure.rows import Row, append_rows, new_row, read_rows
 from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.asked import device_name, differing_setting
 from nystrom_lab.studies.speed.choices import StepDtype
 from nystrom_lab.studies.speed.interleaved import MEMORY_SHARE
-from nystrom_lab.studies.speed.lra_models import Batch, build_model, find_method, random_batch
+from nystrom_lab.studies.speed.lra_models import build_model, find_method, random_batch
 from nystrom_lab.studies.speed.lra_shapes import HEADS, HIDDEN, LAYERS, SHAPES, WIDTH, TaskShape
+from nystrom_lab.studies.training_step import TrainingStep
 
 # A step is first tried with this part of the batch.
 _PROBE = 8
@@ -87,34 +87,11 @@ def measure_tasks(tasks: Sequence[str], setup: StepSetup, path: Path) -> list[Ro
     return [row for row in rows if row.quantity.partition(" ")[0] in tasks]
 
 
-class _Training:
-    """A model, its optimizer, and one step of it."""
-
-    def __init__(self, name: str, task: str, setup: StepSetup):
-        self.model = build_model(name, setup.shapes[task], setup.seed)
-        self.model.to(setup.device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
-        self.model.train()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.setup = setup
-
-    def step(self, batch: Batch) -> None:
-        """Forward, backward, update."""
-        self.optimizer.zero_grad(set_to_none=True)
-        half = self.setup.precision == "bfloat16"
-        with torch.autocast(self.setup.device.type, torch.bfloat16) if half else nullcontext():
-            loss = self.model(**batch).loss
-        loss.backward()
-        self.optimizer.step()
-
-    def seconds(self, batch: Batch) -> float:
-        """Of a step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        return seconds(lambda: self.step(batch), self.setup.device)
-
-    def peak_bytes(self, batch: Batch) -> int:
-        """Of a step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        return peak_bytes(lambda: self.step(batch), self.setup.device)
+def new_training(name: str, task: str, setup: StepSetup) -> TrainingStep:
+    """The model of a task with an attention, and its optimizer."""
+    model = build_model(name, setup.shapes[task], setup.seed)
+    model.to(setup.device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
+    return TrainingStep(model, torch.optim.AdamW(model.parameters(), lr=1e-4), precision=setup.precision)
 
 
 def measure_task(task: str, setup: StepSetup) -> list[Row]:
@@ -123,9 +100,9 @@ def measure_task(task: str, setup: StepSetup) -> list[Row]:
     peaks: dict[str, int] = {}
     notes = dict.fromkeys(setup.methods, "")
     with tqdm(total=len(setup.methods) * (setup.repeats + 3), desc=task, leave=False, disable=None) as bar:
-        ready: dict[str, _Training] = {}
+        ready: dict[str, TrainingStep] = {}
         for name in setup.methods:
-            training = _Training(name, task, setup)
+            training = new_training(name, task, setup)
             notes[name] = _too_much(training, task, size, setup)
             if notes[name]:
                 print(f"{task}: {name} is not measured: {notes[name]}.", file=sys.stderr)
@@ -145,7 +122,7 @@ def measure_task(task: str, setup: StepSetup) -> list[Row]:
     ]
 
 
-def _too_much(training: _Training, task: str, size: int, setup: StepSetup) -> str:
+def _too_much(training: TrainingStep, task: str, size: int, setup: StepSetup) -> str:
     """Why a full step should not be run, judging by an eighth of it; empty if it should."""
     part = max(1, size // _PROBE)
     try:
