@@ -5,7 +5,6 @@ tokens drawn independently, and `nystrom-columns` columns and rows of S itself a
 times in float32.
 """
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import get_args
@@ -24,6 +23,7 @@ from nystrom.linalg.pinv import pinv_exact, pinv_iterative
 from nystrom.linalg.sampling import uniform_draws
 from nystrom.linalg.spectrum import spectral_norm
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.approximation.real_heads.recorded import LayerHeads
 from nystrom_lab.studies.reproduce.encoders import Encoder
 from nystrom_lab.studies.reproduce.spread import spread_row
@@ -126,16 +126,10 @@ def time_rows(encoder: Encoder, n: int, numbers: Sequence[int]) -> Iterable[Row]
         for m in numbers:
             calls[CHOOSING, method, m] = partial(choose, q, m)
             calls[ATTENTION, method, m] = partial(nystrom_attention, q, k, v, num_landmarks=m, landmarks=landmarks)
-    times: dict[tuple[str, str, int], list[float]] = {key: [] for key in calls}
     with torch.no_grad():
-        for turn in range(_TURNS + 1):
-            for key, call in calls.items():
-                took = 1000 * seconds(call, q.device)
-                # The first turn warms up.
-                if turn:
-                    times[key].append(took)
+        times = in_turns({key: partial(seconds, call, q.device) for key, call in calls.items()}, _TURNS)
     for (quantity, method, m), values in times.items():
-        low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+        low, middle, high = quartiles([1000 * value for value in values])
         yield new_row(
             study="", quantity=quantity, method=method, value=middle, low=low, high=high, unit="ms",
             repeats=_TURNS, n=n, m=m, sizes=sizes, device=cpu_name(),

@@ -8,23 +8,22 @@ First each takes two steps of one sample. If by these a step would take longer t
 of the free memory, it is not run, and a note says so with the estimate.
 """
 
-import statistics
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
-from nystrom.clock import free_bytes, peak_bytes, seconds
+from nystrom.clock import free_bytes
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.interleaved import MEMORY_SHARE
-from nystrom_lab.studies.speed.lra_models import Batch, random_batch
+from nystrom_lab.studies.speed.lra_models import random_batch
 from nystrom_lab.studies.speed.lra_shapes import SHAPES
+from nystrom_lab.studies.training_step import Batch, TrainingStep
 from nystrom_lab.training.data.tasks import find_task
 from nystrom_lab.training.presets.published import find_preset
-from nystrom_lab.training.scoring import DTYPES
 from nystrom_lab.training.settings import Settings
 
 TIME, MEMORY = "step time", "step memory"
@@ -50,7 +49,7 @@ class StepCosts:
     peak: int | None = None
 
 
-class SettledSteps:
+class SettledSteps(TrainingStep):
     """A model by the settings of a run, with random weights, its optimizer, and steps of it on the CPU.
 
     Args:
@@ -61,38 +60,18 @@ class SettledSteps:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             model = find_task(settings.task).model(settings.encoder_config())
-        self.settings, self.model = settings, model.train()
         preset = find_preset(settings.task, settings.preset)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=settings.learning_rate, betas=settings.adam_betas, eps=preset.adam_epsilon,
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=settings.learning_rate, betas=settings.adam_betas, eps=preset.adam_epsilon,
             weight_decay=settings.weight_decay, fused=True,
         )  # fmt: skip
+        super().__init__(model, optimizer, precision=settings.precision, clip_norm=settings.clip_norm)
+        self.settings = settings
 
     @property
     def weights(self) -> int:
         """Numbers that are learned."""
         return sum(weight.numel() for weight in self.model.parameters() if weight.requires_grad)
-
-    def step(self, batch: Batch) -> None:
-        """Take a step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        half = self.settings.precision != "float32"
-        with torch.autocast("cpu", DTYPES[self.settings.precision]) if half else nullcontext():
-            loss = self.model(**batch).loss
-        loss.backward()
-        if self.settings.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
-        self.optimizer.step()
-
-    def seconds(self, batch: Batch) -> float:
-        """Of a step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        return seconds(lambda: self.step(batch), _CPU)
-
-    def peak_bytes(self, batch: Batch) -> int:
-        """Of a step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        return peak_bytes(lambda: self.step(batch), _CPU)
 
 
 def whole_samples(task: str, n: int, batch: int, seed: int = 0) -> Batch:
@@ -136,12 +115,8 @@ def measure_in_turn(
     costs = {name: estimated(run, n, batch, limit_seconds=limit_seconds) for name, run in runs.items()}
     able = [name for name in runs if not costs[name].note]
     samples = whole_samples(next(iter(settings.values())).task, n, batch)
-    for name in able:
-        runs[name].step(samples)
-    for _ in range(rounds):
-        for name in able:
-            costs[name].seconds.append(runs[name].seconds(samples))
-    for name in able:
+    for name, taken in in_turns({name: partial(runs[name].seconds, samples) for name in able}, rounds).items():
+        costs[name].seconds = taken
         costs[name].peak = runs[name].peak_bytes(samples)
     return costs
 
@@ -168,9 +143,3 @@ def cost_rows(name: str, costs: StepCosts, settings: Settings, *, n: int, sizes:
         new_row(quantity=TIME, value=middle, low=low, high=high, unit="ms", repeats=len(costs.seconds), **shared),
         new_row(quantity=MEMORY, value=costs.peak / 1e6, unit="MB", **shared),
     ]
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The three quartiles."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
-    return low, middle, high

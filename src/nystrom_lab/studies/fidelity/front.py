@@ -16,7 +16,6 @@ Claims of this library, and the rules that decide on them:
 - It is faster than fused exact attention from 1,024 tokens on.
 """
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,8 @@ from nystrom.attention.fused import softmax_rows
 from nystrom.attention.heads import build_attention
 from nystrom.attention.method_names import read_method, reformer_buckets, split_name
 from nystrom.clock import seconds
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, cpu_name
+from nystrom_lab.measure.timing import in_turns, timed_rows
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look, plain_numbers
 from nystrom_lab.report.summary import Table, Verdict
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
@@ -89,21 +89,13 @@ def _measure_errors(encoder: Encoder, layers: tuple[int, ...], n: int, windows: 
 def _measure_times(encoder: Encoder, layer: int, n: int, folder: Path) -> Iterable[Row]:
     given = encoder.record(n, 1, (layer,))[layer]
     calls = {method: partial(_forward, build(method, given), given) for method in (EXACT, *METHODS)}
-    for call in calls.values():
-        call()
-    times: dict[str, list[float]] = {method: [] for method in calls}
-    for _ in range(_ROUNDS):
-        for method, call in calls.items():
-            times[method].append(seconds(call, _CPU))
+    times = in_turns({method: partial(seconds, call, _CPU) for method, call in calls.items()}, _ROUNDS)
     shared: dict[str, Any] = {
-        "study": "", "n": n, "repeats": _ROUNDS, "device": cpu_name(), "seed": 0,
+        "n": n, "device": cpu_name(), "seed": 0,
         "sizes": f"b=1 h={given.q.shape[1]} d={given.q.shape[3]} threads={torch.get_num_threads()}",
     }  # fmt: skip
     for method, taken in times.items():
-        ratios = [ours / theirs for ours, theirs in zip(taken, times[EXACT], strict=True)]
-        for quantity, values, unit in ((_TIME, [1e3 * each for each in taken], "ms"), (_RATIO, ratios, "")):
-            low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-            yield new_row(quantity=quantity, method=method, value=middle, low=low, high=high, unit=unit, **shared)
+        yield from timed_rows(method, taken, times[EXACT], (_TIME, _RATIO), **shared)
 
 
 def build(name: str, given: Recording) -> torch.nn.Module:

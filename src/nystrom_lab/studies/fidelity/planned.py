@@ -18,7 +18,6 @@ Claims of this library, and the rules that decide on them, at every length:
 
 import copy
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,6 +39,7 @@ from nystrom.integrations.convert import convert
 from nystrom.integrations.set_attention import set_attention
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.timing import in_turns, timed_rows
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look
 from nystrom_lab.report.summary import Table, Verdict
 from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
@@ -126,22 +126,12 @@ def _measure_times(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterab
         models[f"plan {budget:g}"] = _attending(model, read_plan(_plan_file(folder, n, budget)))
     sizes = f"b=1 threads={torch.get_num_threads()} {_positions(encoder, n)}"
     calls = {name: partial(_hidden, each, texts[:1]) for name, each in models.items()}
-    for call in calls.values():
-        call()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(_ROUNDS):
-        for name, call in calls.items():
-            times[name].append(seconds(call, _CPU))
-    shared: dict[str, Any] = {"study": "", "n": n, "sizes": sizes, "device": cpu_name()}
+    times = in_turns({name: partial(seconds, call, _CPU) for name, call in calls.items()}, _ROUNDS)
+    shared: dict[str, Any] = {"n": n, "sizes": sizes, "device": cpu_name()}
     for name, taken in times.items():
-        ratios = [ours / theirs for ours, theirs in zip(taken, times[EXACT], strict=True)]
-        for quantity, values, unit in ((TIME, [1e3 * each for each in taken], "ms"), (RATIO, ratios, "")):
-            low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-            yield new_row(
-                quantity=quantity, method=name, value=middle, low=low, high=high, unit=unit, repeats=_ROUNDS, **shared
-            )
+        yield from timed_rows(name, taken, times[EXACT], (TIME, RATIO), **shared)
         memory = peak_bytes(calls[name], _CPU) / 1e6
-        yield new_row(quantity=MEMORY, method=name, value=memory, unit="MB", **shared)
+        yield new_row(study="", quantity=MEMORY, method=name, value=memory, unit="MB", **shared)
 
 
 def _prepare(

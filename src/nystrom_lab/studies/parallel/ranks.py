@@ -13,7 +13,6 @@ stopped: its rows hold NaN and a note.
 """
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from nystrom.attention.registry import METHODS
 from nystrom.checks import check_at_least, check_choice, check_names, check_seed
 from nystrom.whole_files import check_folder
 from nystrom_lab.measure.rows import Row, append_rows, cpu_name, new_row, read_rows
+from nystrom_lab.measure.timing import quartiles
 from nystrom_lab.studies.speed.asked import command_line, differing_setting
 from nystrom_lab.studies.speed.choices import Dtype
 
@@ -208,13 +208,13 @@ def _rows(case: _Case, found: dict[str, Any] | str, asked: dict[str, Any], comma
     layers = f" layers={asked['layers']}" if asked["what"] == "encoder" else ""
     made = []
     for name, unit, each in values:
-        low, _, high = statistics.quantiles(each, n=4, method="inclusive") if len(each) > 1 else (None, None, None)
+        low, middle, high = quartiles(each) if len(each) > 1 else (None, *each, None)
         made.append(
             new_row(
                 study="ranks",
                 quantity=f"{asked['what']} {name}",
                 method=case.name,
-                value=statistics.median(each),
+                value=middle,
                 unit=unit,
                 low=low,
                 high=high,

@@ -1,6 +1,5 @@
 """The loops that `nystrom_lab.studies.pretraining.speed` compares, and their timing."""
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +31,7 @@ from nystrom_lab.data.language.mlm_sop.dataset import TASK, MlmSop
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary
 from nystrom_lab.data.store.token_files import open_split
 from nystrom_lab.measure.rows import Row, append_rows, check_rows
+from nystrom_lab.measure.timing import quartiles
 from nystrom_lab.training.presets.pretraining import PretrainingPreset, find_pretraining
 from nystrom_lab.training.pretrain.data import open_instances
 from nystrom_lab.training.pretrain.settings import PretrainingSettings, settle
@@ -248,15 +248,15 @@ def _rows(config: EncoderConfig, settings: PretrainingSettings, speeds: Mapping[
     inner = f"ffn={config.intermediate_size} vocabulary={config.vocab_size}"
     rows = []
     for quantity, (values, unit) in measured.items():
-        quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+        found = quartiles(values)
         rows.append(
             result_row(
                 config,
                 quantity,
-                statistics.median(values),
+                found.middle,
                 unit,
                 place,
-                spread=(quartiles[0], quartiles[2]),
+                spread=found.spread,
                 repeats=len(values),
                 study="pretraining speed",
                 sizes=f"{inner} b={settings.batch_size} steps={settings.steps - 1} threads={torch.get_num_threads()}",

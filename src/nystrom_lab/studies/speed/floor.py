@@ -14,13 +14,13 @@ time. A method that is bound by memory cannot be faster than the floor, except f
 """
 
 import dataclasses
-import statistics
 from collections.abc import Callable
 
 import torch
 
 from nystrom.clock import free_bytes, seconds
 from nystrom_lab.measure.rows import Row
+from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.interleaved import Setup, plain_row
 
 FLOOR = "floor"
@@ -41,9 +41,8 @@ def copy_bandwidth(
     source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     # Zeros may move faster than other numbers.
     source.random_()
-    clock(lambda: target.copy_(source), device)
-    times = [clock(lambda: target.copy_(source), device) for _ in range(_COPIES)]
-    low, middle, high = (2 * size / time for time in reversed(statistics.quantiles(times, n=4, method="inclusive")))
+    times = in_turns({"copy": lambda: clock(lambda: target.copy_(source), device)}, _COPIES)["copy"]
+    low, middle, high = (2 * size / time for time in reversed(quartiles(times)))
     return middle, low, high
 
 

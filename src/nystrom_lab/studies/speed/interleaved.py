@@ -10,10 +10,10 @@ extrapolated from the last length measured, with n or with n^2.
 """
 
 import math
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from tqdm import tqdm
 from nystrom.attention.backend import kernel_errors
 from nystrom.clock import free_bytes, peak_bytes, seconds
 from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.choices import Pass
 from nystrom_lab.studies.speed.contenders.inputs import Call, Inputs, Sizes, make_inputs
 from nystrom_lab.studies.speed.contenders.table import Contender
@@ -100,7 +101,7 @@ def measure(n: int, setup: Setup, past: Sequence[Row]) -> list[Row]:
         Two rows per cell, its time and its peak memory; a value of NaN with a note where it was not run.
     """
     notes = {cell: _too_much(n, cell, setup, past) for cell in setup.cells}
-    times: dict[Cell, list[float]] = {cell: [] for cell in setup.cells}
+    times: dict[Cell, list[float]] = {}
     peaks: dict[Cell, int] = {}
     able = [cell for cell in setup.cells if not notes[cell]]
     if any(getattr(cell.contender.build, "compiled", False) for cell in able):
@@ -110,17 +111,17 @@ def measure(n: int, setup: Setup, past: Sequence[Row]) -> list[Row]:
         if able:
             inputs = make_inputs(n, setup.sizes, setup.seed)
             calls = _warmed(able, inputs, notes, bar)
-            for _ in range(setup.repeats):
-                for cell, call in calls.items():
-                    times[cell].append(_time(call, cell, inputs))
-                    bar.update()
+            clocks = {cell: partial(_time, call, cell, inputs) for cell, call in calls.items()}
+            times = in_turns(clocks, setup.repeats, warm_up=False, tick=bar.update)
             for cell, call in calls.items():
                 peaks[cell] = _peak(call, cell, inputs)
                 bar.update()
     for cell, note in notes.items():
         if note:
             print(f"n={n}: {cell.method} {cell.timed} is not measured: {note}.", file=sys.stderr)
-    return [row for cell in setup.cells for row in _rows(n, setup, cell, times[cell], peaks.get(cell), notes[cell])]
+    return [
+        row for cell in setup.cells for row in _rows(n, setup, cell, times.get(cell, []), peaks.get(cell), notes[cell])
+    ]
 
 
 def plain_row(setup: Setup) -> Row:
@@ -201,10 +202,8 @@ def _rows(n: int, setup: Setup, cell: Cell, times: Sequence[float], peak: int | 
     """Time with its quartiles, and memory."""
     time, memory, spread = math.nan, math.nan, None
     if peak is not None:
-        ordered = [1e3 * x for x in times]
-        time, memory = statistics.median(ordered), peak / 1e6
-        quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
-        spread = (quartiles[0], quartiles[2])
+        found = quartiles([1e3 * x for x in times])
+        time, memory, spread = found.middle, peak / 1e6, found.spread
     return [
         _row(setup, n, cell, f"{cell.timed} time", time, "ms", spread, len(times), note),
         _row(setup, n, cell, f"{cell.timed} memory", memory, "MB", None, int(peak is not None), note),

@@ -6,7 +6,6 @@ runs are kept, so the same command continues where it was interrupted.
 """
 
 import math
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import get_args
 
 from nystrom.checks import check_at_least, check_choice
 from nystrom_lab.measure.rows import Row, check_rows, new_row, read_rows, write_rows
+from nystrom_lab.measure.timing import quartiles
 from nystrom_lab.studies.speed.asked import command_line
 from nystrom_lab.studies.speed.choices import Layout
 
@@ -111,15 +111,12 @@ def summary(runs: Sequence[Sequence[Row]], command: str, seed: int) -> list[Row]
 
 def _row(like: Row, quantity: str, values: Sequence[float], unit: str, command: str, seed: int, note: str) -> Row:
     measured = [value for value in values if not math.isnan(value)]
-    whole = len(measured) == len(values)
-    low, high = None, None
-    if whole:
-        low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    low, middle, high = quartiles(values) if len(measured) == len(values) else (None, math.nan, None)
     return new_row(
         study="runs",
         quantity=quantity,
         method=like.method,
-        value=statistics.median(values) if whole else math.nan,
+        value=middle,
         unit=unit,
         device=like.device,
         sizes=like.sizes,

@@ -1,23 +1,24 @@
 """Training steps of one setup, measured a task at a time and continued where they were interrupted."""
 
 import math
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from nystrom.clock import free_bytes, peak_bytes, seconds
+from nystrom.clock import free_bytes
 from nystrom_lab.measure.rows import Row, append_rows, new_row, read_rows
+from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.asked import device_name, differing_setting
 from nystrom_lab.studies.speed.choices import StepDtype
 from nystrom_lab.studies.speed.interleaved import MEMORY_SHARE
-from nystrom_lab.studies.speed.lra_models import Batch, build_model, find_method, random_batch
+from nystrom_lab.studies.speed.lra_models import build_model, find_method, random_batch
 from nystrom_lab.studies.speed.lra_shapes import HEADS, HIDDEN, LAYERS, SHAPES, WIDTH, TaskShape
+from nystrom_lab.studies.training_step import TrainingStep
 
 # A step is first tried with this part of the batch.
 _PROBE = 8
@@ -86,65 +87,34 @@ def measure_tasks(tasks: Sequence[str], setup: StepSetup, path: Path) -> list[Ro
     return [row for row in rows if row.quantity.partition(" ")[0] in tasks]
 
 
-class _Training:
-    """A model, its optimizer, and one step of it."""
-
-    def __init__(self, name: str, task: str, setup: StepSetup):
-        self.model = build_model(name, setup.shapes[task], setup.seed)
-        self.model.to(setup.device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
-        self.model.train()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.setup = setup
-
-    def step(self, batch: Batch) -> None:
-        """Forward, backward, update."""
-        self.optimizer.zero_grad(set_to_none=True)
-        half = self.setup.precision == "bfloat16"
-        with torch.autocast(self.setup.device.type, torch.bfloat16) if half else nullcontext():
-            loss = self.model(**batch).loss
-        loss.backward()
-        self.optimizer.step()
-
-    def seconds(self, batch: Batch) -> float:
-        """Of a step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        return seconds(lambda: self.step(batch), self.setup.device)
-
-    def peak_bytes(self, batch: Batch) -> int:
-        """Of a step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        return peak_bytes(lambda: self.step(batch), self.setup.device)
+def new_training(name: str, task: str, setup: StepSetup) -> TrainingStep:
+    """The model of a task with an attention, and its optimizer."""
+    model = build_model(name, setup.shapes[task], setup.seed)
+    model.to(setup.device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
+    return TrainingStep(model, torch.optim.AdamW(model.parameters(), lr=1e-4), precision=setup.precision)
 
 
 def measure_task(task: str, setup: StepSetup) -> list[Row]:
     """The rows of one task."""
     size = setup.batch or setup.shapes[task].batch
-    times: dict[str, list[float]] = {}
     peaks: dict[str, int] = {}
     notes = dict.fromkeys(setup.methods, "")
     with tqdm(total=len(setup.methods) * (setup.repeats + 3), desc=task, leave=False, disable=None) as bar:
-
-        def each(names: Sequence[str], act: Callable[[str], None]) -> None:
-            for name in names:
-                act(name)
-                bar.update()
-
-        ready: dict[str, _Training] = {}
-
-        def probe(name: str) -> None:
-            training = _Training(name, task, setup)
+        ready: dict[str, TrainingStep] = {}
+        for name in setup.methods:
+            training = new_training(name, task, setup)
             notes[name] = _too_much(training, task, size, setup)
             if notes[name]:
                 print(f"{task}: {name} is not measured: {notes[name]}.", file=sys.stderr)
             else:
-                ready[name], times[name] = training, []
-
-        each(setup.methods, probe)
+                ready[name] = training
+            bar.update()
         batch = random_batch(setup.shapes[task], size if ready else 1, setup.seed, setup.device)
-        each(tuple(ready), lambda name: ready[name].step(batch))
-        for _ in range(setup.repeats):
-            each(tuple(ready), lambda name: times[name].append(ready[name].seconds(batch)))
-        each(tuple(ready), lambda name: peaks.update({name: ready[name].peak_bytes(batch)}))
+        clocks = {name: partial(training.seconds, batch) for name, training in ready.items()}
+        times = in_turns(clocks, setup.repeats, tick=bar.update)
+        for name, training in ready.items():
+            peaks[name] = training.peak_bytes(batch)
+            bar.update()
     return [
         row
         for name in setup.methods
@@ -152,7 +122,7 @@ def measure_task(task: str, setup: StepSetup) -> list[Row]:
     ]
 
 
-def _too_much(training: _Training, task: str, size: int, setup: StepSetup) -> str:
+def _too_much(training: TrainingStep, task: str, size: int, setup: StepSetup) -> str:
     """Why a full step should not be run, judging by an eighth of it; empty if it should."""
     part = max(1, size // _PROBE)
     try:
@@ -173,11 +143,7 @@ def _rows(
     task: str, size: int, name: str, times: Sequence[float], peak: int | None, note: str, setup: StepSetup
 ) -> list[Row]:
     """Time with its quartiles, and memory."""
-    ordered = [1e3 * x for x in times]
-    low = high = None
-    if ordered:
-        quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
-        low, high = quartiles[0], quartiles[2]
+    low, middle, high = quartiles([1e3 * x for x in times]) if times else (None, math.nan, None)
     shape = setup.shapes[task]
     sizes = (
         f"b={size} documents={shape.documents} layers={LAYERS} width={WIDTH} heads={HEADS} hidden={HIDDEN} "
@@ -205,7 +171,7 @@ def _rows(
         )
 
     return [
-        row("time", statistics.median(ordered) if ordered else math.nan, "ms", len(ordered), low, high),
+        row("time", middle, "ms", len(times), low, high),
         row("memory", math.nan if peak is None else peak / 1e6, "MB", int(peak is not None), None, None),
     ]
 

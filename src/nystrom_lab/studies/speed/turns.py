@@ -1,7 +1,6 @@
 """Steps of the training engine and of a bare loop in turn, on copies of one model and the same batches."""
 
 import copy
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,6 +24,8 @@ from transformers.trainer_utils import IntervalStrategy
 from nystrom.checks import check_at_least
 from nystrom.models import EncoderConfig
 from nystrom_lab.measure.rows import Row, append_rows, check_rows
+from nystrom_lab.measure.timing import quartiles
+from nystrom_lab.studies.training_step import TrainingStep
 from nystrom_lab.training.data.batches import TrainingOrder
 from nystrom_lab.training.data.tasks import (
     Splits,
@@ -43,7 +44,6 @@ from nystrom_lab.training.run.arguments import training_arguments
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.progress import ProgressBar, ProgressLines
 from nystrom_lab.training.run.trainer import EncoderTrainer
-from nystrom_lab.training.scoring import DTYPES
 from nystrom_lab.training.settings import Settings, settle
 
 # Steps before the measured ones: memory is allocated, kernels are chosen.
@@ -116,18 +116,19 @@ class BareLoop:
     """
 
     def __init__(self, model: nn.Module, settings: Settings, preset: Preset, splits: Splits):
-        self.settings, self.clip = settings, preset.clip_value
-        self.model = model.to(settings.device).train()
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
+        self.settings = settings
+        model = model.to(settings.device)
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
             lr=settings.learning_rate,
             betas=preset.adam_betas,
             eps=preset.adam_epsilon,
             weight_decay=preset.weight_decay,
             fused=True,
         )
+        self.training = TrainingStep(model, optimizer, precision=settings.precision, clip_value=preset.clip_value)
         steps = settings.steps
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: (steps - step) / steps)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (steps - step) / steps)
         order = TrainingOrder(
             splits.train.lengths, batch_size=settings.batch_size, steps=settings.steps, seed=settings.seed
         )
@@ -147,17 +148,10 @@ class BareLoop:
 
     def step(self, batch: dict[str, Tensor]) -> float:
         """One step; gives the loss."""
-        device, precision = self.settings.device, self.settings.precision
-        with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
-            loss = self.model(**batch).loss
-        loss.backward()
-        if self.clip is not None:
-            nn.utils.clip_grad_value_(self.model.parameters(), self.clip)
-        self.optimizer.step()
+        loss = self.training.step(batch)
         self.schedule.step()
-        self.optimizer.zero_grad()
         # A loop that watches its loss reads it here.
-        return float(loss.detach())
+        return float(loss)
 
 
 class _Turns(TrainerCallback):
@@ -218,16 +212,15 @@ def _rows(task: str, config: EncoderConfig, settings: Settings, turns: _Turns) -
     )
     rows = []
     for quantity, values, unit, factor in measured:
-        ordered = [factor * value for value in values]
-        quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
+        found = quartiles([factor * value for value in values])
         row = result_row(
             config,
             f"{task} {quantity}",
-            statistics.median(ordered),
+            found.middle,
             unit,
             place,
-            spread=(quartiles[0], quartiles[2]),
-            repeats=len(ordered),
+            spread=found.spread,
+            repeats=len(values),
             study="overhead",
             sizes=f"b={settings.batch_size} threads={torch.get_num_threads()}",
         )

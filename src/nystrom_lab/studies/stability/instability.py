@@ -49,6 +49,7 @@ from nystrom_lab.studies.stability.arena import (
     random_batches,
     sources_text,
 )
+from nystrom_lab.studies.training_step import TrainingStep
 from nystrom_lab.training.data.tasks import Model
 from nystrom_lab.training.presets.sizes import DataSizes
 
@@ -138,17 +139,13 @@ def instability_scores(model: Model, batches: Iterable[Batch], *, task: str, see
         anneal_strategy="linear",
         total_steps=preset.steps,
     )
-    encoder = model.nystromformer
+    encoder, training = model.nystromformer, TrainingStep(model, optimizer, clip_value=preset.clip_value)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for batch in batches:
             before, weights = _embedding(encoder, batch), [p.detach().clone() for p in encoder.parameters()]
             model.train()
-            optimizer.zero_grad()
-            model(**batch).loss.backward()
-            if preset.clip_value is not None:
-                nn.utils.clip_grad_value_(model.parameters(), preset.clip_value)
-            optimizer.step()
+            training.step(batch)
             schedule.step()
             moved = (_embedding(encoder, batch) - before).double().square().sum()
             pairs = zip(encoder.parameters(), weights, strict=True)

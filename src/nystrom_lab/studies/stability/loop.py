@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import nn
 
 from nystrom_lab.studies.stability.arena import ArenaTask, Batch, new_optimizer, preset_of, random_batches
+from nystrom_lab.studies.training_step import TrainingStep
 from nystrom_lab.training.data.tasks import LabelledSplit, Model
 
 
@@ -63,8 +64,9 @@ def train_plainly(
         every: Steps between evaluations.
         seed: Of the batches, of dropout and of what the method draws.
     """
-    preset, device = preset_of(source.task), next(model.parameters()).device
+    preset = preset_of(source.task)
     optimizer = new_optimizer(model, preset, learning_rate)
+    training = TrainingStep(model, optimizer, clip_value=preset.clip_value)
     warmup = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
@@ -79,15 +81,11 @@ def train_plainly(
                 points.append((step, seconds, *evaluate(model, validation)))
             began = time.perf_counter()
             model.train()
-            optimizer.zero_grad()
-            now = model(**{name: x.to(device) for name, x in samples.items()}).loss
-            now.backward()
+            now = training.backward({name: x.to(training.device) for name, x in samples.items()})
             loss[step], norm[step] = now.item(), _norm(model)
             if not np.isfinite(loss[step] + norm[step]):
                 break
-            if preset.clip_value is not None:
-                nn.utils.clip_grad_value_(model.parameters(), preset.clip_value)
-            optimizer.step()
+            training.update()
             schedule.step()
             seconds += time.perf_counter() - began
         else:

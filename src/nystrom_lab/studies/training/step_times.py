@@ -1,7 +1,7 @@
 """Time and memory of a step of fine-tuning with each attention, in turn on the same batches of the task."""
 
-import statistics
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from nystrom.clock import peak_bytes, seconds
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.timing import in_turns, timed_rows
 from nystrom_lab.training.data.batches import TrainingOrder
 from nystrom_lab.training.finetune.classifier import find_start, make_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
@@ -57,24 +58,13 @@ def step_times(task: str, arguments: Mapping[str, Mapping[str, Any]], *, precisi
             loss.backward()
             models[method].zero_grad()
 
-    for method in models:
-        passes(method)
-    times: dict[str, list[float]] = {method: [] for method in models}
-    for _ in range(ROUNDS):
-        for method in models:
-            times[method].append(seconds(lambda method=method: passes(method), _CPU))
-    exact, *_ = times.values()
+    calls = {method: partial(passes, method) for method in models}
+    times = in_turns({method: partial(seconds, call, _CPU) for method, call in calls.items()}, ROUNDS)
+    exact, *_ = ([value / BATCHES for value in taken] for taken in times.values())
     tokens = sum(batch["input_ids"].numel() for batch in batches)
     sizes = f"model={Path(first['model']).name} b={PRESET.batch_size} batches={BATCHES} tokens={tokens}"
     shared = {"device": cpu_name(), "dtype": precision, "sizes": sizes, "n": max_length, "seed": 0}
     for method, measured in times.items():
-        memory = peak_bytes(lambda method=method: passes(method), _CPU) / 1e6
-        ratios = [ours / theirs for ours, theirs in zip(measured, exact, strict=True)]
-        milliseconds = [1e3 * value / BATCHES for value in measured]
-        for quantity, values, unit in (("step time", milliseconds, "ms"), ("step time / exact", ratios, "")):
-            low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-            yield new_row(
-                study="", quantity=quantity, method=method, value=middle, low=low, high=high, unit=unit,
-                repeats=ROUNDS, **shared,
-            )  # fmt: skip
+        memory, taken = peak_bytes(calls[method], _CPU) / 1e6, [value / BATCHES for value in measured]
+        yield from timed_rows(method, taken, exact, ("step time", "step time / exact"), **shared)
         yield new_row(study="", quantity="step memory", method=method, value=memory, unit="MB", **shared)

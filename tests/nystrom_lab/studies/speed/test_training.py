@@ -73,7 +73,7 @@ def test_rows_hold_each_task_method_and_quantity(tmp_path):
 @pytest.mark.parametrize("name", TABLE_2_METHODS)
 @pytest.mark.parametrize("task", SHAPES)
 def test_a_step_changes_every_weight_that_the_loss_depends_on(task, name):
-    step = steps._Training(name, task, setup())
+    step = steps.new_training(name, task, setup())
     before = {key: weight.detach().clone() for key, weight in step.model.named_parameters()}
     # Twice: the first update by AdamW has the same size for every gradient but zero.
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_a_step_changes_every_weight_that_the_loss_depends_on(task, name):
 
 
 def test_a_step_of_the_model_is_one_of_a_bare_loop():
-    step = steps._Training("softmax", "text", setup())
+    step = steps.new_training("softmax", "text", setup())
     other = build_model("softmax", SHORT["text"], 0).train()
     batch = random_batch(SHORT["text"], 2, 0, CPU)
     optimizer = torch.optim.AdamW(other.parameters(), lr=1e-4)

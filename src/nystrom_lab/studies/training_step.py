@@ -1,0 +1,66 @@
+"""One step of a plain training loop: forward, backward, clipping, update."""
+
+import torch
+from torch import Tensor, nn
+
+from nystrom.clock import peak_bytes, seconds
+from nystrom_lab.training.scoring import DTYPES
+
+Batch = dict[str, Tensor]
+
+
+class TrainingStep:
+    """A model in training mode with its optimizer, and steps of it.
+
+    Args:
+        model: The model; what it returns has a loss. It is trained where it is.
+        optimizer: Of its weights.
+        precision: float32, or what autocast computes in.
+        clip_norm: Most norm of all gradients together; 0 for any.
+        clip_value: Most size of an entry of a gradient; None for any.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        precision: str = "float32",
+        clip_norm: float = 0.0,
+        clip_value: float | None = None,
+    ):
+        self.model, self.optimizer, self.precision = model.train(), optimizer, precision
+        self.clip_norm, self.clip_value = clip_norm, clip_value
+        self.device = next(model.parameters()).device
+
+    def backward(self, batch: Batch) -> Tensor:
+        """Clear the gradients and compute those of a batch, which is on the device of the model; gives the loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, DTYPES[self.precision], enabled=self.precision != "float32"):
+            loss = self.model(**batch).loss
+        loss.backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        """Clip the gradients and change the weights."""
+        if self.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        if self.clip_value is not None:
+            nn.utils.clip_grad_value_(self.model.parameters(), self.clip_value)
+        self.optimizer.step()
+
+    def step(self, batch: Batch) -> Tensor:
+        """Take a step; gives the loss."""
+        loss = self.backward(batch)
+        self.update()
+        return loss
+
+    def seconds(self, batch: Batch) -> float:
+        """Of a step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        return seconds(lambda: self.step(batch), self.device)
+
+    def peak_bytes(self, batch: Batch) -> int:
+        """Of a step, beyond weights, optimizer and batch."""
+        self.optimizer.zero_grad(set_to_none=True)
+        return peak_bytes(lambda: self.step(batch), self.device)
