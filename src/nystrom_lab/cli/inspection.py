@@ -6,8 +6,6 @@ from typing import Literal
 from nystrom.checks import check_at_least, check_positive
 from nystrom.whole_files import check_new, write_whole
 from nystrom_lab.cli.arguments import arguments_of, positional
-from nystrom_lab.report.plots.canvas import FORMATS, house_style, save_figure
-from nystrom_lab.report.plots.inspection import FIGURES, inspection_figures
 
 # What is compared where nothing is named; a plan may choose exact attention, too.
 USUAL = ("nystrom-64", "nystrom-128", "nystrom-256", "near_far", "near_far-128")
@@ -56,6 +54,9 @@ def inspect(
             holds files of these names, or a budget that no method meets, or that is given without a folder for the
             plan or for a model whose layers a plan cannot name.
     """
+    from nystrom_lab.report.plots.canvas import FORMATS, house_style, save_figure
+    from nystrom_lab.report.plots.inspection import FIGURES, inspection_figures
+
     if budget is not None:
         check_positive("budget", budget)
         if to is None:

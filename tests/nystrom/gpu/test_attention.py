@@ -88,16 +88,17 @@ def worst(found, expected):
     )
 
 
-@pytest.mark.parametrize("size", [1.0, 30.0, 2000.0, 1e5])
+NEAR_FAR = {"num_clusters": 8, "num_heavy": 2, "block_size": 16, "reach": 8}
+
+
 @pytest.mark.parametrize(
-    ("attend", "sizes"),
+    ("attend", "sizes", "size"),
     [
-        (nystrom_attention, {"num_landmarks": 8}),
+        *((nystrom_attention, {"num_landmarks": 8}, size) for size in (1.0, 30.0, 2000.0, 1e5)),
         # More than one block of landmarks, whose normalisers are kept between the passes.
-        (nystrom_attention, {"num_landmarks": 70}),
-        (near_far_attention, {"num_clusters": 8, "num_heavy": 2, "block_size": 16, "reach": 8}),
+        (nystrom_attention, {"num_landmarks": 70}, 1e5),
+        *((near_far_attention, NEAR_FAR, size) for size in (1.0, 30.0, 2000.0, 1e5)),
     ],
-    ids=["nystrom-8", "nystrom-70", "near_far"],
 )
 def test_wide_scores_cost_no_more_than_in_the_formula(attend, sizes, size):
     tokens = draw_qkv(160, 160, b=1, h=1, d=16, e=16)
