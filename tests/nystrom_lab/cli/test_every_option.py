@@ -1,0 +1,48 @@
+"""The options of all commands are those of the list beside this file, which a change is meant to change.
+
+`python tests/nystrom_lab/cli/test_every_option.py` writes the list anew.
+"""
+
+import contextlib
+import io
+import os
+import re
+from pathlib import Path
+from unittest import mock
+
+from nystrom_lab.cli.main import COMMANDS, main
+
+LIST = Path(__file__).with_name("every_option.txt")
+# An option or an argument, at the beginning of its line, whether boxes are drawn or not; its help is further in.
+ITEM = re.compile(r"^[│ ] {0,2}(--?[a-z]|[\[A-Z{])")
+
+
+def options_of(command):
+    """Names, values and defaults of the options of a command, by its help."""
+    said = io.StringIO()
+    with (
+        mock.patch.dict(os.environ, {"COLUMNS": "400"}),
+        contextlib.redirect_stdout(said),
+        contextlib.suppress(SystemExit),
+    ):
+        main([*command.split(), "--help"])
+    found = []
+    for line in said.getvalue().partition("\n\n")[2].splitlines():
+        text = line.strip("│ ")
+        if ITEM.match(line) and not text.endswith("."):
+            found.append(re.split(r"\s{2,}", text)[0])
+        if found and (default := re.search(r"\((default: [^)]*|required|repeatable)\)$", text)):
+            found[-1] += f" ({default[1]})"
+    return sorted(found)
+
+
+def listed():
+    return "".join(f"{command} {option}\n" for command in COMMANDS for option in options_of(command))
+
+
+def test_every_command_has_the_options_that_are_listed():
+    assert listed() == LIST.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    LIST.write_text(listed(), encoding="utf-8")
