@@ -9,17 +9,18 @@ that was not; up to rounding with more than two processes, which add gradients i
 from collections.abc import Mapping
 from pathlib import Path
 
-from nystrom.checks import Design, FeedForward, PooledNormKind, Pooling, PositionKind, check_at_least
+from nystrom.checks import check_at_least
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.data.columns import Columns
 from nystrom_lab.training.hardware import TIMEOUT, Device, Precision, is_main, usable_device, usable_precision
 from nystrom_lab.training.lengths import data_positions, lengthened
+from nystrom_lab.training.options import PresetChanges, taking
 from nystrom_lab.training.presets.published import find_preset
-from nystrom_lab.training.presets.recipe import LearningRateSchedule
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.settings import settle
 
 
+@taking(changes=PresetChanges)
 def train(
     task: str,
     *,
@@ -36,33 +37,10 @@ def train(
     to: Path | None = None,
     seed: int = 0,
     resume: bool = False,
-    steps: int | None = None,
-    batch_size: int | None = None,
+    changes: PresetChanges,
     accumulation: int = 1,
     context_parallel: int = 1,
-    learning_rate: float | None = None,
-    warmup_steps: int | None = None,
-    dropout: float | None = None,
     conv_kernel_size: int | None = None,
-    positions: PositionKind | None = None,
-    rotary_share: float | None = None,
-    rotary_across_heads: bool | None = None,
-    short_conv_kernel_size: int | None = None,
-    pooling: Pooling | None = None,
-    pooled_norm: PooledNormKind | None = None,
-    feed_forward: FeedForward | None = None,
-    design: Design | None = None,
-    drop_weights: bool | None = None,
-    schedule: LearningRateSchedule | None = None,
-    clip_norm: float | None = None,
-    adam_betas: tuple[float, float] | None = None,
-    weight_decay: float | None = None,
-    label_smoothing: float | None = None,
-    ema: float | None = None,
-    augment: bool | None = None,
-    denoise: float | None = None,
-    evaluate_every: int | None = None,
-    log_every: int | None = None,
     precision: Precision = "auto",
     device: Device = "auto",
     compile: bool = False,
@@ -102,40 +80,10 @@ def train(
         to: Folder of the run; runs/TASK-ATTENTION-PRESET-seedSEED.
         seed: Determines initial weights, order of the samples and dropout.
         resume: Continue the run in the folder, from its last complete checkpoint.
-        steps: Steps.
-        batch_size: Samples per step, over all processes and accumulated parts.
+        **changes: What is changed in the preset.
         accumulation: Parts in which a process computes its share of a batch, to save memory; in evaluations too.
         context_parallel: Processes that share the tokens of each sample, for samples that do not fit into one.
-        learning_rate: Learning rate at the end of the warm-up.
-        warmup_steps: Steps of linear warm-up.
-        dropout: Dropout on the hidden states.
         conv_kernel_size: Size of the convolution of the values that is added to the attention; 0 for none.
-        positions: "learned", a table; "rotary", queries and keys turned by their position; or "none".
-        rotary_share: Share of the width that turns, of rotary positions.
-        rotary_across_heads: The angles of rotary positions are spread over the heads, from local to global ones.
-        short_conv_kernel_size: Size of the convolutions of queries, keys and values before the method; 0 for none.
-        pooling: What the classification head reads of the tokens: "mean", "first", "max", or "cls", a learned token
-            before the first.
-        pooled_norm: "batch" brings each channel of that to mean 0 and variance 1 over the samples that a process
-            computes at once; or "none".
-        feed_forward: "plain", "gated" by the activation (GEGLU, SwiGLU), or "glu", gated by the sigmoid.
-        design: Classification head, dropout and initial values as in "transformers", in the papers' code ("authors") or
-            in the "official" code of the Long Range Arena.
-        drop_weights: Drop weights of exact and kernelized attention, which are then stored, in the design "authors";
-            other methods have none to drop.
-        schedule: The learning rate after the warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the inverse
-            root of the step.
-        clip_norm: Largest norm of the gradient of a step; 0 for any.
-        adam_betas: Decay of AdamW's running means.
-        weight_decay: Weight decay of AdamW, on all weights but biases and norms.
-        label_smoothing: Share of a label that is spread evenly over the classes, in training.
-        ema: Decay of a running mean of the weights, which is evaluated and kept in their place; 0 for none.
-        augment: Vary training samples anew in each pass: the arguments of ListOps in another order, texts cropped,
-            pictures mirrored, shifted and scaled (Pathfinder: mirrored).
-        denoise: Weight of the loss of predicting every token of an input of which 30 % is corrupted; 0 for clean
-            inputs.
-        evaluate_every: Steps between evaluations, each followed by a checkpoint.
-        log_every: Steps between points of the training curve; divides evaluate_every.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
         compile: Compile the model, and pad every batch to the model's positions, so that one graph serves all steps.
@@ -160,7 +108,12 @@ def train(
     preset = preset or (start and start.preset) or "nystromformer"
     chosen = find_preset(task, preset) if max_length is None else lengthened(find_preset(task, preset), max_length)
     if mask_share:
-        check_no_class(pooling=pooling, pooled_norm=pooled_norm, label_smoothing=label_smoothing, denoise=denoise)
+        check_no_class(
+            pooling=changes.pooling,
+            pooled_norm=changes.pooled_norm,
+            label_smoothing=changes.label_smoothing,
+            denoise=changes.denoise,
+        )
     shown = attention or ("nystrom" if start is None else start.config.attention)
     parts = ["pretrain"] if mask_share else []
     parts += [task, shown, preset, *(["pretrained"] if model else []), *([str(max_length)] if max_length else [])]
@@ -181,32 +134,7 @@ def train(
         precision=precision,
         accumulation=accumulation,
         seed=seed,
-        changes={
-            "steps": steps,
-            "batch_size": batch_size,
-            "learning_rate": learning_rate,
-            "warmup_steps": warmup_steps,
-            "dropout": dropout,
-            "evaluate_every": evaluate_every,
-            "log_every": log_every,
-            "positions": positions,
-            "rotary_share": rotary_share,
-            "rotary_across_heads": rotary_across_heads,
-            "short_conv_kernel_size": short_conv_kernel_size,
-            "pooling": pooling,
-            "pooled_norm": pooled_norm,
-            "feed_forward": feed_forward,
-            "design": design,
-            "drop_weights": drop_weights,
-            "schedule": schedule,
-            "clip_norm": clip_norm,
-            "adam_betas": adam_betas,
-            "weight_decay": weight_decay,
-            "label_smoothing": label_smoothing,
-            "ema": ema,
-            "augment": augment,
-            "denoise": denoise,
-        },
+        changes=changes.asdict(),
         positions=data_positions(chosen, data) if max_length is None else max_length,
         compile=compile,
         track_error=track_error,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
-from nystrom.checks import Design, FeedForward, PooledNormKind, Pooling, PositionKind, check_at_least
+from nystrom.checks import check_at_least
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import check_rows
 from nystrom_lab.training.grid.alone import alone
@@ -29,8 +29,8 @@ from nystrom_lab.training.grid.slurm import Jobs, Work, check_no_jobs
 from nystrom_lab.training.grid.table import TABLE, reached, write_table
 from nystrom_lab.training.hardware import Device, Precision, cores, processes, usable_device, visible_gpus
 from nystrom_lab.training.lengths import data_positions, lengthened
+from nystrom_lab.training.options import PresetChanges, taking
 from nystrom_lab.training.presets.published import Preset, find_preset
-from nystrom_lab.training.presets.recipe import LearningRateSchedule
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.settings import settle
 
@@ -39,6 +39,7 @@ PresetName = Literal[
 ]
 
 
+@taking(changes=PresetChanges)
 def run_grid(
     *,
     to: Path,
@@ -49,32 +50,9 @@ def run_grid(
     model: Path | None = None,
     data: Path = Path("data"),
     max_length: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
+    changes: PresetChanges,
     accumulation: int = 1,
-    learning_rate: float | None = None,
-    warmup_steps: int | None = None,
-    dropout: float | None = None,
     conv_kernel_size: int | None = None,
-    positions: PositionKind | None = None,
-    rotary_share: float | None = None,
-    rotary_across_heads: bool | None = None,
-    short_conv_kernel_size: int | None = None,
-    pooling: Pooling | None = None,
-    pooled_norm: PooledNormKind | None = None,
-    feed_forward: FeedForward | None = None,
-    design: Design | None = None,
-    drop_weights: bool | None = None,
-    schedule: LearningRateSchedule | None = None,
-    clip_norm: float | None = None,
-    adam_betas: tuple[float, float] | None = None,
-    weight_decay: float | None = None,
-    label_smoothing: float | None = None,
-    ema: float | None = None,
-    augment: bool | None = None,
-    denoise: float | None = None,
-    evaluate_every: int | None = None,
-    log_every: int | None = None,
     jobs: int | None = None,
     threads: int | None = None,
     precision: Precision = "auto",
@@ -104,40 +82,10 @@ def run_grid(
             position for each pixel.
         max_length: Tokens of the longest sequence, and positions of the models, in place of the preset's; the data are
             then in TASK-LENGTH. Not for pictures, whose data have a size.
-        steps: Steps of each run. A shorter run has a warm-up shorter in proportion.
-        batch_size: Samples per step.
+        **changes: What is changed in the preset.
         accumulation: Parts in which a batch is computed, to save memory; in evaluations too.
-        learning_rate: Learning rate at the end of the warm-up.
-        warmup_steps: Steps of linear warm-up.
-        dropout: Dropout on the hidden states.
         conv_kernel_size: Taps of the convolution of the values that is added to the attention of every method; 0 for
             none.
-        positions: "learned", a table; "rotary", queries and keys turned by their position; or "none".
-        rotary_share: Share of the width that turns, of rotary positions.
-        rotary_across_heads: The angles of rotary positions are spread over the heads, from local to global ones.
-        short_conv_kernel_size: Size of the convolutions of queries, keys and values before the method; 0 for none.
-        pooling: What the classification head reads of the tokens: "mean", "first", "max", or "cls", a learned token
-            before the first.
-        pooled_norm: "batch" brings each channel of that to mean 0 and variance 1 over the samples that a process
-            computes at once; or "none".
-        feed_forward: "plain", "gated" by the activation (GEGLU, SwiGLU), or "glu", gated by the sigmoid.
-        design: Classification head, dropout and initial values as in "transformers", in the papers' code ("authors") or
-            in the "official" code of the Long Range Arena.
-        drop_weights: Drop weights of exact and kernelized attention, which are then stored, in the design "authors";
-            other methods have none to drop.
-        schedule: The learning rate after the warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the inverse
-            root of the step.
-        clip_norm: Largest norm of the gradient of a step; 0 for any.
-        adam_betas: Decay of AdamW's running means.
-        weight_decay: Weight decay of AdamW, on all weights but biases and norms.
-        label_smoothing: Share of a label that is spread evenly over the classes, in training.
-        ema: Decay of a running mean of the weights, which is evaluated and kept in their place; 0 for none.
-        augment: Vary training samples anew in each pass: the arguments of ListOps in another order, texts cropped,
-            pictures mirrored, shifted and scaled (Pathfinder: mirrored).
-        denoise: Weight of the loss of predicting every token of an input of which 30 % is corrupted; 0 for clean
-            inputs.
-        evaluate_every: Steps between evaluations and checkpoints; at most `steps` if not given.
-        log_every: Steps between points of the training curve; divides evaluate_every.
         jobs: Runs at a time; one here, and all on a cluster, if not given. Each has one GPU where there are several. On
             the CPU a run waits while the others leave less free memory than runs so far needed.
         threads: Threads of each run on the CPU; its share of the cores if not given, and one core on a cluster.
@@ -180,32 +128,6 @@ def run_grid(
     named = preset or (start and start.preset) or "nystromformer"
     cluster = Jobs(to, slurm, cpus=threads, at_once=jobs) if on == "slurm" else None
     usable = usable_device(device) if cluster is None else slurm.device(device, precision)
-    changes = {
-        "steps": steps,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "warmup_steps": warmup_steps,
-        "dropout": dropout,
-        "evaluate_every": evaluate_every,
-        "log_every": log_every,
-        "positions": positions,
-        "rotary_share": rotary_share,
-        "rotary_across_heads": rotary_across_heads,
-        "short_conv_kernel_size": short_conv_kernel_size,
-        "pooling": pooling,
-        "pooled_norm": pooled_norm,
-        "feed_forward": feed_forward,
-        "design": design,
-        "drop_weights": drop_weights,
-        "schedule": schedule,
-        "clip_norm": clip_norm,
-        "adam_betas": adam_betas,
-        "weight_decay": weight_decay,
-        "label_smoothing": label_smoothing,
-        "ema": ema,
-        "augment": augment,
-        "denoise": denoise,
-    }
     plans: list[tuple[Preset, Path, list[Planned]]] = []
     for task in tasks:
         base = find_preset(task, named) if max_length is None else lengthened(find_preset(task, named), max_length)
@@ -225,7 +147,7 @@ def run_grid(
                     precision=precision,
                     accumulation=accumulation,
                     seed=seed,
-                    changes=changes,
+                    changes=changes.asdict(),
                     positions=longest,
                     compile=compile,
                     track_error=track_error,

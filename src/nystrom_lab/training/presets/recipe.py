@@ -24,28 +24,9 @@ LearningRateSchedule = Literal["linear", "cosine", "constant", "rsqrt"]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Parts of the model and of the training.
+    """Parts of the model and of the training; `nystrom_lab.training.options.PresetChanges` says what each is.
 
-    Attributes:
-        position_kind: Positions of the encoder, `positions` of `EncoderConfig`.
-        rotary_share: Share of the width that turns, where positions are rotary.
-        rotary_across_heads: Whether the angles of rotary positions are spread over the heads.
-        short_conv_kernel_size: Taps of the convolutions of queries, keys and values; 0 for none.
-        pooling: What the classification head reads.
-        pooled_norm: Norm of that over the sequences of a batch.
-        feed_forward: The feed-forward block.
-        design: Whose head, dropout and initial values the model has.
-        drop_weights: Whether weights of exact and kernelized attention are dropped, with the dropout of the hidden
-            states, in the design "authors"; other methods have none to drop.
-        schedule: Of the learning rate after its linear warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the
-            inverse root of the step.
-        clip_norm: Largest norm of the gradient of a step, larger ones are scaled down to it; 0 for any.
-        adam_betas: Decay of AdamW's running means.
-        weight_decay: Of AdamW, on all weights but biases and norms.
-        label_smoothing: Share of a label that is spread evenly over all classes, in training.
-        ema: Decay of the running mean of the weights that is evaluated and kept; 0 for the weights themselves.
-        augment: Whether training samples are varied.
-        denoise: Weight of the loss of predicting every token of an input that was corrupted; 0 for clean inputs.
+    `position_kind` is its `positions`.
     """
 
     position_kind: PositionKind = "learned"
