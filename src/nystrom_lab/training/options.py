@@ -14,8 +14,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
-class PresetChanges:
-    """What a run changes in its preset; None leaves the preset's value.
+class LoopChanges:
+    """What a run changes of its preset's training; None leaves the preset's value.
 
     Attributes:
         steps: Steps. A shorter run has a warm-up shorter in proportion.
@@ -25,6 +25,26 @@ class PresetChanges:
         dropout: Dropout on the hidden states.
         evaluate_every: Steps between evaluations, each followed by a checkpoint.
         log_every: Steps between points of the training curve; divides evaluate_every.
+    """
+
+    steps: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    warmup_steps: int | None = None
+    dropout: float | None = None
+    evaluate_every: int | None = None
+    log_every: int | None = None
+
+    def asdict(self) -> dict[str, Any]:
+        """All of them by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetChanges(LoopChanges):
+    """What a run of the Long Range Arena changes in its preset, beside the training itself.
+
+    Attributes:
         positions: "learned", a table; "rotary", queries and keys turned by their position; or "none".
         rotary_share: Share of the width that turns, of rotary positions.
         rotary_across_heads: The angles of rotary positions are spread over the heads, from local to global ones.
@@ -51,13 +71,6 @@ class PresetChanges:
             inputs.
     """
 
-    steps: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | None = None
-    warmup_steps: int | None = None
-    dropout: float | None = None
-    evaluate_every: int | None = None
-    log_every: int | None = None
     positions: PositionKind | None = None
     rotary_share: float | None = None
     rotary_across_heads: bool | None = None
@@ -75,10 +88,6 @@ class PresetChanges:
     ema: float | None = None
     augment: bool | None = None
     denoise: float | None = None
-
-    def asdict(self) -> dict[str, object]:
-        """All of them by name."""
-        return asdict(self)
 
 
 def taking(**groups: type) -> Callable[[F], F]:
@@ -117,7 +126,8 @@ def taking(**groups: type) -> Callable[[F], F]:
             if not name.startswith("**") or name[2:] not in groups:
                 lines.append(line)
                 continue
-            for option, text in option_docs(groups[name[2:]]).items():
+            kinds = reversed(groups[name[2:]].__mro__[:-1])
+            for option, text in {name: text for kind in kinds for name, text in option_docs(kind).items()}.items():
                 lines.append(f"{indent}{option}: " + text.replace("\n", f"\n{indent}    "))
         call.__doc__ = "\n".join(lines)
         call.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]

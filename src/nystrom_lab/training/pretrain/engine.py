@@ -11,6 +11,7 @@ from pathlib import Path
 from nystrom.checks import check_at_least
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.hardware import TIMEOUT, Device, Precision, usable_device, usable_precision
+from nystrom_lab.training.options import LoopChanges, taking
 from nystrom_lab.training.presets.pretraining import find_pretraining
 from nystrom_lab.training.run.folder import RunFolder
 
@@ -18,6 +19,7 @@ from nystrom_lab.training.run.folder import RunFolder
 INSTANCES = 2048
 
 
+@taking(changes=LoopChanges)
 def pretrain(
     *,
     data: Path,
@@ -33,16 +35,10 @@ def pretrain(
     hidden_size: int | None = None,
     num_attention_heads: int | None = None,
     intermediate_size: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
+    changes: LoopChanges,
     accumulation: int = 1,
     context_parallel: int = 1,
-    learning_rate: float | None = None,
-    warmup_steps: int | None = None,
-    dropout: float | None = None,
     conv_kernel_size: int | None = None,
-    evaluate_every: int | None = None,
-    log_every: int | None = None,
     instances: int = INSTANCES,
     workers: int = 0,
     precision: Precision = "auto",
@@ -72,16 +68,10 @@ def pretrain(
         hidden_size: Width of a token.
         num_attention_heads: Heads.
         intermediate_size: Width inside the feed-forward block.
-        steps: Steps.
-        batch_size: Instances per step, over all processes and accumulated parts.
+        **changes: What is changed in the preset.
         accumulation: Parts in which a process computes its share of a batch, to save memory; in evaluations too.
         context_parallel: Processes that share the tokens of each instance, for instances that do not fit into one.
-        learning_rate: Learning rate at the end of the warm-up.
-        warmup_steps: Steps of linear warm-up.
-        dropout: Dropout on the hidden states.
         conv_kernel_size: Size of the convolution of the values that is added to the attention; 0 for none.
-        evaluate_every: Steps between evaluations, each followed by a checkpoint.
-        log_every: Steps between points of the training curve; divides evaluate_every.
         instances: Held-out instances that an evaluation scores, at most; they are the same in all runs on the data.
         workers: Processes that make batches ahead; they change nothing but speed.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
@@ -98,7 +88,8 @@ def pretrain(
         ValueError: A name, number, folder, model, device or precision cannot be used; raised before training.
         FloatingPointError: The loss or a weight is no longer finite.
     """
-    given = {name: value for name, value in locals().items() if name not in ("options", "resume", "to")}
+    given = {name: value for name, value in locals().items() if name not in ("options", "resume", "to", "changes")}
+    given |= changes.asdict()
     given = {name: value for name, value in given.items() if value != _DEFAULTS.get(name)}
     base = find_pretraining(preset)
     check_at_least("workers", workers, 0)
@@ -126,15 +117,7 @@ def pretrain(
         conv_kernel_size=conv_kernel_size,
         length=length,
         sizes=sizes,
-        changes={
-            "steps": steps,
-            "batch_size": batch_size,
-            "learning_rate": learning_rate,
-            "warmup_steps": warmup_steps,
-            "dropout": dropout,
-            "evaluate_every": evaluate_every,
-            "log_every": log_every,
-        },
+        changes=changes.asdict(),
         accumulation=accumulation,
         context_parallel=context_parallel,
         seed=seed,
