@@ -15,7 +15,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from nystrom_lab.training.finetune.engine import finetune
+from nystrom_lab.training.finetune.finetune import finetune
 from nystrom_lab.training.finetune.predict import predict
 
 VERDICTS = {

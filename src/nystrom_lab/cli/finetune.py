@@ -11,7 +11,7 @@ def finetune_model(words: list[str]) -> None:
     """Fine-tune a model."""
     import tyro
 
-    from nystrom_lab.training.finetune.engine import finetune
+    from nystrom_lab.training.finetune.finetune import finetune
 
     grid = inspect.signature(finetune).parameters["grid"]
     arguments = arguments_with_method(

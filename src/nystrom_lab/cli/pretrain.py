@@ -10,7 +10,7 @@ def pretrain_model(words: list[str]) -> None:
     if words and not words[0].startswith("-"):
         pretrain_on_task(words)
         return
-    from nystrom_lab.training.pretrain.engine import pretrain
+    from nystrom_lab.training.pretrain.pretrain import pretrain
 
     default = attention_of(word_after("--model", words, ""))
     pretrain(**arguments_with_method(pretrain, words, "pretrain", default=default))
@@ -18,7 +18,7 @@ def pretrain_model(words: list[str]) -> None:
 
 def evaluate_pretrained(words: list[str]) -> None:
     """Score a pretrained model."""
-    from nystrom_lab.training.pretrain.engine import evaluate_mlm_sop
+    from nystrom_lab.training.pretrain.pretrain import evaluate_mlm_sop
 
     for row in evaluate_mlm_sop(**arguments_of(evaluate_mlm_sop, words, "evaluate mlm-sop")):
         share = row.low is not None and row.high is not None

@@ -11,7 +11,7 @@ from nystrom_lab.cli.method_options import arguments_with_method, attention_of, 
 
 def train_model(words: list[str]) -> None:
     """Train a model."""
-    from nystrom_lab.training.engine import train
+    from nystrom_lab.training.train import train
 
     train(**_arguments(words, "train", fixed(train, "mask_share")))
 
@@ -20,7 +20,7 @@ def pretrain_on_task(words: list[str]) -> None:
     """Train an encoder on masked tokens of the inputs of a task, which the first word names."""
     from nystrom.checks import check_names
     from nystrom_lab.data.lra.facts import LRA
-    from nystrom_lab.training.engine import train
+    from nystrom_lab.training.train import train
 
     check_names("task", words[:1], LRA)
     share = inspect.signature(train).parameters["mask_share"].replace(default=LRA[words[0]].mask_share)
@@ -32,7 +32,7 @@ def pretrain_on_task(words: list[str]) -> None:
 
 def _arguments(words: list[str], name: str, mask_share: inspect.Parameter) -> dict[str, Any]:
     from nystrom.attention.method_names import NO_ATTENTION
-    from nystrom_lab.training.engine import train
+    from nystrom_lab.training.train import train
 
     default, task = attention_of(word_after("--model", words, "")), positional(train, "task")
     return arguments_with_method(
@@ -42,7 +42,7 @@ def _arguments(words: list[str], name: str, mask_share: inspect.Parameter) -> di
 
 def evaluate_model(words: list[str]) -> None:
     """Score a model."""
-    from nystrom_lab.training.engine import evaluate
+    from nystrom_lab.training.train import evaluate
 
     row = evaluate(**arguments_of(evaluate, words, "evaluate", task=positional(evaluate, "task")))
     spread = "" if row.low is None or row.high is None else f" ({row.low:.1%} to {row.high:.1%})"
@@ -51,7 +51,7 @@ def evaluate_model(words: list[str]) -> None:
 
 def lra_run(words: list[str]) -> None:
     """Train a grid of runs."""
-    from nystrom_lab.training.grid.plan import run_grid
+    from nystrom_lab.training.grid.run_grid import run_grid
 
     arguments = arguments_of(run_grid, words, "lra run")
     if failures := run_grid(**arguments):

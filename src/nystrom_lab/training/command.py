@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.training.data.columns import NO_COLUMNS, Columns
-from nystrom_lab.training.settings import Settings
+from nystrom_lab.training.run_settings import Settings
 
 # What is asked for by the name alone.
 _FLAGS = ("compile", "track_error")

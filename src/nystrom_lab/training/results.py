@@ -19,7 +19,7 @@ import torch
 from nystrom.attention.method_names import SIZES, sized_name
 from nystrom.models import EncoderConfig
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.training.settings import Settings
+from nystrom_lab.training.run_settings import Settings
 
 # Changes of a preset that rows record elsewhere, or that affect when results are looked at but not what is trained.
 _SAID_ELSEWHERE = ("steps", "evaluate_every", "log_every")

@@ -44,7 +44,7 @@ def score(
     precision: str,
     device: str,
 ) -> Row:
-    """Score a saved model; see `nystrom_lab.training.engine.evaluate`."""
+    """Score a saved model; see `nystrom_lab.training.train.evaluate`."""
     wanted = find_task(task)
     folder = prepared_folder(task, data, max_length=positions(model), columns=columns)
     verify(folder, task=task)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from nystrom_lab.cli.main import main
-from nystrom_lab.training.finetune.engine import finetune
-from nystrom_lab.training.finetune.settings import SearchGrid
+from nystrom_lab.training.finetune.finetune import finetune
+from nystrom_lab.training.finetune.finetune_settings import SearchGrid
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def asked(monkeypatch):
     def note(**arguments):
         given.update(arguments)
 
-    monkeypatch.setattr("nystrom_lab.training.finetune.engine.finetune", note)
+    monkeypatch.setattr("nystrom_lab.training.finetune.finetune.finetune", note)
     return given
 
 

@@ -10,10 +10,10 @@ import pytest
 from nystrom_lab.cli.main import main
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.command import train_words
-from nystrom_lab.training.engine import train
 from nystrom_lab.training.presets.recipe import ARGUMENTS, RECIPE
 from nystrom_lab.training.results import command_line
-from nystrom_lab.training.settings import settle
+from nystrom_lab.training.run_settings import settle
+from nystrom_lab.training.train import train
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def trained(monkeypatch):
     def note(task, **given):
         asked.update(given, task=task)
 
-    monkeypatch.setattr("nystrom_lab.training.engine.train", note)
+    monkeypatch.setattr("nystrom_lab.training.train.train", note)
     return asked
 
 

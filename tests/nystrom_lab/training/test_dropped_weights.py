@@ -2,7 +2,7 @@
 
 import pytest
 
-from nystrom_lab.training.settings import settle
+from nystrom_lab.training.run_settings import settle
 
 
 @pytest.mark.parametrize(("attention", "share"), [("softmax", 0.1), ("kernelized", 0.1), ("nystrom", 0.0)])

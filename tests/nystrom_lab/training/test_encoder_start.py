@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.engine import train
 from nystrom_lab.training.run.trainer import EncoderTrainer
+from nystrom_lab.training.train import train
 
 SHORT: dict[str, Any] = {
     "steps": 2,

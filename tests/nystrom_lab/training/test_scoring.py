@@ -6,8 +6,8 @@ import torch
 from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.data.lra.listops.task import ListOps, prepare_listops
 from nystrom_lab.training.data.tasks import class_names, find_task
-from nystrom_lab.training.engine import evaluate
 from nystrom_lab.training.scoring import accuracy, load_model
+from nystrom_lab.training.train import evaluate
 
 
 def test_the_score_counts_every_sample_for_any_batch(whole, data):

@@ -62,7 +62,7 @@ class Arm(NamedTuple):
     Attributes:
         attention: The method.
         options: Its options.
-        model: What its model has not of all the parts, as arguments of `nystrom_lab.training.engine.train`.
+        model: What its model has not of all the parts, as arguments of `nystrom_lab.training.train.train`.
         lifted: Whether its inputs are corrupted or its arguments shuffled.
     """
 
@@ -136,7 +136,7 @@ def _listops(setting: Setting) -> Path | None:
 
 
 def _arguments(setting: Setting, task: str, name: str, seed: int) -> dict[str, Any]:
-    """Arguments of `nystrom_lab.training.engine.train`, but for the data of ListOps."""
+    """Arguments of `nystrom_lab.training.train.train`, but for the data of ListOps."""
     arm = ARMS[name]
     base = find_preset(task, PRESET)
     extent = STEPS[task] if setting.size == "small" else {"steps": base.steps, "evaluate_every": base.evaluate_every}

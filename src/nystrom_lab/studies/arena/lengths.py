@@ -34,7 +34,7 @@ from nystrom_lab.studies.arena.settled_steps import SettledSteps, cost_rows, est
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.training.runs import Training, train
 from nystrom_lab.training.run.folder import RunFolder
-from nystrom_lab.training.settings import Settings, settle
+from nystrom_lab.training.run_settings import Settings, settle
 
 PRESET = "demo"
 # Of a timed step, in seconds.
@@ -150,7 +150,7 @@ def _measure_run(name: str, method: str, setting: Setting, extent: Extent, folde
 
 
 def _arguments(case: LengthCase, method: str, setting: Setting, extent: Extent) -> Mapping[str, object]:
-    """Of `nystrom_lab.training.engine.train`, but for the data."""
+    """Of `nystrom_lab.training.train.train`, but for the data."""
     attention, options = read_method(method)
     length = {"max_length": case.n} if case.task == "listops" else {}
     return {

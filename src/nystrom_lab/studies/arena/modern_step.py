@@ -28,7 +28,7 @@ from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Table, Verdict
 from nystrom_lab.studies.arena.settled_steps import MEMORY, TIME, cost_rows, measure_in_turn
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom_lab.training.settings import Settings, settle
+from nystrom_lab.training.run_settings import Settings, settle
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ RATIO = "step time / plain"
 _LIMIT = 120.0
 _MOST, _LINEAR = 1.5, 1.1
 _GATED = {"feed_forward": "plain", "clip_norm": 0.0}
-# What each model lacks of "modern", as arguments of `nystrom_lab.training.engine.train`.
+# What each model lacks of "modern", as arguments of `nystrom_lab.training.train.train`.
 MODELS: dict[str, dict[str, Any]] = {
     "plain": _GATED | {"positions": "learned", "short_conv_kernel_size": 0},
     "rotary": _GATED | {"short_conv_kernel_size": 0},

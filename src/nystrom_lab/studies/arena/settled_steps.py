@@ -24,7 +24,7 @@ from nystrom_lab.studies.speed.lra_shapes import SHAPES
 from nystrom_lab.studies.training_step import Batch, TrainingStep
 from nystrom_lab.training.data.tasks import find_task
 from nystrom_lab.training.presets.published import find_preset
-from nystrom_lab.training.settings import Settings
+from nystrom_lab.training.run_settings import Settings
 
 TIME, MEMORY = "step time", "step memory"
 _CPU = torch.device("cpu")

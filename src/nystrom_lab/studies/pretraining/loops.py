@@ -34,7 +34,7 @@ from nystrom_lab.measure.rows import Row, append_rows, check_rows
 from nystrom_lab.measure.timing import quartiles
 from nystrom_lab.training.presets.pretraining import PretrainingPreset, find_pretraining
 from nystrom_lab.training.pretrain.data import open_instances
-from nystrom_lab.training.pretrain.settings import PretrainingSettings, settle
+from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings, settle
 from nystrom_lab.training.pretrain.source import encoder_config
 from nystrom_lab.training.pretrain.trainer import PretrainingTrainer
 from nystrom_lab.training.results import Place, result_row

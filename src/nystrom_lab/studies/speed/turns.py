@@ -44,7 +44,7 @@ from nystrom_lab.training.run.arguments import training_arguments
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.progress import ProgressBar, ProgressLines
 from nystrom_lab.training.run.trainer import EncoderTrainer
-from nystrom_lab.training.settings import Settings, settle
+from nystrom_lab.training.run_settings import Settings, settle
 
 # Steps before the measured ones: memory is allocated, kernels are chosen.
 _WARM_UP = 5

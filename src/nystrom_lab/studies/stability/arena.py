@@ -19,7 +19,7 @@ from nystrom_lab.data.store.header import HEADER
 from nystrom_lab.training.data.tasks import LabelledSplit, Model, find_task
 from nystrom_lab.training.presets.published import Preset, find_preset
 from nystrom_lab.training.presets.sizes import DataSizes
-from nystrom_lab.training.settings import settle
+from nystrom_lab.training.run_settings import settle
 
 Batch = dict[str, Tensor]
 PRESET = "skyformer"

@@ -24,15 +24,15 @@ def main() -> int:
 
     def work() -> None:
         if engine == "train":
-            from nystrom_lab.training.engine import train
+            from nystrom_lab.training.train import train
 
             train(**arguments)
         elif engine == "pretrain":
-            from nystrom_lab.training.pretrain.engine import pretrain
+            from nystrom_lab.training.pretrain.pretrain import pretrain
 
             pretrain(**arguments)
         else:
-            from nystrom_lab.training.finetune.engine import finetune
+            from nystrom_lab.training.finetune.finetune import finetune
 
             finetune(**arguments)
 

@@ -65,7 +65,7 @@ class Case(NamedTuple):
 
     Attributes:
         methods: Attentions, by their names with sizes.
-        extent: How long, as arguments of `nystrom_lab.training.finetune.engine.finetune`.
+        extent: How long, as arguments of `nystrom_lab.training.finetune.finetune.finetune`.
         seeds: A run each.
         swapped: Attentions that the model trained with exact attention is read with, without training.
         by_length: Whether short and long texts are scored apart too.

@@ -28,8 +28,8 @@ class Training(NamedTuple):
     Attributes:
         name: Name of its folder.
         engine: The command.
-        arguments: Of `nystrom_lab.training.engine.train`, `nystrom_lab.training.pretrain.engine.pretrain` or
-            `nystrom_lab.training.finetune.engine.finetune`, as JSON values.
+        arguments: Of `nystrom_lab.training.train.train`, `nystrom_lab.training.pretrain.pretrain.pretrain` or
+            `nystrom_lab.training.finetune.finetune.finetune`, as JSON values.
     """
 
     name: str

@@ -16,7 +16,7 @@ from nystrom_lab.measure.timing import in_turns, timed_rows
 from nystrom_lab.training.data.batches import TrainingOrder
 from nystrom_lab.training.finetune.classifier import find_start, make_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
-from nystrom_lab.training.finetune.settings import PRESET
+from nystrom_lab.training.finetune.finetune_settings import PRESET
 from nystrom_lab.training.scoring import DTYPES
 
 BATCHES, ROUNDS = 3, 5
@@ -31,7 +31,7 @@ def step_times(task: str, arguments: Mapping[str, Mapping[str, Any]], *, precisi
 
     Args:
         task: The task.
-        arguments: Of `nystrom_lab.training.finetune.engine.finetune`, by the name of the attention, the first of them
+        arguments: Of `nystrom_lab.training.finetune.finetune.finetune`, by the name of the attention, the first of them
         exact. precision: As in `finetune`.
     """
     first = next(iter(arguments.values()))

@@ -12,9 +12,9 @@ from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.training.finetune.classifier import find_start, make_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
+from nystrom_lab.training.finetune.finetune_settings import PRESET
 from nystrom_lab.training.finetune.inference import forget_kept, logits_of
 from nystrom_lab.training.finetune.scores import predicted, scores
-from nystrom_lab.training.finetune.settings import PRESET
 from nystrom_lab.training.results import wilson
 
 

@@ -31,7 +31,7 @@ from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, find_folder, report_held
 from nystrom.models.files.published import PUBLISHED_TYPE
 from nystrom.models.files.tokenizer import load_tokenizer
-from nystrom_lab.training.finetune.settings import model_name
+from nystrom_lab.training.finetune.finetune_settings import model_name
 from nystrom_lab.training.run.progress import no_load_report
 
 EXACT = "softmax"

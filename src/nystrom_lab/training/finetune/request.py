@@ -6,14 +6,14 @@ from pathlib import Path
 
 from nystrom_lab.data.language.labelled.glue import NUMBER_METRICS, LabelledTask, find_labelled, own_task
 from nystrom_lab.data.language.labelled.splits import LabelKind, LabelledData, read_labelled
-from nystrom_lab.training.finetune.settings import Choices, SearchGrid
+from nystrom_lab.training.finetune.finetune_settings import Choices, SearchGrid
 
 OWN = "own"
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a fine-tuning; see `nystrom_lab.training.finetune.engine.finetune`.
+    """The texts of a fine-tuning; see `nystrom_lab.training.finetune.finetune.finetune`.
 
     Attributes:
         task: The task; None for texts of the user's own.

@@ -13,8 +13,8 @@ from nystrom.attention.method_names import sized_name
 from nystrom.whole_files import whole_text
 from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.finetune.scores import predicted, probabilities
-from nystrom_lab.training.finetune.settings import FinetuneSettings
 from nystrom_lab.training.results import wilson
 
 _SHARES = ("accuracy", "F1", "macro F1")

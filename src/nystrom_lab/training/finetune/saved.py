@@ -8,9 +8,9 @@ from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom_lab.data.language.labelled.splits import TextSplit
 from nystrom_lab.training.finetune.classifier import check_vocabulary, load_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
+from nystrom_lab.training.finetune.finetune_settings import PRESET
 from nystrom_lab.training.finetune.inference import logits_of
 from nystrom_lab.training.finetune.scores import predicted, probabilities
-from nystrom_lab.training.finetune.settings import PRESET
 from nystrom_lab.training.run.progress import no_file_bars
 
 # A tokenizer without a length has a number beyond this.

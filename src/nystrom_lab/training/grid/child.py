@@ -1,6 +1,6 @@
 """One run of `nystrom lra run`, in its own process, which ends when the parent process ends.
 
-The arguments of `nystrom_lab.training.engine.train` come as JSON on the command line. Standard input is a pipe; the
+The arguments of `nystrom_lab.training.train.train` come as JSON on the command line. Standard input is a pipe; the
 parent holds its other end open and never writes to it: it closes when the parent ends, however it ends, and then this
 process stops immediately, since a run may be cut off anywhere. The next parent's process waits until this one has
 released the run folder.
@@ -29,10 +29,10 @@ def train_run(arguments: Mapping[str, Any]) -> None:
     """Train a run, from its last checkpoint where there is one.
 
     Args:
-        arguments: Of `nystrom_lab.training.engine.train`, as JSON values.
+        arguments: Of `nystrom_lab.training.train.train`, as JSON values.
     """
-    from nystrom_lab.training.engine import train
     from nystrom_lab.training.run.folder import RunFolder
+    from nystrom_lab.training.train import train
 
     run = RunFolder(Path(arguments["to"]))
     run.wait(_WAIT_SECONDS)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nystrom_lab.training.presets.recipe import ARGUMENTS, RECIPE
-from nystrom_lab.training.settings import Settings
+from nystrom_lab.training.run_settings import Settings
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Run:
 
     Attributes:
         name: Of its folder.
-        arguments: Of `nystrom_lab.training.engine.train`, as JSON values.
+        arguments: Of `nystrom_lab.training.train.train`, as JSON values.
     """
 
     name: str

@@ -24,7 +24,7 @@ from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom.models.positions import resize_positions
 from nystrom.sums import sha256
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary
-from nystrom_lab.training.pretrain.settings import SIZES, PretrainingSettings, StartModel
+from nystrom_lab.training.pretrain.pretrain_settings import SIZES, PretrainingSettings, StartModel
 from nystrom_lab.training.run.progress import no_load_report
 
 _POSITIONS = "nystromformer.embeddings.position_embeddings.weight"

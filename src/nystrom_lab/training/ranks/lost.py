@@ -64,7 +64,7 @@ def leave() -> None:
         gc.collect()
 
 
-def then_leave(work: Callable[P, R]) -> Callable[P, R]:
+def leaving_the_group(work: Callable[P, R]) -> Callable[P, R]:
     """The same work, after which the process leaves the others; what the work made has gone by then."""
 
     @functools.wraps(work)
@@ -105,12 +105,12 @@ def own_place(store: Store, rank: int, size: int, timeout: timedelta) -> PrefixS
 
 
 @contextmanager
-def others_answer(where: Callable[[], str], way_on: Callable[[], str]) -> Iterator[None]:
+def naming_lost_ranks(where: Callable[[], str], remedy: Callable[[], str]) -> Iterator[None]:
     """Say in one line that others were lost.
 
     Args:
         where: Says in which step.
-        way_on: Says how to continue.
+        remedy: Says how to continue.
 
     Raises:
         LostRanks: A collective failed because another process died, or did not answer in time.
@@ -123,7 +123,7 @@ def others_answer(where: Callable[[], str], way_on: Callable[[], str]) -> Iterat
             raise
         who = "another" if "closed" in why or "reset" in why else _silent()
         raise LostRanks(
-            f"rank {dist.get_rank()} of {dist.get_world_size()} lost {who} {where()} ({why}): {way_on()}."
+            f"rank {dist.get_rank()} of {dist.get_world_size()} lost {who} {where()} ({why}): {remedy()}."
         ) from error
 
 

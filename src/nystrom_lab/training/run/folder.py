@@ -33,8 +33,8 @@ from nystrom.sums import find_fault, write_sums
 from nystrom.whole_files import check_folder, whole_text, write_whole
 from nystrom_lab.measure.rows import Row, write_rows
 from nystrom_lab.training.hardware import restarts
+from nystrom_lab.training.run_settings import differences
 from nystrom_lab.training.schedule import RunSettings
-from nystrom_lab.training.settings import differences
 
 _SETTINGS, _LOCK, _STATE = "run.json", ".lock", "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -102,7 +102,7 @@ class RunFolder:
                 for folder in made:
                     folder.rmdir()
 
-    def goes_on(self, resume: bool) -> bool:
+    def is_resumed(self, resume: bool) -> bool:
         """Whether a run is to be continued: as asked for, or since torchrun started its processes anew."""
         return resume or (restarts() > 0 and self.is_started)
 

@@ -33,7 +33,7 @@ from nystrom_lab.training.presets.published import Preset
 from nystrom_lab.training.run.denoising import Denoiser
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.trainer import EncoderTrainer
-from nystrom_lab.training.settings import Settings
+from nystrom_lab.training.run_settings import Settings
 
 ACCURACY, LOSS = "validation masked accuracy", "validation loss"
 

@@ -202,13 +202,13 @@ class RunTrainer(Trainer):
         """Write a complete checkpoint, or leave none."""
         folder = self.run.checkpoint(self.state.global_step)
         try:
-            with written(folder, self.way_on()):
+            with written(folder, self.remedy()):
                 super()._save_checkpoint(model, trial)
         except NotWritten:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    def way_on(self) -> str:
+    def remedy(self) -> str:
         """How to continue a run that could not write a file."""
         return f"go on with --resume, from step {self.run.last_step() or 0}"
 
@@ -291,7 +291,7 @@ class RunCallback(TrainerCallback):
         self.trainer.accelerator.wait_for_everyone()
         if state.is_world_process_zero:
             run = self.trainer.run
-            with written(run.path, self.trainer.way_on()):
+            with written(run.path, self.trainer.remedy()):
                 run.mark_complete(state.global_step)
                 run.prune(best=state.best_global_step)
                 run.write_curves(self.trainer.curves())

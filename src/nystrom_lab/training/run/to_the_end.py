@@ -8,7 +8,7 @@ from transformers.trainer_pt_utils import safe_globals
 
 from nystrom.whole_files import NotWritten
 from nystrom_lab.training.hardware import is_main
-from nystrom_lab.training.ranks.lost import LostRanks, others_answer
+from nystrom_lab.training.ranks.lost import LostRanks, naming_lost_ranks
 from nystrom_lab.training.run.run_trainer import NotFinite, RunTrainer
 
 
@@ -38,7 +38,7 @@ def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
             )
     trainer.accelerator.wait_for_everyone()
     try:
-        with others_answer(lambda: f"in step {trainer.state.global_step + 1}", trainer.way_on):
+        with naming_lost_ranks(lambda: f"in step {trainer.state.global_step + 1}", trainer.remedy):
             trainer.train(resume_from_checkpoint=None if step is None else str(run.checkpoint(step)))
     except NotFinite as error:
         good = run.last_step()
@@ -62,7 +62,7 @@ def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
         raise
     except OSError as error:
         raise OSError(
-            f"{run.path} stopped in step {trainer.state.global_step + 1} ({error}): {trainer.way_on()}."
+            f"{run.path} stopped in step {trainer.state.global_step + 1} ({error}): {trainer.remedy()}."
         ) from error
     except KeyboardInterrupt:
         if is_main():

@@ -31,8 +31,8 @@ from nystrom_lab.training.run.progress import QUANTITIES
 from nystrom_lab.training.run.run_trainer import RunTrainer
 from nystrom_lab.training.run.weight_mean import WeightMean
 from nystrom_lab.training.run.writing import written
+from nystrom_lab.training.run_settings import Settings
 from nystrom_lab.training.scoring import is_right
-from nystrom_lab.training.settings import Settings
 
 
 class EncoderTrainer(RunTrainer):
@@ -137,7 +137,7 @@ class EncoderTrainer(RunTrainer):
         super()._save_checkpoint(model, trial)
         if self.mean is not None and self.is_world_process_zero():
             folder = self.run.checkpoint(self.state.global_step)
-            with written(folder, self.way_on()):
+            with written(folder, self.remedy()):
                 self.mean.save(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:

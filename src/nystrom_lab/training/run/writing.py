@@ -10,12 +10,12 @@ from nystrom.whole_files import NotWritten
 
 
 @contextmanager
-def written(path: Path, way_on: str) -> Iterator[None]:
+def written(path: Path, remedy: str) -> Iterator[None]:
     """Raise any failure to write a file as one kind of error.
 
     Args:
         path: The file or folder.
-        way_on: What to do once it can be written.
+        remedy: What to do once it can be written.
 
     Raises:
         NotWritten: The system, torch or safetensors could not write it.
@@ -26,4 +26,4 @@ def written(path: Path, way_on: str) -> Iterator[None]:
     except (OSError, SafetensorError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
         name = error.filename if isinstance(error, NotWritten) and error.filename else path
-        raise NotWritten(f"{name} cannot be written ({why}): make room for it, then {way_on}.") from error
+        raise NotWritten(f"{name} cannot be written ({why}): make room for it, then {remedy}.") from error

@@ -15,7 +15,7 @@ from nystrom_lab.studies.arena.ablation_report import CLAIMS, NAMES, TASKS
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.studies.training.runs import Training, train
-from nystrom_lab.training.settings import settle
+from nystrom_lab.training.run_settings import settle
 
 STUDY = STUDIES["arena-ablation"]
 

@@ -12,7 +12,7 @@ from nystrom_lab.studies.arena.lengths_report import ESTIMATE, LOSS, METHODS
 from nystrom_lab.studies.arena.settled_steps import MEMORY, TIME
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
-from nystrom_lab.training.settings import settle
+from nystrom_lab.training.run_settings import settle
 
 STUDY = STUDIES["arena-lengths"]
 TINY = {"listops-tiny": LengthCase("listops", 60, 2, 40, shortest=5)}

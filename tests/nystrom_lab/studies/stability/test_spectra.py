@@ -5,7 +5,7 @@ from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.studies.stability.arena import new_model, random_batches
 from nystrom_lab.studies.stability.spectra import STUDIES, output_singular_values
-from nystrom_lab.training.engine import train
+from nystrom_lab.training.train import train
 
 STUDY = STUDIES["skyformer-appendix-b"]
 

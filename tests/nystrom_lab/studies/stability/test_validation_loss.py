@@ -6,7 +6,7 @@ from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.studies.stability.validation_loss import STUDIES
-from nystrom_lab.training.engine import train
+from nystrom_lab.training.train import train
 
 STUDY = STUDIES["skyformer-appendix-a"]
 

@@ -52,7 +52,7 @@ def test_two_processes_give_the_run_of_one_on_pairs(paired, pairs, tmp_path, wei
     script = tmp_path / "two.py"
     script.write_text(f"""
 from pathlib import Path
-from nystrom_lab.training.engine import train
+from nystrom_lab.training.train import train
 train("retrieval", options={{"num_landmarks": 8}}, preset="demo", data=Path({str(pairs)!r}),
       to=Path({str(tmp_path / "two")!r}), steps=12, warmup_steps=2, batch_size=8,
       evaluate_every=3, log_every=1, dropout=0.0, device="cpu", threads=1)

@@ -9,7 +9,7 @@ from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.data.tasks import prepared_folder
-from nystrom_lab.training.engine import evaluate
+from nystrom_lab.training.train import evaluate
 
 CLASSES = ("praise", "question", "rant")
 

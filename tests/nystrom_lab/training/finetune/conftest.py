@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, BertTokenizer
 
-from nystrom_lab.training.finetune.engine import finetune
+from nystrom_lab.training.finetune.finetune import finetune
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "the", "a", "plot", "very", "and", '"']
 

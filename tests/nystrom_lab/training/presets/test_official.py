@@ -11,7 +11,7 @@ from transformers import get_inverse_sqrt_schedule
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom_lab.training.data.tasks import find_task
 from nystrom_lab.training.presets.published import find_preset
-from nystrom_lab.training.settings import settle
+from nystrom_lab.training.run_settings import settle
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nystrom_lab.training.presets.pretraining import PRETRAINING, find_pretraining
-from nystrom_lab.training.pretrain.settings import StartModel, settle
+from nystrom_lab.training.pretrain.pretrain_settings import StartModel, settle
 
 BERT_BASE = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 

@@ -6,10 +6,10 @@ import torch
 from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.gpu import launch
-from nystrom_lab.training.engine import train
 from nystrom_lab.training.hardware import usable_precision
 from nystrom_lab.training.presets.published import PRESETS, find_preset
-from nystrom_lab.training.settings import settle
+from nystrom_lab.training.run_settings import settle
+from nystrom_lab.training.train import train
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nystrom_lab.training.pretrain.engine import pretrain
+from nystrom_lab.training.pretrain.pretrain import pretrain
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
-from nystrom_lab.training.engine import evaluate
 from nystrom_lab.training.run.denoising import Denoiser
+from nystrom_lab.training.train import evaluate
 
 SHORT = {"steps": 6, "warmup_steps": 2, "evaluate_every": 3, "denoise": 1.0}
 
@@ -114,7 +114,7 @@ def test_a_denoising_run_is_resumed_exactly_and_scored_on_clean_inputs(
 
 
 def test_pairs_of_texts_are_denoised_and_cropped(pairs, tmp_path):
-    from nystrom_lab.training.engine import train
+    from nystrom_lab.training.train import train
 
     run = train(
         "retrieval", preset="demo", data=pairs, to=tmp_path / "run", steps=2, warmup_steps=0, batch_size=4,

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.whole_files import NotWritten
-from nystrom_lab.training.engine import evaluate
 from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.train import evaluate
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from nystrom_lab.training.run.folder import Point, RunFolder
-from nystrom_lab.training.settings import settle
+from nystrom_lab.training.run_settings import settle
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_the_saved_model_is_the_encoder_without_head_and_mask(small_run, tmp_pat
 
 
 def test_every_evaluation_masks_the_same_tokens_of_whole_pairs(pairs, tmp_path, monkeypatch):
-    from nystrom_lab.training.engine import train
+    from nystrom_lab.training.train import train
 
     seen, places = [], []
     encode, sum_up = MaskedTrainer._encode, MaskedTrainer.sum_up

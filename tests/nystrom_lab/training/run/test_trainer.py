@@ -12,8 +12,8 @@ from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.data.lra.listops.task import ListOps, prepare_listops
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.data.batches import TrainingOrder
-from nystrom_lab.training.engine import evaluate
 from nystrom_lab.training.run.run_trainer import RunCallback
+from nystrom_lab.training.train import evaluate
 
 
 def test_accumulation_gives_the_run_of_the_whole_batch(small_run, tmp_path, weights, curves):
@@ -58,7 +58,7 @@ def test_two_processes_give_the_run_of_one(small_run, data, tmp_path, weights, c
     script = tmp_path / "two.py"
     script.write_text(f"""
 from pathlib import Path
-from nystrom_lab.training.engine import train
+from nystrom_lab.training.train import train
 train("listops", options={{"num_landmarks": 8}}, preset="demo", data=Path({str(data)!r}),
       to=Path({str(tmp_path / "two")!r}), steps=12, warmup_steps=2, batch_size=8,
       evaluate_every=3, log_every=1, dropout=0.0, device="cpu", threads=1)

@@ -15,7 +15,7 @@ import torch
 
 from nystrom_lab.training.finetune.classifier import Start, find_start
 from nystrom_lab.training.finetune.request import Material, Request
-from nystrom_lab.training.finetune.search.engine import TABLE, check_search, none_finite, print_results, run_search
+from nystrom_lab.training.finetune.search.search import TABLE, check_search, none_finite, print_results, run_search
 from nystrom_lab.training.finetune.search.trials import Trial, check_same, forget_failures, held, plan_trials
 from nystrom_lab.training.grid.processes import Failure
 from nystrom_lab.training.grid.slurm import Jobs, Work, alive_jobs
@@ -40,7 +40,7 @@ def search_in_jobs(request: Request, start: Start, material: Material, cluster: 
         resume: The folder must hold this search.
 
     Raises:
-        ValueError: What `nystrom_lab.training.finetune.search.engine.search` raises, or jobs that failed, with their
+        ValueError: What `nystrom_lab.training.finetune.search.search.search` raises, or jobs that failed, with their
         logs. FloatingPointError: The numbers of no trial were finite.
     """
     check_search()

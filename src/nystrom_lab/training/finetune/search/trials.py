@@ -11,9 +11,9 @@ from filelock import FileLock, Timeout
 
 from nystrom.whole_files import check_folder, write_whole
 from nystrom_lab.training.finetune.classifier import Start
+from nystrom_lab.training.finetune.finetune_model import run_once, settle
+from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.finetune.request import Material, Request
-from nystrom_lab.training.finetune.settings import FinetuneSettings
-from nystrom_lab.training.finetune.start import run_once, settle
 from nystrom_lab.training.outcome import TRIALS, Outcome, forget_outcome, outcome_of
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.run_trainer import NotFinite

@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.finetune.settings import PAPER_GRID, SearchGrid
+from nystrom_lab.training.finetune.finetune_settings import PAPER_GRID, SearchGrid
 from nystrom_lab.training.run.run_trainer import RunTrainer
 
 pytest.importorskip("optuna")

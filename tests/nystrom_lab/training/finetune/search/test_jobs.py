@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.training.finetune.finetune_settings import SearchGrid
 from nystrom_lab.training.finetune.search import jobs
-from nystrom_lab.training.finetune.settings import SearchGrid
 from nystrom_lab.training.grid.processes import Failure
 from nystrom_lab.training.grid.request import Slurm
 from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, _job_name, alive_jobs
@@ -85,7 +85,7 @@ def submitted(monkeypatch):
         jobs.submitted = names
         return jobs
 
-    monkeypatch.setattr("nystrom_lab.training.finetune.engine.Jobs", make)
+    monkeypatch.setattr("nystrom_lab.training.finetune.finetune.Jobs", make)
     monkeypatch.setattr(jobs, "alive_jobs", lambda folder: set())
     threads = torch.get_num_threads()
     yield names

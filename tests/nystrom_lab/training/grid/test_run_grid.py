@@ -22,11 +22,11 @@ from nystrom_lab.cli.main import main
 from nystrom_lab.data.lra.listops.task import prepare_listops
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.report.lra.tables import lra_lines
-from nystrom_lab.training.engine import train
-from nystrom_lab.training.grid.plan import run_grid
 from nystrom_lab.training.grid.request import Slurm
+from nystrom_lab.training.grid.run_grid import run_grid
 from nystrom_lab.training.grid.runs import Planned, run_of
-from nystrom_lab.training.settings import settle
+from nystrom_lab.training.run_settings import settle
+from nystrom_lab.training.train import train
 
 SMALL = {"tasks": ["listops"], "methods": ["softmax"], "seeds": [0], "preset": "demo", "steps": 60, "threads": 1}
 NAME = "listops-softmax-demo-seed0"
@@ -146,7 +146,7 @@ def test_what_is_finished_is_skipped(whole, grid, capsys):
 def test_a_killed_grid_ends_its_runs_and_continues_to_the_same_result(whole, grid, root, tmp_path, capsys):
     code = f"""
 from pathlib import Path
-from nystrom_lab.training.grid.plan import run_grid
+from nystrom_lab.training.grid.run_grid import run_grid
 run_grid(**{SMALL!r}, evaluate_every=5, device="cpu", to=Path({str(tmp_path)!r}), data=Path({str(root)!r}))
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) as parent:

@@ -20,13 +20,13 @@ from nystrom_lab.training.finetune.classifier import (
     takes_segments,
 )
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
-from nystrom_lab.training.finetune.finish import best_logits, finish
+from nystrom_lab.training.finetune.finetune_outputs import best_logits, finish
+from nystrom_lab.training.finetune.finetune_settings import PRESET, Choices, FinetuneSettings
 from nystrom_lab.training.finetune.request import Material, Request
 from nystrom_lab.training.finetune.scores import scores
-from nystrom_lab.training.finetune.settings import PRESET, Choices, FinetuneSettings
 from nystrom_lab.training.grid.slurm import Jobs
 from nystrom_lab.training.hardware import TIMEOUT, is_main, processes
-from nystrom_lab.training.ranks.lost import others_answer, then_leave
+from nystrom_lab.training.ranks.lost import leaving_the_group, naming_lost_ranks
 from nystrom_lab.training.ranks.pieces import check_pieces
 from nystrom_lab.training.results import command_line
 from nystrom_lab.training.run.arguments import training_arguments
@@ -37,9 +37,9 @@ from nystrom_lab.training.run.to_the_end import train_to_the_end
 from nystrom_lab.training.versions import versions
 
 
-@then_leave
+@leaving_the_group
 def finetune_model(request: Request, material: Material, *, resume: bool, timeout: int, cluster: Jobs | None) -> None:
-    """Fine-tune a model on texts that were read, or search; see `nystrom_lab.training.finetune.engine.finetune`.
+    """Fine-tune a model on texts that were read, or search; see `nystrom_lab.training.finetune.finetune.finetune`.
 
     Args:
         request: What the user asks for.
@@ -53,10 +53,10 @@ def finetune_model(request: Request, material: Material, *, resume: bool, timeou
     with no_file_bars():
         start = find_start(request.model, attention=request.attention, options=request.options)
         if request.grid is not None:
-            from nystrom_lab.training.finetune.search import engine, jobs
+            from nystrom_lab.training.finetune.search import jobs, search
 
             if cluster is None:
-                engine.search(request, start, material, resume=resume)
+                search.search(request, start, material, resume=resume)
             else:
                 jobs.search_in_jobs(request, start, material, cluster, resume=resume)
             return
@@ -152,7 +152,7 @@ def run_once(
         )
     trainer = FinetuneTrainer(model, settings, material.task, data, splits, collate, run, timeout=timeout)
     train_to_the_end(trainer, resume=resume)
-    with others_answer(lambda: "while it scored", trainer.way_on):
+    with naming_lost_ranks(lambda: "while it scored", trainer.remedy):
         if score and is_main():
             finish(
                 trainer, model, start.tokenizer, data, splits, collate, material.task, settings, run,

@@ -17,11 +17,11 @@ from nystrom_lab.data.store.header import read_header
 from nystrom_lab.training.hardware import is_main
 from nystrom_lab.training.presets.pretraining import PretrainingPreset
 from nystrom_lab.training.pretrain.data import HeldOutInstances, open_instances
-from nystrom_lab.training.pretrain.finish import finish
-from nystrom_lab.training.pretrain.settings import PretrainingSettings, settle
+from nystrom_lab.training.pretrain.pretrain_outputs import finish
+from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings, settle
 from nystrom_lab.training.pretrain.source import check_vocabulary, describe, encoder_config, find_source, start_model
 from nystrom_lab.training.pretrain.trainer import PretrainingTrainer
-from nystrom_lab.training.ranks.lost import then_leave
+from nystrom_lab.training.ranks.lost import leaving_the_group
 from nystrom_lab.training.ranks.pieces import check_pieces
 from nystrom_lab.training.results import command_line
 from nystrom_lab.training.run.arguments import training_arguments
@@ -32,7 +32,7 @@ from nystrom_lab.training.run.to_the_end import train_to_the_end
 from nystrom_lab.training.versions import versions
 
 
-@then_leave
+@leaving_the_group
 def pretrain_model(
     base: PretrainingPreset,
     data: Path,
@@ -59,7 +59,7 @@ def pretrain_model(
     timeout: int,
     words: Sequence[str],
 ) -> None:
-    """Pretrain; the arguments that are not here are those of `nystrom_lab.training.pretrain.engine.pretrain`.
+    """Pretrain; the arguments that are not here are those of `nystrom_lab.training.pretrain.pretrain.pretrain`.
 
     Args:
         base: The preset.

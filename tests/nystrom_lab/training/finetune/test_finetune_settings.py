@@ -2,7 +2,7 @@
 
 import pytest
 
-from nystrom_lab.training.finetune.settings import TrainingExtent, model_name
+from nystrom_lab.training.finetune.finetune_settings import TrainingExtent, model_name
 
 
 def test_the_setting_of_the_paper_in_steps():

@@ -21,22 +21,22 @@ from nystrom_lab.training.data.tasks import (
 )
 from nystrom_lab.training.hardware import is_main
 from nystrom_lab.training.presets.published import Preset
-from nystrom_lab.training.ranks.lost import others_answer, then_leave
+from nystrom_lab.training.ranks.lost import leaving_the_group, naming_lost_ranks
 from nystrom_lab.training.ranks.pieces import check_pieces
 from nystrom_lab.training.results import command_line
 from nystrom_lab.training.run.arguments import AdamValues, training_arguments
 from nystrom_lab.training.run.compiling import check_compiler
-from nystrom_lab.training.run.finish import finish, finish_masked, score_best
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.masked_trainer import MaskedTrainer
+from nystrom_lab.training.run.outputs import finish, finish_masked, score_best
 from nystrom_lab.training.run.progress import no_file_bars, no_load_report
 from nystrom_lab.training.run.to_the_end import train_to_the_end
 from nystrom_lab.training.run.trainer import EncoderTrainer
-from nystrom_lab.training.settings import Settings
+from nystrom_lab.training.run_settings import Settings
 from nystrom_lab.training.versions import versions
 
 
-@then_leave
+@leaving_the_group
 def train_model(
     settings: Settings,
     preset: Preset,
@@ -119,7 +119,7 @@ def train_model(
         else:
             trainer = EncoderTrainer(model, arguments, **parts)
         train_to_the_end(trainer, resume=resume)
-        with others_answer(lambda: "while it scored", trainer.way_on):
+        with naming_lost_ranks(lambda: "while it scored", trainer.remedy):
             if is_main():
                 words = train_words(
                     settings, data=folder if data is None else data, columns=columns, to=run.path, threads=threads

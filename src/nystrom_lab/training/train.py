@@ -1,9 +1,9 @@
 """Train a model on a task, and score a saved one.
 
 Everything that determines the result is settled and checked here; the data, the model and the Trainer follow in
-`nystrom_lab.training.run.start`, which is imported only then, so that this module needs no torch. On the same machine
-and with the same number of processes, a run that was killed and resumed ends with the weights and the curves of one
-that was not; up to rounding with more than two processes, which add gradients in an order that is not fixed.
+`nystrom_lab.training.run.train_model`, which is imported only then, so that this module needs no torch. On the same
+machine and with the same number of processes, a run that was killed and resumed ends with the weights and the curves of
+one that was not; up to rounding with more than two processes, which add gradients in an order that is not fixed.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from nystrom_lab.training.lengths import data_positions, lengthened
 from nystrom_lab.training.options import PresetChanges, taking
 from nystrom_lab.training.presets.published import find_preset
 from nystrom_lab.training.run.folder import RunFolder
-from nystrom_lab.training.settings import settle
+from nystrom_lab.training.run_settings import settle
 
 
 @taking(changes=PresetChanges)
@@ -145,9 +145,9 @@ def train(
     check_at_least("timeout", timeout, 1)
     if threads is not None:
         check_at_least("threads", threads, 1)
-    resume = run.goes_on(resume)
+    resume = run.is_resumed(resume)
     with run.held(settings, resume=resume, main=is_main()):
-        from nystrom_lab.training.run.start import train_model
+        from nystrom_lab.training.run.train_model import train_model
 
         train_model(settings, chosen, data, run, columns=columns, resume=resume, threads=threads, timeout=timeout)
     return run.path

@@ -2,7 +2,8 @@
 
 On the same machine and with the same number of processes, a run that was killed and resumed ends with the weights and
 the curves of one that was not. What is wrong with names and numbers is found before torch is imported; what is wrong
-with the data and the model that a run starts from is found in `nystrom_lab.training.pretrain.start`, before it starts.
+with the data and the model that a run starts from is found in `nystrom_lab.training.pretrain.pretrain_model`, before it
+starts.
 """
 
 from collections.abc import Mapping
@@ -103,8 +104,8 @@ def pretrain(
     given |= {"device": device, "precision": precision, "to": run.path}
     given |= {f"options.{name}": value for name, value in (options or {}).items()}
 
-    from nystrom_lab.training.pretrain.settings import SIZES
-    from nystrom_lab.training.pretrain.start import pretrain_model
+    from nystrom_lab.training.pretrain.pretrain_model import pretrain_model
+    from nystrom_lab.training.pretrain.pretrain_settings import SIZES
 
     sizes = dict(zip(SIZES, (num_hidden_layers, hidden_size, num_attention_heads, intermediate_size), strict=True))
     pretrain_model(
@@ -126,7 +127,7 @@ def pretrain(
         precision=precision,
         compile=compile,
         track_error=track_error,
-        resume=run.goes_on(resume),
+        resume=run.is_resumed(resume),
         workers=workers,
         threads=threads,
         timeout=timeout,
@@ -181,7 +182,7 @@ def evaluate_mlm_sop(
     device = usable_device(device)  # pyright: ignore[reportAssignmentType]
     precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
 
-    from nystrom_lab.training.pretrain.finish import score_folder
+    from nystrom_lab.training.pretrain.pretrain_outputs import score_folder
 
     return score_folder(
         Path(model),

@@ -17,8 +17,8 @@ from nystrom_lab.training.run.masked_trainer import ACCURACY, LOSS, MaskedTraine
 from nystrom_lab.training.run.trainer import EncoderTrainer
 from nystrom_lab.training.run.weight_mean import load_mean
 from nystrom_lab.training.run.writing import written
+from nystrom_lab.training.run_settings import Settings
 from nystrom_lab.training.scoring import accuracy, load_model
-from nystrom_lab.training.settings import Settings
 
 
 class Costs(NamedTuple):

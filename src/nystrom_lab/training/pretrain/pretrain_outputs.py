@@ -18,8 +18,8 @@ from nystrom_lab.data.store.prepared_folder import verify
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.curves import draw_curves
 from nystrom_lab.training.pretrain.data import HeldOutInstances
+from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings
 from nystrom_lab.training.pretrain.scores import Scores, score_model
-from nystrom_lab.training.pretrain.settings import PretrainingSettings
 from nystrom_lab.training.pretrain.source import check_vocabulary, find_source
 from nystrom_lab.training.pretrain.trainer import PretrainingTrainer
 from nystrom_lab.training.results import Place, result_row, wilson
@@ -46,14 +46,14 @@ def finish(
         OSError: A file could not be written; the message names it and how to continue.
     """
     state, seconds, megabytes = trainer.state, trainer.seconds, trainer.megabytes
-    way_on = "go on with --resume"
-    with written(run.path, way_on):
+    remedy = "go on with --resume"
+    with written(run.path, remedy):
         run.write_curves(trainer.curves())
         draw_curves(run.curves, run.plot)
     best = state.best_global_step
     assert best, "the last step is evaluated"
     model = EncoderForPreTraining.from_pretrained(run.checkpoint(best))
-    with written(run.best, way_on):
+    with written(run.best, remedy):
         _save(model, data, run.best)
     [logged] = [entry for entry in state.log_history if entry["step"] == best and "eval_loss" in entry][-1:]
     values: dict[str, Any] = {name: logged[f"eval_{name}"] for name in Scores._fields}
@@ -74,7 +74,7 @@ def finish(
     ):
         if value:
             rows.append(result_row(model.config, quantity, value, unit, place, study=STUDY))
-    with written(run.rows, way_on):
+    with written(run.rows, remedy):
         run.write_rows(rows)
     print(
         f"{summary(scores)}; best after step {best} of {settings.steps}, {seconds:.0f} s of training\n"
@@ -85,7 +85,7 @@ def finish(
 def score_folder(
     folder: Path, data: Path, *, length: int | None, instances: int, batch_size: int, device: str, precision: str
 ) -> list[Row]:
-    """Score a saved model; see `nystrom_lab.training.pretrain.engine.evaluate_mlm_sop`."""
+    """Score a saved model; see `nystrom_lab.training.pretrain.pretrain.evaluate_mlm_sop`."""
     source = find_source(folder)
     architectures = EncoderConfig.from_pretrained(folder).architectures if source.attention is not None else None
     if architectures != [EncoderForPreTraining.__name__]:

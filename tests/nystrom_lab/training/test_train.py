@@ -12,10 +12,10 @@ from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.data.lra.listops.task import ListOps, first_operator_share, prepare_listops
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.report.lra.runs import FIRST_OPERATOR
-from nystrom_lab.training.engine import evaluate, train
 from nystrom_lab.training.presets.published import PRESETS, DataSizes
-from nystrom_lab.training.run import finish
-from nystrom_lab.training.run.finish import score_best
+from nystrom_lab.training.run import outputs
+from nystrom_lab.training.run.outputs import score_best
+from nystrom_lab.training.train import evaluate, train
 
 
 def test_a_run_leaves_its_curves_its_best_model_and_its_rows(whole):
@@ -68,7 +68,7 @@ def test_the_training_time_holds_no_scoring_of_the_test(tmp_path, small_run, mon
         trainer._seconds += 3600
         return score_best(trainer, *given)
 
-    monkeypatch.setattr(finish, "score_best", after_an_hour)
+    monkeypatch.setattr(outputs, "score_best", after_an_hour)
     run = small_run(tmp_path / "run", steps=3)
     [row] = [row for row in read_rows(run / "rows.csv") if row.quantity == "training time"]
     assert 0 < row.value < 3600

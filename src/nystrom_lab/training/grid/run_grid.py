@@ -32,7 +32,7 @@ from nystrom_lab.training.lengths import data_positions, lengthened
 from nystrom_lab.training.options import PresetChanges, taking
 from nystrom_lab.training.presets.published import Preset, find_preset
 from nystrom_lab.training.run.folder import RunFolder
-from nystrom_lab.training.settings import settle
+from nystrom_lab.training.run_settings import settle
 
 PresetName = Literal[
     "nystromformer", "nystromformer-1000", "skyformer", "skyformer-1000", "modern", "modern-small", "demo"

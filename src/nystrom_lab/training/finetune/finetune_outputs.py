@@ -16,10 +16,10 @@ from nystrom_lab.data.language.labelled.splits import LabelledData
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.curves import draw_curves
 from nystrom_lab.training.finetune.encoding import EncodedSplit
+from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.finetune.inference import BatchMaker, forget_kept, logits_of
 from nystrom_lab.training.finetune.results import ResultRows, shown, write_predictions, write_submission
 from nystrom_lab.training.finetune.scores import scores
-from nystrom_lab.training.finetune.settings import FinetuneSettings
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.run_trainer import RunTrainer
 from nystrom_lab.training.run.writing import written
@@ -59,13 +59,13 @@ def finish(
         OSError: A file could not be written; names it and the way on.
     """
     state, seconds, megabytes = trainer.state, trainer.seconds, trainer.megabytes
-    way_on = "go on with --resume"
-    with written(run.path, way_on):
+    remedy = "go on with --resume"
+    with written(run.path, remedy):
         run.write_curves(trainer.curves())
         draw_curves(run.curves, run.plot)
     assert state.best_global_step, "the last step is evaluated"
     logits_by_split = best_logits(trainer, model, splits, collate, settings, run)
-    with written(run.best, way_on):
+    with written(run.best, remedy):
         _save(model, tokenizer, settings, run)
     rows = ResultRows(settings, model.config, published=data.published, command=command)
     results: list[Row] = []
@@ -81,7 +81,7 @@ def finish(
                 share = split.longer_than(rows.size)
                 results.append(rows.row(f"{name} texts longer than {rows.method}", share, samples=len(split)))
         files.append(run.path / "predictions" / f"{name}.tsv")
-        with written(files[-1], way_on):
+        with written(files[-1], remedy):
             write_predictions(files[-1], logits, data.classes, split.labels)
             wanted = task.submission.get(name.replace("submission", "test"))
             if wanted is not None and not name.startswith("validation") and (data.published or name in _UNLABELLED):
@@ -94,7 +94,7 @@ def finish(
     ]
     if megabytes:
         results.append(rows.row("peak memory", megabytes, "MB"))
-    with written(run.rows, way_on):
+    with written(run.rows, remedy):
         run.write_rows(results)
     for name in logits_by_split:
         forget_kept(_kept(run, name, state.best_global_step))

@@ -1,7 +1,7 @@
 """Fine-tune an encoder on a task of GLUE, on IMDB, or on labelled texts of a user.
 
 Names, numbers, files and labels are checked here, before torch is imported; the model, its tokenizer and its attention
-in `nystrom_lab.training.finetune.start`, before anything is trained.
+in `nystrom_lab.training.finetune.finetune_model`, before anything is trained.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,15 @@ from pathlib import Path
 from nystrom.attention.plan import PLAN, read_plan
 from nystrom.checks import check_at_least
 from nystrom_lab.data.language.labelled.splits import LabelKind
+from nystrom_lab.training.finetune.finetune_settings import (
+    PAPER_GRID,
+    PRESET,
+    Choices,
+    SearchGrid,
+    TrainingExtent,
+    model_name,
+)
 from nystrom_lab.training.finetune.request import Request, Texts
-from nystrom_lab.training.finetune.settings import PAPER_GRID, PRESET, Choices, SearchGrid, TrainingExtent, model_name
 from nystrom_lab.training.grid.request import NO_SLURM, Slurm, Where
 from nystrom_lab.training.grid.slurm import Jobs
 from nystrom_lab.training.hardware import TIMEOUT, Device, Precision, is_main, usable_device, usable_precision
@@ -176,9 +183,9 @@ def finetune(
         for remark in material.data.remarks:
             print(f"notice: {remark}.", flush=True)
 
-    from nystrom_lab.training.finetune.start import finetune_model
+    from nystrom_lab.training.finetune.finetune_model import finetune_model
 
-    finetune_model(request, material, resume=run.goes_on(resume), timeout=timeout, cluster=cluster)
+    finetune_model(request, material, resume=run.is_resumed(resume), timeout=timeout, cluster=cluster)
     return run.path
 
 

@@ -13,7 +13,7 @@ from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.pretrain.engine import evaluate_mlm_sop, pretrain
+from nystrom_lab.training.pretrain.pretrain import evaluate_mlm_sop, pretrain
 from nystrom_lab.training.run import compiling
 
 
@@ -67,7 +67,7 @@ def test_two_processes_give_the_run_of_one(short_run, documents, tmp_path, weigh
     sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     script.write_text(f"""
 from pathlib import Path
-from nystrom_lab.training.pretrain.engine import pretrain
+from nystrom_lab.training.pretrain.pretrain import pretrain
 pretrain(data=Path({str(documents)!r}), to=Path({str(tmp_path / "two")!r}), preset="demo", length=96, steps=4,
          warmup_steps=2, batch_size=16, evaluate_every=2, log_every=1, instances=40, device="cpu", attention="nystrom",
          options=dict(num_landmarks=8), conv_kernel_size=3, dropout=0.0, **{sizes!r})
