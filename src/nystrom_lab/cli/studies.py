@@ -115,7 +115,7 @@ def report_study(study: str) -> Callable[[list[str]], None]:
         from nystrom_lab.measure.rows import read_rows
         from nystrom_lab.report.plots.canvas import check_figure
         from nystrom_lab.report.plots.study import draw_study
-        from nystrom_lab.report.printed.ratios import paper_markdown
+        from nystrom_lab.report.printed_ratios import paper_markdown
         from nystrom_lab.report.tables import only_quantities, print_study, study_markdown
 
         def report(

@@ -239,8 +239,12 @@ def started_as() -> str:
 
 def cpu_name() -> str:
     """The processor's name and how many of its cores this process may use, such as "AMD EPYC, 2 cores"."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{_processor()}, {cores} {'core' if cores == 1 else 'cores'}"
+    return f"{_processor()}, {cores()} {'core' if cores() == 1 else 'cores'}"
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:

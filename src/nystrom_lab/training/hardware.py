@@ -72,11 +72,6 @@ def visible_gpus(count: int | None = None) -> list[str]:
     return [str(i) for i in range(count)] if words is None else words.split(",")[:count]
 
 
-def cores() -> int:
-    """The cores of the CPU that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def processes() -> int:
     """How many processes torchrun started; before they connect, only the environment says so."""
     return int(os.environ.get("WORLD_SIZE", "1"))

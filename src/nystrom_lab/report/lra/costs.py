@@ -11,8 +11,8 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.lra.printing import print_table
 from nystrom_lab.report.lra.runs import Line, line_of
 from nystrom_lab.report.markdown import markdown_table
-from nystrom_lab.report.printed.accuracies import LRA_TASKS
-from nystrom_lab.report.printed.ratios import SKYFORMER_TABLE_2
+from nystrom_lab.report.printed import LRA_TASKS
+from nystrom_lab.report.printed_ratios import SKYFORMER_TABLE_2
 
 _DASH, _TIME, _MEMORY, _STEPS = "–", "training time", "peak memory", "steps"
 _PRINTED = "  Skyformer T2"

@@ -29,7 +29,7 @@ from nystrom_lab.report.plots.canvas import (
     save_figure,
 )
 from nystrom_lab.report.plots.curves import read_curves
-from nystrom_lab.report.printed.accuracies import LRA_CLASSES, LRA_TASKS
+from nystrom_lab.report.printed import LRA_CLASSES, LRA_TASKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.lra.printing import print_table
 from nystrom_lab.report.lra.runs import Accuracy, Line, lra_cells, lra_guesses
 from nystrom_lab.report.markdown import markdown_table
-from nystrom_lab.report.printed.accuracies import LRA_TASKS, PAPERS, SKYFORMER_TABLE_1
+from nystrom_lab.report.printed import LRA_TASKS, PAPERS, SKYFORMER_TABLE_1
 
 _DASH = "–"
 _TITLE = "accuracy in %"

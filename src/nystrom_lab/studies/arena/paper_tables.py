@@ -32,7 +32,7 @@ from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.report.lra.runs import FIRST_OPERATOR, Accuracy, lra_cells, lra_guesses
 from nystrom_lab.report.lra.tables import lra_lines
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look
-from nystrom_lab.report.printed.accuracies import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
+from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
 from nystrom_lab.report.summary import Table, Verdict
 from nystrom_lab.studies.reproduce.margin import is_competitive
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study

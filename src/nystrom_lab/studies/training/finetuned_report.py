@@ -10,7 +10,7 @@ from nystrom.attention.method_names import split_name
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_looks
-from nystrom_lab.report.printed.finetuned import FINETUNED
+from nystrom_lab.report.printed import FINETUNED
 from nystrom_lab.report.summary import Table, Verdict
 from nystrom_lab.studies.reproduce.margin import is_competitive
 

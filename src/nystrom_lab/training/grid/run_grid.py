@@ -19,7 +19,7 @@ from typing import Literal
 from nystrom.attention.method_names import NO_ATTENTION, read_method
 from nystrom.checks import check_at_least
 from nystrom_lab.data.lra.facts import LRA
-from nystrom_lab.measure.rows import check_rows
+from nystrom_lab.measure.rows import check_rows, cores
 from nystrom_lab.training.grid.alone import alone
 from nystrom_lab.training.grid.child import train_run
 from nystrom_lab.training.grid.processes import Failure, Grid
@@ -27,7 +27,7 @@ from nystrom_lab.training.grid.request import NO_SLURM, Slurm, Where
 from nystrom_lab.training.grid.runs import Planned, Run, run_name, run_of
 from nystrom_lab.training.grid.slurm import Jobs, Work, check_no_jobs
 from nystrom_lab.training.grid.table import TABLE, reached, write_table
-from nystrom_lab.training.hardware import Device, Precision, cores, processes, usable_device, visible_gpus
+from nystrom_lab.training.hardware import Device, Precision, processes, usable_device, visible_gpus
 from nystrom_lab.training.lengths import data_positions, lengthened
 from nystrom_lab.training.options import PresetChanges, taking
 from nystrom_lab.training.presets.published import Preset, find_preset

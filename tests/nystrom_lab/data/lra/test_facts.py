@@ -6,7 +6,7 @@ from nystrom_lab.data.lra.listops.task import PUBLISHED_SETTINGS, ListOps
 from nystrom_lab.data.lra.pathfinder.task import PUBLISHED_SIZES, Pathfinder
 from nystrom_lab.data.lra.texts.retrieval import Retrieval
 from nystrom_lab.data.lra.texts.reviews import Text
-from nystrom_lab.report.printed.accuracies import LRA_TASKS
+from nystrom_lab.report.printed import LRA_TASKS
 from nystrom_lab.training.data.tasks import TASKS
 
 

@@ -7,7 +7,7 @@ import matplotlib.figure
 import pytest
 
 from nystrom_lab.report.lra.curves import draw_lra_curves, gather_curves
-from nystrom_lab.report.printed.accuracies import LRA_CLASSES
+from nystrom_lab.report.printed import LRA_CLASSES
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from nystrom_lab.measure.rows import new_row
 from nystrom_lab.report.lra.runs import Line, lra_cells
 from nystrom_lab.report.lra.tables import lra_lines, lra_markdown, print_lra
-from nystrom_lab.report.printed.accuracies import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
+from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
 
 
 def rows_of(task, method, shares, preset="skyformer", steps=50_000, samples=2_000, first_seed=0, n=None):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nystrom_lab.measure.rows import new_row
-from nystrom_lab.report.printed.ratios import BASE, NYSTROMFORMER_TABLE_1, SKYFORMER_TABLE_2
+from nystrom_lab.report.printed_ratios import BASE, NYSTROMFORMER_TABLE_1, SKYFORMER_TABLE_2
 from nystrom_lab.studies.reproduce.catalogue import find_study
 from nystrom_lab.studies.reproduce.study import Setting
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nystrom_lab.measure.rows import new_row, read_rows
-from nystrom_lab.report.printed.instability import SKYFORMER_APPENDIX_F
+from nystrom_lab.report.printed import SKYFORMER_APPENDIX_F
 from nystrom_lab.studies.reproduce.run import Job, draw_study, run_study
 from nystrom_lab.studies.reproduce.study import Plan, Setting
 from nystrom_lab.studies.stability.arena import new_model, random_batches

@@ -21,13 +21,14 @@ from tqdm import tqdm
 from nystrom.sums import sha256
 from nystrom_lab.data.language.mlm_sop.blocks import BlockPlan, read_block
 from nystrom_lab.data.language.mlm_sop.kept_folder import kept_folder
-from nystrom_lab.data.language.mlm_sop.tokenising import cores, tokenise
+from nystrom_lab.data.language.mlm_sop.tokenising import tokenise
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
 from nystrom_lab.data.language.saved_tokenizer import save_tokenizer
 from nystrom_lab.data.sources.corpora import Corpus, find_corpora
 from nystrom_lab.data.store.header import SPLITS
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 from nystrom_lab.data.store.token_files import write_pieces
+from nystrom_lab.measure.rows import cores
 
 TASK = "mlm-sop"
 SHORTEST = 8

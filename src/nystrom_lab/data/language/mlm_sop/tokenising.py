@@ -100,11 +100,6 @@ def shards(corpora: Sequence[Corpus], size_wanted: int) -> Iterator[list[Corpus]
         yield shard
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _in_blocks(
     shard: Sequence[Corpus], plan: BlockPlan, block_size: int, bar: "tqdm[Any]", progress: bool
 ) -> Iterator[list[Judged]]:

@@ -13,7 +13,6 @@ Departs from the authors' code: the draw has a seed.
 """
 
 import hashlib
-import os
 import sys
 from collections import deque
 from collections.abc import Generator, Mapping
@@ -32,6 +31,7 @@ from nystrom_lab.data.store.header import damaged
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 from nystrom_lab.data.store.split import Split
 from nystrom_lab.data.store.token_files import TokenSamples, gather, write_split
+from nystrom_lab.measure.rows import cores
 
 PUBLISHED_SETTINGS = {split: PUBLISHED_COUNTS[split] for split in ("test", "val", "train")} | {"seed": 0}
 PUBLISHED_SETTINGS |= {"min_length": 500, "max_length": 2_000, "max_depth": 10, "max_args": 10}
@@ -91,7 +91,7 @@ def prepare_listops(
     if source is None and not check_counts:
         raise ValueError("--no-check-counts is given, but without --from there are no files to count: leave it out.")
     if source is None:
-        _generate(to, PUBLISHED_SETTINGS | given, workers or _cores(), progress)
+        _generate(to, PUBLISHED_SETTINGS | given, workers or cores(), progress)
     elif given:
         raise ValueError(
             f"{', '.join(given)} cannot be chosen for published files: leave it out, or leave --from out to have"
@@ -212,7 +212,3 @@ def _chunks(seed: int, limits: Limits, workers: int) -> Generator[TokenSamples, 
             number += 1
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,7 +14,6 @@ Departs from the published data: the draw has a seed; the classes are balanced.
 """
 
 import multiprocessing
-import os
 import signal
 import sys
 from collections import deque
@@ -34,6 +33,7 @@ from nystrom_lab.data.lra.pathfinder.dashes import GEOMETRIES, Geometry
 from nystrom_lab.data.lra.pathfinder.release import import_release
 from nystrom_lab.data.store.picture_files import Pictures, PictureSplit, write_pictures
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
+from nystrom_lab.measure.rows import cores
 
 TASK = "pathfinder"
 CONTOURS = {"easy": 6, "intermediate": 9, "hard": 14}
@@ -108,7 +108,7 @@ def prepare_pathfinder(
     total = sum(sizes.values())
     with (
         new_folder(to, task=TASK, settings=settings) as partial,
-        closing(_chunks(seed, geometry, total, workers or _cores())) as chunks,
+        closing(_chunks(seed, geometry, total, workers or cores())) as chunks,
         tqdm(total=total, desc="Pathfinder", unit=" pictures", disable=not progress or None) as bar,
     ):
         stream = _Stream(chunks, bar)
@@ -206,7 +206,3 @@ def _chunks(seed: int, geometry: Geometry, total: int, workers: int) -> Generato
 def _leave_interrupts() -> None:
     # The process that waits for this one handles an interruption.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

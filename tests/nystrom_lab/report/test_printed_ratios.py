@@ -3,7 +3,7 @@ import math
 import pytest
 
 from nystrom_lab.measure.rows import new_row
-from nystrom_lab.report.printed.ratios import (
+from nystrom_lab.report.printed_ratios import (
     BASE,
     NYSTROMFORMER_TABLE_1,
     NYSTROMFORMER_TABLE_1_RATIOS,

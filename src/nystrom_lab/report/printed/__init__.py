@@ -1,1 +1,0 @@
-"""What the two papers printed."""
