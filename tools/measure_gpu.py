@@ -79,6 +79,9 @@ def _kernels(dtype: str, lengths: Sequence[str], minutes: float) -> list[Step]:
     ]  # fmt: skip
 
 
+_TIMED = ("measure", "studies/speed", "tools/test_tune_tiles.py")
+
+
 def _run(task: str, method: str, minutes: float, *words: str) -> Step:
     command = (*_NYSTROM, "train", task, "--attention", method, "--preset", "nystromformer", "--device", "cuda")
     return Step(f"train-{task}-{method}", minutes, (*command, *words, "--to", _FOLDER), resumes=("--resume",))
@@ -86,7 +89,7 @@ def _run(task: str, method: str, minutes: float, *words: str) -> Step:
 
 STEPS = (
     # Most of their time is the compiler's.
-    _tests("kernels", 4, "-n", "8", "tests/gpu"),
+    _tests("kernels", 4, "-n", "8", "tests/nystrom/gpu"),
     *_kernels("bfloat16", _LENGTHS, 3),
     Step("errors", 1, (_PYTHON, "tools/gpu_errors.py", "--to", f"{_FOLDER}/errors.csv")),
     _tiles("16384", "--width", "128"),
@@ -107,7 +110,7 @@ STEPS = (
         (*_NYSTROM, "bench", "model", "--device", "cuda", "--dtype", "bfloat16", "--methods", "softmax", "nystrom-64",
          "--to", _FOLDER),
     ),
-    _tests("times", 3, "tests/measure", "tests/studies/speed", "tests/tools/test_tune_tiles.py"),
+    _tests("times", 3, "tests/nystrom/test_clock.py", *(f"tests/nystrom_lab/{each}" for each in _TIMED)),
     _run("listops", "nystrom", 3),
     _run("listops", "softmax", 4),
     _run("listops", "skyformer", 4),
