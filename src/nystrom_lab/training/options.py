@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, cast
 
 from nystrom.attention.options import option_docs
-from nystrom.checks import Design, FeedForward, PooledNormKind, Pooling, PositionKind
+from nystrom.checks import Design, FeedForward, PooledNormKind, Pooling, PositionKind, check_at_least
+from nystrom_lab.training.hardware import TIMEOUT, Device, Precision
 from nystrom_lab.training.presets.recipe import LearningRateSchedule
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,6 +89,39 @@ class PresetChanges(LoopChanges):
     ema: float | None = None
     augment: bool | None = None
     denoise: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a training runs.
+
+    Attributes:
+        seed: Determines new weights, the order of the samples, what is drawn, and dropout.
+        resume: Continue the run in the folder, from its last complete checkpoint.
+        accumulation: Parts in which a process computes its share of a batch, to save memory; in evaluations too.
+        context_parallel: Processes that share the tokens of each sample, for samples that do not fit into one.
+        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
+        device: "auto" is an accelerator where there is one.
+        track_error: Also record the error of attention against exact attention, estimated from a few queries; for
+            models of this library.
+        threads: Threads on the CPU; torch's choice if not given.
+        timeout: Seconds that a process waits for the others; then the run ends, and can be resumed.
+    """
+
+    seed: int = 0
+    resume: bool = False
+    accumulation: int = 1
+    context_parallel: int = 1
+    precision: Precision = "auto"
+    device: Device = "auto"
+    track_error: bool = False
+    threads: int | None = None
+    timeout: int = TIMEOUT
+
+    def __post_init__(self):
+        check_at_least("timeout", self.timeout, 1)
+        if self.threads is not None:
+            check_at_least("threads", self.threads, 1)
 
 
 def taking(**groups: type) -> Callable[[F], F]:

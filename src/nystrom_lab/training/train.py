@@ -12,15 +12,15 @@ from pathlib import Path
 from nystrom.checks import check_at_least
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.data.columns import Columns
-from nystrom_lab.training.hardware import TIMEOUT, Device, Precision, is_main, usable_device, usable_precision
+from nystrom_lab.training.hardware import Device, Precision, is_main, usable_device, usable_precision
 from nystrom_lab.training.lengths import data_positions, lengthened
-from nystrom_lab.training.options import PresetChanges, taking
+from nystrom_lab.training.options import PresetChanges, RunOptions, taking
 from nystrom_lab.training.presets.published import find_preset
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run_settings import settle
 
 
-@taking(changes=PresetChanges)
+@taking(changes=PresetChanges, how=RunOptions)
 def train(
     task: str,
     *,
@@ -35,18 +35,10 @@ def train(
     pair_field: str | None = None,
     max_length: int | None = None,
     to: Path | None = None,
-    seed: int = 0,
-    resume: bool = False,
+    how: RunOptions,
     changes: PresetChanges,
-    accumulation: int = 1,
-    context_parallel: int = 1,
     conv_kernel_size: int | None = None,
-    precision: Precision = "auto",
-    device: Device = "auto",
     compile: bool = False,
-    track_error: bool = False,
-    threads: int | None = None,
-    timeout: int = TIMEOUT,
 ) -> Path:
     """Train a model on a task, choose its best checkpoint on the validation split, and score that on the test split.
 
@@ -78,18 +70,10 @@ def train(
         max_length: Tokens of the longest sequence, and positions of the model, in place of the preset's; the default
             data are then data/TASK-LENGTH. Not for pictures, whose data have a size.
         to: Folder of the run; runs/TASK-ATTENTION-PRESET-seedSEED.
-        seed: Determines initial weights, order of the samples and dropout.
-        resume: Continue the run in the folder, from its last complete checkpoint.
+        **how: How it runs.
         **changes: What is changed in the preset.
-        accumulation: Parts in which a process computes its share of a batch, to save memory; in evaluations too.
-        context_parallel: Processes that share the tokens of each sample, for samples that do not fit into one.
         conv_kernel_size: Size of the convolution of the values that is added to the attention; 0 for none.
-        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" is an accelerator where there is one.
         compile: Compile the model, and pad every batch to the model's positions, so that one graph serves all steps.
-        track_error: Also record the error of attention against exact attention, estimated from a few queries.
-        threads: Threads on the CPU; torch's choice if not given.
-        timeout: Seconds that a process waits for the others; then the run ends, and can be resumed.
 
     Returns:
         The folder of the run; the best model is in its folder best.
@@ -117,7 +101,7 @@ def train(
     shown = attention or ("nystrom" if start is None else start.config.attention)
     parts = ["pretrain"] if mask_share else []
     parts += [task, shown, preset, *(["pretrained"] if model else []), *([str(max_length)] if max_length else [])]
-    run = RunFolder(Path("runs") / "-".join([*parts, f"seed{seed}"]) if to is None else Path(to))
+    run = RunFolder(Path("runs") / "-".join([*parts, f"seed{how.seed}"]) if to is None else Path(to))
     columns = Columns(text_field, label_field, pair_field)
     if data is None:
         columns.check_unused("no data are named with --data")
@@ -130,26 +114,25 @@ def train(
         options=options,
         conv_kernel_size=conv_kernel_size,
         preset=preset,
-        device=device,
-        precision=precision,
-        accumulation=accumulation,
-        seed=seed,
+        device=how.device,
+        precision=how.precision,
+        accumulation=how.accumulation,
+        seed=how.seed,
         changes=changes.asdict(),
         positions=data_positions(chosen, data) if max_length is None else max_length,
         compile=compile,
-        track_error=track_error,
+        track_error=how.track_error,
         mask_share=mask_share,
         start=start,
-        context_parallel=context_parallel,
+        context_parallel=how.context_parallel,
     )
-    check_at_least("timeout", timeout, 1)
-    if threads is not None:
-        check_at_least("threads", threads, 1)
-    resume = run.is_resumed(resume)
+    resume = run.is_resumed(how.resume)
     with run.held(settings, resume=resume, main=is_main()):
         from nystrom_lab.training.run.train_model import train_model
 
-        train_model(settings, chosen, data, run, columns=columns, resume=resume, threads=threads, timeout=timeout)
+        train_model(
+            settings, chosen, data, run, columns=columns, resume=resume, threads=how.threads, timeout=how.timeout
+        )
     return run.path
 
 

@@ -5,6 +5,7 @@ in `nystrom_lab.training.finetune.finetune_model`, before anything is trained.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from nystrom.attention.plan import PLAN, read_plan
@@ -21,12 +22,14 @@ from nystrom_lab.training.finetune.finetune_settings import (
 from nystrom_lab.training.finetune.request import Request, Texts
 from nystrom_lab.training.grid.request import NO_SLURM, Slurm, Where
 from nystrom_lab.training.grid.slurm import Jobs
-from nystrom_lab.training.hardware import TIMEOUT, Device, Precision, is_main, usable_device, usable_precision
+from nystrom_lab.training.hardware import is_main, usable_device, usable_precision
+from nystrom_lab.training.options import RunOptions, taking
 from nystrom_lab.training.run.folder import RunFolder
 
 NO_GRID = SearchGrid()
 
 
+@taking(how=RunOptions)
 def finetune(
     task: str | None = None,
     *,
@@ -46,17 +49,9 @@ def finetune(
     batch_size: int = PRESET.batch_size,
     learning_rate: float = PRESET.learning_rate,
     max_length: int | None = None,
-    seed: int = 0,
-    accumulation: int = 1,
-    context_parallel: int = 1,
+    how: RunOptions,
     warmup_steps: int | None = None,
     evaluate_every: int | None = None,
-    precision: Precision = "auto",
-    device: Device = "auto",
-    resume: bool = False,
-    track_error: bool = False,
-    threads: int | None = None,
-    timeout: int = TIMEOUT,
     search: bool = False,
     grid: SearchGrid = NO_GRID,
     jobs: int | None = None,
@@ -88,24 +83,16 @@ def finetune(
         batch_size: Texts per step, over all processes and accumulated parts.
         learning_rate: Learning rate at the end of the warm-up.
         max_length: Tokens that a text, or a pair, is cut to; 512, or the model's positions where these are fewer.
-        seed: Determines the new head, the order of the texts and dropout.
-        accumulation: Parts in which a process computes its share of a batch, to save memory.
-        context_parallel: Processes that share the tokens of each text, for texts that do not fit into one.
+        **how: How it runs.
         warmup_steps: Steps of linear warm-up; a tenth of all if not given.
         evaluate_every: Steps between evaluations, each followed by a checkpoint; once per epoch if not given.
-        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" is an accelerator where there is one.
-        resume: Continue the run in the folder, from its last complete checkpoint.
-        track_error: Also record the error of attention against exact attention, estimated from a few queries; for
-            models of this library.
-        threads: Threads on the CPU; torch's choice if not given, and one core on a cluster.
-        timeout: Seconds that a process waits for the others; then the run ends, and can be resumed.
         search: Train with each batch size of 8, 16, 32 and each learning rate of 2e-5, 3e-5, 4e-5, 5e-5, as the paper
             for MRPC, and score the run that is best on validation. Needs optuna.
         grid: Other values to search.
         jobs: Trials of a search at a time on a cluster; all if not given. Here they are trained one after the other.
-        on: "local", or "slurm": a job for each trial of a search, on the cluster that this machine submits to. This
-            process may end before they do; the same command waits for them again.
+        on: "local", or "slurm": a job for each trial of a search, on the cluster that this machine submits to, on
+            one core if threads is not given. This process may end before they do; the same command waits for them
+            again.
         slurm: What each job asks for.
 
     Returns:
@@ -117,7 +104,6 @@ def finetune(
     """
     if plan is not None and (attention is not None or options):
         raise ValueError("plan says what each layer does, and attention or its options are given too: leave one out.")
-    check_at_least("timeout", timeout, 1)
     planned = None if plan is None else read_plan(plan)
     extent = TrainingExtent(
         epochs=epochs, steps=steps, batch_size=batch_size, warmup_steps=warmup_steps, evaluate_every=evaluate_every
@@ -130,51 +116,60 @@ def finetune(
         )
     wanted = grid or (PAPER_GRID if search else None)
     given = {"epochs": epochs is not None, "batch_size": batch_size != PRESET.batch_size}
-    given |= {"learning_rate": learning_rate != PRESET.learning_rate, "seed": seed != 0}
+    given |= {"learning_rate": learning_rate != PRESET.learning_rate, "seed": how.seed != 0}
     if wanted is not None:
         _check_searched(wanted, given, steps)
     _check_jobs(on, slurm, jobs, searches=wanted is not None)
     method = attention if plan is None else "plan"
-    words = ("finetune", texts.name, model_name(model).replace("/", "-"), *([method] if method else ()), f"seed{seed}")
+    words = (
+        "finetune",
+        texts.name,
+        model_name(model).replace("/", "-"),
+        *([method] if method else ()),
+        f"seed{how.seed}",
+    )
     run = RunFolder(Path("runs") / "-".join(words) if to is None else Path(to))
     elsewhere = on == "slurm"
-    device = slurm.device(device, precision) if elsewhere else usable_device(device)  # pyright: ignore[reportAssignmentType]
-    precision = usable_precision(precision, device, has_bfloat16=elsewhere or None)  # pyright: ignore[reportAssignmentType]
+    device = slurm.device(how.device, how.precision) if elsewhere else usable_device(how.device)
+    precision = usable_precision(how.precision, device, has_bfloat16=elsewhere or None)
+    how = replace(how, device=device, precision=precision)
     cluster = None
-    if threads is not None:
-        check_at_least("threads", threads, 1)
     if elsewhere:
-        threads = 1 if threads is None else threads
-        cluster = Jobs(run.path, slurm, cpus=threads, at_once=jobs)
+        how = replace(how, threads=how.threads or 1)
+        cluster = Jobs(run.path, slurm, cpus=how.threads or 1, at_once=jobs)
     named: dict[str, object] = {"model": model, "data": data, "attention": attention, "plan": plan}
     named |= options or {}
     named |= texts.fields() | {"labels": None if labels == "auto" else labels, "val_share": val_share}
     named |= {"epochs": epochs}
     named |= {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
-    named |= {"seed": seed, "accumulation": None if accumulation == 1 else accumulation, "warmup_steps": warmup_steps}
+    named |= {
+        "seed": how.seed,
+        "accumulation": None if how.accumulation == 1 else how.accumulation,
+        "warmup_steps": warmup_steps,
+    }
     named |= {f"search.{key}": values for key, values in grid.values().items()}
     named |= {"search": search or None}
-    named |= {"evaluate_every": evaluate_every, "precision": precision, "device": device, "to": run.path}
-    named |= {"track_error": track_error or None}
-    named |= {"context_parallel": None if context_parallel == 1 else context_parallel}
+    named |= {"evaluate_every": evaluate_every, "precision": how.precision, "device": how.device, "to": run.path}
+    named |= {"track_error": how.track_error or None}
+    named |= {"context_parallel": None if how.context_parallel == 1 else how.context_parallel}
     request = Request(
         texts,
         Choices(
             extent,
             learning_rate=learning_rate,
             max_length=max_length,
-            seed=seed,
-            accumulation=accumulation,
-            device=device,
-            precision=precision,
-            track_error=track_error,
-            context_parallel=context_parallel,
+            seed=how.seed,
+            accumulation=how.accumulation,
+            device=how.device,
+            precision=how.precision,
+            track_error=how.track_error,
+            context_parallel=how.context_parallel,
         ),
         model=model,
         attention=attention if planned is None else PLAN,
         options=options if planned is None else planned.options,
         folder=run.path if cluster is None else cluster.to,
-        threads=threads,
+        threads=how.threads,
         grid=wanted,
         words=("finetune", *([] if task is None else [task]), *_words(named)),
     )
@@ -185,7 +180,7 @@ def finetune(
 
     from nystrom_lab.training.finetune.finetune_model import finetune_model
 
-    finetune_model(request, material, resume=run.is_resumed(resume), timeout=timeout, cluster=cluster)
+    finetune_model(request, material, resume=run.is_resumed(how.resume), timeout=how.timeout, cluster=cluster)
     return run.path
 
 

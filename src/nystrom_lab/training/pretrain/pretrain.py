@@ -7,12 +7,13 @@ starts.
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from nystrom.checks import check_at_least
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.hardware import TIMEOUT, Device, Precision, usable_device, usable_precision
-from nystrom_lab.training.options import LoopChanges, taking
+from nystrom_lab.training.options import LoopChanges, RunOptions, taking
 from nystrom_lab.training.presets.pretraining import find_pretraining
 from nystrom_lab.training.run.folder import RunFolder
 
@@ -20,7 +21,7 @@ from nystrom_lab.training.run.folder import RunFolder
 INSTANCES = 2048
 
 
-@taking(changes=LoopChanges)
+@taking(changes=LoopChanges, how=RunOptions)
 def pretrain(
     *,
     data: Path,
@@ -29,25 +30,17 @@ def pretrain(
     options: Mapping[str, object] | None = None,
     model: Path | None = None,
     to: Path | None = None,
-    seed: int = 0,
-    resume: bool = False,
+    how: RunOptions,
     length: int | None = None,
     num_hidden_layers: int | None = None,
     hidden_size: int | None = None,
     num_attention_heads: int | None = None,
     intermediate_size: int | None = None,
     changes: LoopChanges,
-    accumulation: int = 1,
-    context_parallel: int = 1,
     conv_kernel_size: int | None = None,
     instances: int = INSTANCES,
     workers: int = 0,
-    precision: Precision = "auto",
-    device: Device = "auto",
     compile: bool = False,
-    track_error: bool = False,
-    threads: int | None = None,
-    timeout: int = TIMEOUT,
 ) -> Path:
     """Pretrain an encoder on masked words and sentence order, and keep the checkpoint best on held-out documents.
 
@@ -62,25 +55,17 @@ def pretrain(
         options: Options of the method.
         model: Folder of a trained model to start from: a BERT or RoBERTa, a Nyströmformer, or RUN/best.
         to: Folder of the run; runs/pretrain-PRESET-ATTENTION-seedSEED.
-        seed: Determines initial weights, instances and their masks, their order, and dropout.
-        resume: Continue the run in the folder, from its last complete checkpoint.
+        **how: How it runs.
         length: Tokens of an instance.
         num_hidden_layers: Layers.
         hidden_size: Width of a token.
         num_attention_heads: Heads.
         intermediate_size: Width inside the feed-forward block.
         **changes: What is changed in the preset.
-        accumulation: Parts in which a process computes its share of a batch, to save memory; in evaluations too.
-        context_parallel: Processes that share the tokens of each instance, for instances that do not fit into one.
         conv_kernel_size: Size of the convolution of the values that is added to the attention; 0 for none.
         instances: Held-out instances that an evaluation scores, at most; they are the same in all runs on the data.
         workers: Processes that make batches ahead; they change nothing but speed.
-        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" is an accelerator where there is one.
         compile: Compile the encoder, and pad every batch to `length`, so that one graph serves all steps.
-        track_error: Also record the error of attention against exact attention, estimated from a few queries.
-        threads: Threads on the CPU; torch's choice if not given.
-        timeout: Seconds that a process waits for the others; then the run ends, and can be resumed.
 
     Returns:
         The folder of the run; the best model is in its folder best, with the tokenizer of the data.
@@ -89,19 +74,16 @@ def pretrain(
         ValueError: A name, number, folder, model, device or precision cannot be used; raised before training.
         FloatingPointError: The loss or a weight is no longer finite.
     """
-    given = {name: value for name, value in locals().items() if name not in ("options", "resume", "to", "changes")}
-    given |= changes.asdict()
+    given = {name: value for name, value in locals().items() if name not in ("options", "to", "changes", "how")}
+    given |= changes.asdict() | {name: value for name, value in asdict(how).items() if name != "resume"}
     given = {name: value for name, value in given.items() if value != _DEFAULTS.get(name)}
     base = find_pretraining(preset)
     check_at_least("workers", workers, 0)
-    check_at_least("timeout", timeout, 1)
-    if threads is not None:
-        check_at_least("threads", threads, 1)
     shown = attention or ("as-it-is" if model else "nystrom")
-    run = RunFolder(Path("runs") / f"pretrain-{preset}-{shown}-seed{seed}" if to is None else Path(to))
-    device = usable_device(device)  # pyright: ignore[reportAssignmentType]
-    precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
-    given |= {"device": device, "precision": precision, "to": run.path}
+    run = RunFolder(Path("runs") / f"pretrain-{preset}-{shown}-seed{how.seed}" if to is None else Path(to))
+    device = usable_device(how.device)
+    how = replace(how, device=device, precision=usable_precision(how.precision, device))
+    given |= {"device": how.device, "precision": how.precision, "to": run.path}
     given |= {f"options.{name}": value for name, value in (options or {}).items()}
 
     from nystrom_lab.training.pretrain.pretrain_model import pretrain_model
@@ -119,18 +101,18 @@ def pretrain(
         length=length,
         sizes=sizes,
         changes=changes.asdict(),
-        accumulation=accumulation,
-        context_parallel=context_parallel,
-        seed=seed,
+        accumulation=how.accumulation,
+        context_parallel=how.context_parallel,
+        seed=how.seed,
         instances=instances,
-        device=device,
-        precision=precision,
+        device=how.device,
+        precision=how.precision,
         compile=compile,
-        track_error=track_error,
-        resume=run.is_resumed(resume),
+        track_error=how.track_error,
+        resume=run.is_resumed(how.resume),
         workers=workers,
-        threads=threads,
-        timeout=timeout,
+        threads=how.threads,
+        timeout=how.timeout,
         words=["pretrain", *_words(given)],
     )
     return run.path
