@@ -596,7 +596,7 @@ def test_low_precision_stays_near_float64(name, options, dtype, tolerance):
 
 def formula_of(attend, inputs, keep=None, key_keep=None, query_keep=None):
     """The plain formula of a Module for one sequence and head, with what it draws and chooses for that sequence."""
-    name, options, device = attend.method, attend.options, DEVICE
+    name, options, device = attend.method, attend.options, torch.device(DEVICE)
 
     def batch(*tensors):
         return [x[None, None] for x in tensors]

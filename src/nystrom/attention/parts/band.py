@@ -96,8 +96,8 @@ def bias_of(may: Bool[Tensor, "*a"], dtype: torch.dtype) -> Float[Tensor, "*a"]:
 
 def attend_blocks(
     q: Float[Tensor, "b h t d"],
-    k: Float[Tensor, "b h t d"],
-    v: Float[Tensor, "b h t e"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
     reach: Reach,
     bias: Float[Tensor, "#b #h l #c k"],
     *tables: Shaped[Tensor, "..."],
@@ -109,9 +109,9 @@ def attend_blocks(
 
     Args:
         q: Queries, a whole number of blocks.
-        k: Keys.
+        k: Keys, those of the queries' tokens or of more on either side.
         v: Values.
-        reach: Gathers what each block attends to (b, l, k, d), from the keys or values of one head (b, t, d), the
+        reach: Gathers what each block attends to (b, l, k, d), from the keys or values of one head (b, s, d), the
             number of the head, and `tables`.
         bias: 0 for those of them that a query may attend to, at least one each, and -inf for the others; c is the
             block's size, or 1 where it is the same for all queries of the block.
@@ -143,8 +143,8 @@ def _attend_head(
     size: int,
     scale: float,
     q: Float[Tensor, "b t d"],
-    k: Float[Tensor, "b t d"],
-    v: Float[Tensor, "b t d"],
+    k: Float[Tensor, "b s d"],
+    v: Float[Tensor, "b s d"],
     bias: Float[Tensor, "#b l #c k"],
     *tables: Shaped[Tensor, "..."],
 ) -> Float[Tensor, "b t d"]:
