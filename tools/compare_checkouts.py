@@ -128,9 +128,9 @@ def main() -> None:
                 repeats=asked.rounds,
                 n=int(n),
                 m=32 if step else 64,
-                sizes="b=32 h=2 d=32 layers=2 kernel=33 threads=1"
+                facts={"b": 32, "h": 2, "d": 32, "layers": 2, "kernel": 33, "threads": 1}
                 if step
-                else f"b=1 h=8 d=64 kernel=33 layout={layout} threads=1",
+                else {"b": 1, "h": 8, "d": 64, "kernel": 33, "layout": layout, "threads": 1},
                 device=cpu_name(),
                 seed=0,
                 command=command,

@@ -109,7 +109,14 @@ def compare_heads(
                 f"{name} training step time",
                 in_turn(calls, rounds=rounds),
                 n=tokens,
-                sizes=f"b={batch} layers={layers} width={width} vocabulary={vocabulary} masked={MASKED} threads=1",
+                facts={
+                    "b": batch,
+                    "layers": layers,
+                    "width": width,
+                    "vocabulary": vocabulary,
+                    "masked": MASKED,
+                    "threads": 1,
+                },
                 command=command_line((*COMMAND, "heads"), compare_heads, asked | {"rounds": (rounds,)}, "rounds"),
             )
     return _written(to, rows)
@@ -163,8 +170,15 @@ def compare_formats(
             assert all(torch.equal(one[name], other[name]) for name in one)
         shared: dict[str, Any] = {
             "n": max_length,
-            "sizes": f"b={batch} layers=2 width=64 samples={samples} threads=1 datasets={version('datasets')} "
-            f"pyarrow={version('pyarrow')}",
+            "facts": {
+                "b": batch,
+                "layers": 2,
+                "width": 64,
+                "samples": samples,
+                "threads": 1,
+                "datasets": version("datasets"),
+                "pyarrow": version("pyarrow"),
+            },
             "command": command_line((*COMMAND, "formats"), compare_formats, asked | {"rounds": (rounds,)}, "rounds"),
         }
         calls: dict[str, Call] = {}
@@ -210,8 +224,8 @@ def compare_tracking(
             calls[name] = lambda layer=layer: [layer(x, x, x)[0].sum().backward() for _ in range(STEPS)]
         found = {name: [each / STEPS for each in seconds] for name, seconds in in_turn(calls, rounds=rounds).items()}
         command = command_line((*COMMAND, "tracking"), compare_tracking, asked | {"rounds": (rounds,)}, "rounds")
-        sizes = f"b={batch} h={heads} d={width // heads} steps={STEPS} threads=1"
-        rows = _rows("layer step time", found, n=tokens, sizes=sizes, command=command)
+        facts = {"b": batch, "h": heads, "d": width // heads, "steps": STEPS, "threads": 1}
+        rows = _rows("layer step time", found, n=tokens, facts=facts, command=command)
     return _written(to, rows)
 
 
@@ -243,7 +257,11 @@ def compare_dropout(*, to: Path, tokens: int = 1024, batch: int = 32, rounds: in
         found = in_turn(calls, rounds=rounds)
         command = command_line((*COMMAND, "dropout"), compare_dropout, asked | {"rounds": (rounds,)}, "rounds")
         rows = _rows(
-            "training step time", found, n=tokens, sizes=f"b={batch} layers=2 width=64 threads=1", command=command
+            "training step time",
+            found,
+            n=tokens,
+            facts={"b": batch, "layers": 2, "width": 64, "threads": 1},
+            command=command,
         )
     return _written(to, rows)
 

@@ -60,7 +60,7 @@ def error_rows(
                         yield new_row(
                             study="gpu errors", quantity=f"relative error of {what}", method=f"nystrom-{backend}",
                             value=float(error), unit="", n=tokens, m=landmarks, dtype=called, seed=0, device=name,
-                            sizes=f"b=1 h={heads} d={width} scale={scale:g}",
+                            facts={"b": 1, "h": heads, "d": width, "scale": f"{scale:g}"},
                             note="" if error.isfinite() else "not finite",
                         )  # fmt: skip
     finally:
@@ -89,7 +89,7 @@ def main() -> None:
         rows = list(error_rows(device=asked.device, dtypes=(dtype,)))
         append_rows(asked.to, rows)
         for row in rows:
-            print(f"{row.dtype:18} {row.sizes.split()[-1]:9} {row.method:15} {row.quantity:25} {row.value:.2e}")
+            print(f"{row.dtype:18} scale={row.facts['scale']:3} {row.method:15} {row.quantity:25} {row.value:.2e}")
 
 
 if __name__ == "__main__":

@@ -112,8 +112,16 @@ def count_kernels(
         device=f"compiled for compute capability {capability} with {multiprocessors} multiprocessors, not run",
         n=tokens,
         m=landmarks,
-        sizes=f"b={batch} h={heads} d={width} kernel={taps} masks={masks} layout=tokens "
-        f"shared_memory_at_most={SHARED_MEMORY[capability]} triton={importlib.metadata.version('triton')}",
+        facts={
+            "b": batch,
+            "h": heads,
+            "d": width,
+            "kernel": taps,
+            "masks": masks,
+            "layout": "tokens",
+            "shared_memory_at_most": SHARED_MEMORY[capability],
+            "triton": importlib.metadata.version("triton"),
+        },
         dtype=dtype,
         command=command,
     )

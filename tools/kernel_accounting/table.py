@@ -41,9 +41,8 @@ def kernel_notes(rows: Sequence[Row], timed: str) -> str:
     found = {(row.method, row.quantity): row.value for row in rows}
     launches, size, memory = (found[method, f"{timed} all {what}"] for what in ("launches", "bytes", "memory"))
     floor = found["floor", f"{timed} all bytes"]
-    sizes = dict(part.split("=", 1) for part in first.sizes.split())
     width = {"float32": 4}.get(first.dtype, 2)
-    inputs = _INPUTS * math.prod(int(sizes[name]) for name in "bhd") * (first.n or 0) * width
+    inputs = _INPUTS * math.prod(int(first.facts[name]) for name in "bhd") * (first.n or 0) * width
     return (
         f"{timed}: {launches:.0f} launches, an operator of torch counted as one"
         + "".join(f"; {found[name, f'{timed} all launches']:.0f} in {name}" for name in others)
@@ -113,5 +112,5 @@ def _cell(what: str, value: float | None) -> str:
 
 def _title(rows: Sequence[Row]) -> str:
     row = rows[0]
-    sizes = " ".join([f"n={row.n}", f"m={row.m}", row.sizes])
+    sizes = f"n={row.n} m={row.m} {row.words}"
     return f"{_method(rows)}, {sizes}, {row.dtype}, {row.device}, torch {row.torch}, commit {row.commit}, {row.date}"

@@ -52,8 +52,7 @@ def bench_runs(words: list[str]) -> None:
 
     arguments = arguments_of(run_runs, words, "bench runs")
     for row in run_runs(**arguments):
-        layout = row.sizes.partition("layout=")[2].split()[0]
-        what = f"n={row.n} {layout:7} {row.method:18} {row.quantity}"
+        what = f"n={row.n} {row.facts['layout']:7} {row.method:18} {row.quantity}"
         spread = f"({row.note})" if row.low is None or row.high is None else f"({row.low:.3f} to {row.high:.3f})"
         print(f"{what:100} {row.value:9.3f} {row.unit:3} {spread}")
     print(f"Rows: {arguments['to'] / 'runs.csv'}")

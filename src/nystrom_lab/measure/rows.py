@@ -5,9 +5,11 @@ with what (torch version, commit) and how (command, seed, date). What was not me
 says why. In a file None is an empty cell and NaN is `nan`; numbers are written in full, so that reading gives back what
 was written.
 
-A file has one header. Rows are appended a group at a time, by any number of processes: each holds a lock on the file
-while it replaces it by a longer one, so that a process that is killed leaves whole groups. For a last line without an
-end, reading and appending raise an error that names file and line.
+A file has one header: the columns that all rows have, then one for each further fact, such as `layer` or `task`, that
+one of its rows has; other rows leave it empty. `pandas.read_csv` takes such a file as it is. Rows are appended a group
+at a time, by any number of processes: each holds a lock on the file while it replaces it by a longer one, so that a
+process that is killed leaves whole groups. For a last line without an end, reading and appending raise an error that
+names file and line.
 
 Needs the standard library only, so that tables and plots of rows need no torch.
 """
@@ -23,11 +25,11 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from nystrom.whole_files import check_folder, write_whole
 
@@ -50,7 +52,6 @@ class Row:
         repeats: Number of measurements.
         n: Tokens; None where there are none.
         m: Landmarks, features or another size that the method names; None where there is none.
-        sizes: The other sizes, such as "b=1 h=8 d=64".
         dtype: Such as "float32".
         seed: Of the random inputs; None where nothing was drawn.
         device: Name of the processor or accelerator.
@@ -60,6 +61,11 @@ class Row:
         date: Day of the measurement, ISO 8601, UTC.
         command: What measured it.
         note: Why it was not measured; otherwise "".
+        facts: What else it is of, by name, such as {"b": "1", "layer": "3"}: columns of their own. Values become text;
+            those that are None or "" are left out.
+
+    Raises:
+        ValueError: A fact has the name of another column.
     """
 
     study: str
@@ -72,7 +78,6 @@ class Row:
     repeats: int
     n: int | None
     m: int | None
-    sizes: str
     dtype: str
     seed: int | None
     device: str
@@ -81,10 +86,31 @@ class Row:
     date: str
     command: str
     note: str
+    facts: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self):
+        if taken := [name for name in self.facts if name in HEADER]:
+            raise ValueError(
+                f"fact {taken[0]!r} of a row is a column of its own; expected none of {', '.join(HEADER)}."
+            )
+        stated = {name: str(value) for name, value in self.facts.items() if value not in (None, "")}
+        object.__setattr__(self, "facts", stated)
+
+    @property
+    def words(self) -> str:
+        """The facts in words, such as "b=1 h=8 d=64"."""
+        return " ".join(f"{name}={value}" for name, value in self.facts.items())
+
+    def fact(self, name: str) -> str:
+        """A fact; "" where the row does not have it."""
+        return self.facts.get(name, "")
+
+    def with_facts(self, **facts: Any) -> "Row":
+        """The row with further facts, or with others of these names; None takes one away."""
+        return replace(self, facts={**self.facts, **facts})
 
 
-HEADER = tuple(field.name for field in fields(Row))
-_HEADER_LINE = f"{','.join(HEADER)}\n".encode()
+HEADER = tuple(each.name for each in fields(Row) if each.name != "facts")
 _NUMBERS = {"value": float, "low": float, "high": float, "repeats": int, "n": int, "m": int, "seed": int}
 _OPTIONAL = ("low", "high", "n", "m", "seed")
 
@@ -102,7 +128,7 @@ def new_row(
     repeats: int = 1,
     n: int | None = None,
     m: int | None = None,
-    sizes: str = "",
+    facts: Mapping[str, Any] | None = None,
     dtype: str = "float32",
     seed: int | None = None,
     command: str | None = None,
@@ -113,12 +139,13 @@ def new_row(
     Args:
         study: See `Row` for this and all that follow.
         value: The number; NaN where it was not measured, with a note.
+        facts: What else it is of, by name; those that are None are left out.
         device: Name of the processor or accelerator; `cpu_name()` for this machine's processor.
         command: What measured it; None means the command that started this process, without the machine's folders.
         note: Why it was not measured.
 
     Raises:
-        ValueError: A value of NaN without a note.
+        ValueError: A value of NaN without a note, or a fact with the name of another column.
     """
     if math.isnan(value) and not note:
         raise ValueError(
@@ -135,7 +162,7 @@ def new_row(
         repeats=repeats,
         n=n,
         m=m,
-        sizes=sizes,
+        facts=facts or {},
         dtype=dtype,
         seed=seed,
         device=device,
@@ -157,12 +184,15 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
     """
     path = Path(path).resolve()
     check_folder(path.parent)
-    text = _lines(rows)
+    new = list(rows)
     with _held(path) as file:
         before = file.read()
-        if before:
-            _check_ends(path, before)
-        write_whole(path, (before or _HEADER_LINE) + text)
+        columns = _columns(path, before) if before else HEADER
+        wanted = _columns_of(new, columns)
+        if not before or len(wanted) > len(columns):
+            write_whole(path, _text([*(_parsed(path, before) if before else ()), *new], wanted))
+        else:
+            write_whole(path, before + _lines(new, columns))
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -172,12 +202,24 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
         ValueError: Its folder cannot be written.
     """
     check_folder(Path(path).parent)
-    write_whole(Path(path), _HEADER_LINE + _lines(rows))
+    those = list(rows)
+    write_whole(Path(path), _text(those, _columns_of(those, HEADER)))
 
 
-def _lines(rows: Iterable[Row]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_cell(value) for value in astuple(row)] for row in rows)
+def _columns_of(rows: Iterable[Row], columns: Sequence[str]) -> tuple[str, ...]:
+    """These columns, and one for each fact of the rows that is not among them."""
+    return tuple(dict.fromkeys([*columns, *(name for row in rows for name in row.facts)]))
+
+
+def _text(rows: Iterable[Row], columns: Sequence[str]) -> bytes:
+    return f"{','.join(columns)}\n".encode() + _lines(rows, columns)
+
+
+def _lines(rows: Iterable[Row], columns: Sequence[str]) -> bytes:
+    text, facts = io.StringIO(), columns[len(HEADER) :]
+    csv.writer(text, lineterminator="\n").writerows(
+        [_cell(getattr(row, name)) for name in HEADER] + [row.fact(name) for name in facts] for row in rows
+    )
     return text.getvalue().encode()
 
 
@@ -204,12 +246,15 @@ def read_rows(path: Path) -> list[Row]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path} is not a file; expected a CSV file of rows.")
-    content = path.read_bytes()
-    _check_ends(path, content)
+    return _parsed(path, path.read_bytes())
+
+
+def _parsed(path: Path, content: bytes) -> list[Row]:
+    columns = _columns(path, content)
     reader = csv.reader(io.StringIO(content.decode(errors="replace"), newline=""))
     next(reader)
     try:
-        return [_row(cells, f"{path}, line {reader.line_num}") for cells in reader]
+        return [_row(cells, columns, f"{path}, line {reader.line_num}") for cells in reader]
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num} is not CSV ({error}): delete that line.") from error
 
@@ -283,31 +328,34 @@ def _commit() -> str:
         return ""
 
 
-def _check_ends(path: Path, content: bytes) -> None:
-    """Raise an error for the content of a file with another header, and for one whose last line has no end."""
+def _columns(path: Path, content: bytes) -> tuple[str, ...]:
+    """The columns of a file of rows; an error for another header, and for a last line that has no end."""
     first = content.partition(b"\n")[0].decode("utf-8", errors="replace").rstrip("\r")
-    if next(csv.reader([first]), []) != list(HEADER):
+    columns = next(csv.reader([first]), [])
+    if columns[: len(HEADER)] != list(HEADER) or len(set(columns)) < len(columns) or "" in columns:
         raise ValueError(
-            f"{path}, line 1 is {first[:80]!r}; expected the header {','.join(HEADER)}: "
+            f"{path}, line 1 is {first[:80]!r}; expected the header {','.join(HEADER)}, and columns of facts after it: "
             "it is no file of rows, or one of another version. Choose another file."
         )
     if not content.endswith(b"\n"):
         lines = content.count(b"\n") + 1
         raise ValueError(f"{path}, line {lines} has no end: writing it was interrupted. Delete that line and go on.")
+    return tuple(columns)
 
 
 def _cell(value: object) -> str:
     return "" if value is None else repr(value) if isinstance(value, float) else str(value)
 
 
-def _row(cells: list[str], place: str) -> Row:
-    if len(cells) != len(HEADER):
-        raise ValueError(f"{place} has {len(cells)} cells; expected {len(HEADER)}: delete that line.")
+def _row(cells: list[str], columns: Sequence[str], place: str) -> Row:
+    if len(cells) != len(columns):
+        raise ValueError(f"{place} has {len(cells)} cells; expected {len(columns)}: delete that line.")
     values: dict[str, str | float | int | None] = {}
-    for name, cell in zip(HEADER, cells, strict=True):
+    for name, cell in zip(HEADER, cells, strict=False):
         try:
             optional = cell == "" and name in _OPTIONAL
             values[name] = None if optional else _NUMBERS[name](cell) if name in _NUMBERS else cell
         except ValueError as error:
             raise ValueError(f"{place} has {name} = {cell!r}; expected a number: delete that line.") from error
-    return Row(**values)  # pyright: ignore[reportArgumentType]
+    further = zip(columns[len(HEADER) :], cells[len(HEADER) :], strict=True)
+    return Row(**values, facts=dict(further))  # pyright: ignore[reportArgumentType]

@@ -47,8 +47,7 @@ def bandwidths(rows: Sequence[Row]) -> list[str]:
 
 def _extra(row: Row, results: int) -> float:
     """Percent of the inputs and the output, which are four tensors of n x d."""
-    sizes = dict(part.split("=", 1) for part in row.sizes.split())
-    one = math.prod(int(sizes[name]) for name in "bhd") * (row.n or 0) * _BYTES[row.dtype]
+    one = math.prod(int(row.facts[name]) for name in "bhd") * (row.n or 0) * _BYTES[row.dtype]
     return 100 * (1e6 * row.value - results * one) / (4 * one)
 
 

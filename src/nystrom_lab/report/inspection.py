@@ -6,7 +6,7 @@ predictions that change.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any
@@ -26,15 +26,9 @@ _COLUMNS, _ACROSS, _LIST = 80, 75, 24
 _BULLET = TextWrapper(_COLUMNS, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
-def exact_sizes(layers: Iterable[int]) -> str:
-    """Layers with exact attention, as the sizes of a row have them; "" for none."""
-    return f"exact={','.join(map(str, layers))}" if (layers := tuple(layers)) else ""
-
-
 def layer_and_head(row: Row) -> tuple[int, int]:
     """The layer and the head of a row."""
-    found = dict(part.split("=") for part in row.sizes.split())
-    return int(found["layer"]), int(found["head"])
+    return int(row.facts["layer"]), int(row.facts["head"])
 
 
 def layer_errors(rows: Sequence[Row]) -> dict[str, dict[int, tuple[float, float, float]]]:
@@ -72,7 +66,7 @@ def inspection_text(rows: Sequence[Row], *, model: str) -> str:
     any_row = next(row for row in rows if row.quantity == ERROR)
     layers = list(next(iter(errors.values())))
     heads = 1 + max(layer_and_head(row)[1] for row in rows if row.quantity == ERROR)
-    sampled = any_row.sizes.rpartition("r=")[2]
+    sampled = any_row.facts["r"]
     texts = "text" if any_row.repeats == 1 else "texts"
     lines = [
         model,
@@ -194,8 +188,8 @@ def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float,
     for error, name in reversed(better):
         said.append(f"{name}: {_short(error)} off, {_cost(times[name], first, times)}.")
     for row in rows:
-        if row.quantity == HIDDEN and row.sizes.startswith("exact="):
-            exact = [int(layer) for layer in row.sizes.removeprefix("exact=").split(",")]
+        if row.quantity == HIDDEN and "exact" in row.facts:
+            exact = [int(layer) for layer in row.facts["exact"].split(",")]
             share = len(exact) / len(errors[row.method])
             time = (1 - share) * times[row.method] + share * times["softmax"]
             said.append(
@@ -228,7 +222,7 @@ def _by_layer(rows: Sequence[Row], quantity: str) -> dict[int, float]:
 
 def _by_method(rows: Sequence[Row], quantity: str) -> dict[str, float]:
     """Values of whole models with one method in all layers."""
-    return {row.method: row.value for row in rows if row.quantity == quantity and not row.sizes.startswith("exact=")}
+    return {row.method: row.value for row in rows if row.quantity == quantity and "exact" not in row.facts}
 
 
 def _mean(values: Sequence[float]) -> float:

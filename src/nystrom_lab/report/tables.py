@@ -165,9 +165,8 @@ def _columns(rows: Sequence[Row]) -> list[str]:
 
 
 def _title(rows: Sequence[Row]) -> str:
-    """What all rows share: sizes, dtype, device, torch, date; of sizes that differ by column, the parts in common."""
-    sizes = list(dict.fromkeys(row.sizes for row in rows))
-    common = [part for part in sizes[0].split() if all(part in other.split() for other in sizes)]
+    """What all rows share: the facts in common, dtype, device, torch, date."""
+    common = [f"{name}={value}" for name, value in rows[0].facts.items() if {row.fact(name) for row in rows} == {value}]
     shared = [
         (row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date) for row in rows
     ]

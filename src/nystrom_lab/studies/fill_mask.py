@@ -71,7 +71,7 @@ def _measure(model: Path, folder: Path) -> Iterable[Row]:
             method="nystrom",
             value=filling.probability,
             unit="",
-            sizes=f"rank={filling.rank} word={filling.token}",
+            facts={"rank": filling.rank, "word": filling.token},
             device=cpu_name(),
         )
         for filling in fillings
@@ -80,8 +80,8 @@ def _measure(model: Path, folder: Path) -> Iterable[Row]:
 
 def _filled(rows: Sequence[Row]) -> list[tuple[str, float]]:
     """Words and scores, the most probable first."""
-    ranked = sorted(rows, key=lambda row: int(row.sizes.partition("rank=")[2].partition(" ")[0]))
-    return [(row.sizes.partition("word=")[2], row.value) for row in ranked]
+    ranked = sorted(rows, key=lambda row: int(row.facts["rank"]))
+    return [(row.facts["word"], row.value) for row in ranked]
 
 
 def _tables(rows: Sequence[Row]) -> Sequence[Table]:

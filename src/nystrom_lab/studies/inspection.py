@@ -21,14 +21,13 @@ from nystrom_lab.report.inspection import (
     RESIDUAL,
     TIME,
     VARIATION,
-    exact_sizes,
 )
 
 
 def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row]:
     """The rows of an inspection, of the study "inspect".
 
-    `low` and `high` are the ends of intervals at 95 %. Sizes name the layer and the head, from 0, and under `exact` the
+    `low` and `high` are the ends of intervals at 95 %. Facts name the layer and the head, from 0, and under `exact` the
     layers that had exact attention; `r` is how many queries were sampled of each text.
 
     Args:
@@ -49,7 +48,7 @@ def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row
     )
     rows = []
     for layer in found.layers:
-        place = f"layer={layer.layer}", f"r={found.num_queries}"
+        place = layer.layer, found.num_queries
         for quantity, unit, estimate in (
             (ENTROPY, "nats", layer.entropy), (DISTANCE, "tokens", layer.distance), (NEAR, "", layer.near)
         ):  # fmt: skip
@@ -65,10 +64,10 @@ def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row
     for name, whole in found.whole.items():
         mine = replace(blank, method=name, m=sizes[name])
         for layers, result in (((), whole), *([found.mended[name]] if name in found.mended else [])):
-            those = exact_sizes(layers)
-            rows.append(replace(mine, quantity=HIDDEN, value=result.error, sizes=those))
+            those = mine.with_facts(exact=",".join(map(str, layers)))
+            rows.append(replace(those, quantity=HIDDEN, value=result.error))
             if result.changed is not None:
-                rows.append(replace(mine, quantity=CHANGED, value=result.changed, sizes=those))
+                rows.append(replace(those, quantity=CHANGED, value=result.changed))
     for name, time in found.seconds.items():
         rows.append(
             replace(blank, quantity=TIME, method=name, m=sizes.get(name), value=1e3 * time, unit="ms", repeats=1)
@@ -84,18 +83,17 @@ def plan_rows(plan: AttentionPlan, blank: Row) -> list[Row]:
         blank: A row of the inspection; where and on what it was measured is the plan's, too.
     """
     found = plan.found
-    mine = replace(
-        blank, method=PLAN, m=None, low=None, high=None, unit="", note="", sizes=f"budget={found['budget']:g}"
-    )
+    mine = replace(blank, method=PLAN, m=None, low=None, high=None, unit="", note="", facts={})
+    mine = mine.with_facts(budget=f"{found['budget']:g}")
     rows = [replace(mine, quantity=HIDDEN, value=found["error"])]
     if found["changed predictions"] is not None:
         rows.append(replace(mine, quantity=CHANGED, value=found["changed predictions"]))
     return [*rows, replace(mine, quantity=TIME, value=found["mean ms of a layer's attention"], unit="ms", repeats=1)]
 
 
-def _of_heads(row: Row, values: Estimate | Tensor, place: tuple[str, str]) -> Iterator[Row]:
+def _of_heads(row: Row, values: Estimate | Tensor, place: tuple[int, int]) -> Iterator[Row]:
     layer, sampled = place
     all_of = values if isinstance(values, Estimate) else Estimate(values, values, values)
     for head, (value, low, high) in enumerate(zip(*(part.tolist() for part in all_of), strict=True)):
         ends = {"low": low, "high": high} if isinstance(values, Estimate) else {}
-        yield replace(row, value=value, sizes=f"{layer} head={head} {sampled}", **ends)
+        yield replace(row, value=value, **ends).with_facts(layer=layer, head=head, r=sampled)

@@ -10,8 +10,9 @@ A row of a training records the command that reproduces it alone, whether a grid
 import math
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ class Place(NamedTuple):
         device: "cpu" or "cuda".
         precision: The precision of the computation.
         seed: Of the training; None where the model came from elsewhere.
-        settings: The preset of the training and what was changed of it, see `setting_words`; "" where the model came
+        facts: The preset of the training and what was changed of it, see `setting_facts`; none where the model came
             from elsewhere.
         command: The command that produced it; None for the command that started this process.
     """
@@ -40,11 +41,11 @@ class Place(NamedTuple):
     device: str
     precision: str
     seed: int | None
-    settings: str = ""
+    facts: Mapping[str, object] = MappingProxyType({})
     command: str | None = None
 
 
-def setting_words(settings: Settings) -> str:
+def setting_facts(settings: Settings) -> dict[str, object]:
     """A preset and its changes, except for the size in the method's name: they distinguish runs."""
     _, size = sized_name(settings.attention, settings.options)
     named = set() if size is None else {f"options.{name}" for name in SIZES[settings.attention][0]}
@@ -54,7 +55,7 @@ def setting_words(settings: Settings) -> str:
     if settings.pooled_norm != "none" and settings.part_size != settings.batch_size:
         # Its mean and variance are those of the samples that a process takes at a time.
         changed["part_size"] = settings.part_size
-    return " ".join(f"{name}={value}" for name, value in {"preset": settings.preset, **changed}.items())
+    return {"preset": settings.preset, **changed}
 
 
 def command_line(words: Sequence[str], processes: int) -> str:
@@ -78,7 +79,7 @@ def result_row(
     spread: tuple[float, float] | tuple[None, None] = (None, None),
     repeats: int = 1,
     study: str | None = None,
-    sizes: str = "",
+    facts: Mapping[str, object] | None = None,
 ) -> Row:
     """A number that belongs to a trained model.
 
@@ -91,10 +92,10 @@ def result_row(
         spread: Its spread; the quantity says which.
         repeats: Number of measurements.
         study: Name of the study; training on the model's task if not given.
-        sizes: Sizes in addition to those of the model.
+        facts: In addition to the sizes of the model.
     """
     method, size = sized_name(config.attention, config.attention_options)
-    model = f"layers={config.num_hidden_layers} width={config.hidden_size} heads={config.num_attention_heads}"
+    model = {"layers": config.num_hidden_layers, "width": config.hidden_size, "heads": config.num_attention_heads}
     return new_row(
         study=f"train {config.task}" if study is None else study,
         quantity=quantity,
@@ -106,7 +107,7 @@ def result_row(
         repeats=repeats,
         n=config.max_position_embeddings,
         m=size,
-        sizes=" ".join(filter(None, (model, place.settings, sizes))),
+        facts={**model, **place.facts, **(facts or {})},
         dtype=place.precision,
         seed=place.seed,
         device=torch.cuda.get_device_name() if place.device == "cuda" else cpu_name(),

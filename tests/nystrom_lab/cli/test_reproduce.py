@@ -42,7 +42,7 @@ def gathered(tmp_path):
     file = tmp_path / "rows.csv"
     shared = {"study": "inspect-calibration", "method": "near_far", "unit": "", "n": 512, "m": 128, "device": "a CPU"}
     rows = [
-        new_row(quantity=quantity, value=0.96, sizes="texts=4 part=near_far", command="nystrom", **shared)
+        new_row(quantity=quantity, value=0.96, facts={"texts": 4, "part": "near_far"}, command="nystrom", **shared)
         for quantity in ("within 20 %", "held by the interval")
     ]
     append_rows(file, rows)

@@ -1,3 +1,4 @@
+import csv
 import datetime
 import importlib.metadata
 import importlib.util
@@ -24,7 +25,7 @@ def a_row(**changes):
 
 def test_what_is_written_is_what_is_read(tmp_path):
     rows = [
-        a_row(low=0.1, high=1e-300, repeats=7, n=512, m=64, sizes="b=1 h=8", seed=0),
+        a_row(low=0.1, high=1e-300, repeats=7, n=512, m=64, facts={"b": 1, "h": 8}, seed=0),
         a_row(method='a "quoted", name', note="two\nlines; ünïcode"),
         a_row(value=math.inf, n=None, command="nystrom bench efficiency --lengths 512"),
     ]
@@ -51,6 +52,39 @@ def test_the_header_is_written_once_and_folders_are_made(tmp_path):
     append_rows(path, [a_row(), a_row()])
     lines = path.read_text().splitlines()
     assert [line == ",".join(HEADER) for line in lines] == [True, False, False, False]
+
+
+def test_facts_are_columns_and_a_new_one_is_added_to_all_rows(tmp_path):
+    path = tmp_path / "rows.csv"
+    rows = [a_row(facts={"b": 1, "layer": 3}), a_row(), a_row(facts={"task": "a, b", "b": 2}), a_row(facts={"b": 4})]
+    append_rows(path, rows[:2])
+    append_rows(path, rows[2:3])
+    append_rows(path, rows[3:])
+    first, *lines = csv.reader(path.open(newline=""))
+    assert first == [*HEADER, "b", "layer", "task"]
+    assert [line[len(HEADER) :] for line in lines] == [["1", "3", ""], ["", "", ""], ["2", "", "a, b"], ["4", "", ""]]
+    assert read_rows(path) == rows
+    assert [row.words for row in rows[:2]] == ["b=1 layer=3", ""]
+
+
+def test_a_fact_that_is_none_is_left_out_and_taken_away():
+    row = a_row(facts={"b": 1, "plan": None, "word": ""})
+    assert row.facts == {"b": "1"}
+    assert row.with_facts(b=None, layer=0).facts == {"layer": "0"}
+    assert (row.fact("b"), row.fact("layer")) == ("1", "")
+
+
+def test_a_fact_with_the_name_of_another_column_is_refused():
+    with pytest.raises(ValueError, match="fact 'seed' of a row is a column of its own"):
+        a_row(facts={"seed": 3})
+
+
+@pytest.mark.parametrize("further", [",b,b", ",,b", ",note"])
+def test_columns_of_one_name_are_no_header(tmp_path, further):
+    path = tmp_path / "rows.csv"
+    path.write_text(",".join(HEADER) + further + "\n")
+    with pytest.raises(ValueError, match=r"rows\.csv, line 1 .* expected the header"):
+        read_rows(path)
 
 
 def test_an_empty_file_gets_its_header(tmp_path):
@@ -91,7 +125,7 @@ def test_a_line_of_another_length_is_named(tmp_path):
     append_rows(path, [a_row()])
     with path.open("a") as file:
         file.write("1,2,3\n")
-    with pytest.raises(ValueError, match=r"rows\.csv, line 3 has 3 cells; expected 19"):
+    with pytest.raises(ValueError, match=r"rows\.csv, line 3 has 3 cells; expected 18"):
         read_rows(path)
 
 

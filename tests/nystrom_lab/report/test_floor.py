@@ -7,7 +7,13 @@ from nystrom_lab.report.tables import study_markdown
 
 def row(quantity, value, method, n=1000, dtype="bfloat16"):
     unit = {"time": "ms", "memory": "MB", "bandwidth": "GB/s"}[quantity.split()[-1]]
-    words = {"device": "a GPU", "sizes": "b=2 h=5 d=10 kernel=33", "n": n, "dtype": dtype, "command": "bench"}
+    words = {
+        "device": "a GPU",
+        "facts": {"b": 2, "h": 5, "d": 10, "kernel": 33},
+        "n": n,
+        "dtype": dtype,
+        "command": "bench",
+    }
     return new_row(study="efficiency", quantity=quantity, value=value, method=method, unit=unit, **words)
 
 

@@ -29,16 +29,20 @@ def rows_of(errors, hidden=None, times=None, exact=(), changed=None):
     """Errors by method, layer by layer; two heads a layer, .01 below and above."""
     rows = [
         replace(ROW, method=method, value=error + off, low=error + off - 0.02, high=error + off + 0.02,
-                sizes=f"layer={layer} head={head} r=128")
+                facts={"layer": layer, "head": head, "r": 128})
         for method, layers in errors.items() for layer, error in enumerate(layers)
         for head, off in enumerate((-0.01, 0.01))
     ]  # fmt: skip
     for quantity in (ENTROPY, DISTANCE, NEAR, RANK):
         for layer in range(len(next(iter(errors.values())))):
-            rows += [replace(ROW, quantity=quantity, method="softmax", value=0.5, sizes=f"layer={layer} head=0 r=128")]
+            facts = {"layer": layer, "head": 0, "r": 128}
+            rows += [replace(ROW, quantity=quantity, method="softmax", value=0.5, facts=facts)]
     rows += [replace(ROW, quantity=HIDDEN, method=name, value=value) for name, value in (hidden or {}).items()]
     rows += [replace(ROW, quantity=CHANGED, method=name, value=value) for name, value in (changed or {}).items()]
-    rows += [replace(ROW, quantity=HIDDEN, method=name, value=error, sizes=layers) for name, layers, error in exact]
+    rows += [
+        replace(ROW, quantity=HIDDEN, method=name, value=error, facts={"exact": layers})
+        for name, layers, error in exact
+    ]
     times = {"softmax": 2.0} | dict.fromkeys(errors, 1.0) | (times or {})
     return rows + [replace(ROW, quantity=TIME, method=name, value=value) for name, value in times.items()]
 
@@ -65,7 +69,7 @@ def test_a_near_method_is_to_be_kept():
 def test_ways_out_have_their_error_and_time():
     errors = {"nystrom-64": [0.5, 0.2, 0.6], "nystrom-256": [0.3, 0.1, 0.3], "linear": [1.0, 1.0, 1.0]}
     hidden = {"nystrom-64": 0.5, "nystrom-256": 0.2, "linear": 0.9}
-    _, advice = said(errors, hidden, {"nystrom-256": 3.0}, exact=[("nystrom-64", "exact=0,2", 0.12)])
+    _, advice = said(errors, hidden, {"nystrom-256": 3.0}, exact=[("nystrom-64", "0,2", 0.12)])
     assert "nystrom-64 serves layers 0 2 badly, and hidden states are 0.500 off." in advice
     assert "nystrom-256: 0.200 off, at 3.00 times the time of nystrom-64, slower than exact attention here." in advice
     # A third of the layers at 1, two thirds at 2.

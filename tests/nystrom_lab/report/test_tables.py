@@ -16,7 +16,13 @@ PAPER = {
 
 
 def a_row(method, n, quantity, value, unit, **changes):
-    fields = {"study": "efficiency", "repeats": 7, "sizes": "b=1 h=8", "device": "a GPU", "command": "nystrom bench"}
+    fields = {
+        "study": "efficiency",
+        "repeats": 7,
+        "facts": {"b": 1, "h": 8},
+        "device": "a GPU",
+        "command": "nystrom bench",
+    }
     return new_row(
         **{**fields, "method": method, "n": n, "quantity": quantity, "value": value, "unit": unit, **changes}
     )

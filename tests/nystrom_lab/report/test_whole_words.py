@@ -48,9 +48,9 @@ def test_commands_print_whole_numbers(command, columns, tmp_path, monkeypatch, c
     monkeypatch.setenv("COLUMNS", columns)
     rows = {
         "lra": new_row(study="train listops", quantity="test accuracy", method="softmax", value=0.371, unit="",
-                       repeats=2000, sizes="layers=2 preset=demo", seed=0, device="cpu"),
+                       repeats=2000, facts={"layers": 2, "preset": "demo"}, seed=0, device="cpu"),
         "report": new_row(study="training", quantity="step time", method="softmax", value=371.5, unit="ms", n=2000,
-                          sizes="task=listops", device="cpu", low=370.0, high=372.0),
+                          facts={"task": "listops"}, device="cpu", low=370.0, high=372.0),
     }  # fmt: skip
     append_rows(tmp_path / "rows.csv", [rows[command[0]]])
     assert main([*command, str(tmp_path / "rows.csv")]) == 0

@@ -20,7 +20,7 @@ def rows():
     """What the post printed."""
     common = {"study": "blog", "quantity": "score of a word", "method": "nystrom", "unit": "", "device": "cpu"}
     return [
-        new_row(value=value, sizes=f"rank={rank} word={word}", **common)
+        new_row(value=value, facts={"rank": rank, "word": word}, **common)
         for rank, (word, value) in enumerate(PRINTED.items(), start=1)
     ]
 
@@ -45,7 +45,7 @@ def test_the_posts_own_words_and_scores_agree_and_others_do_not(rows):
     assert word(rows) == word(rows[::-1]) == "agrees"
     assert word([replace(rows[0], value=rows[0].value + 0.0004), *rows[1:]]) == "agrees"
     assert word([replace(rows[0], value=rows[0].value + 0.0006), *rows[1:]]) == "does not agree"
-    swapped = [replace(row, sizes=row.sizes.replace("name", "town")) for row in rows]
+    swapped = [row.with_facts(word=row.facts["word"].replace("name", "town")) for row in rows]
     assert word(swapped) == "does not agree"
 
 

@@ -47,6 +47,6 @@ def test_a_model_with_exact_attention_where_it_is_badly_served_has_its_own_row(b
     for name, (layers, mended) in found.mended.items():
         badly = [layer.layer for layer in found.layers if layer.methods[name].error.mean > 0.3]
         assert list(layers) == badly
-        (row,) = (row for row in inspection_rows(found) if (row.quantity, row.method) == (HIDDEN, name) and row.sizes)
-        assert row.sizes == "exact=" + ",".join(map(str, layers))
+        (row,) = (row for row in inspection_rows(found) if (row.quantity, row.method) == (HIDDEN, name) and row.words)
+        assert row.words == "exact=" + ",".join(map(str, layers))
         assert row.value == mended.error < found.whole[name].error

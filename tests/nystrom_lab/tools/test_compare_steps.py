@@ -76,7 +76,7 @@ def test_our_folders_are_compared_with_arrow(tmp_path):
         for what in ("loading time of a batch", "training step time, loading included")
         for choice in ("Arrow", "prepared folder", "Arrow / prepared folder")
     ]
-    assert all(" datasets=" in row.sizes and row.value > 0 for row in rows)
+    assert all(" datasets=" in row.words and row.value > 0 for row in rows)
 
 
 @pytest.mark.skipif(HAS_DATASETS, reason="datasets is installed")

@@ -109,7 +109,7 @@ def test_verdicts_and_figures_are_written_again_from_rows(tmp_path):
         folder.mkdir(parents=True)
     made = [
         new_row(study=name, quantity="listops test accuracy", method=method, value=value, unit="", n=100, repeats=2000,
-                sizes="layers=2 preset=demo part=a", seed=0, device="a CPU", command="nystrom train")
+                facts={"layers": 2, "preset": "demo", "part": "a"}, seed=0, device="a CPU", command="nystrom train")
         for method, value in (("softmax", 0.4), ("nystrom-32", 0.3))
     ]  # fmt: skip
     append_rows(results / "reproduce-trained-small_a-cpu_2026-01-02.csv", made)

@@ -59,7 +59,7 @@ def test_its_weights_go_into_the_model_and_the_head_is_that_of_a_run_from_nothin
     settings = json.loads((run / "run.json").read_text())["settings"]
     assert (settings["preset"], settings["model"]) == ("demo", str(pretrained))
     row = read_rows(run / "rows.csv")[0]
-    assert f"model={settings['weights']}" in row.sizes
+    assert f"model={settings['weights']}" in row.words
     assert "--model best" in row.command
 
 

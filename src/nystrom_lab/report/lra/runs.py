@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from nystrom_lab.measure.rows import Row
 
 FIRST_OPERATOR = "first operator of test"
+# Facts of a run's rows that its preset and its changes say already.
+OF_MODEL = ("layers", "width", "heads")
 
 
 @dataclass(frozen=True)
@@ -131,5 +133,5 @@ def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Accuracy:
 
 def line_of(row: Row) -> Line:
     """The line of the table that a row belongs to."""
-    _, named, rest = row.sizes.partition("preset=")
-    return Line(row.method, ", ".join(rest.split()) if named else "")
+    changes = [f"{name}={value}" for name, value in sorted(row.facts.items()) if name not in ("preset", *OF_MODEL)]
+    return Line(row.method, ", ".join([row.facts["preset"], *changes]) if "preset" in row.facts else "")

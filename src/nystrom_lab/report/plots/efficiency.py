@@ -76,7 +76,7 @@ def efficiency_figure(rows: Sequence[Row]) -> "Figure":
         panels[-1][column].set_xlabel("tokens n")
         panels[-1][column].legend(loc="upper center", bbox_to_anchor=(0.5, -0.32), ncols=2, handlelength=3)
     first = measured[0]
-    figure.suptitle(f"{first.sizes}, {first.dtype}, {first.device}\nlines: medians; bands: quartiles", fontsize=7.5)
+    figure.suptitle(f"{first.words}, {first.dtype}, {first.device}\nlines: medians; bands: quartiles", fontsize=7.5)
     return figure
 
 

@@ -86,7 +86,7 @@ def draw_sizes(rows: Sequence[Row], family: Callable[[str], str]) -> "Figure":
         if row.quantity == ERROR and row.m is not None:
             layers.setdefault(row.method, []).append(row)
     panels = {"outputs of the heads": [_spread(those) for those in layers.values()]}
-    whole = [row for row in rows if row.quantity == HIDDEN and not row.sizes and row.m is not None]
+    whole = [row for row in rows if row.quantity == HIDDEN and not row.facts and row.m is not None]
     if whole:
         panels["hidden states after the last layer"] = [replace(row, low=row.value, high=row.value) for row in whole]
     named = {title: [replace(row, method=family(row.method)) for row in those] for title, those in panels.items()}
@@ -137,4 +137,4 @@ def _spread(rows: Sequence[Row]) -> Row:
     """Heads of all layers as one row."""
     values = [row.value for row in rows]
     low, _, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    return replace(rows[0], value=sum(values) / len(values), low=low, high=high, sizes="")
+    return replace(rows[0], value=sum(values) / len(values), low=low, high=high, facts={})

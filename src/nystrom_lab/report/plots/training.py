@@ -53,7 +53,7 @@ def training_figure(rows: Sequence[Row]) -> "Figure":
         raise ValueError("rows hold no measurement; expected at least one value that is not NaN.")
     tasks = list(dict.fromkeys(row.quantity.partition(" ")[0] for row in rows))
     methods = list(dict.fromkeys(row.method for row in rows))
-    sizes = {row.quantity.partition(" ")[0]: f"n = {row.n}, {row.sizes.split()[0]}" for row in rows}
+    sizes = {row.quantity.partition(" ")[0]: f"n = {row.n}, b={row.facts['b']}" for row in rows}
     figure = figure_of(PAGE, 1.1 + 0.36 * len(methods))
     panels = figure.subplots(2, len(tasks), squeeze=False, sharex="row", sharey=True)
     for line, what in zip(panels, ("time", "memory"), strict=True):

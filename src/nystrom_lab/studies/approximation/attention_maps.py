@@ -37,7 +37,7 @@ from nystrom_lab.report.plots.maps import draw_maps
 from nystrom_lab.report.summary import Table, Verdict
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, find_heads
-from nystrom_lab.studies.approximation.real_heads.selection import only_row, over_layers, rows_of, word_of
+from nystrom_lab.studies.approximation.real_heads.selection import only_row, over_layers, rows_of
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Plan, Setting, Study
 
@@ -73,10 +73,10 @@ def _measure(heads: LayerHeads, folder: Path) -> Iterable[Row]:
     for method, m in _METHODS.items():
         kept = {"n": s.shape[-1], "m": m, "dtype": "float64"}
         for quantity, values in found[method].items():
-            yield spread_row(quantity, method, values, sizes=heads.sizes, **kept)
+            yield spread_row(quantity, method, values, facts=heads.facts, **kept)
             for head in heads.shown if quantity in _MEASURES else ():
-                sizes = f"layer={heads.layer + 1} head={head + 1}"
-                yield spread_row(f"{quantity} of one head", method, values[0, head], sizes=sizes, **kept)
+                facts = {"layer": heads.layer + 1, "head": head + 1}
+                yield spread_row(f"{quantity} of one head", method, values[0, head], facts=facts, **kept)
 
 
 def similarity(
@@ -104,7 +104,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
             lines.append([weights, quantity, *cells])
     shown = []
     for first in rows_of(rows, f"{_COSINE} of one head"):
-        words = {name: word_of(first, name) for name in ("layer", "head")}
+        words = {name: first.fact(name) for name in ("layer", "head")}
         cells = [_only(rows, f"{quantity} of one head", first.method, **words).value for quantity in _MEASURES]
         shown.append([first.method, *words.values(), *(f"{cell:.3f}" for cell in cells)])
     heads = [

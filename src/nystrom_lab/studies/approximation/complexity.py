@@ -90,8 +90,8 @@ def count_rows(n: int, sizes: Sequence[int]) -> Iterable[Row]:
 
     def row(quantity: str, method: str, value: float, m: int | None) -> Row:
         return new_row(
-            study="", quantity=quantity, method=method, value=value, unit="", n=n, m=m, sizes=f"b=1 h=1 d={_WIDTH}",
-            seed=0, device=cpu_name(),
+            study="", quantity=quantity, method=method, value=value, unit="", n=n, m=m,
+            facts={"b": 1, "h": 1, "d": _WIDTH}, seed=0, device=cpu_name(),
         )  # fmt: skip
 
     for method, m in _cells(n, sizes):

@@ -55,12 +55,12 @@ def true_inverse(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
 
 def convergence_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterable[Row]:
     """All that is measured of the heads of some layers with m landmarks."""
-    n, sizes = layers[0].q.shape[2], f"weights={layers[0].weights}"
+    n, facts = layers[0].q.shape[2], {"weights": layers[0].weights}
     exact = _flat([landmark_matrix(each, m) for each in layers])
     inverse = true_inverse(exact)
-    yield spread_row(CONDITION, "softmax", _condition(exact), n=n, m=m, sizes=sizes, dtype="float64", median=True)
+    yield spread_row(CONDITION, "softmax", _condition(exact), n=n, m=m, facts=facts, dtype="float64", median=True)
     regular = (_condition(exact) * m * torch.finfo(torch.float64).eps < 1).double()
-    yield spread_row(REGULAR, "paper", regular, n=n, m=m, sizes=f"{sizes} k=0", dtype="float64")
+    yield spread_row(REGULAR, "paper", regular, n=n, m=m, facts={**facts, "k": 0}, dtype="float64")
     for dtype in (torch.float64, torch.float32):
         a, name = [landmark_matrix(each, m, dtype) for each in layers], str(dtype).removeprefix("torch.")
         for z0 in STARTS:
@@ -68,9 +68,9 @@ def convergence_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterab
             z = _flat([start_value(each, z0=z0) for each in a])
             begun = matrix_norm(exact @ (inverse - z.double()), ord=2)
             for quantity, below in ((STARTS_BELOW, residual(_flat(a), z) < 1), (LEMMA_HOLDS_AT_START, begun < 1)):
-                yield spread_row(quantity, z0, below.double(), n=n, m=m, sizes=f"{sizes} k=0", dtype=name)
+                yield spread_row(quantity, z0, below.double(), n=n, m=m, facts={**facts, "k": 0}, dtype=name)
         for quantity, found in _gaps(exact, inverse, pinv_ridge(_flat(a)).double()).items():
-            yield spread_row(quantity, "ridge", found, n=n, m=m, sizes=sizes, dtype=name, median=True)
+            yield spread_row(quantity, "ridge", found, n=n, m=m, facts=facts, dtype=name, median=True)
         for quantity, k, found in _steps(
             [each[:1] for each in a], [landmark_matrix(each, m)[:1] for each in layers], steps
         ):
@@ -80,7 +80,7 @@ def convergence_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterab
                 found,
                 n=n,
                 m=m,
-                sizes=f"{sizes} {k}".strip(),
+                facts={**facts, "k": k},
                 dtype=name,
                 median=quantity not in (NEAR, CUBED),
             )
@@ -88,7 +88,7 @@ def convergence_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterab
 
 def _steps(
     layers: Sequence[Float[Tensor, "b h m m"]], exactly: Sequence[Float[Tensor, "b h m m"]], steps: int
-) -> Iterable[tuple[str, str, Tensor]]:
+) -> Iterable[tuple[str, int | None, Tensor]]:
     """What is measured after each number of iterations, as quantity, step and values; Lemma 1 in float64 alone."""
     a, exact = _flat(layers), _flat(exactly)
     inverse, z, errors = true_inverse(exact), start_value(a), []
@@ -96,14 +96,14 @@ def _steps(
         z = iterate(a, z, 1) if k else z
         gaps = _gaps(exact, inverse, z.double())
         for quantity, found in (*gaps.items(), (NEAR, (gaps[DISTANCE] <= NEAR_ENOUGH).double())):
-            yield quantity, f"k={k}", found
+            yield quantity, k, found
         if a.dtype == torch.float64:
             errors.append(matrix_norm(exact @ (inverse - z), ord=2))
     if errors:
         rounding = 10 * a.shape[-1] * torch.finfo(torch.float64).eps * _condition(exact)
         for quantity, found in zip((CUBED, ORDER), lemma(torch.stack(errors), rounding), strict=True):
             if found.numel():
-                yield quantity, "", found
+                yield quantity, None, found
 
 
 def _condition(a: Float[Tensor, "t m m"]) -> Float[Tensor, " t"]:
@@ -112,14 +112,14 @@ def _condition(a: Float[Tensor, "t m m"]) -> Float[Tensor, " t"]:
 
 def attention_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterable[Row]:
     """Errors of the attention matrices that Z_k, and the true pseudoinverse, give."""
-    found: dict[tuple[str, str], list[Tensor]] = {}
+    found: dict[tuple[str, int | None], list[Tensor]] = {}
     for heads in layers:
         s, a = heads.softmax(), landmark_matrix(heads, m)
         left, right = softmax_rows(heads.q, segment_means(heads.k, m)), softmax_rows(segment_means(heads.q, m), heads.k)
         z = start_value(a)
-        inverses = {("exact", ""): true_inverse(a)}
+        inverses: dict[tuple[str, int | None], Tensor] = {("exact", None): true_inverse(a)}
         for k in range(steps + 1):
-            inverses["paper", f" k={k}"] = z
+            inverses["paper", k] = z
             z = iterate(a, z, 1)
         for key, each in inverses.items():
             error = matrix_norm(left @ each @ right - s) / matrix_norm(s)
@@ -127,8 +127,8 @@ def attention_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterable
     n = layers[0].q.shape[2]
     for (method, k), errors in found.items():
         values = torch.cat(errors)
-        sizes = f"weights={layers[0].weights}{k}"
-        yield spread_row(MATRIX, method, values, n=n, m=m, sizes=sizes, dtype="float64", median=True)
+        facts = {"weights": layers[0].weights, "k": k}
+        yield spread_row(MATRIX, method, values, n=n, m=m, facts=facts, dtype="float64", median=True)
 
 
 def lemma(errors: Float[Tensor, "k t"], rounding: Float[Tensor, " t"]) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,6 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import COLOURS, PAGE, REFERENCE, figure_of, plain_numbers
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
-from nystrom_lab.studies.approximation.real_heads.selection import word_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,15 +27,13 @@ KERNELS = ("gaussian", "matern52", "matern32", "laplace")
 
 def head_of(row: Row) -> str:
     """Which head a row is of, for people, such as "pretrained, layer 1, first"."""
-    return f"{word_of(row, 'weights')}, layer {int(word_of(row, 'layer')) + 1}, {word_of(row, 'head')}"
+    return f"{row.fact('weights')}, layer {int(row.fact('layer')) + 1}, {row.fact('head')}"
 
 
 def values_of(rows: Sequence[Row], quantity: str, method: str) -> dict[tuple[str, str], float]:
     """Values by head and epsilon."""
     return {
-        (head_of(row), word_of(row, "eps")): row.value
-        for row in rows
-        if row.quantity == quantity and row.method == method
+        (head_of(row), row.fact("eps")): row.value for row in rows if row.quantity == quantity and row.method == method
     }
 
 
@@ -119,7 +116,7 @@ def lengths_of(rows: Sequence[Row], eps: float = SCORED) -> dict[str, dict[int, 
     """Statistical dimensions by head and length."""
     found: dict[str, dict[int, float]] = {}
     for row in rows:
-        if row.method == "lengths" and word_of(row, "eps") == str(eps) and row.n:
+        if row.method == "lengths" and row.fact("eps") == str(eps) and row.n:
             found.setdefault(head_of(row), {})[row.n] = row.value
     return found
 
@@ -213,11 +210,11 @@ def _shares(axes: "Axes", rows: Sequence[Row], weights: str) -> None:
         return
     head = sorted(dimension, key=lambda each: dimension[each])[(len(dimension) - 1) // 2]
     those = [row for row in rows if row.method == "uniform" and row.m and head_of(row) == head]
-    epsilons = sorted({word_of(row, "eps") for row in those if row.quantity == ABOVE}, key=float)
+    epsilons = sorted({row.fact("eps") for row in those if row.quantity == ABOVE}, key=float)
     for place, eps in enumerate(epsilons):
         colour = matplotlib.colormaps["viridis"](0.9 * place / max(1, len(epsilons) - 1))
         for quantity, style in ((ABOVE, "-"), (ORDERED, "--")):
-            line = [row for row in those if row.quantity == quantity and word_of(row, "eps") == eps]
+            line = [row for row in those if row.quantity == quantity and row.fact("eps") == eps]
             heights = [row.value if quantity == ABOVE else 1 - row.value for row in line]
             label = f"ε = {eps}" if quantity == ABOVE else None
             axes.plot([row.m or 0 for row in line], heights, style, color=colour, label=label)

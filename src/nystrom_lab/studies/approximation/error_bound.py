@@ -39,7 +39,7 @@ from nystrom_lab.report.plots.bands import draw_bands
 from nystrom_lab.report.summary import Table, Verdict
 from nystrom_lab.studies.approximation.convergence import landmark_matrix
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, RealHeads, find_heads
-from nystrom_lab.studies.approximation.real_heads.selection import rows_of, step_of, word_of
+from nystrom_lab.studies.approximation.real_heads.selection import rows_of, step_of
 from nystrom_lab.studies.reproduce.encoders import Weights
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
@@ -81,7 +81,7 @@ def _measure_proposition(real: RealHeads, weights: Weights, folder: Path) -> Ite
                 values,
                 n=outputs[0].shape[2],
                 m=m,
-                sizes=f"weights={weights} inverse={kind}",
+                facts={"weights": weights, "inverse": kind},
                 dtype="float64",
                 median=quantity != _WITHIN,
             )
@@ -105,7 +105,7 @@ def _measure_lemma(real: RealHeads, weights: Weights, folder: Path) -> Iterable[
                 values,
                 n=_TOKENS,
                 m=_TOKENS,
-                sizes=f"weights={weights} k={step}",
+                facts={"weights": weights, "k": step},
                 dtype="float64",
                 median=quantity != _ALL_WITHIN,
             )
@@ -144,7 +144,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
     first, second = [], []
     for weights in WEIGHTS:
         for row in rows_of(rows, _ERROR, weights=weights):
-            inverse = word_of(row, "inverse")
+            inverse = row.fact("inverse")
             bound, plain, ratio = (
                 next(
                     other.value
@@ -157,7 +157,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
                 [weights, inverse, str(row.m), f"{row.value:.2g}", f"{bound:.2g}", f"{plain:.2g}", f"{ratio:.2g}"]
             )
         for row in rows_of(rows, _ALL_ERROR, weights=weights):
-            step = word_of(row, "k")
+            step = row.fact("k")
             (bound,) = rows_of(rows, _ALL_BOUND, weights=weights, k=step)
             if int(step) % 6 == 0:
                 second.append([weights, step, f"{row.value:.2g}", f"{bound.value:.2g}"])

@@ -61,7 +61,7 @@ from nystrom_lab.studies.approximation.landmark_errors import (
 )
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, RealHeads, find_heads
-from nystrom_lab.studies.approximation.real_heads.selection import only_row, over_layers, word_of
+from nystrom_lab.studies.approximation.real_heads.selection import only_row, over_layers
 from nystrom_lab.studies.reproduce.encoders import Encoder
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 
@@ -174,7 +174,7 @@ def _errors(
     return over_layers(
         row
         for row in rows
-        if row.quantity == quantity and word_of(row, "weights") == weights and word_of(row, "inverse") == inverse
+        if row.quantity == quantity and row.fact("weights") == weights and row.fact("inverse") == inverse
     )
 
 

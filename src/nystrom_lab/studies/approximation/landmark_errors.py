@@ -65,7 +65,7 @@ def error_rows(heads: LayerHeads, numbers: Sequence[int], inverses: Sequence[str
                     sizes = _norms(gap, gap @ heads.v)
                     errors.append([size / norm for size, norm in zip(sizes, norms, strict=True)])
                 found[method] = torch.stack([torch.stack(each) for each in errors], dim=1)
-            sizes = f"{heads.sizes} inverse={kind}"
+            facts = {**heads.facts, "inverse": kind}
             for method, (matrix, spectral, output) in found.items():
                 drawn = 0 if method in ("nystrom-uniform", "nystrom-columns") else None
                 good = (output.mean(dim=0) <= _GOOD).double()
@@ -73,7 +73,7 @@ def error_rows(heads: LayerHeads, numbers: Sequence[int], inverses: Sequence[str
                 for quantity, values in (
                     (MATRIX, matrix), (SPECTRAL, spectral), (OUTPUT, output), (NEARER, nearer), (GOOD, good)
                 ):  # fmt: skip
-                    yield spread_row(quantity, method, values, n=n, m=m, sizes=sizes, dtype="float64", seed=drawn)
+                    yield spread_row(quantity, method, values, n=n, m=m, facts=facts, dtype="float64", seed=drawn)
 
 
 def _norms(matrix: Float[Tensor, "b h n n"], output: Float[Tensor, "b h n e"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,7 +119,7 @@ def time_rows(encoder: Encoder, n: int, numbers: Sequence[int]) -> Iterable[Row]
     Random tokens are those of `nystrom.landmarks.uniform`, one of each segment.
     """
     q, k, v = encoder.record(n, 1, (0,))[0]
-    sizes = f"b=1 h={q.shape[1]} d={q.shape[3]}"
+    facts = {"b": 1, "h": q.shape[1], "d": q.shape[3]}
     calls: dict[tuple[str, str, int], Callable[[], object]] = {}
     for landmarks in get_args(Landmarks):
         method, choose = _METHODS[landmarks]
@@ -132,5 +132,5 @@ def time_rows(encoder: Encoder, n: int, numbers: Sequence[int]) -> Iterable[Row]
         low, middle, high = quartiles([1000 * value for value in values])
         yield new_row(
             study="", quantity=quantity, method=method, value=middle, low=low, high=high, unit="ms",
-            repeats=_TURNS, n=n, m=m, sizes=sizes, device=cpu_name(),
+            repeats=_TURNS, n=n, m=m, facts=facts, device=cpu_name(),
         )  # fmt: skip

@@ -44,7 +44,7 @@ from nystrom.linalg import condition_number, effective_rank
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Table, Verdict
-from nystrom_lab.studies.approximation.real_heads.selection import over_layers, word_of
+from nystrom_lab.studies.approximation.real_heads.selection import over_layers
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
@@ -86,17 +86,19 @@ def _plan(setting: Setting) -> Plan:
 
 def _measure(encoder: Encoder, weights: Weights, n: int, layer: int, texts: int, folder: Path) -> Iterable[Row]:
     q, k, _ = encoder.record(n, texts, (layer,), weights=weights)[layer]
-    sizes = f"weights={weights} layer={layer} b={texts} h={q.shape[1]} d={q.shape[3]}"
-    return spectrum_rows(q.double(), k.double(), sizes=sizes)
+    facts = {"weights": weights, "layer": layer, "b": texts, "h": q.shape[1], "d": q.shape[3]}
+    return spectrum_rows(q.double(), k.double(), facts=facts)
 
 
-def spectrum_rows(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h n d"], *, sizes: str) -> Iterable[Row]:
+def spectrum_rows(
+    q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h n d"], *, facts: Mapping[str, object]
+) -> Iterable[Row]:
     """Rows of the singular values of the three matrices of each head.
 
     Args:
         q: Queries, in float64.
         k: As many keys.
-        sizes: What the rows say of the heads.
+        facts: What the rows say of the heads.
     """
     n, scale = q.shape[2], q.shape[-1] ** -0.5
     limit = 1 / (n * torch.finfo(q.dtype).eps)
@@ -109,7 +111,7 @@ def spectrum_rows(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h n d"], *, s
     for name, matrix in matrices.items():
         values = torch.linalg.svdvals(matrix)
         conditions[name] = condition_number(values).clamp(max=limit)
-        row = partial(spread_row, method=name, n=n, sizes=sizes, dtype="float64")
+        row = partial(spread_row, method=name, n=n, facts=facts, dtype="float64")
         for place in _SHOWN:
             if place <= n:
                 yield row(SINGULAR, values=values[..., place - 1] / values[..., 0], m=place)
@@ -121,7 +123,7 @@ def spectrum_rows(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h n d"], *, s
         known = torch.minimum(conditions[name], conditions["softmax"]) < limit
         if known.any():
             better = (conditions[name] < conditions["softmax"])[known].double()
-            yield spread_row(BETTER, name, better, n=n, sizes=sizes, dtype="float64")
+            yield spread_row(BETTER, name, better, n=n, facts=facts, dtype="float64")
 
 
 def _pooled(
@@ -131,7 +133,7 @@ def _pooled(
     those = [
         row
         for row in rows
-        if (row.quantity, row.method, row.n, row.m) == (quantity, matrix, n, m) and word_of(row, "weights") == weights
+        if (row.quantity, row.method, row.n, row.m) == (quantity, matrix, n, m) and row.fact("weights") == weights
     ]
     return sum(row.value * row.repeats for row in those) / sum(row.repeats for row in those)
 
@@ -159,7 +161,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
 
 def _kinds(rows: Sequence[Row]) -> list[str]:
     """Kinds of weights that have rows at every length."""
-    found = {(word_of(row, "weights"), row.n) for row in rows}
+    found = {(row.fact("weights"), row.n) for row in rows}
     return [weights for weights in _WEIGHTS if all((weights, n) in found for n in _lengths(rows))]
 
 
@@ -205,9 +207,7 @@ def _similar(rows: Sequence[Row], n: int, kinds: Sequence[str]) -> Verdict:
 def _better(rows: Sequence[Row], weights: str) -> Verdict:
     claim = f"Gaussian scores have a more reasonable condition number than softmax ({weights} weights)."
     those = [
-        row
-        for row in rows
-        if row.quantity == BETTER and row.method == "kernelized" and word_of(row, "weights") == weights
+        row for row in rows if row.quantity == BETTER and row.method == "kernelized" and row.fact("weights") == weights
     ]
     known = sum(row.repeats for row in those)
     if known < 12:
@@ -244,7 +244,7 @@ def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Rows by the kind of weights, over the heads of all layers together."""
     panels: dict[str, list[Row]] = {}
     for row in over_layers(rows):
-        panels.setdefault(f"{word_of(row, 'weights')} weights", []).append(row)
+        panels.setdefault(f"{row.fact('weights')} weights", []).append(row)
     return panels
 
 

@@ -54,7 +54,7 @@ from nystrom_lab.studies.approximation.convergence_report import (
 )
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, RealHeads, find_heads
-from nystrom_lab.studies.approximation.real_heads.selection import rows_of, word_of
+from nystrom_lab.studies.approximation.real_heads.selection import rows_of
 from nystrom_lab.studies.reproduce.encoders import Weights
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
@@ -108,17 +108,17 @@ def _measure_shown(real: RealHeads, folder: Path) -> Iterable[Row]:
         save_pictures(heads, maps | distances | {"condition": condition}, folder)
         for head in heads.shown:
             kept = {"n": heads.q.shape[2], "m": SHOWN, "dtype": "float64"}
-            sizes = f"layer={heads.layer + 1} head={head + 1}"
-            yield spread_row(f"{CONDITION} of one head", "softmax", condition[0, head], sizes=sizes, **kept)
+            facts = {"layer": heads.layer + 1, "head": head + 1}
+            yield spread_row(f"{CONDITION} of one head", "softmax", condition[0, head], facts=facts, **kept)
             for k in _PICTURED:
                 value = distances[f"distance {k}"][0, head]
-                yield spread_row(_EACH, "paper", value, sizes=f"{sizes} k={k}", **kept)
+                yield spread_row(_EACH, "paper", value, facts={**facts, "k": k}, **kept)
 
 
 def _tables_of_six(rows: Sequence[Row]) -> Sequence[Table]:
     lines = []
     for condition in rows_of(rows, f"{CONDITION} of one head"):
-        layer, head = word_of(condition, "layer"), word_of(condition, "head")
+        layer, head = condition.fact("layer"), condition.fact("head")
         cells = [row.value for k in _PICTURED for row in rows_of(rows, _EACH, layer=layer, head=head, k=str(k))]
         lines.append([layer, head, f"{condition.value:.1e}", *(f"{cell:.2g}" for cell in cells)])
     heads = ["layer", "head", "cond.", *(f"k={k}" for k in _PICTURED)]

@@ -101,19 +101,19 @@ def _measure(
     given = encoder.record(n, windows, (0,), weights=weights)[0]
     exact = find_function("softmax")(*given)
     size = spectral_norm(exact.double())
-    sizes = f"weights={weights} b={windows} h={given.q.shape[1]} d={given.q.shape[3]}"
+    facts = {"weights": weights, "b": windows, "h": given.q.shape[1], "d": given.q.shape[3]}
     for method in _PAPERS + _OTHERS:
         for m in (None,) if method == "linear" else features:
             error = spectral_norm((_attend(method, given, m) - exact).double())
-            yield spread_row(_ABSOLUTE, method, error, n=n, m=m, sizes=sizes, seed=0)
-            yield spread_row(_RELATIVE, method, error / size, n=n, m=m, sizes=sizes, seed=0)
+            yield spread_row(_ABSOLUTE, method, error, n=n, m=m, facts=facts, seed=0)
+            yield spread_row(_RELATIVE, method, error / size, n=n, m=m, facts=facts, seed=0)
     if n == _DENSE:
         wide = Recording(*(x.double() for x in given))
         for m in features:
             for method, dense in zip(_REFERENCES, (_independent, _columns_and_rows), strict=True):
                 error = spectral_norm(dense(wide, m) - exact.double())
-                yield spread_row(_ABSOLUTE, method, error, n=n, m=m, sizes=sizes, seed=0, dtype="float64")
-                yield spread_row(_RELATIVE, method, error / size, n=n, m=m, sizes=sizes, seed=0, dtype="float64")
+                yield spread_row(_ABSOLUTE, method, error, n=n, m=m, facts=facts, seed=0, dtype="float64")
+                yield spread_row(_RELATIVE, method, error / size, n=n, m=m, facts=facts, seed=0, dtype="float64")
 
 
 def _attend(method: str, given: Recording, m: int | None) -> Float[Tensor, "b h n e"]:
@@ -169,7 +169,7 @@ def _panels(rows: Sequence[Row], quantity: str) -> dict[str, list[Row]]:
     panels: dict[str, list[Row]] = {}
     for row in rows:
         if row.quantity == quantity:
-            weights = row.sizes.split()[0].removeprefix("weights=")
+            weights = row.facts["weights"]
             panels.setdefault(f"{weights}, n = {row.n}", []).append(row)
     return panels
 

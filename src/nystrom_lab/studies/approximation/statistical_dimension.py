@@ -79,7 +79,6 @@ from nystrom_lab.studies.approximation.draw_findings import (
     draw_dimension,
     values_of,
 )
-from nystrom_lab.studies.approximation.real_heads.selection import word_of
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
@@ -147,8 +146,8 @@ def _recorded(
 
 def _head(encoder: Encoder, weights: Weights, layer: int, which: str, extent: _Extent, folder: Path) -> Iterable[Row]:
     q, k = _recorded(encoder, weights, layer, extent.n)[which]
-    sizes = f"weights={weights} layer={layer} head={which}"
-    return head_rows(q, k, columns=extent.columns, draws=extent.draws, leverage=which == "first", sizes=sizes)
+    facts = {"weights": weights, "layer": layer, "head": which}
+    return head_rows(q, k, columns=extent.columns, draws=extent.draws, leverage=which == "first", facts=facts)
 
 
 def head_rows(
@@ -158,7 +157,7 @@ def head_rows(
     columns: Sequence[int],
     draws: int,
     leverage: bool,
-    sizes: str,
+    facts: Mapping[str, object],
 ) -> Iterable[Row]:
     """Rows of one head: errors over draws, the dimension, the bound, and how many draws are needed.
 
@@ -168,7 +167,7 @@ def head_rows(
         columns: Numbers of columns, rising.
         draws: Draws of each number.
         leverage: Whether columns are drawn in proportion to their leverage scores too.
-        sizes: What the rows say of the head.
+        facts: What the rows say of the head.
     """
     n, kernel = len(q), partial(gaussian_kernel, scale=q.shape[-1] ** -0.5)
     completion = complete(kernel, q, k)
@@ -185,7 +184,7 @@ def head_rows(
     ) -> Row:
         return new_row(
             study="", quantity=quantity, method=method, value=float("nan") if value is None else value, unit="", n=n,
-            m=m, sizes=sizes if eps is None else f"{sizes} eps={eps}", dtype="float64", seed=0, repeats=repeats,
+            m=m, facts=facts if eps is None else {**facts, "eps": eps}, dtype="float64", seed=0, repeats=repeats,
             device=cpu_name(), note=f"more than {columns[-1]} draws" if value is None else "",
         )  # fmt: skip
 
@@ -196,7 +195,7 @@ def head_rows(
     for method, draw in ways.items():
         found[method] = [measure_draws(completion, draw(m), draws=draws, seed=0) for m in columns]
         for m, (block, whole, least) in zip(columns, found[method], strict=True):
-            yield spread_row(ERROR, method, block / norm, n=n, m=m, sizes=sizes, dtype="float64", seed=0)
+            yield spread_row(ERROR, method, block / norm, n=n, m=m, facts=facts, dtype="float64", seed=0)
             yield row(TENTH, method, block.quantile(1 - DELTA).item() / norm, m, repeats=draws)
             yield row(WHOLE_TENTH, method, whole.quantile(1 - DELTA).item() / norm, m, repeats=draws)
             broken += (block > whole + slack).sum().item()
@@ -229,7 +228,7 @@ def _lengths(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: 
                     "lengths",
                     statistical_dimension(completion, eps * norm),
                     n=n,
-                    sizes=f"weights={weights} layer={layer} head={which} eps={eps}",
+                    facts={"weights": weights, "layer": layer, "head": which, "eps": eps},
                     dtype="float64",
                 )
 
@@ -242,8 +241,8 @@ def _kernels(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: 
         for m in extent.columns:
             draw = partial(uniform_draws, 2 * extent.n, m)
             block = measure_draws(completion, draw, draws=extent.draws // 10, seed=0, eigenvalues=False).block
-            sizes = f"weights={weights} layer={layer} head=first"
-            yield spread_row(ERROR, name, block / norm, n=extent.n, m=m, sizes=sizes, dtype="float64", seed=0)
+            facts = {"weights": weights, "layer": layer, "head": "first"}
+            yield spread_row(ERROR, name, block / norm, n=extent.n, m=m, facts=facts, dtype="float64", seed=0)
 
 
 def _tables(rows: Sequence[Row]) -> Sequence[Table]:
@@ -265,7 +264,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
     columns = sorted({row.m for row in errors if row.m})
     lines = []
     for weights, kernel in product(_WEIGHTS, _KERNELS):
-        those = [row for row in errors if row.method == kernel and word_of(row, "weights") == weights]
+        those = [row for row in errors if row.method == kernel and row.fact("weights") == weights]
         if those:
             means = (fmean(row.value for row in those if row.m == m) for m in columns)
             lines.append([f"{kernel}, {weights}", *(f"{mean:.3f}" for mean in means)])

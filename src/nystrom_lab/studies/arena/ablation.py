@@ -169,7 +169,7 @@ def _measure(training: Training, task: str, arm: str, setting: Setting, folder: 
     run = train(training._replace(arguments={**training.arguments, "data": str(data)}), runs)
     for row in read_rows(run.rows):
         if row.quantity in _READ:
-            yield replace(row, method=arm, sizes=f"{row.sizes} task={task}")
+            yield replace(row, method=arm).with_facts(task=task)
 
 
 STUDIES = {"arena-ablation": Study(plan=_plan, tables=tables, verdicts=verdicts, figures=figures)}

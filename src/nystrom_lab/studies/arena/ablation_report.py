@@ -10,7 +10,6 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.lra.runs import FIRST_OPERATOR
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, look
 from nystrom_lab.report.summary import Table, Verdict
-from nystrom_lab.studies.training.finetuned_report import word
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +106,7 @@ def scores(rows: Sequence[Row]) -> dict[tuple[str, str], ArmScore]:
     found: dict[tuple[str, str], dict[int | None, Row]] = {}
     for row in rows:
         if row.quantity == "test accuracy":
-            found.setdefault((word(row, "task"), row.method), {})[row.seed] = row
+            found.setdefault((row.fact("task"), row.method), {})[row.seed] = row
     return {
         (task, arm): ArmScore(tuple(row.value for row in seeds.values()), min(row.repeats for row in seeds.values()))
         for task in TASKS
@@ -149,7 +148,7 @@ def tables(rows: Sequence[Row]) -> Sequence[Table]:
 
 def _minutes(rows: Sequence[Row], task: str, arm: str) -> str:
     """Mean minutes of the trainings of an arm among rows of one device; "" where there are none."""
-    trainings = [row for row in rows if (word(row, "task"), row.method) == (task, arm)]
+    trainings = [row for row in rows if (row.fact("task"), row.method) == (task, arm)]
     seconds = [row.value for row in trainings if row.quantity == "training time"]
     return f"{statistics.fmean(seconds) / 60:.1f}" if seconds else ""
 
@@ -166,7 +165,7 @@ def _guesses(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
     for row in rows:
         if row.quantity in GUESSES:
             guess = (row.value, row.quantity.removesuffix(" of test"))
-            found[word(row, "task")] = max(guess, found.get(word(row, "task"), guess))
+            found[row.fact("task")] = max(guess, found.get(row.fact("task"), guess))
     return found
 
 

@@ -109,8 +109,8 @@ def _plan(setting: Setting) -> Plan:
     return Plan(parts, said, "" if setting.size == "paper" else differs)
 
 
-def _sizes(name: str) -> str:
-    return f"task={name} b={CASES[name].batch}"
+def _facts(name: str) -> dict[str, object]:
+    return {"task": name, "b": CASES[name].batch}
 
 
 def _measure_steps(name: str, setting: Setting, folder: Path) -> Iterable[Row]:
@@ -119,7 +119,7 @@ def _measure_steps(name: str, setting: Setting, folder: Path) -> Iterable[Row]:
     settings = {method: settings_of(case, method, setting.precision) for method in METHODS}
     costs = measure_in_turn(settings, case.n, case.batch, rounds=_ROUNDS, limit_seconds=_STEP_LIMIT)
     for method, cost in costs.items():
-        yield from cost_rows(method, cost, settings[method], n=case.n, sizes=_sizes(name))
+        yield from cost_rows(method, cost, settings[method], n=case.n, facts=_facts(name))
 
 
 def _measure_run(name: str, method: str, setting: Setting, extent: Extent, folder: Path) -> Iterable[Row]:
@@ -134,7 +134,7 @@ def _measure_run(name: str, method: str, setting: Setting, extent: Extent, folde
         cost = estimated(run, case.n, case.batch, limit_seconds=extent.limit / extent.steps)
         if cost.note:
             minutes = cost.estimate * extent.steps / 60
-            yield new_row(quantity=ESTIMATE, value=minutes, unit="min", note=cost.note, sizes=_sizes(name), **shared)
+            yield new_row(quantity=ESTIMATE, value=minutes, unit="min", note=cost.note, facts=_facts(name), **shared)
             return
     data = _draw(case, runs / f"data-{name}")
     run = train(training._replace(arguments={**training.arguments, "data": str(data)}), runs)
@@ -142,11 +142,11 @@ def _measure_run(name: str, method: str, setting: Setting, extent: Extent, folde
         if row.quantity in _READ:
             yield new_row(
                 quantity=row.quantity, value=row.value, unit=row.unit, low=row.low, high=row.high, repeats=row.repeats,
-                sizes=_sizes(name), command=row.command, **shared,
+                facts=_facts(name), command=row.command, **shared,
             )  # fmt: skip
     for step, loss, seconds in read_curves(run.curves)[LOSS]:
-        sizes = f"{_sizes(name)} step={step:.0f} seconds={seconds:.1f}"
-        yield new_row(quantity=LOSS, value=loss, unit="", sizes=sizes, **shared)
+        facts = {**_facts(name), "step": f"{step:.0f}", "seconds": f"{seconds:.1f}"}
+        yield new_row(quantity=LOSS, value=loss, unit="", facts=facts, **shared)
 
 
 def _arguments(case: LengthCase, method: str, setting: Setting, extent: Extent) -> Mapping[str, object]:

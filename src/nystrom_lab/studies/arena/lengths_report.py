@@ -9,7 +9,6 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look, plain_numbers
 from nystrom_lab.report.summary import Table, Verdict
 from nystrom_lab.studies.arena.settled_steps import MEMORY, TIME
-from nystrom_lab.studies.training.finetuned_report import word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +21,7 @@ LOSS, ESTIMATE = "train loss", "estimated training time"
 
 def _cases(rows: Sequence[Row]) -> dict[str, int]:
     """Tokens of the cases that are there, by name, the shortest first."""
-    found = {word(row, "task"): row.n or 0 for row in rows}
+    found = {row.fact("task"): row.n or 0 for row in rows}
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
@@ -32,7 +31,7 @@ def _row(rows: Sequence[Row], case: str, method: str, quantity: str) -> Row | No
 
 
 def _of(rows: Sequence[Row], case: str, method: str, quantity: str) -> list[Row]:
-    return [row for row in rows if (word(row, "task"), row.method, row.quantity) == (case, method, quantity)]
+    return [row for row in rows if (row.fact("task"), row.method, row.quantity) == (case, method, quantity)]
 
 
 def _ran(rows: Sequence[Row], case: str, method: str) -> str:
@@ -95,7 +94,7 @@ def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     for place, case in enumerate(cases):
         axes = figure.add_subplot(grid[1, 2 * place : 2 * place + 2])
         for method in METHODS:
-            points = [(float(word(row, "seconds")) / 60, row.value) for row in _of(rows, case, method, LOSS)]
+            points = [(float(row.fact("seconds")) / 60, row.value) for row in _of(rows, case, method, LOSS)]
             if points:
                 _draw_line(axes, method, points, marked=False)
         axes.set(title=case, xlabel="minutes", ylabel="" if place else "training loss")

@@ -76,7 +76,7 @@ def _measure(n: int, rounds: int, precision: str, folder: Path) -> Iterable[Row]
     costs = measure_in_turn(settings, n, 1, rounds=rounds, limit_seconds=_LIMIT)
     plain = costs["plain"].seconds
     for name, cost in costs.items():
-        yield from cost_rows(name, cost, settings[name], n=n, sizes=f"task={TASK} preset={PRESET} b=1")
+        yield from cost_rows(name, cost, settings[name], n=n, facts={"task": TASK, "preset": PRESET, "b": 1})
         if cost.seconds and plain:
             low, middle, high = quartiles([ours / theirs for ours, theirs in zip(cost.seconds, plain, strict=True)])
             yield new_row(

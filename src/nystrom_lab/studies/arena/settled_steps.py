@@ -121,7 +121,7 @@ def measure_in_turn(
     return costs
 
 
-def cost_rows(name: str, costs: StepCosts, settings: Settings, *, n: int, sizes: str) -> list[Row]:
+def cost_rows(name: str, costs: StepCosts, settings: Settings, *, n: int, facts: Mapping[str, object]) -> list[Row]:
     """Rows of the time of a step, in ms with its quartiles, and of its memory in MB; NaN with a note where not run.
 
     Args:
@@ -129,11 +129,11 @@ def cost_rows(name: str, costs: StepCosts, settings: Settings, *, n: int, sizes:
         costs: What was measured.
         settings: Settings of the run.
         n: Tokens of a sample.
-        sizes: Words that are added to the number of weights and of threads.
+        facts: What is added to the number of weights and of threads.
     """
     shared: dict[str, Any] = {
         "study": "", "method": name, "n": n, "dtype": settings.precision, "seed": settings.seed, "device": cpu_name(),
-        "sizes": f"{sizes} weights={costs.weights} threads={torch.get_num_threads()}",
+        "facts": {**facts, "weights": costs.weights, "threads": torch.get_num_threads()},
     }  # fmt: skip
     if costs.peak is None:
         shared |= {"value": float("nan"), "note": costs.note, "repeats": 0}

@@ -70,10 +70,10 @@ def _measure(encoder: Encoder, name: str, length: int, draws: int, folder: Path)
                 )
                 near[count].append((found.value - wanted).abs() <= 0.2 * wanted)
                 held[count].append((found.low <= wanted) & (wanted <= found.high))
-    sizes = f"texts={_TEXTS} heads={layers[0].q.shape[1]} layers={encoder.layers}"
+    facts = {"texts": _TEXTS, "heads": layers[0].q.shape[1], "layers": encoder.layers}
     for quantity, of in ((_NEAR, near), (_HELD, held)):
         for count, hits in of.items():
-            row = spread_row(quantity, name, torch.stack(hits).double(), n=length, m=count, sizes=sizes, seed=0)
+            row = spread_row(quantity, name, torch.stack(hits).double(), n=length, m=count, facts=facts, seed=0)
             yield row
 
 

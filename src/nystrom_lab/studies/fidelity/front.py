@@ -83,7 +83,7 @@ def _measure_errors(encoder: Encoder, layers: tuple[int, ...], n: int, windows: 
         if n == min(512, encoder.positions):
             errors.setdefault(CUT, []).append(_error(cut_to_rank(given, _RANK), exact))
     for method, values in errors.items():
-        yield spread_row(_ERROR, method, torch.stack(values), n=n, sizes=f"layers={len(layers)} b={windows}", seed=0)
+        yield spread_row(_ERROR, method, torch.stack(values), n=n, facts={"layers": len(layers), "b": windows}, seed=0)
 
 
 def _measure_times(encoder: Encoder, layer: int, n: int, folder: Path) -> Iterable[Row]:
@@ -92,7 +92,7 @@ def _measure_times(encoder: Encoder, layer: int, n: int, folder: Path) -> Iterab
     times = in_turns({method: partial(seconds, call, _CPU) for method, call in calls.items()}, _ROUNDS)
     shared: dict[str, Any] = {
         "n": n, "device": cpu_name(), "seed": 0,
-        "sizes": f"b=1 h={given.q.shape[1]} d={given.q.shape[3]} threads={torch.get_num_threads()}",
+        "facts": {"b": 1, "h": given.q.shape[1], "d": given.q.shape[3], "threads": torch.get_num_threads()},
     }  # fmt: skip
     for method, taken in times.items():
         yield from timed_rows(method, taken, times[EXACT], (_TIME, _RATIO), **shared)

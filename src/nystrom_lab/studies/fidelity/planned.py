@@ -107,14 +107,13 @@ def _measure(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterable[Row
         plans[name].write(_plan_file(folder, n, budget))
         models[name] = _attending(model, plans[name])
     for name, (error, right, changed) in _compare(models, texts).items():
-        sizes = f"texts={2 * pairs} {_positions(encoder, n)}"
-        said = f"{sizes} plan={plans[name]}" if name in plans else sizes
+        facts = {"texts": 2 * pairs, "positions": _positions(encoder, n), "plan": plans.get(name)}
         rows = ((ERROR, error, None), (FOUND, right, wilson(right, 2 * pairs)), (CHANGED, changed, None))
         for quantity, value, interval in rows:
             low, high = interval or (None, None)
             yield new_row(
                 study="", quantity=quantity, method=name, value=value, low=low, high=high, unit="", n=n,
-                repeats=2 * pairs, sizes=said, device=cpu_name(),
+                repeats=2 * pairs, facts=facts, device=cpu_name(),
             )  # fmt: skip
 
 
@@ -124,10 +123,10 @@ def _measure_times(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterab
     models = {name: _attending(model, _uniform(model, name)) for name in METHODS}
     for budget in BUDGETS:
         models[f"plan {budget:g}"] = _attending(model, read_plan(_plan_file(folder, n, budget)))
-    sizes = f"b=1 threads={torch.get_num_threads()} {_positions(encoder, n)}"
+    facts = {"b": 1, "threads": torch.get_num_threads(), "positions": _positions(encoder, n)}
     calls = {name: partial(_hidden, each, texts[:1]) for name, each in models.items()}
     times = in_turns({name: partial(seconds, call, _CPU) for name, call in calls.items()}, _ROUNDS)
-    shared: dict[str, Any] = {"n": n, "sizes": sizes, "device": cpu_name()}
+    shared: dict[str, Any] = {"n": n, "facts": facts, "device": cpu_name()}
     for name, taken in times.items():
         yield from timed_rows(name, taken, times[EXACT], (TIME, RATIO), **shared)
         memory = peak_bytes(calls[name], _CPU) / 1e6
@@ -151,7 +150,7 @@ def _plan_file(folder: Path, n: int, budget: float) -> Path:
 
 
 def _positions(encoder: Encoder, n: int) -> str:
-    return f"positions={encoder.positions}{'' if n <= encoder.positions else ',repeated'}"
+    return f"{encoder.positions}{'' if n <= encoder.positions else ',repeated'}"
 
 
 def _compare(models: Mapping[str, PreTrainedModel], texts: Int[Tensor, "t n"]) -> dict[str, tuple[float, float, float]]:
@@ -243,8 +242,8 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
                 said.append(f"{values[TIME][n][name].value:.0f}")
                 said += [f"{values[RATIO][n][name].value:.2f}", f"{values[MEMORY][n][name].value:.0f}"]
             lines.append([str(n), name, *said])
-            if " plan=" in row.sizes:
-                plans.append([str(n), name, row.sizes.split(" plan=")[1]])
+            if plan := row.fact("plan"):
+                plans.append([str(n), name, plan])
     heads = ["n", "attention", "error", "found %", "changed %", "ms", "/ exact", "MB"]
     return [
         Table("hidden states, retrieval, time and memory of one text", heads, lines, 2),

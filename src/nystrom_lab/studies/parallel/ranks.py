@@ -205,7 +205,9 @@ def _rows(case: _Case, found: dict[str, Any] | str, asked: dict[str, Any], comma
         values.append((name, "s", nothing if isinstance(found, str) else found["seconds"][name]))
     values.append(("memory", "MB", nothing if isinstance(found, str) else [found["memory"]]))
     values.append(("bytes sent", "MB", nothing if isinstance(found, str) else [found["bytes"] / 1e6]))
-    layers = f" layers={asked['layers']}" if asked["what"] == "encoder" else ""
+    facts = {"b": asked["batch"], "h": asked["heads"], "d": asked["width"]}
+    facts |= {"layers": asked["layers"]} if asked["what"] == "encoder" else {}
+    facts |= {"threads": asked["threads"]}
     made = []
     for name, unit, each in values:
         low, middle, high = quartiles(each) if len(each) > 1 else (None, *each, None)
@@ -221,7 +223,7 @@ def _rows(case: _Case, found: dict[str, Any] | str, asked: dict[str, Any], comma
                 repeats=len(each),
                 n=case.n,
                 m=asked["landmarks"],
-                sizes=f"b={asked['batch']} h={asked['heads']} d={asked['width']}{layers} threads={asked['threads']}",
+                facts=facts,
                 dtype=asked["dtype"],
                 seed=asked["seed"],
                 device=cpu_name(),

@@ -245,7 +245,10 @@ def _rows(config: EncoderConfig, settings: PretrainingSettings, speeds: Mapping[
         for name in (SAME, BERT):
             ratios = [ours / theirs for ours, theirs in zip(found[OURS], found[name], strict=True)]
             measured[f"tokens per {second} of {OURS} / {name}"] = (ratios, "")
-    inner = f"ffn={config.intermediate_size} vocabulary={config.vocab_size}"
+    facts = {
+        "ffn": config.intermediate_size, "vocabulary": config.vocab_size, "b": settings.batch_size,
+        "steps": settings.steps - 1, "threads": torch.get_num_threads(),
+    }  # fmt: skip
     rows = []
     for quantity, (values, unit) in measured.items():
         found = quartiles(values)
@@ -259,7 +262,7 @@ def _rows(config: EncoderConfig, settings: PretrainingSettings, speeds: Mapping[
                 spread=found.spread,
                 repeats=len(values),
                 study="pretraining speed",
-                sizes=f"{inner} b={settings.batch_size} steps={settings.steps - 1} threads={torch.get_num_threads()}",
+                facts=facts,
             )
         )
     return rows

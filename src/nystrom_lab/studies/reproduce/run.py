@@ -3,7 +3,7 @@
 A study has a folder of its own, TO/NAME-SIZE:
 
 - setting.json: what is measured, so that rows of another setting are never mixed in;
-- rows.csv: the rows of `nystrom_lab.measure.rows`, appended part by part; `part=` in their sizes names the part;
+- rows.csv: the rows of `nystrom_lab.measure.rows`, appended part by part; the column `part` names the part;
 - arrays for the figures, where there are any;
 - NAME.png and NAME.svg, and summary.json: the tables, verdicts and provenance, drawn from the rows at the end.
 """
@@ -113,7 +113,7 @@ def is_measured(job: Job) -> bool:
 
 def _measured(job: Job) -> set[str]:
     file = job.folder / ROWS
-    return {_part_of(row) for row in read_rows(file)} if file.exists() else set()
+    return {row.facts["part"] for row in read_rows(file)} if file.exists() else set()
 
 
 def draw_study(job: Job) -> Summary:
@@ -125,8 +125,7 @@ def draw_study(job: Job) -> Summary:
     rows = read_rows(job.folder / ROWS)
     if not rows:
         raise ValueError(f"{job.folder / ROWS} holds no rows: run the study first.")
-    # What a user reads below are the rows' own sizes.
-    plain = [replace(row, sizes=_without_part(row.sizes)) for row in rows]
+    plain = [row.with_facts(part=None) for row in rows]
     figures = []
     with house_style():
         for which, figure in job.study.figures(plain, job.folder).items():
@@ -189,11 +188,7 @@ def _is_setting(file: Path) -> bool:
 
 
 def _tagged(row: Row, study: str, part: str) -> Row:
-    return replace(row, study=study, sizes=f"{row.sizes} part={part}".strip())
-
-
-def _part_of(row: Row) -> str:
-    return row.sizes.rpartition("part=")[2]
+    return replace(row, study=study).with_facts(part=part)
 
 
 def rows_of(rows: Sequence[Row], name: str) -> list[Row]:
@@ -202,15 +197,11 @@ def rows_of(rows: Sequence[Row], name: str) -> list[Row]:
     Raises:
         ValueError: There are none.
     """
-    found = [replace(row, sizes=_without_part(row.sizes)) for row in rows if row.study == name]
+    found = [row.with_facts(part=None) for row in rows if row.study == name]
     if not found:
         studies = ", ".join(dict.fromkeys(row.study for row in rows))
         raise ValueError(f"the rows hold no study {name!r}; expected one of {studies or 'none, the file is empty'}.")
     return found
-
-
-def _without_part(sizes: str) -> str:
-    return sizes.rpartition("part=")[0].strip()
 
 
 def _seconds(folder: Path) -> dict[str, float]:

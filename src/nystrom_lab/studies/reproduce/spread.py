@@ -1,5 +1,7 @@
 """Many values of one quantity as one row: their mean and quartiles."""
 
+from collections.abc import Mapping
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -13,7 +15,7 @@ def spread_row(
     *,
     n: int | None = None,
     m: int | None = None,
-    sizes: str = "",
+    facts: Mapping[str, object] | None = None,
     dtype: str = "float32",
     seed: int | None = None,
     unit: str = "",
@@ -27,7 +29,7 @@ def spread_row(
         values: One for each head and text, or whatever the study repeats over.
         n: Tokens.
         m: Landmarks or the like.
-        sizes: The other sizes.
+        facts: What else the row is of.
         dtype: Of the computation.
         seed: Of what was drawn.
         unit: Its unit.
@@ -46,7 +48,7 @@ def spread_row(
         repeats=flat.numel(),
         n=n,
         m=m,
-        sizes=sizes,
+        facts=facts,
         dtype=dtype,
         seed=seed,
         device=cpu_name(),

@@ -88,7 +88,7 @@ def run_efficiency(
     from nystrom_lab.studies.speed.contenders.table import available, find_contender
     from nystrom_lab.studies.speed.floor import copy_bandwidth
     from nystrom_lab.studies.speed.interleaved import Setup
-    from nystrom_lab.studies.speed.sweep import cells_of, sweep_lengths, versions_of
+    from nystrom_lab.studies.speed.sweep import cells_of, sweep_lengths, triton_version
 
     place = find_device(device)
     setup = Setup(
@@ -102,7 +102,7 @@ def run_efficiency(
         device=device_name(place),
         command=command_line(("nystrom", "bench", "efficiency"), run_efficiency, asked, "lengths"),
         bandwidth=copy_bandwidth if place.type == "cuda" else None,
-        versions=versions_of(place, any(find_contender(name)[0].kernels for name in methods)),
+        triton=triton_version(place, any(find_contender(name)[0].kernels for name in methods)),
     )
     check_folder(to)
     return sweep_lengths(lengths, setup, to / "efficiency.csv")

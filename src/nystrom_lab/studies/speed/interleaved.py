@@ -11,7 +11,7 @@ extrapolated from the last length measured, with n or with n^2.
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -63,11 +63,11 @@ class Setup:
         limit_seconds: A call that would take longer is not run.
         device: Name of the device.
         command: The command that measured the rows.
-        versions: Of other libraries that compute, as part of the rows' sizes: " triton=3.7.1"; "" for torch alone.
+        triton: The version of Triton where it computes, or "interpreted"; None for torch alone.
         free_bytes: Gives the free memory of the device.
         probe_tokens: What takes time quadratic in n is first called at this length, if the first one is longer.
         study: The study that the rows are of.
-        shape: What the rows record of the sizes; those of one attention if empty.
+        shape: The facts of the rows; None means the sizes of one attention.
         bandwidth: Gives the bytes per second of a copy on the device, the median and both quartiles, where memory
             bounds the methods; None on a CPU, where products and softmax take longer than the bytes.
     """
@@ -81,11 +81,11 @@ class Setup:
     limit_seconds: float
     device: str
     command: str
-    versions: str = ""
+    triton: str | None = None
     free_bytes: Callable[[torch.device], int] = free_bytes
     probe_tokens: int = 1024
     study: str = "efficiency"
-    shape: str = ""
+    shape: Mapping[str, object] | None = None
     bandwidth: Callable[[torch.device], tuple[float, float, float]] | None = None
 
 
@@ -222,9 +222,9 @@ def _row(
     note: str,
 ) -> Row:
     sizes = setup.sizes
-    shape = setup.shape or (
-        f"b={sizes.batch} h={sizes.heads} d={sizes.width} kernel={sizes.kernel_size} layout={sizes.layout}"
-    )
+    shape = setup.shape or {
+        "b": sizes.batch, "h": sizes.heads, "d": sizes.width, "kernel": sizes.kernel_size, "layout": sizes.layout
+    }  # fmt: skip
     return new_row(
         study=setup.study,
         quantity=quantity,
@@ -236,7 +236,7 @@ def _row(
         repeats=repeats,
         n=n,
         m=cell.number or None,
-        sizes=f"{shape} threads={setup.threads}{setup.versions}",
+        facts={**shape, "threads": setup.threads, "triton": setup.triton},
         dtype=setup.dtype,
         seed=setup.seed,
         device=setup.device,

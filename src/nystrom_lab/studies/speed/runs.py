@@ -119,7 +119,7 @@ def _row(like: Row, quantity: str, values: Sequence[float], unit: str, command: 
         value=middle,
         unit=unit,
         device=like.device,
-        sizes=like.sizes,
+        facts=like.facts,
         dtype=like.dtype,
         seed=seed,
         command=command,

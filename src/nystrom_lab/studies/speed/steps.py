@@ -145,10 +145,10 @@ def _rows(
     """Time with its quartiles, and memory."""
     low, middle, high = quartiles([1e3 * x for x in times]) if times else (None, math.nan, None)
     shape = setup.shapes[task]
-    sizes = (
-        f"b={size} documents={shape.documents} layers={LAYERS} width={WIDTH} heads={HEADS} hidden={HIDDEN} "
-        f"threads={setup.threads}"
-    )
+    facts = {
+        "b": size, "documents": shape.documents, "layers": LAYERS, "width": WIDTH, "heads": HEADS, "hidden": HIDDEN,
+        "threads": setup.threads,
+    }  # fmt: skip
 
     def row(what: str, value: float, unit: str, repeats: int, low: float | None, high: float | None) -> Row:
         return new_row(
@@ -162,7 +162,7 @@ def _rows(
             repeats=repeats,
             n=shape.n,
             m=find_method(name)[1] or None,
-            sizes=sizes,
+            facts=facts,
             dtype=setup.precision,
             seed=setup.seed,
             device=device_name(setup.device),

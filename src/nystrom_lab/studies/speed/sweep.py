@@ -70,13 +70,13 @@ def _probe(missing: Sequence[int], setup: Setup) -> list[Row]:
     return measure(setup.probe_tokens, dataclasses.replace(setup, cells=quadratic, repeats=1), [])
 
 
-def versions_of(device: torch.device, kernels: bool) -> str:
+def triton_version(device: torch.device, kernels: bool) -> str | None:
     """The version of Triton, for rows; on a CPU its kernels are interpreted."""
     if device.type != "cuda":
-        return " triton=interpreted" if kernels else ""
+        return "interpreted" if kernels else None
     if importlib.util.find_spec("triton") is None:
-        return ""
-    return f" triton={importlib.metadata.version('triton')}"
+        return None
+    return importlib.metadata.version("triton")
 
 
 def cells_of(
@@ -128,7 +128,7 @@ def _done(path: Path, setup: Setup) -> list[Row]:
         cells |= floor_quantities(setup)
     lengths = dict.fromkeys(row.n for row in rows)
     differ = [found for row in rows if (found := differing_setting(row, new, "lengths")) is not None]
-    differ += [("sizes", row.sizes, new.sizes) for row in rows if row.sizes != new.sizes]
+    differ += [("sizes", row.words, new.words) for row in rows if row.facts != new.facts]
     differ += [
         (f"methods at n={n}", sorted(there), sorted(cells))
         for n in lengths

@@ -39,7 +39,7 @@ from nystrom_lab.training.data.tasks import (
 from nystrom_lab.training.hardware import Device, Precision
 from nystrom_lab.training.lengths import data_positions
 from nystrom_lab.training.presets.published import Preset, find_preset
-from nystrom_lab.training.results import Place, result_row, setting_words
+from nystrom_lab.training.results import Place, result_row, setting_facts
 from nystrom_lab.training.run.arguments import training_arguments
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.progress import ProgressBar, ProgressLines
@@ -199,7 +199,7 @@ class _Turns(TrainerCallback):
 
 def _rows(task: str, config: EncoderConfig, settings: Settings, turns: _Turns) -> list[Row]:
     place = Place(
-        device=settings.device, precision=settings.precision, seed=settings.seed, settings=setting_words(settings)
+        device=settings.device, precision=settings.precision, seed=settings.seed, facts=setting_facts(settings)
     )
     ratios = [engine / hand for engine, hand in zip(turns.engine, turns.hand, strict=True)]
     shares = [loading / hand for loading, hand in zip(turns.loading, turns.hand, strict=True)]
@@ -222,7 +222,7 @@ def _rows(task: str, config: EncoderConfig, settings: Settings, turns: _Turns) -
             spread=found.spread,
             repeats=len(values),
             study="overhead",
-            sizes=f"b={settings.batch_size} threads={torch.get_num_threads()}",
+            facts={"b": settings.batch_size, "threads": torch.get_num_threads()},
         )
         rows.append(row)
     return rows

@@ -111,10 +111,10 @@ def _measure(source: ArenaTask, batch: int, seed: int, folder: Path) -> Iterable
     arrays: dict[str, Any] = {method: values.numpy() for method, values in scores.items()}
     with whole_bytes(_file(folder, source.task, seed)) as file:
         np.savez(file, **arrays)
-    sizes, n = f"task={source.task} b={batch} steps={STEPS}", source.sizes.max_length
+    facts, n = {"task": source.task, "b": batch, "steps": STEPS}, source.sizes.max_length
     for method, values in scores.items():
-        yield spread_row(_SCORE, method, values, n=n, sizes=sizes, seed=seed)
-        yield spread_row(_RATIO, method, values / scores["softmax"], n=n, sizes=sizes, seed=seed)
+        yield spread_row(_SCORE, method, values, n=n, facts=facts, seed=seed)
+        yield spread_row(_RATIO, method, values / scores["softmax"], n=n, facts=facts, seed=seed)
 
 
 def _file(folder: Path, task: str, seed: int) -> Path:
@@ -175,7 +175,7 @@ def _ratios(rows: Sequence[Row]) -> dict[str, dict[str, list[float]]]:
 
 
 def _task(row: Row) -> str:
-    return row.sizes.partition("task=")[2].partition(" ")[0]
+    return row.facts["task"]
 
 
 def _tables(rows: Sequence[Row]) -> Sequence[Table]:

@@ -139,7 +139,7 @@ def _rows(trace: Trace, source: ArenaTask, method: str, rate: float, seed: int, 
             value=value,
             unit="",
             n=source.sizes.max_length,
-            sizes=f"learning_rate={rate:g} b={batch} steps={len(trace.loss)}",
+            facts={"learning_rate": f"{rate:g}", "b": batch, "steps": len(trace.loss)},
             seed=seed,
             device=torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),
         )
@@ -160,7 +160,7 @@ def _file(folder: Path, method: str, rate: float, seed: int | None) -> Path:
 
 
 def _rate(row: Row) -> float:
-    return float(row.sizes.partition("learning_rate=")[2].partition(" ")[0])
+    return float(row.facts["learning_rate"])
 
 
 def _values(rows: Sequence[Row], quantity: str) -> dict[str, dict[float, dict[int | None, float]]]:

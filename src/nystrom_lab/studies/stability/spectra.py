@@ -131,15 +131,15 @@ def _measure_new(source: ArenaTask, folder: Path) -> Iterable[Row]:
 def _rows(task: str, models: Mapping[str, Model], batch: Batch) -> Iterable[Row]:
     n = batch["input_ids"].shape[-1]
     for weights, model in models.items():
-        sizes = f"task={task} weights={weights} b={len(batch['labels'])}"
+        facts = {"task": task, "weights": weights, "b": len(batch["labels"])}
         values = output_singular_values(model, batch)
         relative, square = values / values[:, :1], values.square()
         for place in range(values.shape[1]):
-            yield spread_row(_VALUE, "softmax", relative[:, place], n=n, m=place + 1, sizes=sizes, dtype="float64")
+            yield spread_row(_VALUE, "softmax", relative[:, place], n=n, m=place + 1, facts=facts, dtype="float64")
         for rank in _RANKS:
             error = (square[:, rank:].sum(dim=1) / square.sum(dim=1)).sqrt()
-            yield spread_row(_ERROR, "softmax", error, n=n, m=rank, sizes=sizes, dtype="float64")
-        yield spread_row(_ACCURACY, "softmax", torch.tensor([evaluate(model, [batch])[1]]), n=n, sizes=sizes)
+            yield spread_row(_ERROR, "softmax", error, n=n, m=rank, facts=facts, dtype="float64")
+        yield spread_row(_ACCURACY, "softmax", torch.tensor([evaluate(model, [batch])[1]]), n=n, facts=facts)
 
 
 def output_singular_values(model: Model, batch: Batch) -> Float[Tensor, "b w"]:
@@ -170,7 +170,7 @@ def _panels(rows: Sequence[Row], quantity: str) -> dict[str, dict[str, dict[int,
     found: dict[str, dict[str, dict[int, Row]]] = {}
     for row in rows:
         if row.quantity == quantity:
-            task, weights = (part.partition("=")[2] for part in row.sizes.split()[:2])
+            task, weights = row.facts["task"], row.facts["weights"]
             found.setdefault(task, {}).setdefault(weights, {})[row.m or 0] = row
     return found
 

@@ -117,7 +117,7 @@ def _row(task: str, method: str, seed: int, step: int, seconds: float, loss: flo
         method=method,
         value=math.nan if lost else loss,
         unit="",
-        sizes=f"task={task} step={step} seconds={seconds:.3f}",
+        facts={"task": task, "step": step, "seconds": f"{seconds:.3f}"},
         seed=seed,
         device=cpu_name(),
         note="the loss is not finite" if lost else "",
@@ -128,7 +128,7 @@ def _curves(rows: Sequence[Row]) -> dict[str, dict[str, _Curve]]:
     """Curves by task and method: means of the seeds over the steps that all of them came to."""
     runs: dict[str, dict[str, dict[int | None, _Curve]]] = {}
     for row in rows:
-        task, step, seconds = (part.partition("=")[2] for part in row.sizes.split())
+        task, step, seconds = (row.facts[name] for name in ("task", "step", "seconds"))
         seeds = runs.setdefault(task, {}).setdefault(row.method, {})
         seeds.setdefault(row.seed, {})[int(step)] = (float(seconds), row.value)
     return {

@@ -1,7 +1,7 @@
 """Accuracy of fine-tuned models on short and on long texts, from the predictions that their runs wrote."""
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ BOUNDS = (128, 256, 511, 512)
 
 
 def rows_by_length(
-    predictions: Path, lengths: NDArray[Any], *, split: str, method: str, precision: str, sizes: str
+    predictions: Path, lengths: NDArray[Any], *, split: str, method: str, precision: str, facts: Mapping[str, object]
 ) -> Iterable[Row]:
     """The accuracy on the texts of each part, with its interval; parts without texts have no row.
 
@@ -26,7 +26,7 @@ def rows_by_length(
         split: Name of the split.
         method: Attention by its name with size.
         precision: Of the run.
-        sizes: What rows say of the run.
+        facts: Of the run.
 
     Raises:
         ValueError: The predictions are of other texts.
@@ -46,7 +46,7 @@ def rows_by_length(
             low, high = wilson(accuracy, len(those))
             yield new_row(
                 study="", quantity=f"{split} accuracy of texts of {shortest} to {bound} tokens", method=method,
-                value=accuracy, unit="", low=low, high=high, repeats=len(those), n=bound, dtype=precision, sizes=sizes,
+                value=accuracy, unit="", low=low, high=high, repeats=len(those), n=bound, dtype=precision, facts=facts,
                 device=cpu_name(), seed=0,
             )  # fmt: skip
         shortest = bound + 1

@@ -224,7 +224,7 @@ def _measure(task: str, method: str, training: Training, setting: Setting, folde
     run = train(training._replace(arguments=arguments), runs)
     kind = "search" if arguments.get("search") else "run"
     for row in read_rows(run.rows):
-        yield replace(row, method=method, sizes=f"{row.sizes} task={task} kind={kind}")
+        yield replace(row, method=method).with_facts(task=task, kind=kind)
 
 
 def _made(setting: Setting, name: str, runs: Path) -> str:
@@ -245,10 +245,10 @@ def _measure_lengths(setting: Setting, tasks: Sequence[str], model: Path, folder
         name, split = _scored(setting.data / task, task, model)
         for m in _LANDMARKS:
             share = split.longer_than(m)
-            sizes = f"model={model.name} task={task} kind=lengths"
+            facts = {"model": model.name, "task": task, "kind": "lengths"}
             yield new_row(
                 study="", quantity=f"{name} {SHARE}", method="nystrom", value=share, unit="", m=m, n=512,
-                sizes=sizes, device=cpu_name(), repeats=len(split),
+                facts=facts, device=cpu_name(), repeats=len(split),
             )  # fmt: skip
 
 
@@ -270,7 +270,7 @@ def _measure_by_length(
             run = train(training, folder.parent / f"finetuning-{setting.size}")
             yield from rows_by_length(
                 run.path / "predictions" / f"{name}.tsv", split.lengths, split=name, method=method,
-                precision=setting.precision, sizes=f"model={model.name} task={task} kind=by-length",
+                precision=setting.precision, facts={"model": model.name, "task": task, "kind": "by-length"},
             )  # fmt: skip
 
 
@@ -284,7 +284,7 @@ def _measure_swapped(
     methods = (EXACT, *case.swapped)
     data, precision = setting.data / task, setting.precision
     for row in swapped_rows(run.best, task, data, methods, name=model.name, precision=precision):
-        yield replace(row, sizes=f"{row.sizes} task={task} kind=swapped")
+        yield row.with_facts(task=task, kind="swapped")
 
 
 def _measure_steps(setting: Setting, task: str, case: Case, model: str, max_length: int, folder: Path) -> Iterable[Row]:
@@ -292,7 +292,7 @@ def _measure_steps(setting: Setting, task: str, case: Case, model: str, max_leng
     made, length = _made(setting, model, folder.parent / f"finetuning-{setting.size}"), {"max_length": max_length}
     arguments = {method: _arguments(setting, task, method, made) | length for method in case.methods}
     for row in step_times(task, arguments, precision=setting.precision):
-        yield replace(row, sizes=f"{row.sizes} task={task} kind=steps")
+        yield row.with_facts(task=task, kind="steps")
 
 
 STUDIES = {

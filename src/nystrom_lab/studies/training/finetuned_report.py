@@ -75,11 +75,6 @@ class Score(NamedTuple):
         return math.hypot(math.sqrt(p * (1 - p) * (2 - p) / (2 * self.positives * self.texts)), of_seeds)
 
 
-def word(row: Row, name: str) -> str:
-    """A word of a row's sizes; "" where it has none."""
-    return next((part[len(name) + 1 :] for part in row.sizes.split() if part.startswith(f"{name}=")), "")
-
-
 def scores(rows: Sequence[Row], kind: str = "run", *, n: int | None = None) -> dict[tuple[str, str], Score]:
     """Scores by task and method; of runs of up to n tokens, where n is given.
 
@@ -87,9 +82,9 @@ def scores(rows: Sequence[Row], kind: str = "run", *, n: int | None = None) -> d
     """
     found: dict[tuple[str, str], dict[str, dict[int | None, Row]]] = {}
     for row in rows:
-        task = word(row, "task")
+        task = row.fact("task")
         split, _, metric = row.quantity.partition(" ")
-        of_kind = word(row, "kind") == kind and (n is None or row.n == n)
+        of_kind = row.fact("kind") == kind and (n is None or row.n == n)
         if not of_kind or split not in ("test", "validation") or metric != find_labelled(task).metrics[0]:
             continue
         seeds = found.setdefault((task, row.method), {}).setdefault(row.dtype, {})
@@ -105,20 +100,20 @@ def scores(rows: Sequence[Row], kind: str = "run", *, n: int | None = None) -> d
 def _score(task: str, rows: Sequence[Row]) -> Score:
     split, texts = rows[0].quantity.partition(" ")[0], rows[0].repeats
     whole = split == "test" and texts == _TESTS.get(task)
-    own = not whole and any(word(row, "splits") == "own" for row in rows)
+    own = not whole and any(row.fact("splits") == "own" for row in rows)
     return Score(tuple(row.value for row in rows), texts, own, split, _POSITIVES.get(task))
 
 
 def _shares(rows: Sequence[Row]) -> dict[tuple[str, int | None], float]:
     """Share of the scored texts that are longer than m, by task and m."""
-    return {(word(row, "task"), row.m): row.value for row in rows if word(row, "kind") == "lengths"}
+    return {(row.fact("task"), row.m): row.value for row in rows if row.fact("kind") == "lengths"}
 
 
 def _number(rows: Sequence[Row], task: str, method: str, quantity: str, kind: str) -> str:
     values = [
         row.value
         for row in rows
-        if (word(row, "task"), row.method, row.quantity, word(row, "kind")) == (task, method, quantity, kind)
+        if (row.fact("task"), row.method, row.quantity, row.fact("kind")) == (task, method, quantity, kind)
     ]
     if not values:
         return ""
@@ -166,7 +161,7 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
     swapped = scores(rows, "swapped")
     if swapped:
         changes = {
-            (word(row, "task"), row.method): row.value
+            (row.fact("task"), row.method): row.value
             for row in rows
             if row.quantity.endswith("predictions that change")
         }
@@ -183,8 +178,8 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
         best = max(trials, key=lambda row: row.value)
         cells = []
         for row in trials:
-            after = searched[word(row, "task"), row.method].shown if row is best else ""
-            batch, rate = word(row, "batch_size"), word(row, "learning_rate")
+            after = searched[row.fact("task"), row.method].shown if row is best else ""
+            batch, rate = row.fact("batch_size"), row.fact("learning_rate")
             cells.append([row.method, batch, rate, f"{100 * row.value:.1f}", after])
         heads = ["attention", "batch", "rate", "validation F1", "test F1"]
         tables.append(Table("the search on mrpc; the best on validation is tested", heads, cells))
@@ -194,9 +189,9 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
 def _tables_by_length(rows: Sequence[Row]) -> list[Table]:
     """The accuracy on short and on long texts, less that of exact attention; a table for each task."""
     tables = []
-    those = [row for row in rows if word(row, "kind") == "by-length"]
-    for task in dict.fromkeys(word(row, "task") for row in those):
-        found = {(row.method, row.n): row for row in those if word(row, "task") == task}
+    those = [row for row in rows if row.fact("kind") == "by-length"]
+    for task in dict.fromkeys(row.fact("task") for row in those):
+        found = {(row.method, row.n): row for row in those if row.fact("task") == task}
         lengths = sorted({n for _, n in found if n is not None})
         lines = []
         for method in dict.fromkeys(method for method, _ in found):

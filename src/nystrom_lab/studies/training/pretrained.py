@@ -144,19 +144,18 @@ def _measure(name: str, trainings: Mapping[str, Training], size: str, folder: Pa
     curves, results = read_curves(run.curves), read_rows(run.rows)
     length = run.read()["settings"]["length"]
     for row in results:
-        yield replace(row, method=name, n=length, sizes=f"{row.sizes} after=best")
+        yield replace(row, method=name, n=length).with_facts(after="best")
     for quantity in (MLM, SOP):
         [model] = [row for row in results if row.quantity == quantity]
         for step, value, seconds in curves[quantity]:
             low, high = wilson(value, model.repeats)
-            sizes = f"{model.sizes} after={step:.0f} seconds={seconds:.1f}"
-            yield replace(model, method=name, n=length, value=value, low=low, high=high, sizes=sizes)
+            point = replace(model, method=name, n=length, value=value, low=low, high=high)
+            yield point.with_facts(after=f"{step:.0f}", seconds=f"{seconds:.1f}")
 
 
 def _step(row: Row) -> float | None:
     """The step that a row is of; None for the results of the best checkpoint."""
-    word = next(word for word in row.sizes.split() if word.startswith("after="))[len("after=") :]
-    return None if word == "best" else float(word)
+    return None if row.facts["after"] == "best" else float(row.facts["after"])
 
 
 def _last(rows: Sequence[Row], quantity: str) -> dict[str, Row]:

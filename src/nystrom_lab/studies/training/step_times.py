@@ -62,8 +62,8 @@ def step_times(task: str, arguments: Mapping[str, Mapping[str, Any]], *, precisi
     times = in_turns({method: partial(seconds, call, _CPU) for method, call in calls.items()}, ROUNDS)
     exact, *_ = ([value / BATCHES for value in taken] for taken in times.values())
     tokens = sum(batch["input_ids"].numel() for batch in batches)
-    sizes = f"model={Path(first['model']).name} b={PRESET.batch_size} batches={BATCHES} tokens={tokens}"
-    shared = {"device": cpu_name(), "dtype": precision, "sizes": sizes, "n": max_length, "seed": 0}
+    facts = {"model": Path(first["model"]).name, "b": PRESET.batch_size, "batches": BATCHES, "tokens": tokens}
+    shared = {"device": cpu_name(), "dtype": precision, "facts": facts, "n": max_length, "seed": 0}
     for method, measured in times.items():
         memory, taken = peak_bytes(calls[method], _CPU) / 1e6, [value / BATCHES for value in measured]
         yield from timed_rows(method, taken, exact, ("step time", "step time / exact"), **shared)

@@ -58,9 +58,9 @@ def swapped_rows(
         )
         guess = predicted(logits, classes=found.classes is not None)
         first = guess if first is None else first
-        sizes = f"model={name} splits={'published' if found.published else 'own'}"
         shared: dict[str, Any] = {
-            "study": "", "method": method, "unit": "", "n": PRESET.max_length, "repeats": len(split), "sizes": sizes,
+            "study": "", "method": method, "unit": "", "n": PRESET.max_length, "repeats": len(split),
+            "facts": {"model": name, "splits": "published" if found.published else "own"},
             "dtype": precision, "device": cpu_name(), "seed": 0,
         }  # fmt: skip
         assert split.labels is not None, "the test texts have labels, and validation always has"

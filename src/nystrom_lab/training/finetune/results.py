@@ -35,11 +35,15 @@ class ResultRows:
         self.method, self.size = sized_name(settings.attention, settings.options)
         if getattr(config, "conv_kernel_size", None) is not None:
             self.method += "+skip"
-        sizes = {"model": settings.model, "layers": getattr(config, "num_hidden_layers", None)}
-        sizes |= {"width": getattr(config, "hidden_size", None), "heads": getattr(config, "num_attention_heads", None)}
-        sizes |= {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
-        sizes |= {"splits": None if published else "own"}
-        self.sizes = " ".join(f"{name}={value}" for name, value in sizes.items() if value is not None)
+        self.facts = {
+            "model": settings.model,
+            "layers": getattr(config, "num_hidden_layers", None),
+            "width": getattr(config, "hidden_size", None),
+            "heads": getattr(config, "num_attention_heads", None),
+            "batch_size": settings.batch_size,
+            "learning_rate": settings.learning_rate,
+            "splits": None if published else "own",
+        }
 
     def row(self, quantity: str, value: float, unit: str = "", *, samples: int = 1) -> Row:
         """A row; an accuracy has its 95 % interval over `samples` texts."""
@@ -56,7 +60,7 @@ class ResultRows:
             repeats=samples,
             n=settings.max_length,
             m=self.size,
-            sizes=self.sizes,
+            facts=self.facts,
             dtype=settings.precision,
             seed=settings.seed,
             device=torch.cuda.get_device_name() if settings.device == "cuda" else cpu_name(),

@@ -3,7 +3,6 @@
 The same rows come from scoring a saved model.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def finish(
         device=settings.device,
         precision=settings.precision,
         seed=settings.seed,
-        settings=_words(settings),
+        facts=_facts(settings),
         command=command,
     )
     rows = score_rows(model.config, scores, place, length=settings.length)
@@ -128,7 +127,7 @@ def score_rows(config: EncoderConfig, scores: Scores, place: Place, *, length: i
                 spread=spread,
                 repeats=samples,
                 study=STUDY,
-                sizes="" if length == config.max_position_embeddings else f"length={length}",
+                facts={} if length == config.max_position_embeddings else {"length": length},
             )
             for quantity, value, spread in measured
         ]
@@ -144,16 +143,15 @@ def summary(scores: Scores) -> str:
     )
 
 
-def _words(settings: PretrainingSettings) -> str:
+def _facts(settings: PretrainingSettings) -> dict[str, object]:
     """What tells runs apart: the preset, the model that it starts from, and the training."""
-    named: Sequence[tuple[str, object]] = (
-        ("preset", settings.preset),
-        ("model", settings.model),
-        ("steps", settings.steps),
-        ("batch", settings.batch_size),
-        ("lr", settings.learning_rate),
-    )
-    return " ".join(f"{name}={value}" for name, value in named if value is not None)
+    return {
+        "preset": settings.preset,
+        "model": settings.model,
+        "steps": settings.steps,
+        "batch": settings.batch_size,
+        "lr": settings.learning_rate,
+    }
 
 
 def _save(model: EncoderForPreTraining, data: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ from nystrom.whole_folders import whole_folder
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.curves import draw_curves
 from nystrom_lab.training.data.tasks import Model, Splits, class_names, find_task
-from nystrom_lab.training.results import Place, accuracy_row, result_row, setting_words
+from nystrom_lab.training.results import Place, accuracy_row, result_row, setting_facts
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.masked_trainer import ACCURACY, LOSS, MaskedTrainer
 from nystrom_lab.training.run.trainer import EncoderTrainer
@@ -153,8 +153,7 @@ def _write_curves(trainer: EncoderTrainer, run: RunFolder) -> None:
 
 
 def _place(settings: Settings, command: str) -> Place:
-    words = setting_words(settings)
-    return Place(settings.device, settings.precision, settings.seed, settings=words, command=command)
+    return Place(settings.device, settings.precision, settings.seed, setting_facts(settings), command)
 
 
 def _costs(trainer: EncoderTrainer) -> Costs:

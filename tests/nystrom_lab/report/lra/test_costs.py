@@ -18,7 +18,7 @@ def rows_of(task, method, seconds, megabytes):
                     value=value,
                     unit=unit,
                     device="a device",
-                    sizes="layers=2 preset=demo",
+                    facts={"layers": 2, "preset": "demo"},
                     seed=seed,
                 )
             )
@@ -50,7 +50,7 @@ def test_hours_and_gigabytes_are_shown_alone_too(capsys):
 def test_notes_say_whose_steps_they_are_and_the_papers_line_comes_once():
     other = [
         dataclasses.replace(
-            row, sizes="layers=2 preset=skyformer", value=9000 if row.quantity == "steps" else row.value
+            row, facts={"layers": 2, "preset": "skyformer"}, value=9000 if row.quantity == "steps" else row.value
         )
         for row in rows_of("text", "nystrom-128", [90_000], [4000])
     ]

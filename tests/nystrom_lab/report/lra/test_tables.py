@@ -12,7 +12,7 @@ from nystrom_lab.report.lra.tables import lra_lines, lra_markdown, print_lra
 from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
 
 
-def rows_of(task, method, shares, preset="skyformer", steps=50_000, samples=2_000, first_seed=0, n=None):
+def rows_of(task, method, shares, preset="skyformer", steps=50_000, samples=2_000, first_seed=0, n=None, **changes):
     rows = []
     for seed, share in enumerate(shares, first_seed):
         for quantity, value, repeats in (("test accuracy", share, samples), ("steps", steps, 1)):
@@ -25,7 +25,7 @@ def rows_of(task, method, shares, preset="skyformer", steps=50_000, samples=2_00
                 device="a device",
                 repeats=repeats,
                 n=n,
-                sizes=f"layers=2 preset={preset}",
+                facts={"layers": 2, "preset": preset, **changes},
                 seed=seed,
                 command=f"nystrom train {task} --attention {method} --seed {seed} --to runs/{seed}",
             )
@@ -111,7 +111,7 @@ def test_the_papers_numbers_have_the_means_that_they_print(table, means):
 
 
 def test_sizes_of_a_method_and_changed_settings_are_lines_of_their_own():
-    changed = rows_of("listops", "nystrom-64", [0.5], preset="demo learning_rate=0.01")
+    changed = rows_of("listops", "nystrom-64", [0.5], preset="demo", learning_rate=0.01)
     rows = [*rows_of("listops", "nystrom-32", [0.3]), *rows_of("listops", "nystrom-64", [0.4]), *changed]
     names = [name for name, _ in lra_lines(rows)]
     assert names == [

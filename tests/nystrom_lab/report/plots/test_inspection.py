@@ -18,7 +18,7 @@ def rows():
     found = []
     for layer in (0, 2):
         for head in range(3):
-            at = {"sizes": f"layer={layer} head={head} r=8"}
+            at = {"facts": {"layer": layer, "head": head, "r": 8}}
             found += [replace(ROW, method=name, m=m, value=(1 + layer + head) / 8, **at) for name, m in METHODS.items()]
             found += [
                 replace(ROW, quantity=fact, method="softmax", value=1 + head, **at)

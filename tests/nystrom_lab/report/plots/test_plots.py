@@ -37,7 +37,7 @@ def drawn(monkeypatch):
 
 @pytest.fixture
 def rows():
-    common = {"study": "efficiency", "device": "cpu", "sizes": "b=1"}
+    common = {"study": "efficiency", "device": "cpu", "facts": {"b": 1}}
     return [
         new_row(
             quantity=f"{timed} {what}", method=method, n=n, value=n / 10, low=n / 20, high=n / 5, unit=unit, **common
@@ -172,7 +172,7 @@ def test_training_steps_have_a_dot_per_method_in_each_task(drawn, tmp_path):
     rows = [
         new_row(
             study="training", quantity=f"{task} step {what}", method=method, n=24, value=value, unit=unit, device="cpu",
-            sizes="b=2 layers=2", note="too long" if math.isnan(value) else "",
+            facts={"b": 2, "layers": 2}, note="too long" if math.isnan(value) else "",
         )
         for task in ("text", "image")
         for method, value in (("softmax", 4.0), ("nystrom-8", math.nan if task == "image" else 2.0))

@@ -65,7 +65,7 @@ def test_the_rule_decides_both_ways_and_figure_2_claims_nothing():
                 value=value,
                 unit="",
                 device="cpu",
-                sizes="weights=pretrained layer=0",
+                facts={"weights": "pretrained", "layer": 0},
             )
             for quantity, value in ((SIMILAR, share), ("cosine similarity", 0.8), ("total variation of a row", 0.2))
         ]

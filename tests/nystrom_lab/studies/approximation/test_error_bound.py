@@ -66,10 +66,9 @@ def test_an_interrupted_study_goes_on_and_ends_like_one_that_was_not(tiny_settin
 
 
 def row_of(quantity, value, *, m=64, k=None):
-    step = "" if k is None else f" k={k}"
     return new_row(
         study="", quantity=quantity, method="nystrom", value=value, unit="", device="cpu", n=512, m=m,
-        sizes=f"weights=pretrained inverse=iterative{step}",
+        facts={"weights": "pretrained", "inverse": "iterative", "k": k},
     )  # fmt: skip
 
 

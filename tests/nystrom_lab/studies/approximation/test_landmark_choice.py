@@ -1,4 +1,4 @@
-from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -95,15 +95,15 @@ def test_an_interrupted_study_goes_on_and_draws_maps_of_six_heads(setting, tmp_p
 def made(name, rows):
     """The rows of another part."""
     weights, _, layer = name.partition("-layer=")
-    return [
-        replace(row, sizes=row.sizes.replace("weights=pretrained layer=0", f"weights={weights} layer={layer}"))
-        for row in rows
-    ]
+    return [row.with_facts(weights=weights, layer=layer) if row.fact("weights") else row for row in rows]
 
 
-def row_of(quantity, method, value, *, m=64, n=512, sizes="weights=pretrained layer=0 inverse=iterative"):
+PRETRAINED = MappingProxyType({"weights": "pretrained", "layer": 0, "inverse": "iterative"})
+
+
+def row_of(quantity, method, value, *, m=64, n=512, facts=PRETRAINED):
     return new_row(
-        study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=n, m=m, sizes=sizes,
+        study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=n, m=m, facts=facts,
         dtype="float64",
     )  # fmt: skip
 
@@ -114,11 +114,11 @@ def choice_rows(*, ours=0.5, drawn=0.8, clusters=0.48, nearer=0.7, means=1.0, km
         row_of(MATRIX, "nystrom-uniform", drawn),
         row_of(MATRIX, "nystrom-kmeans", clusters),
         row_of(NEARER, "nystrom", nearer),
-        row_of(CHOOSING, "nystrom", means, sizes="b=1"),
-        row_of(CHOOSING, "nystrom-kmeans", kmeans, sizes="b=1"),
+        row_of(CHOOSING, "nystrom", means, facts={"b": 1}),
+        row_of(CHOOSING, "nystrom-kmeans", kmeans, facts={"b": 1}),
         # Rows that no rule reads.
-        row_of(MATRIX, "nystrom", 99.0, sizes="weights=initialised layer=0 inverse=iterative"),
-        row_of(MATRIX, "nystrom", 99.0, sizes="weights=pretrained layer=0 inverse=exact"),
+        row_of(MATRIX, "nystrom", 99.0, facts={"weights": "initialised", "layer": 0, "inverse": "iterative"}),
+        row_of(MATRIX, "nystrom", 99.0, facts={"weights": "pretrained", "layer": 0, "inverse": "exact"}),
     ]
 
 
@@ -136,7 +136,7 @@ def number_rows(*, matrix=(0.7, 0.6, 0.4), output=(0.5, 0.3, 0.2), good=0.6, tim
     rows = [row_of(GOOD, "nystrom", good)]
     for m, *values in zip((16, 64, 256), matrix, output, times, strict=True):
         rows += [row_of(MATRIX, "nystrom", values[0], m=m), row_of(OUTPUT, "nystrom", values[1], m=m)]
-        rows.append(row_of(ATTENTION, "nystrom", values[2], m=m, sizes="b=1"))
+        rows.append(row_of(ATTENTION, "nystrom", values[2], m=m, facts={"b": 1}))
     return rows
 
 

@@ -28,7 +28,7 @@ def only(rows, quantity, method, m=None):
 
 def test_rows_are_those_of_scipys_singular_values(tokens):
     q, k = tokens
-    rows = list(spectrum_rows(q, k, sizes="weights=pretrained"))
+    rows = list(spectrum_rows(q, k, facts={"weights": "pretrained"}))
     scores = (q @ k.mT / 2).numpy()
     distances = ((q[..., :, None, :] - k[..., None, :, :]) ** 2).sum(-1).numpy()
     matrices = {
@@ -52,7 +52,7 @@ def test_rows_are_those_of_scipys_singular_values(tokens):
 def test_condition_numbers_beyond_float64_count_as_what_it_resolves():
     # Equal tokens make matrices of rank one.
     ones = torch.ones(1, 2, 16, 4, dtype=torch.float64)
-    rows = list(spectrum_rows(ones, ones, sizes="weights=pretrained"))
+    rows = list(spectrum_rows(ones, ones, facts={"weights": "pretrained"}))
     limit = -math.log10(16 * 2.0**-52)
     assert only(rows, low_rank.CONDITION, "softmax").value == pytest.approx(limit)
     # Neither of two such matrices is known to be the better one.
@@ -62,7 +62,7 @@ def test_condition_numbers_beyond_float64_count_as_what_it_resolves():
 def row_of(quantity, method, value, weights, m=None, repeats=12):
     return new_row(
         study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=512, m=m, repeats=repeats,
-        sizes=f"weights={weights} layer=0",
+        facts={"weights": weights, "layer": 0},
     )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_each_rule_decides_both_ways(place, quantity, method, value):
     assert [verdict.agrees for verdict in STUDY.verdicts(agreeing())] == [True] * 6
     changed = [
         replace(row, value=value)
-        if (row.quantity, row.method) == (quantity, method) and "pretrained" in row.sizes
+        if (row.quantity, row.method) == (quantity, method) and "pretrained" in row.words
         else row
         for row in agreeing()
     ]
@@ -104,7 +104,7 @@ def test_each_rule_decides_both_ways(place, quantity, method, value):
 def test_too_few_heads_and_one_kind_of_weights_cannot_tell():
     few = [replace(row, repeats=3) for row in agreeing()]
     assert [verdict.agrees for verdict in STUDY.verdicts(few)] == [True] * 4 + [None] * 2
-    one = [row for row in agreeing() if "pretrained" in row.sizes]
+    one = [row for row in agreeing() if "pretrained" in row.words]
     assert [verdict.agrees for verdict in STUDY.verdicts(one)] == [None] * 5 + [True]
 
 

@@ -104,7 +104,7 @@ def test_the_attention_matrix_is_that_of_the_inverse_after_k_iterations(layers):
     made = left @ true_inverse(landmark_matrix(heads, 4)) @ right
     error = torch.linalg.matrix_norm(made - s) / torch.linalg.matrix_norm(s)
     assert one(rows, MATRIX, "exact").value == pytest.approx(error.quantile(0.5).item(), rel=1e-9)
-    assert {row.sizes.split()[-1] for row in rows} == {"k=0", "k=1", "k=2", "weights=pretrained"}
+    assert {row.words.split()[-1] for row in rows} == {"k=0", "k=1", "k=2", "weights=pretrained"}
 
 
 @pytest.mark.long
@@ -150,20 +150,20 @@ def test_six_heads_have_a_line_each(tiny_setting, tmp_path):
     assert summary.figures == ["supplement-figure-4.png"]
 
 
-def row_of(quantity, value, *, method="paper", sizes="", m=64, **spread):
+def row_of(quantity, value, *, method="paper", facts=None, m=64, **spread):
     return new_row(
         study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=512, m=m,
-        sizes=f"weights=pretrained {sizes}", dtype="float64", **spread,
+        facts={"weights": "pretrained", **(facts or {})}, dtype="float64", **spread,
     )  # fmt: skip
 
 
 def convergence_of(*, near=0.6, cubed=1.0, order=3.1, starts=1.0):
-    rows = [row_of(CONDITION, 10.0, method="softmax"), row_of(STARTS_BELOW, 0.5, sizes="k=0")]
-    rows += [row_of(REGULAR, starts, sizes="k=0")]
-    rows += [row_of(CUBED, cubed), row_of(MATRIX, 0.5, method="exact"), row_of(RESIDUAL, 0.1, sizes="k=6")]
+    rows = [row_of(CONDITION, 10.0, method="softmax"), row_of(STARTS_BELOW, 0.5, facts={"k": 0})]
+    rows += [row_of(REGULAR, starts, facts={"k": 0})]
+    rows += [row_of(CUBED, cubed), row_of(MATRIX, 0.5, method="exact"), row_of(RESIDUAL, 0.1, facts={"k": 6})]
     rows += [row_of(ORDER, 3.2, low=order, high=3.3)] if order else []
     for k in range(25):
-        rows += [row_of(NEAR, near, sizes=f"k={k}"), row_of(MATRIX, 0.4, sizes=f"k={k}")]
+        rows += [row_of(NEAR, near, facts={"k": k}), row_of(MATRIX, 0.4, facts={"k": k})]
     return rows
 
 
@@ -181,7 +181,7 @@ def test_each_rule_of_the_convergence_decides_both_ways():
 def test_the_rule_of_the_six_heads_decides_both_ways():
     def agrees(*distances):
         name = "distance of one head to the pseudoinverse"
-        return SIX.verdicts([row_of(name, value, sizes="k=6") for value in distances])[0].agrees
+        return SIX.verdicts([row_of(name, value, facts={"k": 6}) for value in distances])[0].agrees
 
     assert agrees(0.01, 0.1, 0.9, 1.0)
     assert not agrees(0.01, 0.2, 0.9, 1.0)

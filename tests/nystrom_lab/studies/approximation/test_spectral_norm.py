@@ -93,7 +93,7 @@ def _made(name):
 def row_of(method, m, value, *, n=512, weights="pretrained", quantity=RELATIVE):
     return new_row(
         study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=n, m=m,
-        sizes=f"weights={weights} b=2 h=4 d=8",
+        facts={"weights": weights, "b": 2, "h": 4, "d": 8},
     )  # fmt: skip
 
 

@@ -9,14 +9,13 @@ from nystrom.kernels import gaussian_kernel
 from nystrom.linalg import complete
 from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.approximation import draw_findings as findings
-from nystrom_lab.studies.approximation.real_heads.selection import word_of
 from nystrom_lab.studies.approximation.statistical_dimension import EPSILONS, STUDIES, head_rows
 from nystrom_lab.studies.reproduce.encoders import find_encoder
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
 
 STUDY = STUDIES["skyformer-theorem-2"]
-HEAD = "weights=pretrained layer=0 head=first"
+HEAD = {"weights": "pretrained", "layer": 0, "head": "first"}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def tokens():
 
 @pytest.fixture(scope="module")
 def rows(tokens):
-    return list(head_rows(*tokens, columns=(4, 8, 16, 32), draws=40, leverage=True, sizes=HEAD))
+    return list(head_rows(*tokens, columns=(4, 8, 16, 32), draws=40, leverage=True, facts=HEAD))
 
 
 def only(rows, quantity, **wanted):
@@ -37,7 +36,7 @@ def only(rows, quantity, **wanted):
         for row in rows
         if row.quantity == quantity
         and all(getattr(row, name) == value for name, value in wanted.items())
-        and (eps is None or word_of(row, "eps") == str(eps))
+        and (eps is None or row.fact("eps") == str(eps))
     )
     return row
 
@@ -70,7 +69,7 @@ def test_shares_and_quantiles_are_of_the_draws(rows):
 
 
 def test_a_number_of_draws_that_is_not_found_says_so(tokens):
-    few = list(head_rows(*tokens, columns=(2, 4), draws=20, leverage=False, sizes=HEAD))
+    few = list(head_rows(*tokens, columns=(2, 4), draws=20, leverage=False, facts=HEAD))
     missing = only(few, findings.NEEDED_ORDER, eps=0.02)
     assert math.isnan(missing.value)
     assert missing.note == "more than 4 draws"
@@ -79,7 +78,7 @@ def test_a_number_of_draws_that_is_not_found_says_so(tokens):
 def row_of(quantity, method, value, *, head=HEAD, eps=None, m=None, n=256, repeats=1):
     return new_row(
         study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=n, m=m, repeats=repeats,
-        sizes=head if eps is None else f"{head} eps={eps}", note="more than 256 draws" if math.isnan(value) else "",
+        facts=head if eps is None else {**head, "eps": eps}, note="more than 256 draws" if math.isnan(value) else "",
     )  # fmt: skip
 
 
@@ -94,7 +93,7 @@ def agreeing():
             row_of(findings.ORDERED, "uniform", 1.0, eps=eps, m=256),
         ]
     for weights in ("initialised", "pretrained"):
-        head = HEAD.replace("pretrained", weights)
+        head = {**HEAD, "weights": weights}
         for n, dimension in ((64, 40.0), (512, 50.0), (1024, 55.0)):
             rows.append(row_of(findings.DIMENSION, "lengths", dimension, head=head, eps=0.1, n=n))
     for quantity in (findings.TENTH, findings.WHOLE_TENTH):
@@ -132,7 +131,7 @@ def test_each_rule_decides_both_ways(place, change):
 def test_draws_that_are_not_found_within_the_bound_disagree():
     rows = [
         replace(row, value=math.nan, note="more than 256 draws")
-        if row.quantity == findings.NEEDED_ORDER and word_of(row, "eps") == "0.5"
+        if row.quantity == findings.NEEDED_ORDER and row.fact("eps") == "0.5"
         else row
         for row in agreeing()
     ]
@@ -158,7 +157,7 @@ def test_growth_against_the_dimension_and_beyond_the_logarithm_disagree():
     ]
     assert STUDY.verdicts(falling)[GROWTH].agrees is False
     linear = [
-        replace(row, value=100.0) if row.method == "lengths" and row.n == 1024 and "pretrained" in row.sizes else row
+        replace(row, value=100.0) if row.method == "lengths" and row.n == 1024 and "pretrained" in row.words else row
         for row in agreeing()
     ]
     assert [verdict.agrees for verdict in STUDY.verdicts(linear)][INITIALISED:KERNELS] == [True, False]
@@ -181,8 +180,8 @@ def test_an_interrupted_study_goes_on_and_equals_an_uninterrupted_one(tiny_bert,
     def short(weights):
         def measure(folder):
             q, k, _ = encoder.record(16, 1, (0,), weights=weights)[0]
-            sizes = f"weights={weights} layer=0 head=first"
-            return head_rows(q[0, 0].double(), k[0, 0].double(), columns=(4, 16), draws=20, leverage=True, sizes=sizes)
+            facts = {"weights": weights, "layer": 0, "head": "first"}
+            return head_rows(q[0, 0].double(), k[0, 0].double(), columns=(4, 16), draws=20, leverage=True, facts=facts)
 
         return measure
 

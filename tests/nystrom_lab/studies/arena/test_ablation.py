@@ -21,7 +21,7 @@ STUDY = STUDIES["arena-ablation"]
 
 
 def rows_of(task, arm, *values, samples=2000):
-    shared = {"study": "", "method": arm, "unit": "", "device": "a CPU", "sizes": f"layers=2 task={task}"}
+    shared = {"study": "", "method": arm, "unit": "", "device": "a CPU", "facts": {"layers": 2, "task": task}}
     return [
         new_row(quantity=quantity, value=value, seed=seed, repeats=samples, **shared)
         for seed, accuracy in enumerate(values)

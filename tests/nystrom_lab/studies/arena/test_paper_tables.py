@@ -16,7 +16,7 @@ NYSTROMFORMER, SKYFORMER = STUDIES["nystromformer-table-3"], STUDIES["skyformer-
 def row(task, method, value, *, seed=0, preset="demo", samples=2000):
     return new_row(
         study="", quantity=f"{task} test accuracy", method=method, value=value, unit="", n=100, repeats=samples,
-        sizes=f"layers=2 preset={preset}", seed=seed, device="a CPU", command="nystrom train",
+        facts={"layers": 2, "preset": preset}, seed=seed, device="a CPU", command="nystrom train",
     )  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """The page of the studies says what the rows in results/ say."""
 
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ FILES = [
 def rows_by_study():
     rows = defaultdict(list)
     for row in (row for file in FILES for row in read_rows(file)):
-        rows[row.study].append(replace(row, sizes=row.sizes.rpartition("part=")[0].strip()))
+        rows[row.study].append(row.with_facts(part=None))
     return rows
 
 

@@ -26,7 +26,7 @@ class Squares:
             raise KeyboardInterrupt
         self.measured.append(number)
         row = new_row(study="", quantity="square", method="product", value=number**2, unit="", device="none", n=number)
-        return [dataclasses.replace(row, sizes="b=1")]
+        return [dataclasses.replace(row, facts={"b": 1})]
 
     def plan(self, setting):
         parts = [Part(f"n={i}", lambda folder, i=i: self.measure(i)) for i in range(4)]
@@ -82,7 +82,7 @@ def test_the_folder_holds_rows_figures_and_the_summary(squares, tmp_path):
     for name in (f"{NAME}.png", f"{NAME}.svg", f"{NAME}-again.png", f"{NAME}-again.svg"):
         assert (job.folder / name).stat().st_size > 0
     rows = read_rows(job.folder / "rows.csv")
-    assert [row.sizes for row in rows] == [f"b=1 part=n={i}" for i in range(4)]
+    assert [row.words for row in rows] == [f"b=1 part=n={i}" for i in range(4)]
     assert {row.study for row in rows} == {NAME}
     assert read_summary(job.folder) == summary
     assert summary.figures == [f"{NAME}.png", f"{NAME}-again.png"]

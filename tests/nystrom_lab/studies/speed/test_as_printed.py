@@ -17,7 +17,7 @@ TABLE_1, TABLE_2 = "nystromformer-table-1", "skyformer-table-2"
 def row(name, quantity, method, value, n=None):
     note = "too long" if math.isnan(value) else ""
     return new_row(
-        study=name, quantity=quantity, method=method, value=value, unit="", device="cpu", n=n, sizes="b=1", note=note
+        study=name, quantity=quantity, method=method, value=value, unit="", device="cpu", n=n, facts={"b": 1}, note=note
     )
 
 

@@ -39,7 +39,7 @@ def cells(*passes, **builds):
 def setup(cells, *, dtype="float32", **changes):
     """What `run_efficiency` would measure with these methods."""
     sizes = Sizes(1, 2, 8, 3, getattr(torch, dtype), CPU, "tokens")
-    plain = {"repeats": 3, "seed": 0, "threads": torch.get_num_threads(), "limit_seconds": 60.0}
+    plain = {"repeats": 3, "seed": 0, "threads": str(torch.get_num_threads()), "limit_seconds": 60.0}
     plain |= {"device": "cpu", "command": "nystrom bench efficiency --lengths 16"}
     return Setup(cells, sizes, dtype, **plain | changes)
 
@@ -62,7 +62,14 @@ def test_rows_hold_each_method_pass_quantity_and_length(tmp_path):
         assert row.m == (None if row.method == "softmax" else 8)
         assert row.value > 0
         assert row.low <= row.value <= row.high if timed else row.low is row.high is None
-        assert row.sizes == f"b=1 h=2 d=8 kernel=3 layout=tokens threads={torch.get_num_threads()}"
+        assert row.facts == {
+            "b": "1",
+            "h": "2",
+            "d": "8",
+            "kernel": "3",
+            "layout": "tokens",
+            "threads": str(torch.get_num_threads()),
+        }
 
 
 def test_the_skip_can_be_left_or_asked_for(tmp_path):
@@ -215,7 +222,7 @@ def test_threads_are_set_for_the_run_alone(tmp_path):
     rows = sweep_lengths((16,), setup(cells(counting=build), threads=other), tmp_path / "rows.csv")
     assert set(seen) == {other}
     assert torch.get_num_threads() == before
-    assert rows[0].sizes.endswith(f"threads={other}")
+    assert rows[0].words.endswith(f"threads={other}")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +297,7 @@ def test_rows_say_when_kernels_were_interpreted(tmp_path):
     asked = SMALL | {"lengths": (16,), "methods": ("softmax", "nystrom-triton-8"), "repeats": 1}
     rows = run_efficiency(**asked, skip="with", to=tmp_path)
     assert {row.method for row in rows} == {"softmax", "nystrom-triton-8+skip"}
-    assert all(row.sizes.endswith(" triton=interpreted") and row.note == "" for row in rows)
+    assert all(row.words.endswith(" triton=interpreted") and row.note == "" for row in rows)
 
 
 def test_compiled_methods_run_at_more_lengths_than_a_function_may_have_graphs(tmp_path):
@@ -335,7 +342,7 @@ def test_it_runs_on_a_gpu(tmp_path):
     for name in (*kernels, "nystrom-compiled-64", "floor"):
         assert all(row.value > 0 for row in rows if row.method == name), name
         assert any(row.method == name for row in rows), name
-    assert all(" triton=" in row.sizes for row in rows)
+    assert all(" triton=" in row.words for row in rows)
     assert all(row.value > 0 for row in rows if row.method in ("softmax", "nystrom-64", "nystrom-64+skip"))
     assert {row.device for row in rows} == {torch.cuda.get_device_name(0)}
 

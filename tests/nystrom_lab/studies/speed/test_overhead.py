@@ -25,7 +25,7 @@ def test_rows_tell_the_times_of_both_and_of_loading(data, pairs, tmp_path, task)
     }
     assert all(row.repeats == 4 and row.low <= row.value <= row.high for row in rows)
     assert {row.study for row in rows} == {"overhead"}
-    assert {row.sizes.split()[-2] for row in rows} == {"b=32" if task == "listops" else "b=16"}
+    assert {row.words.split()[-2] for row in rows} == {"b=32" if task == "listops" else "b=16"}
 
 
 def test_both_loops_train_the_same_model(data, tmp_path, after_forward, hooks):

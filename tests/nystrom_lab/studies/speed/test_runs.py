@@ -14,7 +14,7 @@ def run_of(slow, fast):
     return [
         new_row(
             study="efficiency", quantity="forward time", method=method, value=value, unit="ms", device="a CPU", n=16,
-            sizes="layout=heads", seed=0, command="c",
+            facts={"layout": "heads"}, seed=0, command="c",
         )
         for method, value in values.items()
     ]  # fmt: skip

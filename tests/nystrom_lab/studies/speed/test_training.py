@@ -66,8 +66,8 @@ def test_rows_hold_each_task_method_and_quantity(tmp_path):
         assert (row.n, row.m, row.seed, row.note) == (24, None if row.method == "softmax" else 8, 3, "")
         assert row.value > 0
         assert row.low <= row.value <= row.high if timed else row.low is row.high is None
-    assert rows[0].sizes.startswith("b=2 documents=1 layers=2 width=64 heads=2 hidden=128 threads=")
-    assert "documents=2" in rows[-1].sizes
+    assert rows[0].words.startswith("b=2 documents=1 layers=2 width=64 heads=2 hidden=128 threads=")
+    assert "documents=2" in rows[-1].words
 
 
 @pytest.mark.parametrize("name", TABLE_2_METHODS)

@@ -20,7 +20,7 @@ def printed():
     """What the paper printed, as rows."""
     return [
         new_row(study="", quantity="ratio to self-attention", method=m, value=v, unit="", device="cpu",
-                sizes=f"task={task} b=1 steps=20", seed=0)
+                facts={"task": task, "b": 1, "steps": 20}, seed=0)
         for m, tasks in SKYFORMER_APPENDIX_F.items()
         for task, v in tasks.items()
     ]  # fmt: skip
@@ -78,10 +78,10 @@ def test_the_printed_ratios_agree_with_their_claims_and_others_do_not(printed):
     assert words(printed) == ["agrees", "agrees"]
     table = STUDY.tables(printed)[0]
     assert table.lines[0][:3] == ["nystrom", "1.03 / 1.03", "1.01 / 1.01"]
-    worse = [replace(r, value=1.01) if r.method == "skyformer" and "image" in r.sizes else r for r in printed]
+    worse = [replace(r, value=1.01) if r.method == "skyformer" and "image" in r.words else r for r in printed]
     assert words(worse) == ["does not agree", "agrees"]
     for value in (0.89, 1.11):
-        far = [replace(r, value=value) if r.method == "nystrom" and "text" in r.sizes else r for r in printed]
+        far = [replace(r, value=value) if r.method == "nystrom" and "text" in r.words else r for r in printed]
         assert words(far) == ["agrees", "does not agree"]
 
 

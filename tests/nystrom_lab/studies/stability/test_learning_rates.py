@@ -18,7 +18,7 @@ def runs(norms, diverged=None):
     diverged = {} if diverged is None else diverged
     return [
         new_row(study="", quantity=quantity, method=method, value=value, unit="", device="cpu", seed=0,
-                sizes=f"learning_rate={rate} b=1 steps=2")
+                facts={"learning_rate": rate, "b": 1, "steps": 2})
         for method, norm in norms.items()
         for rate in (0.1, 0.01)
         for quantity, value in (

@@ -33,7 +33,7 @@ def test_singular_values_are_those_of_the_second_layers_attention_over_real_toke
 def errors(task, value):
     return new_row(
         study="", quantity="relative error at rank r", method="softmax", value=value, unit="", device="cpu", m=16,
-        sizes=f"task={task} weights=trained b=1",
+        facts={"task": task, "weights": "trained", "b": 1},
     )  # fmt: skip
 
 
@@ -64,14 +64,14 @@ def test_trained_runs_are_measured_beside_initialised_weights(runs, data, tmp_pa
     assert [part.name for part in plan.parts] == ["listops"]
     assert plan.setting["runs"] == "listops-softmax-demo-seed0"
     rows = list(plan.parts[0].measure(tmp_path))
-    trained = [row for row in rows if "weights=trained" in row.sizes and row.quantity.startswith("singular")]
+    trained = [row for row in rows if "weights=trained" in row.words and row.quantity.startswith("singular")]
     # No sequence of the batch has 64 tokens.
     assert [row.m for row in trained] == list(range(1, len(trained) + 1))
     assert 30 < len(trained) < 40
     values = [row.value for row in trained]
     assert values[0] == 1
     assert values == sorted(values, reverse=True)
-    others = [row.value for row in rows if "weights=initialised" in row.sizes and row.quantity.startswith("singular")]
+    others = [row.value for row in rows if "weights=initialised" in row.words and row.quantity.startswith("singular")]
     assert others != values
     tables = STUDY.tables(rows)
     assert [line[:2] for line in tables[0].lines] == [["listops", "trained"], ["listops", "initialised"]]

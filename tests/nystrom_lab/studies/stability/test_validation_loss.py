@@ -15,7 +15,7 @@ def curve(method, *points, seed=0):
     """Rows of (step, seconds, loss)."""
     return [
         new_row(study="", quantity="validation loss", method=method, value=loss, unit="", device="cpu", seed=seed,
-                sizes=f"task=text step={step} seconds={seconds}")
+                facts={"task": "text", "step": step, "seconds": seconds})
         for step, seconds, loss in points
     ]  # fmt: skip
 

@@ -13,7 +13,7 @@ from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.studies.training import finetuned
 from nystrom_lab.studies.training.by_length import rows_by_length
 from nystrom_lab.studies.training.finetuned import SMALL, STUDIES
-from nystrom_lab.studies.training.finetuned_report import SHARE, scores, word
+from nystrom_lab.studies.training.finetuned_report import SHARE, scores
 from nystrom_lab.studies.training.runs import Training
 from nystrom_lab.studies.training.step_times import ROUNDS, step_times
 from nystrom_lab.studies.training.swapped import swapped_rows
@@ -24,17 +24,18 @@ TABLE_2, TABLE_1 = STUDIES["nystromformer-table-2"], STUDIES["supplement-table-1
 METRICS = {"mrpc": "F1", "qqp": "F1"}
 
 
-def result(task, method, value, *, split="test", seed=0, texts=1000, kind="run", n=512, sizes=""):
+def result(task, method, value, *, split="test", seed=0, texts=1000, kind="run", n=512, facts=None):
     return new_row(
         study="", quantity=f"{split} {METRICS.get(task, 'accuracy')}", method=method, value=value, unit="",
-        repeats=texts, seed=seed, n=n, sizes=f"model=m {sizes} task={task} kind={kind}", device="a CPU",
+        repeats=texts, seed=seed, n=n, device="a CPU",
+        facts={"model": "m", **(facts or {}), "task": task, "kind": kind},
     )  # fmt: skip
 
 
 def share(task, m, value):
     return new_row(
         study="", quantity=f"test {SHARE}", method="nystrom", value=value, unit="", m=m, n=512,
-        sizes=f"task={task} kind=lengths", device="a CPU",
+        facts={"task": task, "kind": "lengths"}, device="a CPU",
     )  # fmt: skip
 
 
@@ -60,7 +61,9 @@ def test_a_mean_is_over_the_seeds_of_one_precision_that_of_most():
 
 def test_a_test_is_ours_unless_it_has_all_texts_of_the_published_one():
     cases = (("imdb", 25_000), ("imdb", 4_000), ("qnli", 546))
-    found = [scores([result(task, "softmax", 0.9, texts=n, sizes="splits=own")])[task, "softmax"] for task, n in cases]
+    found = [
+        scores([result(task, "softmax", 0.9, texts=n, facts={"splits": "own"})])[task, "softmax"] for task, n in cases
+    ]
     assert [score.own for score in found] == [False, True, True]
 
 
@@ -106,8 +109,8 @@ def test_the_search_is_judged_by_its_test_score():
         result("mrpc", "nystrom-32", 0.83, kind="search", texts=texts),
     ]
     for batch, value in ((8, 0.80), (16, 0.85)):
-        sizes = f"batch_size={batch} learning_rate=2e-05"
-        trial = result("mrpc", "nystrom-32", value, split="validation", kind="search", sizes=sizes)
+        sizes = {"batch_size": batch, "learning_rate": "2e-05"}
+        trial = result("mrpc", "nystrom-32", value, split="validation", kind="search", facts=sizes)
         rows.append(replace(trial, quantity="validation F1 of a trial"))
     [verdict] = TABLE_2.verdicts(rows)
     assert verdict.agrees is True
@@ -136,8 +139,8 @@ def test_short_and_long_texts_are_scored_apart(tmp_path):
         lines = "".join(f"{i}\t{'pos' if r else 'neg'}\t0.9\tpos\n" for i, r in enumerate(those))
         file = tmp_path / f"{method}.tsv"
         file.write_text(f"index\tlabel\tprobability\ttrue label\n{lines}")
-        sizes = "model=m task=imdb kind=by-length"
-        rows += rows_by_length(file, lengths, split="test", method=method, precision="float32", sizes=sizes)
+        sizes = {"model": "m", "task": "imdb", "kind": "by-length"}
+        rows += rows_by_length(file, lengths, split="test", method=method, precision="float32", facts=sizes)
     assert [row.repeats for row in rows] == [2, 2, 2, 2] * 2
     table = TABLE_2.tables(rows)[-1]
     assert table.lines == [
@@ -146,7 +149,7 @@ def test_short_and_long_texts_are_scored_apart(tmp_path):
     ]
     assert table.heads[1:3] == ["to 128 tokens (2)", "to 256 tokens (2)"]
     with pytest.raises(ValueError, match="has 8 texts, and the data have 7: they are of other data"):
-        list(rows_by_length(file, lengths[:7], split="test", method="m", precision="float32", sizes=""))
+        list(rows_by_length(file, lengths[:7], split="test", method="m", precision="float32", facts={}))
 
 
 def test_the_study_scores_the_first_run_of_each_attention_by_length(tiny_bert, tmp_path, monkeypatch):
@@ -235,7 +238,7 @@ def test_a_step_stands_beside_the_score_of_its_length():
     steps = (("step time", "ms", 900.0), ("step time / exact", "", 0.8), ("step memory", "MB", 5000.0))
     rows += [
         new_row(study="", quantity=quantity, method="nystrom-64", value=value, unit=unit, n=1024,
-                sizes="model=m task=imdb kind=steps", device="a CPU")
+                facts={"model": "m", "task": "imdb", "kind": "steps"}, device="a CPU")
         for quantity, unit, value in steps
     ]  # fmt: skip
     [table] = TABLE_1.tables(rows)
@@ -317,5 +320,5 @@ def test_step_times_are_ratios_to_exact_attention_on_the_same_batches(tiny_bert,
     assert rows["nystrom-4", "step memory"].value > 0
     assert {row.n for row in rows.values()} == {8}
     # Three batches of 32 texts, cut to eight tokens.
-    assert int(word(ours, "tokens")) <= 3 * 32 * 8
-    assert word(ours, "tokens") == word(rows["softmax", "step time"], "tokens")
+    assert int(ours.fact("tokens")) <= 3 * 32 * 8
+    assert ours.fact("tokens") == rows["softmax", "step time"].fact("tokens")

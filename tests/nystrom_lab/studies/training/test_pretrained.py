@@ -21,7 +21,7 @@ def curve(method, quantity, values, *, repeats=10_000, n=256):
         after = "best" if number > len(values) else 100 * number
         row = new_row(
             study="", quantity=quantity, method=method, value=value, low=low, high=high, unit="", device="a CPU",
-            repeats=repeats, n=n, sizes=f"layers=4 after={after}",
+            repeats=repeats, n=n, facts={"layers": 4, "after": after},
         )  # fmt: skip
         rows.append(row)
     return rows
@@ -41,7 +41,7 @@ def runs(mlm, sop, **named):
                     value=value,
                     unit="",
                     device="a CPU",
-                    sizes="layers=4 after=best",
+                    facts={"layers": 4, "after": "best"},
                 )
             )
     return rows

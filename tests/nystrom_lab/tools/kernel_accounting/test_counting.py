@@ -48,7 +48,7 @@ def test_rows_say_what_was_compiled_for_and_that_nothing_ran(rows):
     for row in rows:
         assert (row.study, row.n, row.m, row.dtype, row.seed, row.note) == ("kernels", 1024, 16, "bfloat16", None, "")
         assert row.device == "compiled for compute capability 9.0 with 132 multiprocessors, not run"
-        assert row.sizes.startswith("b=1 h=2 d=16 kernel=33 masks=without layout=tokens shared_memory_at_most=232448 ")
+        assert row.words.startswith("b=1 h=2 d=16 kernel=33 masks=without layout=tokens shared_memory_at_most=232448 ")
         assert (
             row.command
             == "python -m tools.kernel_accounting count --landmarks 16 --width 16 --batch 1 --heads 2 --tokens 1024"

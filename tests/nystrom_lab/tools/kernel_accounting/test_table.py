@@ -11,7 +11,7 @@ NUMBERS = {"launches": 1, "programs": 64, "registers": 255, "stack": 80, "shared
 
 def row(quantity, value, method="nystrom-triton-8+skip", **words):
     plain = {"study": "kernels", "unit": "", "device": "compiled, not run", "n": 1000, "m": 8, "dtype": "bfloat16"}
-    plain |= {"sizes": "b=2 h=5 d=10 kernel=33", "command": "python -m tools.kernel_accounting count"}
+    plain |= {"facts": {"b": 2, "h": 5, "d": 10, "kernel": 33}, "command": "python -m tools.kernel_accounting count"}
     return new_row(quantity=quantity, value=value, method=method, **plain | words)
 
 

@@ -397,7 +397,7 @@ def test_a_submission_is_written_for_the_test_split_as_it_came_alone(tuned, film
         10,
     ]
     assert len(table(run / "predictions" / "SST-2.tsv")) == 10
-    assert all("splits=own" in row.sizes for row in read_rows(run / "rows.csv"))
+    assert all("splits=own" in row.words for row in read_rows(run / "rows.csv"))
 
 
 def test_the_error_of_attention_is_a_curve_of_models_of_this_library(bert, tuned, tmp_path):

@@ -83,7 +83,7 @@ def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
         assert of.keys() >= {"test accuracy", "validation accuracy", "steps", "training time", "peak memory"}
         test = of["test accuracy"]
         assert (test.study, test.seed, test.repeats, of["steps"].value) == ("train listops", 0, 30, 60)
-        assert "preset=demo" in test.sizes
+        assert "preset=demo" in test.words
         assert test.torch
         assert 50 < of["peak memory"].value < 5000
         assert test.command.startswith(f"nystrom train listops --attention {method} --preset demo --seed 0 --steps 60")
@@ -212,7 +212,7 @@ def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
     rows = [row for row in read_rows(tmp_path / "lra.csv") if row.quantity == "test accuracy"]
     assert {row.method for row in rows} == {"nystrom-4", "nystrom-8", "linformer-16"}
     for row in rows:
-        assert row.sizes.endswith("preset=demo batch_size=8 learning_rate=0.01 dropout=0.0") or "conv" in row.sizes
+        assert row.words.endswith("preset=demo batch_size=8 learning_rate=0.01 dropout=0.0") or "conv" in row.words
         assert row.m == int(row.method.rpartition("-")[2])
     settings = json.loads((tmp_path / "listops-nystrom-4-demo-seed0" / "run.json").read_text())["settings"]
     assert (settings["batch_size"], settings["accumulation"], settings["options"]) == (8, 2, {"num_landmarks": 4})

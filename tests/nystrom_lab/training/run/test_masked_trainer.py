@@ -96,7 +96,7 @@ def test_the_test_split_is_not_read(small_run, data, tmp_path, monkeypatch):
     rows = {row.quantity: row for row in read_rows(run / "rows.csv")}
     assert {row.study for row in rows.values()} == {"pretrain listops"}
     assert "test accuracy" not in rows
-    assert "mask_share=0.1" in rows["validation loss"].sizes
+    assert "mask_share=0.1" in rows["validation loss"].words
     assert rows["validation loss"].command.startswith("nystrom pretrain listops ")
     assert "--mask-share 0.1" in rows["validation loss"].command
 

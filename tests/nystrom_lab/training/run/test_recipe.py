@@ -128,6 +128,6 @@ def test_a_model_without_attention_is_trained_and_named_so(small_run, tmp_path):
     )
     row = read_rows(run / "rows.csv")[0]
     assert row.method == "none"
-    assert "short_conv_kernel_size=3" in row.sizes
+    assert "short_conv_kernel_size=3" in row.words
     assert "--attention none" in row.command
     assert "--positions none" in row.command

@@ -44,10 +44,10 @@ class LayerHeads:
     v: Float[Tensor, "b h n e"]
 
     @property
-    def sizes(self) -> str:
-        """The sizes that every row of the layer has."""
+    def facts(self) -> dict[str, object]:
+        """The facts that every row of the layer has."""
         b, h, _, d = self.q.shape
-        return f"weights={self.weights} layer={self.layer} b={b} h={h} d={d}"
+        return {"weights": self.weights, "layer": self.layer, "b": b, "h": h, "d": d}
 
     def softmax(self) -> Float[Tensor, "b h n n"]:
         """The exact attention matrices."""

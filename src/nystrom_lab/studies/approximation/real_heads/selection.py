@@ -1,4 +1,4 @@
-"""Choosing rows by what their sizes say, such as "weights=pretrained layer=3"."""
+"""Choosing rows by their facts, such as weights="pretrained", layer="3"."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -7,19 +7,14 @@ from statistics import fmean
 from nystrom_lab.measure.rows import Row
 
 
-def rows_of(rows: Iterable[Row], quantity: str, **words: str) -> list[Row]:
-    """Rows of a quantity whose sizes say the words."""
-    return [row for row in rows if row.quantity == quantity and all(word_of(row, k) == v for k, v in words.items())]
-
-
-def word_of(row: Row, name: str) -> str:
-    """What the sizes of a row say by a name, such as "pretrained" of weights; "" where they say nothing."""
-    return next((part[len(name) + 1 :] for part in row.sizes.split() if part.startswith(f"{name}=")), "")
+def rows_of(rows: Iterable[Row], quantity: str, **facts: str) -> list[Row]:
+    """Rows of a quantity that have these facts."""
+    return [row for row in rows if row.quantity == quantity and row.facts.items() >= facts.items()]
 
 
 def step_of(row: Row) -> int | None:
-    """The step of an iteration that the sizes of a row say, as in "k=3"."""
-    return int(step) if (step := word_of(row, "k")) else None
+    """The step of an iteration that a row is of, its fact `k`."""
+    return int(step) if (step := row.fact("k")) else None
 
 
 def only_row(rows: Iterable[Row], what: str) -> Row:
@@ -44,8 +39,8 @@ def over_layers(rows: Iterable[Row]) -> list[Row]:
     """
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        sizes = " ".join(part for part in row.sizes.split() if not part.startswith("layer="))
-        groups.setdefault((row.quantity, row.method, row.n, row.m, row.dtype, sizes), []).append(row)
+        row = row.with_facts(layer=None)
+        groups.setdefault((row.quantity, row.method, row.n, row.m, row.dtype, row.words), []).append(row)
     return [
         replace(
             group[0],
@@ -53,7 +48,6 @@ def over_layers(rows: Iterable[Row]) -> list[Row]:
             low=fmean(row.value if row.low is None else row.low for row in group),
             high=fmean(row.value if row.high is None else row.high for row in group),
             repeats=sum(row.repeats for row in group),
-            sizes=str(key[-1]),
         )
-        for key, group in groups.items()
+        for group in groups.values()
     ]

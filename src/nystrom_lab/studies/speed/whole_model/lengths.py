@@ -17,6 +17,7 @@ and a note with the estimate.
 Source: Xiong et al. (2021), arXiv:2102.03902, sections 1 and 5.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 
 from nystrom.whole_files import check_folder
@@ -104,7 +105,7 @@ def run_model(
         device=device_name(place),
         command=command_line(("nystrom", "bench", "model"), run_model, named, "lengths"),
         study="model",
-        shape=f"b={batch} {sizes} kernel={kernel_size}",
+        shape={"b": batch, **asdict(sizes), "kernel": kernel_size},
     )
     check_folder(to)
     return sweep_lengths(lengths, setup, to / "model.csv")

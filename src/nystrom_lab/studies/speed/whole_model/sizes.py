@@ -3,7 +3,7 @@
 Source: Devlin et al. (2018), arXiv:1810.04805, for BERT-base.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nystrom.checks import check_at_least
@@ -35,9 +35,6 @@ class EncoderSizes:
     heads: int = 12
     intermediate: int = 3072
     vocabulary: int = 30522
-
-    def __str__(self) -> str:
-        return " ".join(f"{entry.name}={getattr(self, entry.name)}" for entry in fields(self))
 
 
 def find_sizes(model: Path | None, **asked: int | None) -> EncoderSizes:

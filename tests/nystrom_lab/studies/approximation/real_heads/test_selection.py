@@ -2,24 +2,24 @@ from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.approximation.real_heads.selection import over_layers, rows_of, step_of
 
 
-def row_of(value, sizes, quantity="error", **spread):
+def row_of(value, facts, quantity="error", **spread):
     return new_row(
-        study="", quantity=quantity, method="nystrom", value=value, unit="", device="cpu", sizes=sizes, **spread
+        study="", quantity=quantity, method="nystrom", value=value, unit="", device="cpu", facts=facts, **spread
     )
 
 
 def test_layers_become_one_row_with_the_mean_of_all_heads():
     rows = [
-        row_of(1.0, "weights=pretrained layer=0", low=0.5, high=2.0, repeats=4),
-        row_of(3.0, "weights=pretrained layer=1", low=1.5, high=4.0, repeats=4),
-        row_of(9.0, "weights=initialised layer=0"),
+        row_of(1.0, {"weights": "pretrained", "layer": 0}, low=0.5, high=2.0, repeats=4),
+        row_of(3.0, {"weights": "pretrained", "layer": 1}, low=1.5, high=4.0, repeats=4),
+        row_of(9.0, {"weights": "initialised", "layer": 0}),
     ]
     first, second = over_layers(rows)
     assert (first.value, first.low, first.high, first.repeats) == (2.0, 1.0, 3.0, 8)
-    assert (first.sizes, second.sizes, second.value) == ("weights=pretrained", "weights=initialised", 9.0)
+    assert (first.words, second.words, second.value) == ("weights=pretrained", "weights=initialised", 9.0)
 
 
-def test_rows_are_chosen_by_the_words_of_their_sizes():
-    rows = [row_of(0.0, "weights=pretrained k=3"), row_of(1.0, "weights=pretrained k=12"), row_of(2.0, "k=3", "bound")]
+def test_rows_are_chosen_by_their_facts():
+    rows = [row_of(0.0, {"layer": 1, "k": 3}), row_of(1.0, {"layer": 1, "k": 12}), row_of(2.0, {"k": 3}, "bound")]
     assert rows_of(rows, "error", k="3") == rows[:1]
-    assert [step_of(row) for row in [*rows, row_of(0.0, "")]] == [3, 12, 3, None]
+    assert [step_of(row) for row in [*rows, row_of(0.0, {})]] == [3, 12, 3, None]

@@ -31,7 +31,7 @@ def test_rows_hold_each_method_pass_quantity_and_length(tmp_path):
         timed = row.quantity.endswith("time")
         assert (row.study, row.seed, row.note, row.repeats) == ("model", 3, "", 3 if timed else 1)
         assert row.low <= row.value <= row.high if timed else row.value > 0
-        assert row.sizes == (
+        assert row.words == (
             f"b=2 layers=1 width=8 heads=2 intermediate=12 vocabulary=30522 kernel=3 threads={threads}"
         )
         assert row.m == (None if row.method == "softmax" else 4)
@@ -98,7 +98,7 @@ def test_rows_name_a_model_without_its_place(tmp_path):
     assert row.command == (
         "nystrom bench model --methods softmax --passes forward --model mini --repeats 1 --lengths 16"
     )
-    assert " layers=1 width=8 heads=2 intermediate=12 vocabulary=20 " in row.sizes
+    assert " layers=1 width=8 heads=2 intermediate=12 vocabulary=20 " in row.words
 
 
 def test_folders_without_the_sizes_of_an_encoder_raise(tmp_path):

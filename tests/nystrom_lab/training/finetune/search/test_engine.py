@@ -61,7 +61,7 @@ def test_a_killed_search_ends_as_an_unbroken_one(tuned, tmp_path, monkeypatch):
     results = read_rows(whole / "rows.csv")
     assert [row.value for row in results if row.quantity.endswith("of a trial")] == pytest.approx(scores, abs=1e-4)
     (scored,) = (row for row in results if row.quantity == "validation accuracy")
-    assert f"batch_size={best['batch_size']} learning_rate={best['learning_rate']}" in scored.sizes
+    assert f"batch_size={best['batch_size']} learning_rate={best['learning_rate']}" in scored.words
     assert (whole / "best" / "model.safetensors").is_file()
     # Checkpoints of the best alone are kept.
     assert len({path.parent for path in whole.glob("trials/*/checkpoint-*")}) == 1
