@@ -1,13 +1,30 @@
-"""The command line that reproduces a single run: for the rows of the run, and for its process in a grid."""
+"""Command lines of runs: for the rows of a run, and for its process in a grid."""
 
+import os
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.training.data.columns import NO_COLUMNS, Columns
 from nystrom_lab.training.run_settings import Settings
 
-# What is asked for by the name alone.
-_FLAGS = ("compile", "track_error")
+
+def command_line(words: Sequence[str], processes: int) -> str:
+    """The command of these words after `nystrom`, without the machine's folders."""
+    start = ["nystrom"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "nystrom_lab"]
+    return shlex.join([*start, *(Path(word).name if os.path.isabs(word) else word for word in words)])
+
+
+def option_words(named: Mapping[str, object]) -> list[str]:
+    """Options as words: `--name value`, the name alone for True, several values for a tuple, nothing for None."""
+    words: list[str] = []
+    for name, value in named.items():
+        if value is not None:
+            words.append(f"--{name.replace('_', '-')}")
+        if value is not None and value is not True:
+            words += map(str, value) if isinstance(value, tuple) else [str(value)]
+    return words
 
 
 def train_words(
@@ -28,7 +45,10 @@ def train_words(
         threads: Threads on the CPU; None for torch's choice.
     """
     named: dict[str, object] = {"attention": settings.attention, "preset": settings.preset, "seed": settings.seed}
-    named |= settings.changes()
+    # What a preset has takes its value written out, be it True or, of a method's option, None.
+    for name, value in settings.changes().items():
+        if value is not None or name.startswith("options."):
+            named[name] = value if isinstance(value, tuple) else str(value)
     if settings.accumulation != 1:
         named["accumulation"] = settings.accumulation
     if settings.context_parallel != 1:
@@ -40,13 +60,4 @@ def train_words(
     named |= {"model": settings.model, "mask_share": settings.mask_share or None}
     if settings.positions is not None and not LRA[settings.task].any_size:
         named["max_length"] = settings.positions
-    words = ["pretrain" if settings.mask_share else "train", settings.task]
-    for name, value in named.items():
-        flag = f"--{name.replace('_', '-')}"
-        if name in _FLAGS and value:
-            words.append(flag)
-        elif isinstance(value, tuple):
-            words += [flag, *map(str, value)]
-        elif value is not None or name.startswith("options."):
-            words += [flag, str(value)]
-    return words
+    return ["pretrain" if settings.mask_share else "train", settings.task, *option_words(named)]

@@ -8,10 +8,7 @@ A row of a training records the command that reproduces it alone, whether a grid
 """
 
 import math
-import os
-import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -56,12 +53,6 @@ def setting_facts(settings: Settings) -> dict[str, object]:
         # Its mean and variance are those of the samples that a process takes at a time.
         changed["part_size"] = settings.part_size
     return {"preset": settings.preset, **changed}
-
-
-def command_line(words: Sequence[str], processes: int) -> str:
-    """The command of these words after `nystrom`, without the machine's folders."""
-    start = ["nystrom"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "nystrom_lab"]
-    return shlex.join([*start, *(Path(word).name if os.path.isabs(word) else word for word in words)])
 
 
 def accuracy_row(config: EncoderConfig, quantity: str, share: float, samples: int, place: Place) -> Row:

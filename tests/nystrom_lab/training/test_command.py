@@ -9,9 +9,8 @@ import pytest
 
 from nystrom_lab.cli.main import main
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.command import train_words
+from nystrom_lab.training.command import command_line, train_words
 from nystrom_lab.training.presets.recipe import ARGUMENTS, RECIPE
-from nystrom_lab.training.results import command_line
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
 

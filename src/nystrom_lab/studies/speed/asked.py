@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from nystrom.checks import check_at_least, check_choice, check_seed
 from nystrom_lab.measure.rows import Row, cpu_name
 from nystrom_lab.studies.speed.choices import Dtype, Pass, Skip
+from nystrom_lab.training.command import option_words
 
 if TYPE_CHECKING:
     import torch
@@ -83,13 +84,11 @@ def command_line(words: Sequence[str], function: Callable[..., Any], asked: Mapp
         asked: Its arguments.
         last: The argument that always comes last, so that runs which differ in nothing else can be recognised.
     """
-    command = [*words]
-    for name, parameter in inspect.signature(function).parameters.items():
-        value = asked[name]
-        if name not in (last, "to") and value != parameter.default:
-            values = value if isinstance(value, tuple) else (value,)
-            command += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return shlex.join([*command, f"--{last}", *map(str, asked[last])])
+    defaults = {name: each.default for name, each in inspect.signature(function).parameters.items()}
+    changed = {name: asked[name] for name in defaults if name not in (last, "to") and asked[name] != defaults[name]}
+    # An option whose default is another may be None.
+    named = {name: value if isinstance(value, tuple) else str(value) for name, value in changed.items()}
+    return shlex.join([*words, *option_words({**named, last: tuple(asked[last])})])
 
 
 def differing_setting(row: Row, new: Row, last: str) -> tuple[str, object, object] | None:

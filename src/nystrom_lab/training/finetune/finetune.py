@@ -11,6 +11,7 @@ from pathlib import Path
 from nystrom.attention.plan import PLAN, read_plan
 from nystrom.checks import check_at_least
 from nystrom_lab.data.language.labelled.splits import LabelKind
+from nystrom_lab.training.command import option_words
 from nystrom_lab.training.finetune.finetune_settings import (
     PAPER_GRID,
     PRESET,
@@ -171,7 +172,7 @@ def finetune(
         folder=run.path if cluster is None else cluster.to,
         threads=how.threads,
         grid=wanted,
-        words=("finetune", *([] if task is None else [task]), *_words(named)),
+        words=("finetune", *([] if task is None else [task]), *option_words(named)),
     )
     material = request.read()
     if is_main():
@@ -204,14 +205,3 @@ def _check_jobs(on: str, slurm: Slurm, jobs: int | None, *, searches: bool) -> N
     if on == "local" and jobs is not None:
         raise ValueError(f"jobs is {jobs} but on is 'local', where one trial follows the other: add --on slurm.")
     check_at_least("jobs", 1 if jobs is None else jobs, 1)
-
-
-def _words(named: Mapping[str, object]) -> list[str]:
-    """Options of a command line, without those that are None."""
-    words: list[str] = []
-    for name, value in named.items():
-        if value is not None:
-            words.append(f"--{name.replace('_', '-')}")
-        if value is not None and value is not True:
-            words += map(str, value) if isinstance(value, tuple) else [str(value)]
-    return words

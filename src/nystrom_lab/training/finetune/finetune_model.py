@@ -12,6 +12,7 @@ from transformers import EvalPrediction, set_seed
 from nystrom.attention.backend import check_backend_device
 from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.data.language.labelled.splits import LabelledData
+from nystrom_lab.training.command import command_line
 from nystrom_lab.training.finetune.classifier import (
     Start,
     blank_classifier,
@@ -28,7 +29,6 @@ from nystrom_lab.training.grid.slurm import Jobs
 from nystrom_lab.training.hardware import TIMEOUT, is_main, processes
 from nystrom_lab.training.ranks.lost import leaving_the_group, naming_lost_ranks
 from nystrom_lab.training.ranks.pieces import check_pieces
-from nystrom_lab.training.results import command_line
 from nystrom_lab.training.run.arguments import training_arguments
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.progress import no_file_bars

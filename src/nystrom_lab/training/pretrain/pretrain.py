@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nystrom.checks import check_at_least
 from nystrom_lab.measure.rows import Row
+from nystrom_lab.training.command import option_words
 from nystrom_lab.training.hardware import TIMEOUT, Device, Precision, usable_device, usable_precision
 from nystrom_lab.training.options import LoopChanges, RunOptions, taking
 from nystrom_lab.training.presets.pretraining import find_pretraining
@@ -113,7 +114,7 @@ def pretrain(
         workers=workers,
         threads=how.threads,
         timeout=how.timeout,
-        words=["pretrain", *_words(given)],
+        words=["pretrain", *option_words(given)],
     )
     return run.path
 
@@ -175,15 +176,3 @@ def evaluate_mlm_sop(
         device=device,
         precision=precision,
     )
-
-
-def _words(named: Mapping[str, object]) -> list[str]:
-    """Options of a command line, without those that are None."""
-    words: list[str] = []
-    for name, value in named.items():
-        flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(flag)
-        elif value is not None:
-            words += [flag, str(value)]
-    return words

@@ -39,7 +39,7 @@ def cells(*passes, **builds):
 def setup(cells, *, dtype="float32", **changes):
     """What `run_efficiency` would measure with these methods."""
     sizes = Sizes(1, 2, 8, 3, getattr(torch, dtype), CPU, "tokens")
-    plain = {"repeats": 3, "seed": 0, "threads": str(torch.get_num_threads()), "limit_seconds": 60.0}
+    plain = {"repeats": 3, "seed": 0, "threads": torch.get_num_threads(), "limit_seconds": 60.0}
     plain |= {"device": "cpu", "command": "nystrom bench efficiency --lengths 16"}
     return Setup(cells, sizes, dtype, **plain | changes)
 

@@ -29,6 +29,7 @@ from transformers import Trainer, TrainingArguments
 from nystrom.whole_files import write_whole
 from nystrom.whole_folders import whole_folder
 from nystrom_lab.measure.rows import Row, read_rows, write_rows
+from nystrom_lab.training.command import command_line
 from nystrom_lab.training.finetune.classifier import Start
 from nystrom_lab.training.finetune.finetune_model import run_once
 from nystrom_lab.training.finetune.request import Material, Request
@@ -37,7 +38,6 @@ from nystrom_lab.training.finetune.search.database import intact
 from nystrom_lab.training.finetune.search.trials import Trial, forget_failures, held, plan_trials
 from nystrom_lab.training.grid.slurm import check_no_jobs
 from nystrom_lab.training.hardware import processes
-from nystrom_lab.training.results import command_line
 from nystrom_lab.training.run.run_trainer import NotFinite
 
 TABLE = "trials.tsv"
