@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.markdown import markdown_table
+from nystrom_lab.report.table import markdown_table
 
 COLUMNS = ("launches", "programs", "registers", "stack", "shared memory", "bytes", "passes")
 _HEADS = ("launches", "programs", "registers", "stack (bytes)", "shared (KiB)", "MB", "passes over n x d")

@@ -8,7 +8,9 @@ test holds the signatures equal.
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from json import dumps
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -71,17 +73,21 @@ def fill_mask(
     from transformers.utils import logging
 
     from nystrom.models.fill_mask import MaskFiller
-    from nystrom_lab.report.fillings import print_fillings
+    from nystrom_lab.report.table import Table, print_table
 
     logging.disable_progress_bar()
     filler = MaskFiller(model, top_k=top_k, batch_size=batch_size, device=device)
     with _lines(text, file, filler.check) as lines:
         fillings = (asdict(filling) for filling in filler.fill(lines))
-        if not json:
-            print_fillings(fillings)
+        if json:
+            for filling in fillings:
+                print(dumps(filling, ensure_ascii=False))
             return
-        for filling in fillings:
-            print(dumps(filling, ensure_ascii=False))
+        for (line, mask), those in groupby(fillings, key=itemgetter("line", "mask")):
+            heads = ["", "word", "probability", "text"]
+            shown = [[str(each["rank"]), each["token"], f"{each['probability']:.2%}", each["text"]] for each in those]
+            print_table(Table(f"line {line}, mask {mask}", heads, shown))
+            print()
 
 
 def convert(

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nystrom.whole_files import write_whole
-from nystrom_lab.report.summary import Summary, Table, Verdict, read_summary, verdict_counts
-from nystrom_lab.report.whole_words import print_table
+from nystrom_lab.report.summary import Summary, Verdict, read_summary, verdict_counts
+from nystrom_lab.report.table import Table, print_table
 
 _HEAD = (
     '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -89,19 +89,12 @@ def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path:
 
 def print_summary(summary: Summary, folder: Path) -> None:
     """Print the tables and verdicts of a study, and where its files are."""
-    from rich import box
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table as RichTable
 
     console = Console()
     for table in summary.tables:
-        shown = RichTable(box=box.SIMPLE_HEAD, title=escape(table.title) or None, padding=(0, 1, 0, 0))
-        for place, head in enumerate(table.heads):
-            shown.add_column(escape(head), justify="left" if place < table.left else "right", overflow="fold")
-        for line in table.lines:
-            shown.add_row(*map(escape, line))
-        print_table(shown, console)
+        print_table(table, console)
+        console.print()
     if summary.differs:
         console.print(f"Differs from the paper: {summary.differs}", markup=False, highlight=False, soft_wrap=True)
     for verdict in summary.verdicts:

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from nystrom_lab.report.markdown import markdown_table
-from nystrom_lab.report.summary import Summary, Table, Verdict, verdict_counts
+from nystrom_lab.report.summary import Summary, Verdict, verdict_counts
+from nystrom_lab.report.table import Table, markdown_table
 
 _ANSWERS = {True: "Agrees", False: "**Does not agree**", None: "*Cannot tell*"}
 

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nystrom_lab.report.markdown import markdown_table
+from nystrom_lab.report.table import markdown_table
 
 
 @dataclass(frozen=True)

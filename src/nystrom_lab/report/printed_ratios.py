@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.markdown import markdown_table
+from nystrom_lab.report.table import markdown_table
 
 BASE = "softmax-materialised"
 _TABLE_1, _TABLE_2 = "Table 1 of Nyströmformer", "Table 2 of Skyformer"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nystrom_lab.report.markdown import markdown_table
+from nystrom_lab.report.table import markdown_table
 
 _HEADS = ("tokens", "GPUs", "attention", "compute", "attention sends", "all communication", "step", "memory a GPU")
 

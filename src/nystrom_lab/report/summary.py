@@ -11,24 +11,9 @@ from typing import Any, NamedTuple
 
 from nystrom.whole_files import write_whole
 from nystrom_lab.measure.rows import Row
+from nystrom_lab.report.table import Table
 
 SUMMARY = "summary.json"
-
-
-class Table(NamedTuple):
-    """A table of text.
-
-    Attributes:
-        title: What it shows; "" where the study has one table.
-        heads: Heads of the columns.
-        lines: Cells of each line.
-        left: The first columns, as many as this, are words; all others are numbers.
-    """
-
-    title: str
-    heads: Sequence[str]
-    lines: Sequence[Sequence[str]]
-    left: int = 1
 
 
 class Verdict(NamedTuple):

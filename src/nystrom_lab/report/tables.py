@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING
 from nystrom.checks import check_names
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.floor import FLOOR, UNITS, bandwidths, with_derived
-from nystrom_lab.report.markdown import markdown_table
-from nystrom_lab.report.whole_words import print_table
+from nystrom_lab.report.table import Table, markdown_table, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 STUDIES = ("efficiency", "model", "ranks", "training")
 
 
-def study_table(rows: Sequence[Row]) -> "Table":
+def study_table(rows: Sequence[Row]) -> Table:
     """Time and memory of methods, by number of tokens or by task.
 
     Args:
@@ -33,24 +31,10 @@ def study_table(rows: Sequence[Row]) -> "Table":
     Raises:
         ValueError: No rows, or rows of another study.
     """
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    columns = _columns(rows)
-    title, notes = escape(_title(rows)), escape("\n".join(_footnotes(rows)))
-    table = Table(box=box.SIMPLE_HEAD, title=title, caption=notes, caption_justify="left", padding=(0, 1, 0, 0))
-    table.pad_edge = table.show_edge = False
-    table.add_column("", no_wrap=True)
-    for column in columns:
-        # On a narrow terminal the ratio goes below its value.
-        table.add_column(column, justify="right", overflow="fold")
-    for quantity, unit, lines in _parts(rows):
-        table.add_section()
-        table.add_row(f"[bold]{escape(quantity)} ({escape(unit)})[/bold]")
-        for method, cells in lines:
-            table.add_row(escape(method), *cells)
-    return table
+    lines: list[Sequence[str]] = []
+    for quantity, unit, methods in _parts(rows):
+        lines += [[f"{quantity} ({unit})"], *([method, *cells] for method, cells in methods)]
+    return Table(_title(rows), ["", *_columns(rows)], lines, notes="\n".join(_footnotes(rows)))
 
 
 def print_study(rows: Sequence[Row], console: "Console | None" = None) -> None:

@@ -21,7 +21,8 @@ from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.fill_mask import fill_mask
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.plots.canvas import COLUMN, REFERENCE, figure_of, method_look
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.training.run.progress import no_file_bars
 

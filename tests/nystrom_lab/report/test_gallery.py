@@ -5,7 +5,8 @@ import pytest
 
 from nystrom_lab.report.catalogue import StudyLine, catalogue_text
 from nystrom_lab.report.gallery import print_summary, write_gallery
-from nystrom_lab.report.summary import Summary, Table, Verdict, write_summary
+from nystrom_lab.report.summary import Summary, Verdict, write_summary
+from nystrom_lab.report.table import Table
 
 # One white pixel.
 PICTURE = base64.b64decode(

@@ -4,7 +4,8 @@ import pytest
 from PIL import Image
 
 from nystrom_lab.measure.rows import append_rows, new_row, read_rows
-from nystrom_lab.report.summary import Summary, Table, Verdict, read_summary, write_summary
+from nystrom_lab.report.summary import Summary, Verdict, read_summary, write_summary
+from nystrom_lab.report.table import Table
 from tools.gather_gallery import gather, restate, restore
 
 

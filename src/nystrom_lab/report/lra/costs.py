@@ -8,11 +8,11 @@ import statistics
 from collections.abc import Sequence
 
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.lra.printing import print_table
 from nystrom_lab.report.lra.runs import Line, line_of
-from nystrom_lab.report.markdown import markdown_table
+from nystrom_lab.report.lra.tables import in_short
 from nystrom_lab.report.printed import LRA_TASKS
 from nystrom_lab.report.printed_ratios import SKYFORMER_TABLE_2
+from nystrom_lab.report.table import Table, markdown_table, print_table
 
 _DASH, _TIME, _MEMORY, _STEPS = "–", "training time", "peak memory", "steps"
 _PRINTED = "  Skyformer T2"
@@ -55,7 +55,8 @@ def print_costs(rows: Sequence[Row], *, time: bool, memory: bool) -> None:
         ValueError: As `cost_lines`.
     """
     lines = cost_lines(rows, time=time, memory=memory)
-    print_table(_title(time, memory), LRA_TASKS, lines, "\n".join(_notes(rows)))
+    notes = "\n".join(_notes(rows))
+    print_table(Table(_title(time, memory), ["", *LRA_TASKS], in_short(lines), notes=notes))
 
 
 def cost_markdown(rows: Sequence[Row], *, time: bool, memory: bool) -> str:

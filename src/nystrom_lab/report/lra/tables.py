@@ -7,15 +7,16 @@ binomial standard error of one run. A dash means not run, or not printed.
 
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from textwrap import fill
+from typing import Any
 
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.lra.printing import print_table
 from nystrom_lab.report.lra.runs import Accuracy, Line, lra_cells, lra_guesses
-from nystrom_lab.report.markdown import markdown_table
 from nystrom_lab.report.printed import LRA_TASKS, PAPERS, SKYFORMER_TABLE_1
+from nystrom_lab.report.table import Table, markdown_table, print_table
 
-_DASH = "–"
+_DASH, _LABEL = "–", 20
 _TITLE = "accuracy in %"
 _CAPTION = (
     "mean ± standard deviation over seeds (number of seeds; binomial standard error of one run on the test samples)"
@@ -48,6 +49,12 @@ def lra_lines(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
     return lines
 
 
+def in_short(lines: Iterable[tuple[str, Sequence[str]]]) -> list[list[str]]:
+    """Lines of a table whose first column is narrow: names break between words, and never take a number's room."""
+    wrap: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
+    return [[fill(name, _LABEL, **wrap), *cells] for name, cells in lines]
+
+
 def print_lra(rows: Sequence[Row]) -> None:
     """Print the table.
 
@@ -55,7 +62,7 @@ def print_lra(rows: Sequence[Row]) -> None:
         ValueError: As `lra_lines`.
     """
     notes = "\n".join([_CAPTION, *_notes(rows)])
-    print_table(_TITLE, [*LRA_TASKS, "mean"], lra_lines(rows), notes)
+    print_table(Table(_TITLE, ["", *LRA_TASKS, "mean"], in_short(lra_lines(rows)), notes=notes))
 
 
 def lra_markdown(rows: Sequence[Row]) -> str:

@@ -34,7 +34,8 @@ from nystrom.attention.methods.nystrom import nystrom_factors
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.factors import draw_factors
 from nystrom_lab.report.plots.maps import draw_maps
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, find_heads
 from nystrom_lab.studies.approximation.real_heads.selection import only_row, over_layers, rows_of

@@ -51,7 +51,8 @@ from nystrom.attention.registry import METHODS
 from nystrom_lab.measure.counting import count_multiplications, count_stored_numbers
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.plots.lines import draw_lines
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 
 if TYPE_CHECKING:

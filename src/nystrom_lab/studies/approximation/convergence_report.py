@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.bands import draw_bands
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.convergence import (
     CONDITION,
     CUBED,

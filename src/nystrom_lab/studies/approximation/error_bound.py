@@ -36,7 +36,8 @@ from nystrom.landmarks import segment_means
 from nystrom.linalg.pinv import iterate, pinv_exact, pinv_iterative, start_value
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.bands import draw_bands
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.convergence import landmark_matrix
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, RealHeads, find_heads
 from nystrom_lab.studies.approximation.real_heads.selection import rows_of, step_of

@@ -44,7 +44,8 @@ from nystrom.linalg.pinv import pinv_iterative
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.plots.maps import draw_maps
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.landmark_errors import (
     ATTENTION,
     CHOOSING,

@@ -51,7 +51,8 @@ from nystrom.kernels import gaussian_kernel, half_norms
 from nystrom.linalg import nystrom_columns_and_rows, nystrom_off_diagonal, spectral_norm, uniform_draws
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.lines import draw_lines
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, Weights, find_encoder
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study

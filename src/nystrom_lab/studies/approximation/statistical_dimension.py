@@ -59,7 +59,7 @@ from nystrom.linalg import (
     uniform_draws,
 )
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.report.summary import Table
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.draw_errors import measure_draws, needed_draws, rounding
 from nystrom_lab.studies.approximation.draw_findings import (
     ABOVE,

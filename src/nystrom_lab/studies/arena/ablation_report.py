@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.lra.runs import FIRST_OPERATOR
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, look
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look, plain_numbers
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.settled_steps import MEMORY, TIME
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.measure.timing import quartiles
 from nystrom_lab.report.plots.lines import draw_lines
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.settled_steps import MEMORY, TIME, cost_rows, measure_in_turn
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.training.run_settings import Settings, settle

@@ -33,7 +33,8 @@ from nystrom_lab.report.lra.runs import FIRST_OPERATOR, Accuracy, lra_cells, lra
 from nystrom_lab.report.lra.tables import lra_lines
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look
 from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.margin import is_competitive
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.training.run.folder import RunFolder

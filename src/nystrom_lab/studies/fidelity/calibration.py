@@ -26,7 +26,8 @@ from nystrom.inspection.sampling import Sample, draw_queries, estimate_ratio
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import REFERENCE
 from nystrom_lab.report.plots.lines import draw_lines
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study

@@ -32,7 +32,8 @@ from nystrom.clock import seconds
 from nystrom_lab.measure.rows import Row, cpu_name
 from nystrom_lab.measure.timing import in_turns, timed_rows
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look, plain_numbers
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study

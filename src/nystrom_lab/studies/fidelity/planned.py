@@ -41,7 +41,8 @@ from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.measure.timing import in_turns, timed_rows
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
 from nystrom_lab.studies.reproduce.margin import MARGIN
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study

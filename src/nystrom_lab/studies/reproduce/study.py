@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -44,7 +44,8 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.efficiency import efficiency_figure
 from nystrom_lab.report.plots.training import training_figure
 from nystrom_lab.report.printed_ratios import BASE, NYSTROMFORMER_TABLE_1, SKYFORMER_TABLE_2, compare_with_paper
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.speed.efficiency import run_efficiency
 from nystrom_lab.studies.speed.lra_shapes import SHAPES, TABLE_2_METHODS

@@ -36,7 +36,8 @@ from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import PAGE, REFERENCE, figure_of, method_look
 from nystrom_lab.report.printed import SKYFORMER_APPENDIX_F
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.stability.arena import (

@@ -39,7 +39,8 @@ from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.data.store.header import HEADER
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.plots.canvas import PAGE, REFERENCE, figure_of, method_look, plain_numbers
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.stability.arena import ArenaTask, new_model, preset_of, size_of
 from nystrom_lab.studies.stability.loop import Trace, train_plainly, validation_batches

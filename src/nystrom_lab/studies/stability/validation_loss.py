@@ -27,7 +27,8 @@ from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look
 from nystrom_lab.report.plots.curves import read_curves
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.stability.arena import ArenaTask, new_model, size_of
 from nystrom_lab.studies.stability.loop import train_plainly, validation_batches

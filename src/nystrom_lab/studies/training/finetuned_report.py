@@ -11,7 +11,8 @@ from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_looks
 from nystrom_lab.report.printed import FINETUNED
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.margin import is_competitive
 
 if TYPE_CHECKING:

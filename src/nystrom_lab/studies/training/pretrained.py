@@ -34,7 +34,8 @@ from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
 from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.report.plots.curves import read_curves
 from nystrom_lab.report.plots.lines import draw_lines
-from nystrom_lab.report.summary import Table, Verdict
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.training.runs import Training, said, train
 from nystrom_lab.training.results import wilson

@@ -6,7 +6,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from nystrom_lab.measure.rows import new_row, read_rows
-from nystrom_lab.report.summary import Table, Verdict, read_summary
+from nystrom_lab.report.summary import Verdict, read_summary
+from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study
 from nystrom_lab.studies.reproduce.run import Job, check_setting, draw_study, folder_of, run_study
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study

@@ -1,0 +1,93 @@
+"""A table of text, and its two writers: for the terminal and as Markdown."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Beyond any line of a table.
+_WIDE = 10_000
+
+
+class Table(NamedTuple):
+    """A table of text.
+
+    Attributes:
+        title: What it shows; "" where nothing has to be said.
+        heads: Heads of the columns.
+        lines: Cells of each line; on the terminal a single cell is a heading of those below, and a line whose first
+            cell begins with a blank is dimmed.
+        left: The first columns, as many as this, are words; all others are numbers.
+        notes: Below the table.
+    """
+
+    title: str
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    left: int = 1
+    notes: str = ""
+
+
+def markdown_table(heads: Sequence[str], lines: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Write a table as Markdown.
+
+    Args:
+        heads: Heads of the columns.
+        lines: Cells of each line.
+        left: The first columns, as many as this, are aligned to the left, all others to the right.
+
+    Raises:
+        ValueError: A line with another number of cells than there are columns.
+    """
+    text = [_line(heads), "|" + "---|" * left + "---:|" * (len(heads) - left)]
+    for cells in lines:
+        if len(cells) != len(heads):
+            raise ValueError(f"a line has {len(cells)} cells; expected {len(heads)}: {', '.join(cells)}.")
+        text.append(_line(cells))
+    return "\n".join(text) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    """One line; a bar inside a cell would begin another column."""
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def print_table(table: Table, console: "Console | None" = None) -> None:
+    """Print a table with every word and number whole: where the terminal is narrower, lines go beyond it.
+
+    Args:
+        table: The table.
+        console: Where to; None means standard output.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table as Shown
+
+    to = Console() if console is None else console
+    title, notes = (escape(text) or None for text in (table.title, table.notes))
+    shown = Shown(box=box.SIMPLE_HEAD, title=title, caption=notes, caption_justify="left", padding=(0, 1, 0, 0))
+    shown.pad_edge = shown.show_edge = False
+    for place, head in enumerate(table.heads):
+        words = place < table.left
+        # A single column of names is as wide as they are; numbers go below each other on a narrow terminal.
+        once = words and table.left == 1
+        shown.add_column(escape(head), justify="left" if words else "right", overflow="fold", no_wrap=once)
+    for cells in table.lines:
+        if len(cells) == 1:
+            shown.add_section()
+        style = "bold" if len(cells) == 1 else "dim" if cells[0].startswith(" ") else ""
+        first = f"[{style}]{escape(cells[0])}[/{style}]" if style else escape(cells[0])
+        shown.add_row(first, *map(escape, cells[1:]))
+    # What is measured is never more than there is room for.
+    wide = to.options.update(width=_WIDE)
+    for column in shown.columns:
+        # A column whose lines are not wrapped needs its longest line.
+        lines = [to.measure(cell, options=wide) for cell in (column.header, *column.cells)]
+        column.min_width = max(line.maximum if column.no_wrap else line.minimum for line in lines)
+    before, least = to.width, to.measure(shown, options=wide).minimum
+    # rich takes a column's padding off its words where a table has no more than its least width.
+    to.width = before if least <= before else least + len(shown.columns)
+    to.print(shown)
+    to.width = before

@@ -1,0 +1,79 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from nystrom_lab.cli.main import main
+from nystrom_lab.measure.rows import append_rows, new_row
+from nystrom_lab.report.table import Table, markdown_table, print_table
+
+FILLED = Table(
+    "accuracy",
+    ["", "listops", "pathfinder"],
+    [["forward [ms]"], ["nystrom-64 with skip", "37.1 ± 0.5 (3; 1.1)", "70.2"], ["  printed", "1", "2"]],
+    notes="of three seeds",
+)
+
+
+def printed(table, width):
+    out = io.StringIO()
+    console = Console(file=out, width=width)
+    print_table(table, console)
+    assert console.width == width
+    return out.getvalue()
+
+
+def test_a_table_has_a_head_a_rule_and_its_lines():
+    assert markdown_table(("method", "ms"), [("softmax", "3"), ("nystrom", "1")]) == (
+        "| method | ms |\n|---|---:|\n| softmax | 3 |\n| nystrom | 1 |\n"
+    )
+    assert "|---|---|" in markdown_table(("a", "b"), [], left=2)
+
+
+def test_a_bar_inside_a_cell_begins_no_column():
+    assert r"| \|\|q\|\| | 1 |" in markdown_table(("norm", "value"), [("||q||", "1")])
+
+
+def test_a_line_of_another_length_raises():
+    with pytest.raises(ValueError, match="a line has 1 cells; expected 2"):
+        markdown_table(("a", "b"), [("x",)])
+
+
+@pytest.mark.parametrize("width", [1, 10, 40])
+def test_a_narrow_terminal_cuts_no_word(width):
+    text = printed(FILLED, width)
+    assert {"listops", "pathfinder", "37.1", "0.5", "70.2", "seeds"} <= {*text.replace("(", " ").split()}
+    assert "nystrom-64 with skip" in text
+
+
+def test_a_wide_terminal_has_a_line_for_each():
+    title, heads, _, heading, line, other, notes = printed(FILLED, 100).splitlines()
+    assert (title.strip(), heads.split(), notes.strip()) == ("accuracy", ["listops", "pathfinder"], "of three seeds")
+    assert (heading.strip(), other.split()) == ("forward [ms]", ["printed", "1", "2"])
+    assert line.split() == ["nystrom-64", "with", "skip", "37.1", "±", "0.5", "(3;", "1.1)", "70.2"]
+
+
+def test_words_are_to_the_left_and_numbers_to_the_right():
+    table = Table("", ["task", "attention", "ms"], [["a", "bb", "1"], ["aaaa", "b", "100"]], left=2)
+    assert [line.rstrip() for line in printed(table, 80).splitlines()[2:]] == [
+        "a     bb           1",
+        "aaaa  b          100",
+    ]
+
+
+@pytest.mark.parametrize("columns", ["8", "40"])
+@pytest.mark.parametrize("command", [["lra", "table"], ["report", "training"]])
+def test_commands_print_whole_numbers(command, columns, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    rows = {
+        "lra": new_row(study="train listops", quantity="test accuracy", method="softmax", value=0.371, unit="",
+                       repeats=2000, facts={"layers": 2, "preset": "demo"}, seed=0, device="cpu"),
+        "report": new_row(study="training", quantity="step time", method="softmax", value=371.5, unit="ms", n=2000,
+                          facts={"task": "listops"}, device="cpu", low=370.0, high=372.0),
+    }  # fmt: skip
+    append_rows(tmp_path / "rows.csv", [rows[command[0]]])
+    assert main([*command, str(tmp_path / "rows.csv")]) == 0
+    printed = capsys.readouterr().out.split()
+    assert any("listops" in word for word in printed)
+    assert any(word.startswith("softmax") for word in printed)
+    assert any(word.startswith("37") for word in printed)
