@@ -89,5 +89,5 @@ def print_table(table: Table, console: "Console | None" = None) -> None:
     before, least = to.width, to.measure(shown, options=wide).minimum
     # rich takes a column's padding off its words where a table has no more than its least width.
     to.width = before if least <= before else least + len(shown.columns)
-    to.print(shown)
+    to.print(shown, crop=False)
     to.width = before
