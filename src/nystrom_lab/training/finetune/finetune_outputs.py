@@ -9,17 +9,15 @@ from safetensors.torch import load_model
 from transformers import PreTrainedModel
 
 from nystrom.integrations.saving import save_with_attention
-from nystrom.sums import write_sums
-from nystrom.whole_folders import whole_folder
 from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.data.language.labelled.splits import LabelledData
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.plots.curves import draw_curves
 from nystrom_lab.training.finetune.encoding import EncodedSplit
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.finetune.inference import BatchMaker, forget_kept, logits_of
 from nystrom_lab.training.finetune.results import ResultRows, shown, write_predictions, write_submission
 from nystrom_lab.training.finetune.scores import scores
+from nystrom_lab.training.run.finished import best_folder, costs, write_curves, write_rows
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.run_trainer import RunTrainer
 from nystrom_lab.training.run.writing import written
@@ -58,15 +56,12 @@ def finish(
     Raises:
         OSError: A file could not be written; names it and the way on.
     """
-    state, seconds, megabytes = trainer.state, trainer.seconds, trainer.megabytes
-    remedy = "go on with --resume"
-    with written(run.path, remedy):
-        run.write_curves(trainer.curves())
-        draw_curves(run.curves, run.plot)
-    assert state.best_global_step, "the last step is evaluated"
+    took, best = costs(trainer, steps=settings.steps), write_curves(trainer, run)
     logits_by_split = best_logits(trainer, model, splits, collate, settings, run)
-    with written(run.best, remedy):
-        _save(model, tokenizer, settings, run)
+    tokenizer.model_max_length = settings.max_length
+    with best_folder(run) as partial:
+        save_with_attention(model, partial)
+        tokenizer.save_pretrained(partial)
     rows = ResultRows(settings, model.config, published=data.published, command=command)
     results: list[Row] = []
     said: list[str] = []
@@ -81,26 +76,18 @@ def finish(
                 share = split.longer_than(rows.size)
                 results.append(rows.row(f"{name} texts longer than {rows.method}", share, samples=len(split)))
         files.append(run.path / "predictions" / f"{name}.tsv")
-        with written(files[-1], remedy):
+        with written(files[-1], "go on with --resume"):
             write_predictions(files[-1], logits, data.classes, split.labels)
             wanted = task.submission.get(name.replace("submission", "test"))
             if wanted is not None and not name.startswith("validation") and (data.published or name in _UNLABELLED):
                 files.append(run.path / "predictions" / wanted)
                 write_submission(files[-1], logits, task)
-    results += [
-        rows.row("training time", seconds, "s"),
-        rows.row("best step", state.best_global_step),
-        rows.row("steps", settings.steps),
-    ]
-    if megabytes:
-        results.append(rows.row("peak memory", megabytes, "MB"))
-    with written(run.rows, remedy):
-        run.write_rows(results)
+    write_rows(run, [*results, *(rows.row(*each) for each in took)])
     for name in logits_by_split:
-        forget_kept(_kept(run, name, state.best_global_step))
+        forget_kept(_kept(run, name, best))
     print("\n".join(said))
     print(
-        f"best after step {state.best_global_step} of {settings.steps}; {seconds:.0f} s of training\n"
+        f"best after step {best} of {settings.steps}; {took[0][1]:.0f} s of training\n"
         f"model       {run.best}\npredictions {', '.join(map(str, files))}\nrows        {run.rows}"
     )
 
@@ -139,12 +126,3 @@ def best_logits(
 def _kept(run: RunFolder, name: str, step: int) -> Path:
     """Where the logits of a split are kept while it is scored."""
     return run.path / "predictions" / f"{name}-step{step}.npy"
-
-
-def _save(model: PreTrainedModel, tokenizer: Any, settings: FinetuneSettings, run: RunFolder) -> None:
-    """Save the model and its tokenizer, in the place of those before."""
-    tokenizer.model_max_length = settings.max_length
-    with whole_folder(run.best) as partial:
-        save_with_attention(model, partial)
-        tokenizer.save_pretrained(partial)
-        write_sums(partial)

@@ -10,21 +10,18 @@ from nystrom.checks import check_at_least
 from nystrom.models import EncoderConfig
 from nystrom.models.files.folder import copy_tokenizer
 from nystrom.models.heads.language import EncoderForPreTraining
-from nystrom.sums import write_sums
-from nystrom.whole_folders import whole_folder
 from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
 from nystrom_lab.data.store.prepared_folder import verify
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.plots.curves import draw_curves
 from nystrom_lab.training.pretrain.data import HeldOutInstances
 from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings
 from nystrom_lab.training.pretrain.scores import Scores, score_model
 from nystrom_lab.training.pretrain.source import check_vocabulary, find_source
 from nystrom_lab.training.pretrain.trainer import PretrainingTrainer
 from nystrom_lab.training.results import Place, result_row, wilson
+from nystrom_lab.training.run.finished import best_folder, costs, write_curves, write_rows
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.progress import no_file_bars
-from nystrom_lab.training.run.writing import written
 
 STUDY = "pretrain mlm-sop"
 
@@ -44,17 +41,12 @@ def finish(
     Raises:
         OSError: A file could not be written; the message names it and how to continue.
     """
-    state, seconds, megabytes = trainer.state, trainer.seconds, trainer.megabytes
-    remedy = "go on with --resume"
-    with written(run.path, remedy):
-        run.write_curves(trainer.curves())
-        draw_curves(run.curves, run.plot)
-    best = state.best_global_step
-    assert best, "the last step is evaluated"
+    took, best = costs(trainer, steps=settings.steps), write_curves(trainer, run)
     model = EncoderForPreTraining.from_pretrained(run.checkpoint(best))
-    with written(run.best, remedy):
-        _save(model, data, run.best)
-    [logged] = [entry for entry in state.log_history if entry["step"] == best and "eval_loss" in entry][-1:]
+    with best_folder(run) as partial:
+        model.save_pretrained(partial)
+        copy_tokenizer(data, partial, max_length=model.config.max_position_embeddings)
+    [logged] = [entry for entry in trainer.state.log_history if entry["step"] == best and "eval_loss" in entry][-1:]
     values: dict[str, Any] = {name: logged[f"eval_{name}"] for name in Scores._fields}
     scores = Scores(**values)
     place = Place(
@@ -65,18 +57,9 @@ def finish(
         command=command,
     )
     rows = score_rows(model.config, scores, place, length=settings.length)
-    for quantity, value, unit in (
-        ("training time", seconds, "s"),
-        ("best step", best, ""),
-        ("steps", settings.steps, ""),
-        ("peak memory", megabytes, "MB"),
-    ):
-        if value:
-            rows.append(result_row(model.config, quantity, value, unit, place, study=STUDY))
-    with written(run.rows, remedy):
-        run.write_rows(rows)
+    write_rows(run, [*rows, *(result_row(model.config, *each, place, study=STUDY) for each in took)])
     print(
-        f"{summary(scores)}; best after step {best} of {settings.steps}, {seconds:.0f} s of training\n"
+        f"{summary(scores)}; best after step {best} of {settings.steps}, {took[0][1]:.0f} s of training\n"
         f"model  {run.best}\ncurves {run.curves}, {run.plot}\nrows   {run.rows}"
     )
 
@@ -152,11 +135,3 @@ def _facts(settings: PretrainingSettings) -> dict[str, object]:
         "batch": settings.batch_size,
         "lr": settings.learning_rate,
     }
-
-
-def _save(model: EncoderForPreTraining, data: Path, folder: Path) -> None:
-    """Save a model and the tokenizer of its data, in the place of those before."""
-    with whole_folder(folder) as partial:
-        model.save_pretrained(partial)
-        copy_tokenizer(data, partial, max_length=model.config.max_position_embeddings)
-        write_sums(partial)

@@ -1,0 +1,55 @@
+"""What every finished run leaves in its folder: curves, the best model, what the training took, and last the rows."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nystrom.sums import write_sums
+from nystrom.whole_folders import whole_folder
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.report.plots.curves import draw_curves
+from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.run.run_trainer import RunTrainer
+from nystrom_lab.training.run.writing import written
+
+_REMEDY = "go on with --resume"
+
+
+def write_curves(trainer: RunTrainer, run: RunFolder) -> int:
+    """Write and draw the curves of a training, and give its best step.
+
+    Raises:
+        OSError: A file could not be written; this and all here name it and how to continue.
+    """
+    with written(run.path, _REMEDY):
+        run.write_curves(trainer.curves())
+        draw_curves(run.curves, run.plot)
+    best = trainer.state.best_global_step
+    assert best, "the last step is evaluated, and counts"
+    return best
+
+
+@contextmanager
+def best_folder(run: RunFolder) -> Iterator[Path]:
+    """A folder to save the best model in; once all is in it, it takes the place of the one before."""
+    with written(run.best, _REMEDY), whole_folder(run.best) as partial:
+        yield partial
+        write_sums(partial)
+
+
+def costs(trainer: RunTrainer, *, steps: int) -> list[tuple[str, float, str]]:
+    """What a training took before anything was scored, and which of its steps is kept: quantity, value and unit."""
+    measured = (
+        ("training time", trainer.seconds, "s"),
+        ("best step", trainer.state.best_global_step or 0, ""),
+        ("steps", steps, ""),
+        ("peak memory", trainer.megabytes, "MB"),
+    )
+    # Memory is 0 where it is not known.
+    return [each for each in measured if each[1]]
+
+
+def write_rows(run: RunFolder, rows: Iterable[Row]) -> None:
+    """Write the results; with them the run is finished."""
+    with written(run.rows, _REMEDY):
+        run.write_rows(list(rows))
