@@ -40,9 +40,18 @@ class Outcome:
 
 
 def outcome_of(run: RunFolder) -> Outcome | None:
-    """The outcome of a trial; None where it has not ended, or is no trial."""
+    """The outcome of a trial; None where it has not ended, or is no trial.
+
+    Raises:
+        ValueError: Its file is damaged.
+    """
     file = run.path / _FILE
-    return Outcome(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+    if not file.is_file():
+        return None
+    try:
+        return Outcome(**json.loads(file.read_text(encoding="utf-8")))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file} is damaged ({error}): delete it, and the trial goes on.") from error
 
 
 def forget_outcome(run: RunFolder) -> None:

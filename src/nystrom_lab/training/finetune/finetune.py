@@ -88,7 +88,7 @@ def finetune(
         warmup_steps: Steps of linear warm-up; a tenth of all if not given.
         evaluate_every: Steps between evaluations, each followed by a checkpoint; once per epoch if not given.
         search: Train with each batch size of 8, 16, 32 and each learning rate of 2e-5, 3e-5, 4e-5, 5e-5, as the paper
-            for MRPC, and score the run that is best on validation. Needs optuna.
+            for MRPC, and score the run that is best on validation.
         grid: Other values to search.
         jobs: Trials of a search at a time on a cluster; all if not given. Here they are trained one after the other.
         on: "local", or "slurm": a job for each trial of a search, on the cluster that this machine submits to, on

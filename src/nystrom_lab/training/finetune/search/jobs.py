@@ -5,7 +5,7 @@
     .slurm/            see `nystrom_lab.training.grid.slurm`
 
 Each trial that has no outcome is trained in a job. Once all have one, a last job makes the search, which finds nothing
-left to train: it alone writes search.sqlite, and scores the best trial on a machine that was asked for that.
+left to train: it alone scores the best trial on a machine that was asked for that.
 """
 
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ def finish_in_job(request: Request) -> None:
     with no_file_bars():
         start, material, trials = _open(request)
         with held(request.folder, trials, material, resume=True, seconds=_WAIT_SECONDS):
-            run_search(request, start, material, trials)
+            run_search(start, material, trials, request.folder)
 
 
 def _open(request: Request) -> tuple[Start, Material, list[Trial]]:

@@ -8,7 +8,6 @@ from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.finetune.finetune_settings import PAPER_GRID, SearchGrid
 from nystrom_lab.training.run.run_trainer import RunTrainer
 
-pytest.importorskip("optuna")
 GRID = SearchGrid(batch_size=(4, 8), learning_rate=(1e-3,))
 
 

@@ -20,7 +20,6 @@ from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, _job_name, alive_jobs
 from nystrom_lab.training.grid.status import status_lines
 from nystrom_lab.training.run.run_trainer import NotFinite, RunTrainer
 
-pytest.importorskip("optuna")
 pytest.importorskip("submitit")
 GRID = SearchGrid(batch_size=(4, 8), learning_rate=(1e-3,))
 # With the last, the weights are too large for float32 after one step.
@@ -146,7 +145,7 @@ def test_a_trial_that_fails_is_named_and_tried_again(tuned, submitted, tmp_path,
         patch.setattr(RunTrainer, "training_step", training_step)
         with pytest.raises(ValueError, match=r"^trials/batch_size-8_.* failed, a broken wire, log: .*\.log\. The same"):
             tuned(tmp_path / "run", grid=GRID, on="slurm", **TWO_STEPS)
-    assert not (tmp_path / "run" / "search.sqlite").exists()
+    assert not (tmp_path / "run" / "trials.tsv").exists()
     assert any(" step 1 of 2" in line for line in status_lines(tmp_path / "run"))
     submitted.clear()
     run = tuned(tmp_path / "run", grid=GRID, on="slurm", **TWO_STEPS)
