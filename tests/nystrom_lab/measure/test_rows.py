@@ -60,7 +60,7 @@ def test_facts_are_columns_and_a_new_one_is_added_to_all_rows(tmp_path):
     append_rows(path, rows[:2])
     append_rows(path, rows[2:3])
     append_rows(path, rows[3:])
-    first, *lines = csv.reader(path.open(newline=""))
+    first, *lines = csv.reader(path.read_text().splitlines())
     assert first == [*HEADER, "b", "layer", "task"]
     assert [line[len(HEADER) :] for line in lines] == [["1", "3", ""], ["", "", ""], ["2", "", "a, b"], ["4", "", ""]]
     assert read_rows(path) == rows

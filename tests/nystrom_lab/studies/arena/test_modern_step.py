@@ -100,10 +100,10 @@ def test_what_takes_too_long_or_too_much_is_not_run(monkeypatch):
 
 @pytest.mark.long
 def test_the_study_measures_every_length(tmp_path, monkeypatch):
-    monkeypatch.setattr(modern_step, "LENGTHS", LENGTHS | {"small": (128, 256, 512)})
+    monkeypatch.setattr(modern_step, "LENGTHS", LENGTHS | {"small": (64, 128, 256)})
     monkeypatch.setattr(modern_step, "ROUNDS", {"small": 2})
     job = check_study("modern-step", Setting(precision="float32"), tmp_path)
-    assert [part.name for part in job.plan.parts] == ["n=128", "n=256", "n=512"]
+    assert [part.name for part in job.plan.parts] == ["n=64", "n=128", "n=256"]
     summary = run_study(job, lambda line: None)
     assert summary.rows == 3 * len(MODELS) * 3
     assert not any(math.isnan(float(cell)) for line in summary.tables[0].lines for cell in line[2:] if cell)
