@@ -212,14 +212,17 @@ def _columns_of(rows: Iterable[Row], columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def _text(rows: Iterable[Row], columns: Sequence[str]) -> bytes:
-    return f"{','.join(columns)}\n".encode() + _lines(rows, columns)
+    return _csv([columns]) + _lines(rows, columns)
 
 
 def _lines(rows: Iterable[Row], columns: Sequence[str]) -> bytes:
-    text, facts = io.StringIO(), columns[len(HEADER) :]
-    csv.writer(text, lineterminator="\n").writerows(
-        [_cell(getattr(row, name)) for name in HEADER] + [row.fact(name) for name in facts] for row in rows
-    )
+    facts = columns[len(HEADER) :]
+    return _csv([_cell(getattr(row, name)) for name in HEADER] + [row.fact(name) for name in facts] for row in rows)
+
+
+def _csv(lines: Iterable[Sequence[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue().encode()
 
 

@@ -56,12 +56,17 @@ def test_the_header_is_written_once_and_folders_are_made(tmp_path):
 
 def test_facts_are_columns_and_a_new_one_is_added_to_all_rows(tmp_path):
     path = tmp_path / "rows.csv"
-    rows = [a_row(facts={"b": 1, "layer": 3}), a_row(), a_row(facts={"task": "a, b", "b": 2}), a_row(facts={"b": 4})]
+    rows = [
+        a_row(facts={"b": 1, "layer": 3}),
+        a_row(),
+        a_row(facts={"task, first": "a, b", "b": 2}),
+        a_row(facts={"b": 4}),
+    ]
     append_rows(path, rows[:2])
     append_rows(path, rows[2:3])
     append_rows(path, rows[3:])
     first, *lines = csv.reader(path.read_text().splitlines())
-    assert first == [*HEADER, "b", "layer", "task"]
+    assert first == [*HEADER, "b", "layer", "task, first"]
     assert [line[len(HEADER) :] for line in lines] == [["1", "3", ""], ["", "", ""], ["2", "", "a, b"], ["4", "", ""]]
     assert read_rows(path) == rows
     assert [row.words for row in rows[:2]] == ["b=1 layer=3", ""]
