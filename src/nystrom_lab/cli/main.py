@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from nystrom_lab.cli import data, finetune, inspection, models, pretrain, reproduce, studies, train
+from nystrom_lab.cli import data, inspection, models, reproduce, studies, train
 from nystrom_lab.cli.faults import expected
 from nystrom_lab.cli.streams import standing_streams
 
@@ -107,13 +107,13 @@ def _overview(within: str) -> str:
 COMMANDS: dict[str, Command] = {
     "train": Command("train a model on a task, such as listops", train.train_model, lasting=True),
     "pretrain": Command(
-        "pretrain an encoder on masked words and the order of sentences", pretrain.pretrain_model, lasting=True
+        "pretrain an encoder on masked words and the order of sentences", train.pretrain_model, lasting=True
     ),
     "finetune": Command(
-        "fine-tune an encoder on GLUE, IMDB or labelled texts of your own", finetune.finetune_model, lasting=True
+        "fine-tune an encoder on GLUE, IMDB or labelled texts of your own", train.finetune_model, lasting=True
     ),
-    "predict": Command("classify texts with a model that was fine-tuned", finetune.predict_texts),
-    "evaluate mlm-sop": Command("measure a pretrained model on held-out documents", pretrain.evaluate_pretrained),
+    "predict": Command("classify texts with a model that was fine-tuned", train.predict_texts),
+    "evaluate mlm-sop": Command("measure a pretrained model on held-out documents", train.evaluate_pretrained),
     "evaluate": Command("measure a trained model on a task", train.evaluate_model),
     "data prepare listops": Command("draw ListOps' expressions, or read the published ones", data.prepare_listops_data),
     "data prepare text": Command(

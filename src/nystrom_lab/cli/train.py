@@ -1,9 +1,9 @@
-"""Commands that train and score models: one, or a grid."""
+"""Commands that train, pretrain and fine-tune models, one or a grid, and that score them."""
 
 import inspect
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from nystrom_lab.cli.arguments import arguments_of, fixed, positional
 from nystrom_lab.cli.method_options import arguments_with_method, attention_of, word_after
@@ -16,7 +16,18 @@ def train_model(words: list[str]) -> None:
     train(**_arguments(words, "train", fixed(train, "mask_share")))
 
 
-def pretrain_on_task(words: list[str]) -> None:
+def pretrain_model(words: list[str]) -> None:
+    """Pretrain an encoder: on the inputs of the task that the first word names, or else on prepared texts."""
+    if words and not words[0].startswith("-"):
+        _pretrain_on_task(words)
+        return
+    from nystrom_lab.training.pretrain.pretrain import pretrain
+
+    default = attention_of(word_after("--model", words, ""))
+    pretrain(**arguments_with_method(pretrain, words, "pretrain", default=default))
+
+
+def _pretrain_on_task(words: list[str]) -> None:
     """Train an encoder on masked tokens of the inputs of a task, which the first word names."""
     from nystrom.checks import check_names
     from nystrom_lab.data.lra.facts import LRA
@@ -40,6 +51,34 @@ def _arguments(words: list[str], name: str, mask_share: inspect.Parameter) -> di
     )
 
 
+def finetune_model(words: list[str]) -> None:
+    """Fine-tune a model."""
+    import tyro
+
+    from nystrom_lab.training.finetune.finetune import finetune
+
+    grid = inspect.signature(finetune).parameters["grid"]
+    arguments = arguments_with_method(
+        finetune,
+        words,
+        "finetune",
+        default="nystrom",
+        # --num-landmarks rather than --options.num-landmarks.
+        flat=True,
+        task=positional(finetune, "task"),
+        # --search.batch-size beside --search.
+        grid=grid.replace(annotation=Annotated[grid.annotation, tyro.conf.arg(name="search")]),
+    )
+    finetune(**arguments)
+
+
+def predict_texts(words: list[str]) -> None:
+    """Classify texts."""
+    from nystrom_lab.training.finetune.predict import predict
+
+    predict(**arguments_of(predict, words, "predict"))
+
+
 def evaluate_model(words: list[str]) -> None:
     """Score a model."""
     from nystrom_lab.training.train import evaluate
@@ -47,6 +86,16 @@ def evaluate_model(words: list[str]) -> None:
     row = evaluate(**arguments_of(evaluate, words, "evaluate", task=positional(evaluate, "task")))
     spread = "" if row.low is None or row.high is None else f" ({row.low:.1%} to {row.high:.1%})"
     print(f"{row.quantity} {row.value:.1%}{spread}")
+
+
+def evaluate_pretrained(words: list[str]) -> None:
+    """Score a pretrained model."""
+    from nystrom_lab.training.pretrain.pretrain import evaluate_mlm_sop
+
+    for row in evaluate_mlm_sop(**arguments_of(evaluate_mlm_sop, words, "evaluate mlm-sop")):
+        share = row.low is not None and row.high is not None
+        value = f"{row.value:.1%} ({row.low:.1%} to {row.high:.1%})" if share else f"{row.value:.4g}"
+        print(f"{row.quantity} {value}")
 
 
 def lra_run(words: list[str]) -> None:

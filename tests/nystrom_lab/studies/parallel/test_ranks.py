@@ -8,7 +8,7 @@ from nystrom.attention.registry import METHODS
 from nystrom.parallel.exchanged import CutSizes, exchanged
 from nystrom_lab.cli.main import main
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.report.plots.ranks import draw_ranks
+from nystrom_lab.report.plots.study import draw_ranks
 from nystrom_lab.studies.parallel import ranks
 from nystrom_lab.studies.parallel.ranks import run_ranks
 
