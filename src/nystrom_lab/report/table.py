@@ -82,12 +82,21 @@ def print_table(table: Table, console: "Console | None" = None) -> None:
         shown.add_row(first, *map(escape, cells[1:]))
     # What is measured is never more than there is room for.
     wide = to.options.update(width=_WIDE)
-    for column in shown.columns:
-        # A column whose lines are not wrapped needs its longest line.
-        lines = [to.measure(cell, options=wide) for cell in (column.header, *column.cells)]
-        column.min_width = max(line.maximum if column.no_wrap else line.minimum for line in lines)
-    before, least = to.width, to.measure(shown, options=wide).minimum
-    # rich takes a column's padding off its words where a table has no more than its least width.
-    to.width = before if least <= before else least + len(shown.columns)
+    cells = [[to.measure(cell, options=wide) for cell in (each.header, *each.cells)] for each in shown.columns]
+    widths = [max(cell.maximum for cell in column) for column in cells]
+    # A column whose lines are not wrapped needs its longest line, any other its longest word.
+    spare = [
+        0 if column.no_wrap else width - max(cell.minimum for cell in measured)
+        for column, width, measured in zip(shown.columns, widths, cells, strict=True)
+    ]
+    # A column's padding and what divides it from the next are a character each; none stand at the table's end.
+    between, before = 2 * len(widths) - 2, to.width
+    while sum(widths) + between > before and any(spare):
+        widest = max((width, place) for place, width in enumerate(widths) if spare[place])[1]
+        widths[widest] -= 1
+        spare[widest] -= 1
+    for column, width in zip(shown.columns, widths, strict=True):
+        column.width = width
+    to.width = max(before, sum(widths) + between)
     to.print(shown, crop=False)
     to.width = before
