@@ -32,6 +32,7 @@ from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary
 from nystrom_lab.data.store.token_files import open_split
 from nystrom_lab.measure.rows import Row, append_rows, check_rows
 from nystrom_lab.measure.timing import quartiles
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.presets.pretraining import PretrainingPreset, find_pretraining
 from nystrom_lab.training.pretrain.data import open_instances
 from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings, settle
@@ -69,9 +70,8 @@ def measure_loops(
     settings = settle(
         base,
         None,
+        RunOptions(seed=seed, device=device, precision=precision),  # pyright: ignore[reportArgumentType]
         attention=attention,
-        options={},
-        conv_kernel_size=None,
         length=length,
         sizes=sizes,
         changes={
@@ -82,12 +82,7 @@ def measure_loops(
             "evaluate_every": steps + 1,
             "log_every": steps + 1,
         },
-        accumulation=1,
-        seed=seed,
         instances=1,
-        device=device,
-        precision=precision,
-        compile=False,
     )
     train, _ = open_instances(data, length=length, seed=seed, instances=1, batch_size=batch_size)
     config = encoder_config(

@@ -3,8 +3,9 @@
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import set_seed
@@ -16,6 +17,7 @@ from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
 from nystrom_lab.data.store.header import read_header
 from nystrom_lab.training.command import command_line
 from nystrom_lab.training.hardware import is_main
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.presets.pretraining import PretrainingPreset
 from nystrom_lab.training.pretrain.data import HeldOutInstances, open_instances
 from nystrom_lab.training.pretrain.pretrain_outputs import finish
@@ -38,53 +40,23 @@ def pretrain_model(
     data: Path,
     run: RunFolder,
     *,
+    how: RunOptions,
     model: Path | None,
-    attention: str | None,
-    options: Mapping[str, object],
-    conv_kernel_size: int | None,
-    length: int | None,
-    sizes: Mapping[str, int | None],
-    changes: Mapping[str, float | None],
-    accumulation: int,
-    context_parallel: int,
-    seed: int,
-    instances: int,
-    device: str,
-    precision: str,
-    compile: bool,
-    track_error: bool,
-    resume: bool,
     workers: int,
-    threads: int | None,
-    timeout: int,
     words: Sequence[str],
+    **asked: Any,
 ) -> None:
-    """Pretrain; the arguments that are not here are those of `nystrom_lab.training.pretrain.pretrain.pretrain`.
+    """Pretrain; what is not said here is that of `nystrom_lab.training.pretrain.pretrain.pretrain`.
 
     Args:
         base: The preset.
         data: The prepared folder.
         run: The folder of the run.
-        sizes: Of the encoder, by name; None means the preset's.
-        changes: Other settings that differ from the preset's; None means the preset's.
+        how: How it runs, with a device and a precision that are not "auto".
+        model: Folder of a trained model to start from; None for none.
+        workers: Processes that make batches ahead.
         words: The command that reproduces the run, after `nystrom`.
-        model: See there.
-        attention: See there.
-        options: See there.
-        conv_kernel_size: See there.
-        length: See there.
-        accumulation: See there.
-        context_parallel: See there.
-        seed: See there.
-        instances: See there.
-        device: "cpu" or "cuda".
-        precision: One of the three.
-        compile: See there.
-        track_error: See there.
-        resume: See there.
-        workers: See there.
-        threads: See there.
-        timeout: See there.
+        **asked: Of `settle`.
 
     Raises:
         ValueError: A setting, data or a model that cannot be used, or a compiler that is missing.
@@ -92,26 +64,13 @@ def pretrain_model(
         OSError: A file could not be written; the message names the folder and how to continue.
     """
     source = None if model is None else find_source(model)
-    settings = settle(
-        base,
-        source,
-        attention=attention,
-        options=options,
-        conv_kernel_size=conv_kernel_size,
-        length=length,
-        sizes=sizes,
-        changes=changes,
-        accumulation=accumulation,
-        seed=seed,
-        instances=instances,
-        device=device,
-        precision=precision,
-        compile=compile,
-        track_error=track_error,
-        context_parallel=context_parallel,
-    )
+    settings = settle(base, source, how, **asked)
     train, held_out = open_instances(
-        data, length=settings.length, seed=seed, instances=instances, batch_size=settings.batch_size
+        data,
+        length=settings.length,
+        seed=settings.seed,
+        instances=settings.instances,
+        batch_size=settings.batch_size,
     )
     vocabulary = train.vocabulary
     if source is not None:
@@ -127,20 +86,20 @@ def pretrain_model(
     )
     # Unknown options, and sizes that do not fit each other, are found here.
     config = encoder_config(settings, preset_fields, vocabulary)
-    check_pieces(context_parallel, lambda: EncoderForPreTraining(config), compile=compile)
-    check_backend_device(settings.options.get("backend", "auto"), torch.device(device))
-    if compile:
-        check_compiler(device)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    with run.held(settings, resume=resume, main=is_main()):
+    check_pieces(how.context_parallel, lambda: EncoderForPreTraining(config), compile=settings.compile)
+    check_backend_device(settings.options.get("backend", "auto"), torch.device(settings.device))
+    if settings.compile:
+        check_compiler(settings.device)
+    if how.threads is not None:
+        torch.set_num_threads(how.threads)
+    with run.held(settings, resume=how.resume, main=is_main()):
         fingerprint = hashlib.sha256(json.dumps(read_header(data)["files"], sort_keys=True).encode()).hexdigest()[:16]
         run.check_data(fingerprint)
         reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
         arguments = training_arguments(
-            settings, base, run, reports=reports, clip_norm=base.clip_norm, workers=workers, timeout=timeout
+            settings, base, run, reports=reports, clip_norm=base.clip_norm, workers=workers, timeout=how.timeout
         )
-        set_seed(seed)
+        set_seed(settings.seed)
         with no_file_bars():
             if source is None:
                 network, new = EncoderForPreTraining(config), []
@@ -154,9 +113,9 @@ def pretrain_model(
                     print(f"{describe(source, settings, new)}.", flush=True)
                 print(_summary(network, settings, train, held_out), flush=True)
             # What the model was made of must not decide what is drawn in training.
-            set_seed(seed)
+            set_seed(settings.seed)
             trainer = PretrainingTrainer(network, arguments, settings=settings, train=train, held_out=held_out, run=run)
-            train_to_the_end(trainer, resume=resume)
+            train_to_the_end(trainer, resume=how.resume)
             if is_main():
                 finish(trainer, settings, run, data, command=command_line(words, settings.processes))
 

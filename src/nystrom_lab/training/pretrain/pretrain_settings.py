@@ -8,6 +8,7 @@ from typing import Any
 from nystrom.checks import check_at_least
 from nystrom_lab.training.hardware import processes
 from nystrom_lab.training.lengths import fit_options
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.presets.preset import MethodSetting
 from nystrom_lab.training.presets.pretraining import PretrainingPreset
 from nystrom_lab.training.schedule import Schedule
@@ -118,21 +119,16 @@ class PretrainingSettings(Schedule):
 def settle(
     base: PretrainingPreset,
     source: StartModel | None,
+    how: RunOptions,
     *,
-    attention: str | None,
-    options: Mapping[str, object],
-    conv_kernel_size: int | None,
-    length: int | None,
+    attention: str | None = None,
+    options: Mapping[str, object] | None = None,
+    conv_kernel_size: int | None = None,
+    length: int | None = None,
     sizes: Mapping[str, int | None],
     changes: Mapping[str, float | None],
-    accumulation: int,
-    seed: int,
     instances: int,
-    device: str,
-    precision: str,
-    compile: bool,
-    track_error: bool = False,
-    context_parallel: int = 1,
+    compile: bool = False,
 ) -> PretrainingSettings:
     """Combine a preset with its changes and with the model that the run starts from.
 
@@ -141,20 +137,15 @@ def settle(
     Args:
         base: The preset.
         source: The model that it starts from; None for none.
+        how: How it runs, with a device and a precision that are not "auto".
         attention: Method; None for that of the model, or "nystrom".
         options: Options of the method, over those of the model or of the preset.
         conv_kernel_size: Taps of the convolution of the values; 0 for none, None for the model's or the preset's.
         length: Tokens of an instance; None for the preset's.
         sizes: Of the encoder, by name; None means the preset's.
         changes: Other fields of `PretrainingSettings`; None means the preset's.
-        accumulation: Parts in which a process computes its share of a batch.
-        seed: Seed.
         instances: Held-out instances that an evaluation scores, at most.
-        device: "cpu" or "cuda".
-        precision: One of the three.
         compile: Whether the encoder is compiled.
-        track_error: Whether the curves have the error of attention.
-        context_parallel: Processes that share the tokens of an instance.
 
     Raises:
         ValueError: An unknown name, a value that cannot be used, or a model that does not fit.
@@ -187,7 +178,7 @@ def settle(
     return PretrainingSettings(
         preset=base.name,
         attention=attention,
-        options=fit_options(attention, method.options, options, positions),
+        options=fit_options(attention, method.options, options or {}, positions),
         conv_kernel_size=taps,
         share_projections=method.share_projections,
         model=None if source is None else source.folder.name,
@@ -195,15 +186,15 @@ def settle(
         length=length,
         positions=positions,
         **_sizes(base, source, sizes),
-        seed=seed,
-        accumulation=accumulation,
+        seed=how.seed,
+        accumulation=how.accumulation,
         processes=processes(),
         instances=instances,
-        device=device,
-        precision=precision,
+        device=how.device,
+        precision=how.precision,
         compile=compile,
-        track_error=track_error,
-        context_parallel=context_parallel,
+        track_error=how.track_error,
+        context_parallel=how.context_parallel,
         **(given | chosen),
     )
 

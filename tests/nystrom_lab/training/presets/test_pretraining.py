@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.presets.pretraining import PRETRAINING, find_pretraining
 from nystrom_lab.training.pretrain.pretrain_settings import StartModel, settle
 
@@ -11,9 +12,8 @@ BERT_BASE = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads":
 
 
 def settled(preset, source=None, **changes):
-    given = {"attention": None, "options": {}, "conv_kernel_size": None, "length": None, "sizes": {}, "compile": False}
-    given |= {"accumulation": 1, "seed": 0, "instances": 10, "device": "cpu", "precision": "float32"}
-    return settle(find_pretraining(preset), source, **given, changes=changes)
+    how = RunOptions(device="cpu", precision="float32")
+    return settle(find_pretraining(preset), source, how, sizes={}, instances=10, changes=changes)
 
 
 def trained(positions=512):
