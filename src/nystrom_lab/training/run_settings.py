@@ -10,6 +10,7 @@ from nystrom.checks import check_at_least, check_names
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.training.hardware import processes, usable_device, usable_precision
 from nystrom_lab.training.lengths import attended, fit_options
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.presets.published import PRESETS, MethodSetting, Preset, find_preset
 from nystrom_lab.training.presets.recipe import ARGUMENTS, RECIPE, Recipe
 from nystrom_lab.training.schedule import RunSettings, Schedule
@@ -164,23 +165,18 @@ class Settings(Recipe, Schedule):
 
 def settle(
     task: str,
+    how: RunOptions,
     *,
-    attention: str | None,
-    options: Mapping[str, object] | None,
-    conv_kernel_size: int | None,
+    attention: str | None = None,
+    options: Mapping[str, object] | None = None,
+    conv_kernel_size: int | None = None,
     preset: str,
-    device: str,
-    precision: str,
-    accumulation: int,
-    seed: int,
     changes: Mapping[str, object],
     positions: int | None = None,
     compile: bool = False,
-    track_error: bool = False,
     mask_share: float = 0.0,
     start: "StartEncoder | None" = None,
     elsewhere: bool = False,
-    context_parallel: int = 1,
 ) -> Settings:
     """Combine a preset with its changes, and with the encoder that the run starts from.
 
@@ -189,22 +185,17 @@ def settle(
 
     Args:
         task: Task.
+        how: How it runs.
         attention: Method; None for that of the encoder, or "nystrom".
         options: Options of the method, over those of the preset.
         conv_kernel_size: Taps of the convolution of the values; 0 for none, None for the preset's.
         preset: Name of the preset.
-        device: "auto", "cpu" or "cuda".
-        precision: "auto" or one of the three.
-        accumulation: Parts in which a process computes its share of a batch.
-        seed: Seed.
         changes: Other arguments of `nystrom train`; None means the preset's.
         positions: Number of positions of the model, see `nystrom_lab.training.lengths`; None for the preset's.
         compile: Whether the model is compiled.
-        track_error: Whether the curves have the error of attention.
         mask_share: Share of the tokens that are masked and predicted; 0 where the class is.
         start: The encoder that the run starts from, with its settings; None for none.
         elsewhere: Whether the run is for another machine, whose device is not looked for here.
-        context_parallel: Processes that share the tokens of a sample.
 
     Raises:
         ValueError: An unknown name, or a value that cannot be used.
@@ -235,26 +226,26 @@ def settle(
     longest = attended(base, positions, (given | chosen)["pooling"])
     if start is not None:
         start.check_longest(longest)
-    device = device if elsewhere else usable_device(device)
+    device = how.device if elsewhere else usable_device(how.device)
     settings = Settings(
         task=task,
         attention=attention,
         options=fit_options(attention, method.options, options or {}, longest if start is None else None),
         conv_kernel_size=method.conv_kernel_size if conv_kernel_size is None else conv_kernel_size or None,
         preset=preset,
-        seed=seed,
-        accumulation=accumulation,
+        seed=how.seed,
+        accumulation=how.accumulation,
         processes=processes(),
         device=device,
-        precision=usable_precision(precision, device, has_bfloat16=True if elsewhere else None),
+        precision=usable_precision(how.precision, device, has_bfloat16=True if elsewhere else None),
         positions=positions,
         compile=compile,
         share_projections=method.share_projections,
-        track_error=track_error,
+        track_error=how.track_error,
         mask_share=mask_share,
         model=None if start is None else str(start.folder),
         weights=None if start is None else start.weights,
-        context_parallel=context_parallel,
+        context_parallel=how.context_parallel,
         **(given | chosen),
     )
     settings.encoder_config()

@@ -110,21 +110,16 @@ def train(
     check_data(task, data)
     settings = settle(
         task,
+        how,
         attention=attention,
         options=options,
         conv_kernel_size=conv_kernel_size,
         preset=preset,
-        device=how.device,
-        precision=how.precision,
-        accumulation=how.accumulation,
-        seed=how.seed,
         changes=changes.asdict(),
         positions=data_positions(chosen, data) if max_length is None else max_length,
         compile=compile,
-        track_error=how.track_error,
         mask_share=mask_share,
         start=start,
-        context_parallel=how.context_parallel,
     )
     resume = run.is_resumed(how.resume)
     with run.held(settings, resume=resume, main=is_main()):

@@ -10,6 +10,7 @@ import pytest
 from nystrom_lab.cli.main import main
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.command import command_line, train_words
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.presets.recipe import ARGUMENTS, RECIPE
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
@@ -33,10 +34,16 @@ def settings_of(
     compile=False, track_error=False, **changes
 ):  # fmt: skip
     return settle(
-        task, attention=attention, options=options, conv_kernel_size=conv_kernel_size, preset="demo", device="cpu",
-        precision="auto", accumulation=accumulation, seed=3, changes=changes, mask_share=mask_share, compile=compile,
-        track_error=track_error,
-    )  # fmt: skip
+        task,
+        RunOptions(device="cpu", accumulation=accumulation, seed=3, track_error=track_error),
+        attention=attention,
+        options=options,
+        conv_kernel_size=conv_kernel_size,
+        preset="demo",
+        changes=changes,
+        mask_share=mask_share,
+        compile=compile,
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,11 +77,21 @@ def test_the_words_make_the_settings(given, trained):
         *(ARGUMENTS.get(name, name) for name in RECIPE),
     }}  # fmt: skip
     again = settle(
-        trained["task"], attention=trained["attention"], options=trained["options"],
-        conv_kernel_size=trained.get("conv_kernel_size"), preset=trained["preset"], device=trained["device"],
-        precision=trained["precision"], accumulation=trained.get("accumulation", 1), seed=trained["seed"],
-        changes=changed, compile=trained.get("compile", False), track_error=trained.get("track_error", False),
-    )  # fmt: skip
+        trained["task"],
+        RunOptions(
+            device=trained["device"],
+            precision=trained["precision"],
+            accumulation=trained.get("accumulation", 1),
+            seed=trained["seed"],
+            track_error=trained.get("track_error", False),
+        ),
+        attention=trained["attention"],
+        options=trained["options"],
+        conv_kernel_size=trained.get("conv_kernel_size"),
+        preset=trained["preset"],
+        changes=changed,
+        compile=trained.get("compile", False),
+    )
     assert again == settings
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.run_settings import settle
 
 
@@ -9,9 +10,12 @@ from nystrom_lab.training.run_settings import settle
 def test_a_training_drops_what_the_authors_drop_if_it_is_asked_to(attention, share):
     def settled(track_error=False, **changes):
         return settle(
-            "listops", attention=attention, options=None, conv_kernel_size=None, preset="nystromformer", device="cpu",
-            precision="float32", accumulation=1, seed=0, track_error=track_error, changes=changes,
-        )  # fmt: skip
+            "listops",
+            RunOptions(device="cpu", precision="float32", track_error=track_error),
+            attention=attention,
+            preset="nystromformer",
+            changes=changes,
+        )
 
     assert settled().encoder_config().attention_probs_dropout_prob == 0
     asked = settled(drop_weights=True)

@@ -33,6 +33,8 @@ from nystrom_lab.studies.arena.lengths_report import ESTIMATE, LOSS, METHODS, fi
 from nystrom_lab.studies.arena.settled_steps import SettledSteps, cost_rows, estimated, measure_in_turn
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.training.runs import Training, train
+from nystrom_lab.training.hardware import Precision
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run_settings import Settings, settle
 
@@ -81,13 +83,19 @@ CASES: dict[str, LengthCase] = {
 EXTENTS = {"small": Extent(300, 1200.0), "paper": Extent(3000, 12000.0)}
 
 
-def settings_of(case: LengthCase, method: str, precision: str) -> Settings:
+def settings_of(case: LengthCase, method: str, precision: Precision) -> Settings:
     """The settings of a step."""
     attention, options = read_method(method)
     return settle(
-        case.task, attention=attention, options=options, conv_kernel_size=0, preset=PRESET, device="cpu",
-        precision=precision, accumulation=1, seed=0, changes={"batch_size": case.batch}, positions=case.n,
-    )  # fmt: skip
+        case.task,
+        RunOptions(device="cpu", precision=precision),
+        attention=attention,
+        options=options,
+        conv_kernel_size=0,
+        preset=PRESET,
+        changes={"batch_size": case.batch},
+        positions=case.n,
+    )
 
 
 def _plan(setting: Setting) -> Plan:

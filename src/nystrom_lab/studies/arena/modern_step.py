@@ -29,6 +29,8 @@ from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.settled_steps import MEMORY, TIME, cost_rows, measure_in_turn
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.training.hardware import Precision
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.run_settings import Settings, settle
 
 if TYPE_CHECKING:
@@ -50,12 +52,16 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def settings_of(name: str, n: int, precision: str) -> Settings:
+def settings_of(name: str, n: int, precision: Precision) -> Settings:
     """The settings of a model for n bytes."""
     return settle(
-        TASK, attention="nystrom", options=None, conv_kernel_size=None, preset=PRESET, device="cpu",
-        precision=precision, accumulation=1, seed=0, changes=MODELS[name], positions=n,
-    )  # fmt: skip
+        TASK,
+        RunOptions(device="cpu", precision=precision),
+        attention="nystrom",
+        preset=PRESET,
+        changes=MODELS[name],
+        positions=n,
+    )
 
 
 def _plan(setting: Setting) -> Plan:
@@ -71,7 +77,7 @@ def _plan(setting: Setting) -> Plan:
     return Plan(parts, said, "" if setting.size == "paper" else "to 16,384 bytes in 7 rounds; no paper has it")
 
 
-def _measure(n: int, rounds: int, precision: str, folder: Path) -> Iterable[Row]:
+def _measure(n: int, rounds: int, precision: Precision, folder: Path) -> Iterable[Row]:
     """The costs of all models at one length, and the ratios of their times."""
     settings = {name: settings_of(name, n, precision) for name in MODELS}
     costs = measure_in_turn(settings, n, 1, rounds=rounds, limit_seconds=_LIMIT)

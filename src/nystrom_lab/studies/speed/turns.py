@@ -38,6 +38,7 @@ from nystrom_lab.training.data.tasks import (
 )
 from nystrom_lab.training.hardware import Device, Precision
 from nystrom_lab.training.lengths import data_positions
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.presets.published import Preset, find_preset
 from nystrom_lab.training.results import Place, result_row, setting_facts
 from nystrom_lab.training.run.arguments import training_arguments
@@ -68,14 +69,9 @@ def measure_turns(
     check_data(task, data)
     settings = settle(
         task,
+        RunOptions(device=device, precision=precision, seed=seed),
         attention=attention,
-        options=None,
-        conv_kernel_size=None,
         preset=preset,
-        device=device,
-        precision=precision,
-        accumulation=1,
-        seed=seed,
         changes={"steps": whole, "warmup_steps": 0},
         positions=data_positions(base, data),
     )

@@ -17,6 +17,7 @@ from nystrom.attention.method_names import SIZES, near_far_keys
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.data.store.header import HEADER
 from nystrom_lab.training.data.tasks import LabelledSplit, Model, find_task
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.presets.published import Preset, find_preset
 from nystrom_lab.training.presets.sizes import DataSizes
 from nystrom_lab.training.run_settings import settle
@@ -121,15 +122,11 @@ def new_model(
     """
     settings = settle(
         source.task,
+        RunOptions(device="cpu", precision="float32", seed=seed),
         attention=method,
         options=options,
-        # Of no method, so that all have the same weights.
         conv_kernel_size=0,
         preset=preset,
-        device="cpu",
-        precision="float32",
-        accumulation=1,
-        seed=seed,
         changes={},
         positions=source.sizes.max_length,
     )

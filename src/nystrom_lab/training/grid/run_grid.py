@@ -29,7 +29,7 @@ from nystrom_lab.training.grid.slurm import Jobs, Work, check_no_jobs
 from nystrom_lab.training.grid.table import TABLE, reached, write_table
 from nystrom_lab.training.hardware import Device, Precision, processes, usable_device, visible_gpus
 from nystrom_lab.training.lengths import data_positions, lengthened
-from nystrom_lab.training.options import PresetChanges, taking
+from nystrom_lab.training.options import PresetChanges, RunOptions, taking
 from nystrom_lab.training.presets.published import Preset, find_preset
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run_settings import settle
@@ -127,7 +127,7 @@ def run_grid(
         start = find_start(Path(model).resolve() if on == "slurm" else Path(model))
     named = preset or (start and start.preset) or "nystromformer"
     cluster = Jobs(to, slurm, cpus=threads, at_once=jobs) if on == "slurm" else None
-    usable = usable_device(device) if cluster is None else slurm.device(device, precision)
+    usable: Device = usable_device(device) if cluster is None else slurm.device(device, precision)  # pyright: ignore[reportAssignmentType]
     plans: list[tuple[Preset, Path, list[Planned]]] = []
     for task in tasks:
         base = find_preset(task, named) if max_length is None else lengthened(find_preset(task, named), max_length)
@@ -139,18 +139,20 @@ def run_grid(
             for seed in seeds:
                 settings = settle(
                     task,
+                    RunOptions(
+                        device=usable,
+                        precision=precision,
+                        accumulation=accumulation,
+                        seed=seed,
+                        track_error=track_error,
+                    ),
                     attention=attention,
                     options=options,
                     conv_kernel_size=conv_kernel_size,
                     preset=named,
-                    device=usable,
-                    precision=precision,
-                    accumulation=accumulation,
-                    seed=seed,
                     changes=changes.asdict(),
                     positions=longest,
                     compile=compile,
-                    track_error=track_error,
                     start=start,
                     elsewhere=cluster is not None,
                 )

@@ -7,6 +7,7 @@ from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.gpu import launch
 from nystrom_lab.training.hardware import usable_precision
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.presets.published import PRESETS, find_preset
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
@@ -15,15 +16,9 @@ TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 
 
 def settled(preset, attention="nystrom", task="listops", **changes):
-    plain = {
-        "options": None,
-        "conv_kernel_size": None,
-        "device": "cpu",
-        "precision": "auto",
-        "accumulation": 1,
-        "seed": 0,
-    }
-    return settle(task, attention=attention, preset=preset, **(plain | {"changes": {}} | changes))
+    how = {name: changes.pop(name) for name in ("seed", "accumulation", "precision", "device") if name in changes}
+    run = RunOptions(**({"device": "cpu"} | how))
+    return settle(task, run, attention=attention, preset=preset, **({"changes": {}} | changes))
 
 
 @pytest.mark.parametrize("name", ["nystromformer", "skyformer", "demo"])

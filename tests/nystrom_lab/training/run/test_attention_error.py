@@ -5,6 +5,7 @@ from torch.testing import assert_close
 
 from nystrom.attention.tracked_error import tracked_errors
 from nystrom_lab.cli.main import main
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.run.attention_error import error_quantities, restart_errors, take_errors
 from nystrom_lab.training.run_settings import settle
 
@@ -64,9 +65,13 @@ def test_points_are_of_the_steps_since_the_last_one():
     from nystrom.models import EncoderModel
 
     settings = settle(
-        "listops", attention="nystrom", options={"num_landmarks": 4}, conv_kernel_size=None, preset="demo",
-        device="cpu", precision="float32", accumulation=1, seed=0, changes={}, track_error=True,
-    )  # fmt: skip
+        "listops",
+        RunOptions(device="cpu", precision="float32", track_error=True),
+        attention="nystrom",
+        options={"num_landmarks": 4},
+        preset="demo",
+        changes={},
+    )
     torch.manual_seed(0)
     model = EncoderModel(settings.encoder_config()).train()
     assert list(error_quantities(model).values())[:2] == ["attention error", "attention error of layer 0"]

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.run.folder import Point, RunFolder
 from nystrom_lab.training.run_settings import settle
 
@@ -17,10 +18,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def settings():
-    return settle(
-        "listops", attention="nystrom", options=None, conv_kernel_size=None, preset="demo", device="cpu",
-        precision="auto", accumulation=1, seed=0, changes={},
-    )  # fmt: skip
+    return settle("listops", RunOptions(device="cpu"), attention="nystrom", preset="demo", changes={})
 
 
 def save(run, step, complete=True):
