@@ -169,7 +169,12 @@ def _run_for(words: Sequence[str], log: Path, seconds: float) -> int | None:
     with (
         log.open("ab") as file,
         subprocess.Popen(
-            words, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": path}
+            words,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": path},
+            # What a shell starts in the background ignores the signal, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process,
     ):
         try:

@@ -36,13 +36,17 @@ def split_name(name: str) -> tuple[str, int | None]:
     return (family, int(tail)) if tail.isdecimal() else (name, None)
 
 
-def size_options(method: str, number: int) -> dict[str, object]:
-    """The options that a number after a method's name sets."""
-    return dict.fromkeys(SIZES[method][0], number)
+def size_options(method: str, number: int | None) -> dict[str, object]:
+    """The options that a number after a method's name sets, None where there is none.
+
+    A method that is compared is compared as the approximation that it is: near_far without its exact limit.
+    """
+    plain: dict[str, object] = {"exact_up_to": 0} if method == "near_far" else {}
+    return plain if number is None else dict.fromkeys(SIZES[method][0], number) | plain
 
 
 def read_method(name: str) -> tuple[str, dict[str, object]]:
-    """The method of a name such as "softmax" or "nystrom-64", and the options that its number sets.
+    """The method of a name such as "softmax" or "nystrom-64", and the options that its number sets, see `size_options`.
 
     Raises:
         ValueError: An unknown method, a number after a method that takes none, or the number 0.
@@ -50,7 +54,7 @@ def read_method(name: str) -> tuple[str, dict[str, object]]:
     method, number = split_name(name)
     check_names("method", [method], METHODS)
     if number is None:
-        return method, {}
+        return method, size_options(method, None)
     if method not in SIZES:
         raise ValueError(f"method {name!r} ends in a number, but {method!r} takes none: write {method!r}.")
     if number == 0:
@@ -76,7 +80,14 @@ def sized_name(method: str, options: Mapping[str, object]) -> tuple[str, int | N
 
 def near_far_keys(number: int) -> dict[str, object]:
     """near_far's options with which a query sees so many keys, at least 8: half near, a quarter heavy, and clusters."""
-    return {"block_size": number // 4, "reach": number // 8, "num_heavy": number // 4, "num_clusters": number // 4}
+    quarter = number // 4
+    sizes: dict[str, object] = {
+        "block_size": quarter,
+        "reach": number // 8,
+        "num_heavy": quarter,
+        "num_clusters": quarter,
+    }
+    return sizes | {"exact_up_to": 0}
 
 
 def reformer_buckets(n: int, chunk_size: int = 64) -> int:

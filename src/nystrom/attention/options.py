@@ -343,8 +343,8 @@ class NearFarOptions:
         num_heavy: Keys g of each head that all of its queries see exactly.
         num_clusters: Clusters m of the other keys.
         iterations: Steps of k-means, of which the last sees all keys and the others a sample.
-        exact_up_to: Self-attention of at most so many real tokens is exact, sequence by sequence. Up to about 1,024
-            that is also the faster of the two on a CPU.
+        exact_up_to: Self-attention of at most so many real tokens is exact, sequence by sequence: up to about 1,024
+            that is the faster of the two on a CPU. 0 approximates sequences of any length.
         num_samples: Queries r whose exact outputs teach, by ridge regression, what to add to all of them; 0 for none.
             Rows of the matrix are then no longer positive.
         scale: Factor on the scores; None means 1 / sqrt(d).
@@ -356,7 +356,7 @@ class NearFarOptions:
     num_heavy: int = 48
     num_clusters: int = 64
     iterations: int = 4
-    exact_up_to: int = 0
+    exact_up_to: int = 1024
     num_samples: int = 0
     scale: float | None = None
     backend: Backend = "auto"
@@ -376,8 +376,8 @@ class NearFarOptions:
 def near_far_sizes(n: int) -> dict[str, int]:
     r"""Sizes of `near_far` with which its error hardly grows with the length: the square root of n, in time $n^{3/2}$.
 
-    $32 \sqrt{n / 512}$ heavy keys and $80 \sqrt{n / 512}$ clusters in multiples of 8, blocks of 128, a reach of 16, and
-    exact attention up to 1,024 tokens. They are for models: fixed numbers, whatever the length of an input.
+    $32 \sqrt{n / 512}$ heavy keys and $80 \sqrt{n / 512}$ clusters in multiples of 8, blocks of 128 and a reach of 16.
+    They are for models: fixed numbers, whatever the length of an input.
 
     Args:
         n: Tokens of the longest input.
@@ -388,7 +388,7 @@ def near_far_sizes(n: int) -> dict[str, int]:
     check_at_least("n", n, 1)
     growth = math.sqrt(max(n, 512) / 512)
     heavy, clusters = (8 * math.ceil(size * growth / 8) for size in (32, 80))
-    return {"block_size": 128, "reach": 16, "num_heavy": heavy, "num_clusters": clusters, "exact_up_to": 1024}
+    return {"block_size": 128, "reach": 16, "num_heavy": heavy, "num_clusters": clusters}
 
 
 def option_docs(options: type) -> dict[str, str]:

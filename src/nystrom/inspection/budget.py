@@ -21,6 +21,7 @@ from nystrom.evaluation import evaluating
 from nystrom.inspection.candidates import EXACT, SOFTMAX, Candidate, read_candidates
 from nystrom.inspection.times import time_methods
 from nystrom.inspection.whole_model import Batch, Results, WholeModel, compare_models, results_of
+from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.integrations.layer_numbers import find_places
 
@@ -52,7 +53,7 @@ def choose_plan(
     """
     check_positive("budget", budget)
     check_can_be_planned(model)
-    candidates = read_candidates(methods)
+    candidates = read_candidates(methods, longest_input(getattr(model, "config", None)))
     if seconds is not None and (missing := {*(each.name for each in candidates), EXACT} - seconds.keys()):
         raise ValueError(
             f"seconds lacks {', '.join(sorted(missing))}; expected a time for each method and for softmax."

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from nystrom.attention.method_names import read_method, sized_name
 from nystrom.integrations.attention_interface import REGISTERED
+from nystrom.integrations.modules import default_options
 
 EXACT = "softmax"
 
@@ -28,11 +29,13 @@ class Candidate(NamedTuple):
 SOFTMAX = Candidate(EXACT, EXACT, {}, None)
 
 
-def read_candidates(names: Sequence[str]) -> tuple[Candidate, ...]:
+def read_candidates(names: Sequence[str], longest: int | None = None) -> tuple[Candidate, ...]:
     """Read names of methods, with their sizes or without.
 
     Args:
-        names: Such as "nystrom-64", or "nystrom" for the method's default; "softmax" is exact attention.
+        names: Such as "nystrom-64", or "nystrom" for the method's default, of "near_far" as a trained model has it,
+            with sizes for its longest input and exact attention where that is short; "softmax" is exact attention.
+        longest: Tokens of the model's longest input; None where it does not say it.
 
     Raises:
         ValueError: No name, an unknown one, one that comes twice, or a method with weights that would have to be
@@ -48,6 +51,8 @@ def read_candidates(names: Sequence[str]) -> tuple[Candidate, ...]:
                 f"method {name!r} has weights that would have to be learned, so it cannot serve a trained model; "
                 f"expected some of {', '.join(REGISTERED)}."
             )
+        if name == method:
+            options = default_options(method, longest)
         said, size = sized_name(method, options)
         if said in found:
             raise ValueError(f"method {name!r} is {said!r}, which is named twice: leave one out.")

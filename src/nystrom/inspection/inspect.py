@@ -21,6 +21,7 @@ from nystrom.inspection.layer_sample import LayerSample, sample_layer
 from nystrom.inspection.sampling import Estimate, Sample, estimate_ratio
 from nystrom.inspection.times import time_methods
 from nystrom.inspection.whole_model import Batch, Results, WholeModel, compare_models, results_of
+from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 
 
@@ -121,7 +122,8 @@ def inspect_model(
     """
     check_at_least("num_queries", num_queries, 2)
     check_seed("seed", seed)
-    candidates = tuple(candidate for candidate in read_candidates(methods) if candidate.method != EXACT)
+    longest = longest_input(getattr(model, "config", None))
+    candidates = tuple(each for each in read_candidates(methods, longest) if each.method != EXACT)
     if not batches:
         raise ValueError(
             "batches is empty; expected inputs of the model, such as [tokenizer(text, return_tensors='pt')]."

@@ -23,7 +23,8 @@ too. Where a mask comes, the layer decides (`attends_elsewhere`), and a layer th
 A model that never asks the interface would run its own attention: it raises where it is made
 (`nystrom.integrations.loading`). `nystrom.integrations.check_attention` runs a model once and says what each layer did.
 
-Departs from the methods' own default in one place: "reformer" has shared_qk=False, since these encoders have keys.
+Departs from the methods' own defaults in two places: "reformer" has shared_qk=False, since these encoders have keys;
+"near_far" has the sizes of `near_far_sizes` for the longest input that the configuration names.
 """
 
 import inspect
@@ -43,9 +44,10 @@ from transformers.utils.output_capturing import _active_collector
 from nystrom.attention.plan import PLAN, plan_of_options
 from nystrom.attention.registry import METHODS, find_function
 from nystrom.checks import check_names
+from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_numbers import number_of
 from nystrom.integrations.mask_interface import make_mask
-from nystrom.integrations.modules import DEFAULTS, WEIGHTLESS
+from nystrom.integrations.modules import WEIGHTLESS, default_options
 from nystrom.shapes import Masks, cross_masks
 
 # Names under which the methods are registered, and with the plan of a method for each layer.
@@ -148,7 +150,8 @@ def attend_layer(
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     masks = masks_of(module, query, key, route.keep, declared=METHODS[method].positional)
     scale = {"scale": scaling} if "scale" in _FIELDS[method] else {}
-    options = DEFAULTS.get(method, {}) | route.options | ({} if group is None else {"group": group})
+    usual = default_options(method, longest_input(getattr(module, "config", None)))
+    options = usual | route.options | ({} if group is None else {"group": group})
     out = _FUNCTIONS[method](query, key, value, **masks._asdict(), **scale, **options)
     return out.transpose(1, 2).contiguous(), None
 

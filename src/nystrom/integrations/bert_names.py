@@ -183,8 +183,13 @@ def _check_representable(config: dict[str, Any]) -> None:
 
 def positions_of(config: Any) -> int | None:
     """The longest input of a model of this library or of transformers; None where there is no limit."""
+    return longest_input(config) if getattr(config, "positions", "learned") == "learned" else None
+
+
+def longest_input(config: Any) -> int | None:
+    """The longest input that a model was made for, whether or not it has a limit; None where it does not say it."""
     most = getattr(config, "max_position_embeddings", None)
-    if most is None or getattr(config, "positions", "learned") != "learned":
+    if not most:
         return None
     family = FAMILIES.get(config.model_type)
     # RoBERTa's table begins with rows that no token has.

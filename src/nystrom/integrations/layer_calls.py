@@ -26,7 +26,7 @@ from nystrom.attention.registry import METHODS, find_function
 from nystrom.attention.skip import depthwise_skip
 from nystrom.integrations.attention_interface import choose_route, masks_of
 from nystrom.integrations.mask_interface import check_asks, make_mask
-from nystrom.integrations.modules import DEFAULTS
+from nystrom.integrations.modules import default_options
 from nystrom.shapes import Masks
 
 _INTERCEPTED = "nystrom_intercepted"
@@ -79,7 +79,7 @@ def attend_by(method: str, call: LayerCall, options: Mapping[str, Any]) -> Float
         call: What the layer was given.
         options: Options of the method; the scale is the layer's where the method has one.
     """
-    named: dict[str, Any] = DEFAULTS.get(method, {}) | dict(options)
+    named: dict[str, Any] = default_options(method) | dict(options)
     if any(option.name == "scale" for option in fields(METHODS[method].options)):
         named["scale"] = call.scale
     return find_function(method)(call.q, call.k, call.v, **call.masks._asdict(), **named)

@@ -26,17 +26,30 @@ from torch import Tensor, nn
 
 from nystrom.attention.heads import AttentionHeads, build_attention, merge_heads, split_heads
 from nystrom.attention.layer import MultiheadAttention
+from nystrom.attention.options import near_far_sizes
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_flag, check_names
 
 # Methods without weights of their own; those of "linformer" would have to be learned.
 WEIGHTLESS = tuple(name for name in METHODS if name != "linformer")
-# Where a default differs from the method's: layers that were trained with keys of their own keep them.
-DEFAULTS: dict[str, dict[str, object]] = {"reformer": {"shared_qk": False}}
-
 # What the attributes of transformers' modules say, by their names; a pooling head asks with a query of its own.
 _SAID_BY_TRANSFORMERS = {"self_attn": True, "cross_attn": False, "multihead_attn": False}
 _TIMM = {"timm.layers.attention", "timm.models.vision_transformer"}
+
+
+def default_options(method: str, longest: int | None = None) -> dict[str, Any]:
+    """Options that a trained model has where nothing else is said, and that the method itself has not.
+
+    Layers that were trained with keys of their own keep them ("reformer"), and "near_far" has the sizes of
+    `near_far_sizes` for the longest input.
+
+    Args:
+        method: The method.
+        longest: Tokens of the model's longest input; None where it has no limit or does not say it.
+    """
+    if method == "near_far" and longest:
+        return near_far_sizes(longest)
+    return {"shared_qk": False} if method == "reformer" else {}
 
 
 @dataclass(frozen=True)
@@ -174,7 +187,7 @@ def replace_attention(
             f"model is itself {type(model).__name__}, which cannot be replaced in place: pass the model that holds it, "
             "or make a NystromAttention."
         )
-    options = DEFAULTS.get(method, {}) | dict(options or {})
+    options = default_options(method) | dict(options or {})
     if self_attention is not None:
         check_flag("self_attention", self_attention)
     told = _told_by_parents(model)

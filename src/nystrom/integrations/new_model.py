@@ -16,7 +16,7 @@ from nystrom.attention.plan import PLAN
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
 from nystrom.integrations.bert_names import FAMILIES, Renamed, read_config, rename
-from nystrom.integrations.modules import DEFAULTS
+from nystrom.integrations.modules import default_options
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import NO_ATTENTION, POSITION_OFFSET, EncoderConfig
 from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel
@@ -60,14 +60,23 @@ class AskedAttention(NamedTuple):
     Attributes:
         attention: The method; None for that of the source.
         options: Its options.
+        longest: Tokens of the new model's longest input; None for that of the source.
     """
 
     attention: str | None
     options: dict[str, Any]
+    longest: int | None = None
+
+    def options_of(self, attention: str, longest: int) -> dict[str, Any]:
+        """All options of a new method, for a source of this longest input."""
+        return default_options(attention, self.longest or longest) | self.options
 
 
 def asked_attention(
-    attention: str | None, options: Mapping[str, object], num_landmarks: int | Literal["auto"]
+    attention: str | None,
+    options: Mapping[str, object],
+    num_landmarks: int | Literal["auto"],
+    longest: int | None = None,
 ) -> AskedAttention:
     """The attention that was asked for, checked as far as it can be without the source.
 
@@ -80,12 +89,12 @@ def asked_attention(
             raise ValueError(f"num_landmarks is {num_landmarks}, and options have num_landmarks too: leave one out.")
         found["num_landmarks"] = num_landmarks
     if attention is None:
-        return AskedAttention(None, found)
+        return AskedAttention(None, found, longest)
     check_names("attention method", [attention], METHODS)
     kind = METHODS[attention].options
     check_names(f"option of {attention}", found, {entry.name for entry in fields(kind)})
     _check_weightless("attention", attention)
-    return AskedAttention(attention, DEFAULTS.get(attention, {}) | found)
+    return AskedAttention(attention, found, longest)
 
 
 def _check_weightless(what: str, attention: str) -> None:
@@ -108,13 +117,15 @@ def from_bert(source: Path, asked: AskedAttention, conv_kernel_size: int | Liter
     shift = theirs["pad_token_id"] + 1 if family.shifted else 0
     attention = asked.attention or "nystrom"
     taps = 33 if attention == "nystrom" else None
+    positions = theirs["max_position_embeddings"] - shift
+    usual = {"num_landmarks": 64} if attention == "nystrom" else {}
     shared = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     shared += ("hidden_act", "hidden_dropout_prob", "type_vocab_size", "initializer_range", "layer_norm_eps")
     config = EncoderConfig(
         **{name: theirs[name] for name in (*shared, "pad_token_id")},
-        max_position_embeddings=theirs["max_position_embeddings"] - shift,
+        max_position_embeddings=positions,
         attention=attention,
-        attention_options={"num_landmarks": 64} | asked.options if attention == "nystrom" else asked.options,
+        attention_options=usual | asked.options_of(attention, positions),
         conv_kernel_size=taps if conv_kernel_size == "auto" else conv_kernel_size,
         # The token that the classifiers of these models read.
         pooling="first",
@@ -195,7 +206,8 @@ def from_own(source: Path, asked: AskedAttention, conv_kernel_size: int | Litera
         if config.attention != PLAN:
             _check_weightless(f"the attention of {source}", config.attention)
         changes["attention"] = asked.attention
-    if asked.options:
+        changes["attention_options"] = asked.options_of(asked.attention, config.max_position_embeddings)
+    elif asked.options:
         changes["attention_options"] = asked.options
     if changes:
         # num_landmarks turns the exact attention of a published folder into Nyström attention; the published format

@@ -109,7 +109,8 @@ def convert(
             there is one, its tokenizer.
         to: Folder for the new model; made, or empty.
         attention: Method, such as "near_far"; Nyström attention, or what a model of this library has, if not given.
-        options: Options of the method.
+        options: Options of the method. A model that gets near_far has the sizes of `near_far_sizes` for its longest
+            input where they do not say others; a model that has it already keeps its own.
         num_landmarks: Landmarks m, of methods that have them; "auto" is 64, or what a Nyströmformer has.
         plan: File of a method for each layer, which `nystrom inspect --budget` writes, in place of one method for all.
         conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33 with Nyström attention or a plan

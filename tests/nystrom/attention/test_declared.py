@@ -14,7 +14,7 @@ from nystrom import MultiheadAttention
 
 METHODS = {
     "nystrom": {"num_landmarks": 4},
-    "near_far": {"block_size": 8, "reach": 2, "num_heavy": 2, "num_clusters": 4},
+    "near_far": {"block_size": 8, "reach": 2, "num_heavy": 2, "num_clusters": 4, "exact_up_to": 0},
     "skyformer_softmax": {"num_landmarks": 4},
     "informer": {"num_queries": 4, "num_samples": 4},
     "longformer": {"window": 5},

@@ -44,11 +44,11 @@ VARIANTS = {
         {"num_landmarks": 5, **TRITON},
     ],
     "near_far": [
-        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
-        {"block_size": 2, "reach": 3, "num_heavy": 0, "num_clusters": 2, "iterations": 2},
-        {"block_size": 3, "reach": 0, "num_heavy": 4, "num_clusters": 1},
-        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "num_samples": 5},
-        {"block_size": 8, "reach": 1, "num_heavy": 2, "num_clusters": 3, **TRITON},
+        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0},
+        {"block_size": 2, "reach": 3, "num_heavy": 0, "num_clusters": 2, "exact_up_to": 0, "iterations": 2},
+        {"block_size": 3, "reach": 0, "num_heavy": 4, "num_clusters": 1, "exact_up_to": 0},
+        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, "num_samples": 5},
+        {"block_size": 8, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, **TRITON},
         {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 12},
     ],
     "kernelized": [{}, {"kernel": "laplace"}],
@@ -110,6 +110,15 @@ every_case_masked = pytest.mark.parametrize(
         for name, options in (case.values,)
         for masked in (False, True)
         if masked or options == VARIANTS[name][0]
+    ],
+)
+# For a compiler, which takes seconds: without `make check` a method's first options alone.
+compiled_cases_masked = pytest.mark.parametrize(
+    ("name", "options", "masked"),
+    [
+        pytest.param(name, options, masked, id=case.id, marks=[pytest.mark.long] * (options != VARIANTS[name][0]))
+        for case in every_case_masked.args[1]
+        for name, options, masked in (case.values,)
     ],
 )
 # Kernels are interpreted without a GPU, which is slow: one case stands for all.
@@ -502,7 +511,7 @@ def test_a_neighbour_that_is_not_a_number_changes_nothing(name, options):
 EXACT = {
     "softmax": ({}, dense_softmax),
     "nystrom": ({"num_landmarks": 12}, dense_softmax),
-    "near_far": ({"num_heavy": 40, "block_size": 4, "reach": 1, "num_clusters": 3}, dense_softmax),
+    "near_far": ({"num_heavy": 40, "block_size": 4, "reach": 1, "num_clusters": 3, "exact_up_to": 0}, dense_softmax),
     "kernelized": ({}, dense_gaussian),
     "skyformer": ({"num_landmarks": 12}, dense_gaussian),
     "skyformer_softmax": ({"num_landmarks": 12}, dense_softmax),
@@ -998,7 +1007,7 @@ def test_training_draws_anew(name, options):
 # Law 8: compile, export with a dynamic n, gradcheck.
 
 
-@every_case_masked
+@compiled_cases_masked
 def test_compiles_to_one_graph(name, options, masked):
     attend = build(name, options)
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
@@ -1068,7 +1077,7 @@ def test_inductor_gives_the_same(name, backend):
     torch.compiler.reset()
 
 
-@every_case_masked
+@compiled_cases_masked
 def test_exports_with_a_dynamic_length(name, options, masked):
     attend = build(name, options)
     # A named length may be any number up to the most: an export that holds for some of them alone raises. One without

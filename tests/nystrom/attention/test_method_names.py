@@ -24,8 +24,8 @@ from nystrom.attention.registry import METHODS
         ("skyformer_softmax-32", "skyformer_softmax", {"num_landmarks": 32}),
         ("linformer-128", "linformer", {"num_features": 128}),
         ("informer-16", "informer", {"num_queries": 16, "num_samples": 16}),
-        ("near_far", "near_far", {}),
-        ("near_far-128", "near_far", {"num_heavy": 128, "num_clusters": 128}),
+        ("near_far", "near_far", {"exact_up_to": 0}),
+        ("near_far-128", "near_far", {"num_heavy": 128, "num_clusters": 128, "exact_up_to": 0}),
         ("longformer-33", "longformer", {"window": 33}),
     ],
 )
@@ -56,7 +56,7 @@ def test_rows_name_the_size_that_a_method_has():
     assert sized_name("nystrom", {"num_landmarks": 32}) == ("nystrom-32", 32)
     assert sized_name("nystrom", {}) == ("nystrom-64", 64)
     assert sized_name("softmax", {}) == ("softmax", None)
-    assert sized_name("near_far", {"num_heavy": 32, "num_clusters": 32}) == ("near_far-32", 32)
+    assert sized_name("near_far", {"num_heavy": 32, "num_clusters": 32, "exact_up_to": 0}) == ("near_far-32", 32)
 
 
 def test_a_method_of_two_sizes_that_differ_has_no_number():
@@ -77,4 +77,5 @@ def test_near_far_sees_as_many_keys_as_are_asked_for(number):
     options = near_far_keys(number)
     # The window of a block reaches to both sides.
     assert sum(options.values()) + options["reach"] == number
+    assert options["exact_up_to"] == 0
     METHODS["near_far"].options(**options)

@@ -12,7 +12,7 @@ from nystrom.attention.parts.clusters import choose
 from nystrom.gpu.near_far.attention import near_far
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SMALL = {"block_size": 8, "reach": 3, "num_heavy": 3, "num_clusters": 4}
+SMALL = {"block_size": 8, "reach": 3, "num_heavy": 3, "num_clusters": 4, "exact_up_to": 0}
 # float64 rounding of sums over some dozens of tokens
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
@@ -58,10 +58,14 @@ def assert_same(inputs, **options):
     [
         pytest.param(27, False, {}, id="open"),
         pytest.param(43, True, {}, id="masked"),
-        pytest.param(25, True, {"reach": 11, "num_heavy": 0, "num_clusters": 2}, id="reach-of-several-blocks"),
-        pytest.param(30, False, {"reach": 0, "num_clusters": 1, "scale": 0.9}, id="no-reach"),
+        pytest.param(
+            25, True, {"reach": 11, "num_heavy": 0, "num_clusters": 2, "exact_up_to": 0}, id="reach-of-several-blocks"
+        ),
+        pytest.param(30, False, {"reach": 0, "num_clusters": 1, "exact_up_to": 0, "scale": 0.9}, id="no-reach"),
         # more than a tile of clusters, of heavy keys and of tokens of a window
-        pytest.param(170, True, {"block_size": 24, "num_heavy": 70, "num_clusters": 66}, id="several-tiles"),
+        pytest.param(
+            170, True, {"block_size": 24, "num_heavy": 70, "num_clusters": 66, "exact_up_to": 0}, id="several-tiles"
+        ),
         # more than a tile of queries
         pytest.param(150, False, {"block_size": 70}, id="large-blocks"),
         pytest.param(9, False, {"block_size": 1, "reach": 1}, id="a-query-a-block"),
@@ -188,7 +192,7 @@ def test_between_the_passes_no_key_is_kept_twice():
     n, m, d, block = 96, 4, 8, 16
     inputs, kept = draw_qkv(n, b=1, d=d, e=d), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        out = by_kernels(*inputs, block_size=block, reach=3, num_heavy=3, num_clusters=m)
+        out = by_kernels(*inputs, block_size=block, reach=3, num_heavy=3, num_clusters=m, exact_up_to=0)
     own = {x.data_ptr() for x in (*inputs, out)}
     assert own <= {x.data_ptr() for x in kept}
     # All others: two numbers per token, one per cluster and block, and a row per cluster.
@@ -250,13 +254,15 @@ def test_inputs_that_no_kernel_is_made_for_raise(d, e, dtype, message):
         by_kernels(*draw_qkv(12, b=1, d=d, e=e, dtype=dtype), **SMALL)
 
 
-FULL = {"block_size": 64, "reach": 8, "num_heavy": 48, "num_clusters": 64}
+FULL = {"block_size": 64, "reach": 8, "num_heavy": 48, "num_clusters": 64, "exact_up_to": 0}
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("d", "e"), [(16, 16), (64, 64), (128, 128), (64, 128), (100, 40)])
-@pytest.mark.parametrize("change", [{}, {"block_size": 128, "reach": 40, "num_clusters": 200}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{}, {"block_size": 128, "reach": 40, "num_clusters": 200, "exact_up_to": 0}], ids=str
+)
 def test_errors_are_at_most_twice_those_of_the_plain_formula_at_full_size(dtype, d, e, change):
     for size in (0.3, 1.0, 3.0):
         assert_near(draw_qkv(4096, b=2, h=2, d=d, e=e, dtype=dtype, size=size), {**FULL, **change})

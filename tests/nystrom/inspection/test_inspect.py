@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import nystrom
-from nystrom import nystrom_attention
+from nystrom import near_far_sizes, nystrom_attention
 from nystrom.attention.methods.nystrom import nystrom_factors, nystrom_rows
 from nystrom.attention.registry import find_function
 from nystrom.clock import peak_bytes
@@ -167,6 +167,13 @@ def test_without_the_whole_model_layers_see_what_the_method_makes_of_those_below
     assert not found.whole
 
 
+def test_near_far_is_compared_as_a_model_of_that_length_has_it():
+    usual, larger = read_candidates(["near_far", "near_far-128"], 2048)
+    assert (usual.name, usual.options) == ("near_far", near_far_sizes(2048))
+    assert (larger.name, larger.options["exact_up_to"]) == ("near_far-128", 0)
+    assert read_candidates(["near_far"])[0].options == {}
+
+
 def test_memory_is_linear_at_sixteen_thousand_tokens():
     generator, taken = torch.Generator().manual_seed(0), {}
     for n in (8192, 16384):
@@ -254,7 +261,7 @@ def test_near_far_sees_its_near_tokens_under_padding(bert, batch):
     found = inspect_model(bert, [batch], methods=["near_far-2"], num_queries=30)
     with torch.no_grad():
         exact = bert(**batch).last_hidden_state[real]
-        set_attention(bert, "near_far", {"num_heavy": 2, "num_clusters": 2})
+        set_attention(bert, "near_far", {"num_heavy": 2, "num_clusters": 2, "exact_up_to": 0})
         wanted = relative(bert(**batch).last_hidden_state[real], exact)
     # The same to float64 rounding, measured by sequence and run as a batch.
     assert found.whole["near_far-2"].error == pytest.approx(wanted, rel=1e-9)
@@ -266,7 +273,8 @@ def test_near_far_sees_its_near_tokens_under_padding(bert, batch):
         real = 30 if call.keep is None else int(call.keep.sum())
         q, k, v = (x[:, :, :real] for x in call[2:5])
         out = find_function("softmax")(q, k, v)
-        off += (find_function("near_far")(q, k, v, num_heavy=2, num_clusters=2) - out).square().sum(dim=(0, 2, 3))
+        near_far = find_function("near_far")(q, k, v, num_heavy=2, num_clusters=2, exact_up_to=0)
+        off += (near_far - out).square().sum(dim=(0, 2, 3))
         size += out.square().sum(dim=(0, 2, 3))
     assert_close(found.layers[0].methods["near_far-2"].error.value, (off / size).sqrt(), **CLOSE)
 

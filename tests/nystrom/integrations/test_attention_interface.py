@@ -14,17 +14,18 @@ from transformers import (
     CLIPModel,
     EsmcConfig,
     ModernBertConfig,
+    RobertaConfig,
     ViTConfig,
 )
 
-from nystrom import near_far_attention
+from nystrom import near_far_attention, near_far_sizes
 from nystrom.integrations import set_attention
 from nystrom.integrations.attention_interface import REGISTERED, attend_layer, option_names
 from nystrom.models import EncoderConfig
 
 SMALL = {
     "nystrom": {"num_landmarks": 4},
-    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
+    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0},
     "skyformer": {"num_landmarks": 4},
     "skyformer_softmax": {"num_landmarks": 4},
     "performer": {"num_features": 6},
@@ -314,10 +315,33 @@ def test_cross_attention_of_equal_lengths_keeps_all_queries(layer, elsewhere):
     assert (out[~real] == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        (BertConfig(max_position_embeddings=2048), near_far_sizes(2048)),
+        # RoBERTa's table begins with two rows that no token has.
+        (RobertaConfig(max_position_embeddings=514), near_far_sizes(512)),
+        (ViTConfig(), {}),
+    ],
+    ids=["bert", "roberta", "vit"],
+)
+def test_near_far_has_sizes_for_the_longest_input_unless_told_otherwise(config, wanted):
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 1300, 8, generator=g) for _ in range(3))
+    layer = Layer()
+    layer.config = config
+    for told in ({}, {"num_heavy": 12}):
+        out, _ = attend_layer("near_far", layer, q, k, v, None, **told)
+        assert_close(out.transpose(1, 2), near_far_attention(q, k, v, **(wanted | told)), **CLOSE)
+        short, _ = attend_layer("near_far", layer, q[:, :, :900], k[:, :, :900], v[:, :, :900], None, **told)
+        exact = nn.functional.scaled_dot_product_attention(q[:, :, :900], k[:, :, :900], v[:, :, :900])
+        assert_close(short.transpose(1, 2), exact, rtol=1e-5, atol=1e-6)
+
+
 def test_cross_attention_has_no_near_tokens_with_and_without_a_mask():
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 40, 8, generator=g) for _ in range(3))
-    options = {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3}
+    options = {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0}
     some = torch.arange(40) < torch.tensor([[40], [31]])
     masks = (None, torch.ones(2, 1, 1, 40, dtype=torch.bool), some[:, None, None])
     for layer, near in ((OtherLayer(), False), (Layer(), True)):

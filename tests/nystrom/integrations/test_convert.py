@@ -30,6 +30,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
+from nystrom import near_far_sizes
 from nystrom.integrations import set_attention
 from nystrom.integrations.convert import convert
 from nystrom.models import (
@@ -469,7 +470,7 @@ def states(model, pad=0):
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("near_far", {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 2}),
+        ("near_far", {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 2, "exact_up_to": 0}),
         ("skyformer_softmax", {"num_landmarks": 3}),
         ("reformer", {"num_hashes": 1, "chunk_size": 4, "num_buckets": 2}),
     ],
@@ -496,7 +497,13 @@ def test_a_model_of_this_library_gets_another_method_too(tmp_path):
     convert(tmp_path / "b", tmp_path / "c", options={"num_heavy": 2})
     model = EncoderModel.from_pretrained(tmp_path / "c")
     assert (model.config.attention, model.config.conv_kernel_size) == ("near_far", 3)
-    assert model.config.attention_options == {"block_size": 4, "num_heavy": 2}
+    sizes = near_far_sizes(BERT["max_position_embeddings"]) | {"block_size": 4}
+    assert model.config.attention_options == sizes | {"num_heavy": 2}
+    convert(tmp_path / "a", tmp_path / "long", attention="near_far", max_position_embeddings=2048)
+    assert EncoderModel.from_pretrained(tmp_path / "long").config.attention_options == near_far_sizes(2048)
+    # Sizes that it was trained with stay.
+    convert(tmp_path / "long", tmp_path / "longer", attention="near_far", max_position_embeddings=4096)
+    assert EncoderModel.from_pretrained(tmp_path / "longer").config.attention_options == near_far_sizes(2048)
     save(EncoderModel(EncoderConfig(**BERT, attention="linformer")), tmp_path / "d")
     with pytest.raises(ValueError, match=r"the attention of .* is 'linformer', which has weights of its own"):
         convert(tmp_path / "d", tmp_path / "e", attention="near_far")

@@ -171,7 +171,10 @@ def own_encoder(**changes):
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("nystrom", {"num_landmarks": 2}), ("near_far", {"block_size": 4, "num_heavy": 2, "num_clusters": 3})],
+    [
+        ("nystrom", {"num_landmarks": 2}),
+        ("near_far", {"block_size": 4, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0}),
+    ],
 )
 def test_a_model_of_this_library_runs_and_keeps_the_method_that_it_is_set_to(method, options, tmp_path):
     model = own_encoder(attention_options={"num_landmarks": 64})

@@ -20,7 +20,7 @@ from nystrom.models import EncoderConfig, EncoderForSequenceClassification, Enco
 # So few landmarks that a sequence of a dozen tokens takes the method's own path.
 SMALL = {
     "nystrom": {"num_landmarks": 5},
-    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
+    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0},
     "skyformer": {"num_landmarks": 6},
     "skyformer_softmax": {"num_landmarks": 6},
     "performer": {"num_features": 6},
@@ -177,6 +177,7 @@ def test_auto_classes_know_the_encoder(tmp_path):
 
 
 @every_method
+@pytest.mark.long
 def test_compile_makes_one_graph(attention):
     # What was compiled for other methods counts towards the limit of graphs per function.
     torch._dynamo.reset()

@@ -13,7 +13,7 @@ from nystrom.models.heads.sequences import pool
 # So few landmarks that a sequence of a dozen tokens takes the method's own path.
 SMALL = {
     "nystrom": {"num_landmarks": 5},
-    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
+    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0},
     "skyformer": {"num_landmarks": 6},
     "skyformer_softmax": {"num_landmarks": 6},
     "performer": {"num_features": 6},

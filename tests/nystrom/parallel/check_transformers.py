@@ -54,7 +54,7 @@ def checks():
         )
         yield f"{kind} with pooling by means", check
     for method, options in {
-        "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
+        "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0},
         "linear": {},
         "nystrom": {"num_landmarks": 4, "exact_layers": (0,)},
     }.items():

@@ -129,6 +129,7 @@ def test_inputs_beyond_its_projections_are_refused_before_a_run_begins(data, tmp
     assert json.loads((trained / "best" / "config.json").read_text())["max_position_embeddings"] == 600
 
 
+@pytest.mark.long
 def test_inputs_beyond_its_table_of_positions_are_refused(data, tmp_path):
     from nystrom_lab.data.lra.pathfinder.task import prepare_pathfinder
 

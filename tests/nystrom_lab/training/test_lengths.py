@@ -45,6 +45,7 @@ def noise(to: Path, side: int) -> Path:
     return to
 
 
+@pytest.mark.long
 def test_a_model_of_larger_pictures_has_a_position_for_each_pixel(root, small_run, tmp_path, monkeypatch, interrupt_at):
     pictures = root / "pathfinder-demo"
     assert Pathfinder(pictures, "train").picture(0).shape == (64, 64)

@@ -66,7 +66,7 @@ def _measure(heads: LayerHeads, folder: Path) -> Iterable[Row]:
     factors = nystrom_factors(heads.q, heads.k, num_landmarks=_LANDMARKS)
     left, right = softmax_rows(heads.q, factors.k_landmarks), softmax_rows(factors.q_landmarks, heads.k)
     approximate = left @ factors.inverse @ right
-    near_far = near_far_rows(heads.q, heads.k, torch.arange(s.shape[-1]))
+    near_far = near_far_rows(heads.q, heads.k, torch.arange(s.shape[-1]), exact_up_to=0)
     found = {"nystrom": similarity(s, approximate), "near_far": similarity(s, near_far)}
     maps = {"exact": s, "left": left, "inverse": factors.inverse, "right": right, "nystrom": approximate}
     cosines = {f"{method} {_COSINE}": measured[_COSINE] for method, measured in found.items()}

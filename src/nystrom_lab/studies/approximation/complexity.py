@@ -160,7 +160,7 @@ def _options(method: str, n: int, m: int | None) -> dict[str, object]:
     if method == "softmax-materialised":
         return {"form": "materialised"}
     # A window is odd.
-    options = {} if m is None else size_options(method, m + (method == "longformer"))
+    options = size_options(method, None if m is None else m + (method == "longformer"))
     return options | ({"max_length": n} if method == "linformer" else {})
 
 

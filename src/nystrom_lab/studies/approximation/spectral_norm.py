@@ -129,7 +129,7 @@ def _attend(method: str, given: Recording, m: int | None) -> Float[Tensor, "b h 
         options = near_far_keys(m or 0)
     else:
         # A window is odd.
-        options = {} if m is None else size_options(method, m + (method == "longformer"))
+        options = size_options(method, None if m is None else m + (method == "longformer"))
     if method == "linformer":
         options["max_length"] = n
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -75,7 +75,7 @@ class Arm(NamedTuple):
 _NYSTROM: Mapping[str, object] = {"num_landmarks": 32}
 _TABLE: Mapping[str, object] = {"positions": "learned", "short_conv_kernel_size": 0}
 # A block of queries sees 48 tokens near it and 16 heavy keys exactly.
-_NEAR_FAR: Mapping[str, object] = {"block_size": 32, "reach": 8, "num_heavy": 16, "num_clusters": 32}
+_NEAR_FAR: Mapping[str, object] = {"block_size": 32, "reach": 8, "num_heavy": 16, "num_clusters": 32, "exact_up_to": 0}
 ARMS: dict[str, Arm] = {
     "papers": Arm("nystrom", _NYSTROM, {**_TABLE, "pooled_norm": "none"}, lifted=False),
     "normed": Arm("nystrom", _NYSTROM, _TABLE, lifted=False),

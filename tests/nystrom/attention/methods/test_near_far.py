@@ -11,7 +11,7 @@ from nystrom.attention.methods import near_far
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import choose
 
-SMALL = {"block_size": 4, "reach": 2, "num_heavy": 3, "num_clusters": 4}
+SMALL = {"block_size": 4, "reach": 2, "num_heavy": 3, "num_clusters": 4, "exact_up_to": 0}
 OPTIONS = [
     SMALL,
     {**SMALL, "num_heavy": 0, "reach": 7},
@@ -114,6 +114,7 @@ def test_a_layer_of_cross_attention_has_no_near_tokens():
 def test_rows_are_positive_and_sum_to_one_and_give_the_outputs(n, masked, seed, **options):
     q, k, v = draw(n, seed=seed)
     keep = torch.rand(2, n, generator=torch.Generator().manual_seed(seed)) < 0.7 if masked else None
+    options["exact_up_to"] = 0
     rows = near_far_rows(q, k, torch.arange(n), keep=keep, **options)
     real = torch.ones(2, n, dtype=torch.bool) if keep is None else keep
     pairs = (real[:, None, :, None] & real[:, None, None]).expand_as(rows)
@@ -178,7 +179,7 @@ def test_a_near_or_heavy_key_does_not_count_in_its_cluster():
 
 def test_long_sequences_in_many_stretches_are_the_plain_form():
     inputs = draw(1003, b=1, h=3, d=16, e=24)
-    options = {"block_size": 8, "reach": 3, "num_heavy": 5, "num_clusters": 64}
+    options = {"block_size": 8, "reach": 3, "num_heavy": 5, "num_clusters": 64, "exact_up_to": 0}
     keep = torch.arange(1003)[None] > 6
     for mask in (None, keep):
         out = near_far_attention(*inputs, keep=mask, **options)
@@ -190,10 +191,10 @@ def test_long_sequences_in_many_stretches_are_the_plain_form():
             torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)
 
 
-def test_float32_is_near_float64_at_the_defaults():
+def test_float32_is_near_float64_at_the_default_sizes():
     inputs = [x.detach().float() for x in draw(700, h=3, d=16, e=16)]
     leaves = [[x.to(dtype).requires_grad_() for x in inputs] for dtype in (torch.float32, torch.float64)]
-    out, expected = (near_far_attention(*x) for x in leaves)
+    out, expected = (near_far_attention(*x, exact_up_to=0) for x in leaves)
     assert (out - expected).norm() <= 2e-6 * expected.norm()
     found, wanted = (torch.autograd.grad(x.square().sum(), y) for x, y in zip((out, expected), leaves, strict=True))
     for x, y in zip(found, wanted, strict=True):
@@ -212,9 +213,9 @@ def of_tokens(found, exact, real):
 @pytest.mark.parametrize(
     "options",
     [
-        {"block_size": 16, "reach": 3, "num_heavy": 4, "num_clusters": 1},
-        {"block_size": 7, "reach": 20, "num_heavy": 2, "num_clusters": 1},
-        {"block_size": 1, "reach": 0, "num_heavy": 4, "num_clusters": 1},
+        {"block_size": 16, "reach": 3, "num_heavy": 4, "num_clusters": 1, "exact_up_to": 0},
+        {"block_size": 7, "reach": 20, "num_heavy": 2, "num_clusters": 1, "exact_up_to": 0},
+        {"block_size": 1, "reach": 0, "num_heavy": 4, "num_clusters": 1, "exact_up_to": 0},
     ],
     ids=str,
 )
@@ -285,7 +286,7 @@ def test_corrected_rows_raise():
         ({"block_size": 0}, "block_size is 0; expected a whole number of at least 1"),
         ({"reach": -1}, "reach is -1; expected a whole number of at least 0"),
         ({"num_heavy": -1}, "num_heavy is -1"),
-        ({"num_clusters": 0}, "num_clusters is 0"),
+        ({"num_clusters": 0, "exact_up_to": 0}, "num_clusters is 0"),
         ({"iterations": 0}, "iterations is 0"),
         ({"num_samples": -1}, "num_samples is -1"),
         ({"scale": 0.0}, "scale is 0.0; expected a positive"),
@@ -322,7 +323,7 @@ def test_sequences_of_few_tokens_are_exact_whatever_stands_beside_them(lengths):
 
 def test_sizes_grow_as_the_square_root_of_the_length():
     sizes = near_far_sizes(2048)
-    assert sizes == {"block_size": 128, "reach": 16, "num_heavy": 64, "num_clusters": 160, "exact_up_to": 1024}
+    assert sizes == {"block_size": 128, "reach": 16, "num_heavy": 64, "num_clusters": 160}
     assert near_far_sizes(8192)["num_clusters"] == 320
     assert near_far_sizes(1) == near_far_sizes(512)
     with pytest.raises(ValueError, match="n is 0; expected a whole number of at least 1"):

@@ -10,7 +10,7 @@ from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts import at_positions
 from nystrom.attention.parts.clusters import choose
 
-SMALL = {"block_size": 4, "reach": 2, "num_heavy": 3, "num_clusters": 4}
+SMALL = {"block_size": 4, "reach": 2, "num_heavy": 3, "num_clusters": 4, "exact_up_to": 0}
 OPTIONS = [SMALL, {**SMALL, "num_heavy": 0, "reach": 7}, {**SMALL, "reach": 0, "num_clusters": 1, "block_size": 1}]
 # float64 rounding of sums over some dozens of tokens
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}

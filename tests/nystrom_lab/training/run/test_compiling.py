@@ -116,6 +116,7 @@ def test_where_torch_cannot_compile_the_run_leaves_no_folder(small_run, tmp_path
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.long
 def test_every_method_trains_in_one_graph(method, backend):
     graphs = []
     backend(lambda graph, inputs: graphs.append(graph) or graph.forward)

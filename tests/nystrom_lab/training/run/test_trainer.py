@@ -53,6 +53,7 @@ def test_the_order_of_the_samples_is_that_of_the_seed_and_the_whole_batch(small_
     assert seen == [lengths[i] for i in TrainingOrder(lengths, batch_size=8, steps=3, seed=5)]
 
 
+@pytest.mark.long
 def test_two_processes_give_the_run_of_one(small_run, data, tmp_path, weights, curves):
     one = small_run(tmp_path / "one", dropout=0.0)
     script = tmp_path / "two.py"

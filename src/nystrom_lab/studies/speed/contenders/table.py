@@ -90,7 +90,7 @@ class Ours:
 
 def _sized(method: str) -> Callable[[int, int], dict[str, object]]:
     """The options of a method for the number after its name; without one, those that it has by default."""
-    return lambda number, n: size_options(method, number) if number else {}
+    return lambda number, n: size_options(method, number or None)
 
 
 def _triton(method: str) -> Callable[[int, int], dict[str, object]]:

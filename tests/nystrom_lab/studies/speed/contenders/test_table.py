@@ -76,7 +76,7 @@ def test_every_contender_is_tried_here():
     assert {name.rstrip("-0123456789") for name in NAMES} == set(CONTENDERS)
 
 
-@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("skip", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_go_in_and_come_out_and_everything_gets_a_gradient(name, skip):
     inputs = make_inputs(NAMES[name], sizes(), seed=0)
