@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nystrom.attention.heads import attend_in_heads, build_attention, split_heads
+from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
+from nystrom.attention.methods.near_far_context import NearFarContext, near_far_context
 from nystrom.attention.registry import METHODS, find_in_home
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.attention.tracked_error import TrackedError
@@ -141,6 +142,7 @@ class MultiheadAttention(nn.Module):
         *,
         query_padding_mask: Tensor | None = None,
         weight_queries: Int[Tensor, " r"] | None = None,
+        context: NearFarContext | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend.
 
@@ -155,6 +157,7 @@ class MultiheadAttention(nn.Module):
             is_causal: Raises: landmarks see the whole sequence.
             query_padding_mask: (b, n), True = ignore, of cross-attention; self-attention has one mask for both.
             weight_queries: Positions of the queries whose rows are wanted.
+            context: What `context` made of keys and values, in their place.
 
         Returns:
             The output, shaped as `query`, and the rows (b, r, s), (b, h, r, s) if not averaged, or None. Rows do not
@@ -164,6 +167,12 @@ class MultiheadAttention(nn.Module):
             ValueError: What does not fit or cannot be honoured; the message names it.
         """
         self._check_call(attn_mask, is_causal, need_weights, weight_queries)
+        if context is not None:
+            if not all(x is None for x in (key, value, key_padding_mask, weight_queries)):
+                raise ValueError(
+                    "context is given, which stands for keys and values: pass query and query_padding_mask alone."
+                )
+            return self._ask(query, context, query_padding_mask), None
         alone = key is None and value is None
         if alone:
             key = value = query
@@ -194,7 +203,7 @@ class MultiheadAttention(nn.Module):
         query = _without_padding(query, keep if is_self else query_keep)
         key = query if one_key and is_self else _without_padding(key, keep)
         value = key if one_value else _without_padding(value, keep)
-        q, k, v = self._project(query, key, value)
+        q, k, v = self._project(query=query, key=key, value=value)
         out = self.out_proj(attend_in_heads(self.heads, q, k, v, masks=masks, conv=self.conv, tracked=self.tracked))
         weights = None
         if weight_queries is not None:
@@ -206,6 +215,53 @@ class MultiheadAttention(nn.Module):
         if not batched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
+
+    def context(
+        self,
+        key: Float[Tensor, "b s kdim"],
+        value: Float[Tensor, "b s vdim"] | None = None,
+        key_padding_mask: Tensor | None = None,
+        *,
+        queries: Float[Tensor, "b n embed"] | None = None,
+    ) -> NearFarContext:
+        """Compress keys and values once, for cross-attention of many queries: `layer(query, context=context)`.
+
+        Args:
+            key: Keys.
+            value: Values; None means `key`.
+            key_padding_mask: (b, s), True = ignore.
+            queries: A sample of the queries to come; they decide which keys are heavy. None does without.
+
+        Returns:
+            The context, of the layer's `num_heavy` heavy keys and `num_clusters` clusters a head.
+
+        Raises:
+            ValueError: A layer of another method or of self-attention, or what does not fit.
+        """
+        if self.method != "near_far" or self.self_attention or self.conv is not None:
+            raise ValueError(
+                f"a context is for cross-attention by near_far, but this layer has method={self.method!r}, "
+                f"self_attention={self.self_attention} and conv={self.conv}: build it with method='near_far' and "
+                "self_attention=False."
+            )
+        value = key if value is None else value
+        key, value = self._in_batches(key=key, value=value)
+        keep = _real("key_padding_mask", key_padding_mask, key)
+        projected = self._project(key=_without_padding(key, keep), value=_without_padding(value, keep))
+        if queries is not None:
+            projected += self._project(query=self._in_batches(query=queries)[0])
+        k, v, *sample = (split_heads(x, self.num_heads) for x in projected)
+        options = self.heads.options
+        return near_far_context(
+            k,
+            v,
+            queries=sample[0] if sample else None,
+            num_heavy=options.num_heavy,
+            num_clusters=options.num_clusters,
+            iterations=options.iterations,
+            scale=options.scale,
+            key_keep=keep,
+        )
 
     def tracked_error(self) -> Float[Tensor, " h"]:
         """The running estimate of each head's relative error against exact attention, over the last training steps.
@@ -228,6 +284,23 @@ class MultiheadAttention(nn.Module):
         """Sizes, for print; the heads name the method."""
         declared = "" if self.self_attention is None else f", self_attention={self.self_attention}"
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}{declared}"
+
+    def _in_batches(self, **inputs: Tensor) -> list[Tensor]:
+        """Inputs as (batch, tokens, width)."""
+        layout = "(batch, tokens, width)" if self.batch_first else "(tokens, batch, width)"
+        for name, x in inputs.items():
+            check_tensor(name, x)
+            if x.ndim != 3:
+                raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {layout}.")
+        return [x if self.batch_first else x.transpose(0, 1) for x in inputs.values()]
+
+    def _ask(self, query: Tensor, context: NearFarContext, query_padding_mask: Tensor | None) -> Tensor:
+        """The output for a context."""
+        (query,) = self._in_batches(query=query)
+        keep = _real("query_padding_mask", query_padding_mask, query)
+        (q,) = self._project(query=_without_padding(query, keep))
+        out = self.out_proj(merge_heads(context(split_heads(q, self.num_heads), query_keep=keep)))
+        return out if self.batch_first else out.transpose(0, 1)
 
     def _check_call(
         self, attn_mask: Tensor | None, is_causal: bool, need_weights: bool, weight_queries: Tensor | None
@@ -317,14 +390,16 @@ class MultiheadAttention(nn.Module):
             return q, k, v
         return self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    def _project(self, **inputs: Tensor) -> list[Tensor]:
+        """Those of query, key and value that are given."""
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         projected = []
-        names = (("query", query), ("key", key), ("value", value))
-        for (name, x), weight, bias in zip(names, self._projections(), biases, strict=True):
-            if x.shape[-1] != weight.shape[1]:
-                raise ValueError(f"{name} has width {x.shape[-1]}; expected {weight.shape[1]}.")
-            projected.append(F.linear(x, weight, bias))
+        for name, weight, bias in zip(("query", "key", "value"), self._projections(), biases, strict=True):
+            if name not in inputs:
+                continue
+            if inputs[name].shape[-1] != weight.shape[1]:
+                raise ValueError(f"{name} has width {inputs[name].shape[-1]}; expected {weight.shape[1]}.")
+            projected.append(F.linear(inputs[name], weight, bias))
         return projected
 
 

@@ -2,7 +2,8 @@ r"""Heavy keys, and clusters of the other keys, of each sequence and head.
 
 Heavy keys are those on which attention falls most. With $\tilde Q$ the means of eight segments of the queries, key j
 has the weight $\sum_i \mathrm{softmax}(c\, \tilde Q K^\top)_{ij}$; the g largest are taken, and of keys whose weights
-are within a thousandth of each other the first: those of equal keys differ by rounding, which hangs on padding.
+are within a thousandth of each other the first: those of equal keys differ by rounding, which hangs on padding. Where
+there are no queries yet, the weight is the distance to the mean of the cluster that holds the key when all take part.
 
 Clusters are found by k-means, which starts from segment means. All steps but the last move the centres by a sample of
 the keys, another one in each step: of s keys a quarter, but at least m (or all) and at most 8 m, spread evenly. The
@@ -50,7 +51,7 @@ class Chosen(NamedTuple):
 
 @torch.no_grad()
 def choose(
-    q: Float[Tensor, "b h n d"],
+    q: Float[Tensor, "b h n d"] | None,
     k: Float[Tensor, "b h s d"],
     keep: Bool[Tensor, "b s"] | None,
     query_keep: Bool[Tensor, "b n"] | None,
@@ -59,20 +60,27 @@ def choose(
     """Choose heavy keys and clusters; what is chosen has no gradient.
 
     Args:
-        q: Queries, in float32 at least; zeros where they are not real.
+        q: Queries, in float32 at least; zeros where they are not real. None where they are not known.
         k: Keys, likewise.
         keep: Real keys; None where all are.
         query_keep: Real queries; None where all are.
         options: The sizes.
     """
-    heavy, found = _heavy(q, k, keep, query_keep, options)
     m, starts = options.num_clusters, segment_means(k, options.num_clusters, keep=keep)
-    keep = all_real(k) if keep is None else keep
-    free = keep[:, None] & (torch.zeros_like(k[..., 0], dtype=torch.long).scatter_add(2, heavy, found.long()) == 0)
+    real = all_real(k) if keep is None else keep
     # A sequence with fewer keys than clusters leaves the last ones without any.
-    filled = torch.arange(m, device=k.device) < keep.sum(dim=-1, keepdim=True)
-    centres = _centres(k, starts, keep, free, filled, options.iterations)
-    return Chosen(heavy, found, torch.where(free, nearest_cluster(k, centres, filled), m))
+    filled = torch.arange(m, device=k.device) < real.sum(dim=-1, keepdim=True)
+
+    def clusters_of(free: Bool[Tensor, "b h s"]) -> Int[Tensor, "b h s"]:
+        centres = _centres(k, starts, real, free, filled, options.iterations)
+        return torch.where(free, nearest_cluster(k, centres, filled), m)
+
+    all_free = real[:, None].expand(k.shape[:3])
+    weight = _distances(k, clusters_of(all_free), m) if q is None else _attended(q, k, keep, query_keep, options)
+    place = torch.arange(k.shape[2], device=k.device)
+    heavy, found = first_in_order(in_order(weight, place, None if keep is None else keep[:, None]), options.num_heavy)
+    taken = torch.zeros_like(k[..., 0], dtype=torch.long).scatter_add(2, heavy, found.long())
+    return Chosen(heavy, found, clusters_of(all_free & (taken == 0)))
 
 
 def cluster_sums(x: Float[Tensor, "*b s d"], cluster: Int[Tensor, "*b s"], m: int) -> Float[Tensor, "*b m d"]:
@@ -119,22 +127,29 @@ def open_where_empty(sizes: Float[Tensor, "*b m"], found: Bool[Tensor, "*b g"]) 
     return sizes + F.pad(nothing[..., None].to(sizes), (0, sizes.shape[-1] - 1))
 
 
-def _heavy(
+def _attended(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
     keep: Bool[Tensor, "b s"] | None,
     query_keep: Bool[Tensor, "b n"] | None,
     options: NearFarOptions,
-) -> tuple[Int[Tensor, "b h g"], Bool[Tensor, "b h g"]]:
-    """Positions of the keys of the largest weight, and which of them are real."""
+) -> Float[Tensor, "b h s"]:
+    """The logarithm of the attention that falls on each key."""
     means = segment_means(q, QUERY_MEANS, keep=query_keep)
     scores = (score_scale(q, options.scale) * means) @ k.mT
     if keep is not None:
         scores = scores.masked_fill(~keep[:, None, None], -torch.inf)
     # By their logarithms: weights that vanish would be equal.
-    weight = scores.log_softmax(dim=-1).logsumexp(dim=2)
-    place = torch.arange(k.shape[2], device=k.device)
-    return first_in_order(in_order(weight, place, None if keep is None else keep[:, None]), options.num_heavy)
+    return scores.log_softmax(dim=-1).logsumexp(dim=2)
+
+
+def _distances(k: Float[Tensor, "b h s d"], cluster: Int[Tensor, "b h s"], m: int) -> Float[Tensor, "b h s"]:
+    """The logarithm of the squared distance of each key from the mean of its cluster."""
+    sizes = cluster_sizes(k, cluster, m).clamp(min=1)[..., None]
+    means = F.pad(cluster_sums(k, cluster, m) / sizes, (0, 0, 0, 1))
+    far = (k - take_rows(means, cluster)).square().sum(dim=-1)
+    # A key that is the mean of its cluster is so but for rounding.
+    return (far + torch.finfo(k.dtype).eps * k.square().sum(dim=-1)).clamp(min=torch.finfo(k.dtype).tiny).log()
 
 
 def _centres(

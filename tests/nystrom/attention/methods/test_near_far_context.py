@@ -1,0 +1,159 @@
+"""A context is near_far's cross-attention with its first half computed once."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nystrom import MultiheadAttention, NearFarContext, near_far_attention, near_far_context
+
+SIZES = {"num_heavy": 3, "num_clusters": 5}
+# float64 rounding of sums in another order.
+CLOSE = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def draw(n, s, *, b=2, h=3, d=4, e=6, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    shapes = ((b, h, n, d), (b, h, s, d), (b, h, s, e))
+    return [torch.randn(*shape, generator=g, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def real(s, *lengths):
+    return torch.arange(s) < torch.tensor(lengths)[:, None]
+
+
+@pytest.mark.parametrize("scale", [None, 0.9])
+@pytest.mark.parametrize("masked", [False, True])
+def test_with_the_queries_it_is_cross_attention_by_near_far(masked, scale):
+    q, k, v = draw(7, 40)
+    key_keep, query_keep = (real(40, 40, 17), real(7, 5, 7)) if masked else (torch.ones(2, 40, dtype=torch.bool), None)
+    context = near_far_context(
+        k, v, queries=q if query_keep is None else q.where(query_keep[:, None, :, None], 0.0), key_keep=key_keep,
+        scale=scale, **SIZES,
+    )  # fmt: skip
+    sampled = near_far_context(k, v, key_keep=key_keep, scale=scale, **SIZES)
+    assert not torch.equal(context.keys, sampled.keys)
+    out = context(q, query_keep=query_keep)
+    # The masked queries of the second sequence would decide, too.
+    rows = slice(1, 2) if masked else slice(None)
+    wanted = near_far_attention(q, k, v, key_keep=key_keep, query_keep=query_keep, scale=scale, **SIZES)
+    torch.testing.assert_close(out[rows], wanted[rows], **CLOSE)
+    found, expected = (torch.autograd.grad(x[rows].sin().sum(), (q, k, v)) for x in (out, wanted))
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, **CLOSE)
+    if masked:
+        assert not out[0, :, 5:].any()
+        torch.testing.assert_close(sampled.sizes.sum(-1), torch.tensor([[40] * 3, [17] * 3]))
+
+
+def test_entries_are_the_heavy_keys_and_the_means_of_the_others():
+    _, k, v = draw(1, 40)
+    # Keys far from all others have an entry each, without any query.
+    with torch.no_grad():
+        k[0, 0, 11] += 50
+        k[0, 0, 12] += 60
+    context = near_far_context(k, v, **SIZES)
+    for far in (11, 12):
+        assert ((context.keys[0, 0] - k[0, 0, far]).norm(dim=-1) < 1e-9).sum() == 1
+    counts = context.sizes.to(k)
+    assert (context.sizes[..., :3] == 1).all()
+    for entries, all_of in ((context.keys, k), (context.values, v)):
+        torch.testing.assert_close((counts[..., None] * entries).sum(dim=2), all_of.sum(dim=2), **CLOSE)
+
+
+@pytest.mark.parametrize("sizes", [{"num_heavy": 40, "num_clusters": 1}, {"num_heavy": 0, "num_clusters": 40}])
+@pytest.mark.parametrize("lengths", [(40, 40), (12, 31)])
+def test_exact_where_each_key_has_an_entry(sizes, lengths):
+    q, k, v = draw(5, 40)
+    keep = real(40, *lengths)
+    out = near_far_context(k, v, key_keep=keep, **sizes)(q)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, keep[:, None, None]), **CLOSE)
+
+
+def test_padding_and_neighbours_change_nothing():
+    q, k, v = draw(5, 40)
+    keep = real(40, 40, 23)
+    padded = near_far_context(k.masked_fill(~keep[:, None, :, None], torch.nan), v, key_keep=keep, **SIZES)(q)
+    alone = near_far_context(k[1:, :, :23], v[1:, :, :23], **SIZES)(q[1:])
+    torch.testing.assert_close(padded[1:], alone, **CLOSE)
+    torch.testing.assert_close(padded[:1], near_far_context(k[:1], v[:1], **SIZES)(q[:1]), **CLOSE)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (2, 5), (0, 5)])
+def test_nothing_to_attend_to_gives_zeros(shape):
+    q, k, v = draw(4, shape[1], b=shape[0])
+    context = near_far_context(k, v, key_keep=torch.zeros(shape, dtype=torch.bool), **SIZES)
+    out = context(q)
+    assert out.shape == (shape[0], 3, 4, 6)
+    assert not out.any()
+    out.sum().backward()
+
+
+def test_it_is_saved_loaded_moved_and_cast(tmp_path):
+    q, k, v = draw(5, 90)
+    context = near_far_context(k, v, **SIZES)
+    torch.save(context.state_dict(), tmp_path / "context.pt")
+    loaded = NearFarContext(**torch.load(tmp_path / "context.pt", weights_only=True))
+    assert torch.equal(loaded(q), context(q))
+    # Numbers of tokens stay whole, so that half precision does not round their logarithms.
+    half = copy.deepcopy(loaded).to(torch.bfloat16)
+    assert half.sizes.dtype == torch.long
+    assert half(q.bfloat16()).dtype == torch.bfloat16
+    # bfloat16 rounding of keys and values
+    torch.testing.assert_close(half(q.bfloat16()).double(), context(q), rtol=0.05, atol=0.02)
+    assert loaded.to("meta").keys.is_meta
+    assert "entries=8" in repr(context)
+
+
+def test_it_compiles_to_one_graph():
+    q, k, v = (x.detach() for x in draw(5, 40))
+    compiled = torch.compile(lambda q, k, v: near_far_context(k, v, **SIZES)(q), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), near_far_context(k, v, **SIZES)(q), **CLOSE)
+
+
+def test_a_layer_has_a_context():
+    torch.manual_seed(0)
+    layer = MultiheadAttention(12, 3, kdim=7, vdim=5, method="near_far", self_attention=False, **SIZES).double().eval()
+    x, key, value = (torch.randn(2, n, w, dtype=torch.float64) for n, w in ((9, 12), (40, 7), (40, 5)))
+    ignore = ~real(40, 40, 23)
+    context = layer.context(key, value, ignore, queries=x)
+    out, rows = layer(x, context=context)
+    assert rows is None
+    torch.testing.assert_close(out, layer(x, key, value, key_padding_mask=ignore)[0], **CLOSE)
+    layer.batch_first = False
+    turned, _ = layer(x.transpose(0, 1), context=layer.context(key.transpose(0, 1), value.transpose(0, 1), ignore))
+    layer.batch_first = True
+    torch.testing.assert_close(turned.transpose(0, 1), layer(x, context=layer.context(key, value, ignore))[0], **CLOSE)
+
+
+def test_gradients_reach_a_layer_through_its_context():
+    torch.manual_seed(0)
+    layer = MultiheadAttention(12, 3, method="near_far", self_attention=False, **SIZES)
+    x, memory = torch.randn(2, 9, 12), torch.randn(2, 40, 12, requires_grad=True)
+    context = layer.context(memory)
+    sum(layer(part, context=context)[0].square().sum() for part in x.split(3, dim=1)).backward()
+    assert all(weight.grad.abs().sum() > 0 for weight in (layer.in_proj_weight, memory))
+
+
+@pytest.mark.refuses
+def test_what_does_not_fit_raises_by_name():
+    q, k, v = (x.detach() for x in draw(5, 9))
+    context = near_far_context(k, v, **SIZES)
+    layer = MultiheadAttention(12, 3, method="near_far", self_attention=False)
+    own, memory = MultiheadAttention(12, 3, method="near_far", self_attention=True), torch.randn(2, 9, 12)
+    for call, says in (
+        (lambda: context(q[..., :3]), "k has head width 4 but q has 3"),
+        (lambda: context(q.float()), "k has dtype torch.float64 but q has torch.float32"),
+        (lambda: context(q, query_keep=torch.ones(2, 4)), "query_keep"),
+        (lambda: near_far_context(k, v[:, :, :5]), "v holds 5 tokens but k holds 9"),
+        (lambda: near_far_context(k, v, num_clusters=0), "num_clusters is 0"),
+        (lambda: NearFarContext(k, v, torch.ones(2, 3, 9)), "sizes has shape .* and torch.float32; expected whole"),
+        (lambda: layer(memory, memory, memory, context=layer.context(memory)), "context is given, which stands for"),
+        (lambda: layer.context(memory[0]), r"key has shape \(9, 12\); expected \(batch, tokens, width\)"),
+        (lambda: layer.context(memory, torch.ones(2, 9, 11)), "value has width 11; expected 12"),
+        (lambda: MultiheadAttention(12, 3, method="nystrom").context(memory), "method='nystrom'.*build it with"),
+        (lambda: own.context(memory), "self_attention=True.*build it with"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=says):
+            call()
