@@ -80,7 +80,7 @@ def convert(
     plan: Path | None = None,
     conv_kernel_size: int | Literal["auto"] | None = "auto",
     max_position_embeddings: int | None = None,
-    positions: Lengthening = "repeat",
+    positions: Lengthening = "interpolate",
 ) -> Conversion:
     """Make a Nyströmformer of a BERT or RoBERTa, or give a Nyströmformer another number of positions.
 
@@ -96,7 +96,7 @@ def convert(
         conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33 with Nyström attention or a plan
             and none with another method, or what a Nyströmformer has, which cannot be changed.
         max_position_embeddings: The longest input, padding included; None is what the source has.
-        positions: How more positions are made of the trained ones: "repeat" the table, or "interpolate" in it.
+        positions: How more positions are made of the trained ones: "interpolate" in their table, or "repeat" it.
 
     Returns:
         What was mapped, left behind and started.

@@ -8,7 +8,7 @@ With P trained rows $p_0 \ldots p_{P-1}$ and P' wanted ones:
   $x = i\, (P - 1) / (P' - 1)$ with $t = x - \lfloor x \rfloor$: the table stretched, its ends in place. The order is
   kept over the whole length, but neighbours are closer than they were in training.
 
-Either is a start for further training. Fewer positions are the first rows of the table ("repeat").
+Either is a start for further training. Fewer positions are the first rows of the table.
 """
 
 from typing import Literal, get_args
@@ -24,9 +24,7 @@ from nystrom.precision import at_least_float32
 Lengthening = Literal["repeat", "interpolate"]
 
 
-def resize_positions(
-    table: Float[Tensor, "p w"], length: int, *, how: Lengthening = "repeat"
-) -> Float[Tensor, "length w"]:
+def resize_positions(table: Float[Tensor, "p w"], length: int, *, how: Lengthening) -> Float[Tensor, "length w"]:
     """A table of `length` positions from a trained one.
 
     Args:
@@ -35,19 +33,12 @@ def resize_positions(
         how: "repeat" or "interpolate".
 
     Raises:
-        ValueError: `length` is below 1, `how` is unknown, or fewer positions are to be interpolated.
+        ValueError: `length` is below 1, or `how` is unknown.
     """
     check_at_least("max_position_embeddings", length, 1)
     check_choice("positions", how, get_args(Lengthening))
     trained = table.shape[0]
-    if length == trained:
-        return table.clone()
-    if how == "repeat":
+    if how == "repeat" or length <= trained:
         return table[torch.arange(length) % trained]
-    if length < trained:
-        raise ValueError(
-            f"max_position_embeddings is {length} but the source has {trained} positions, and positions is "
-            "'interpolate', which only stretches. Use 'repeat', which keeps the first rows, or more positions."
-        )
     stretched = F.interpolate(at_least_float32(table).mT[None], size=length, mode="linear", align_corners=True)
     return stretched[0].mT.contiguous().to(table.dtype)

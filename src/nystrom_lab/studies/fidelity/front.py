@@ -1,11 +1,11 @@
 r"""How near each method comes to exact attention on real queries, keys and values, over the time that it takes.
 
 The error of a head is $\|\tilde Y - Y\|_F / \|Y\|_F$ of its output against exact attention's, on all heads of an
-encoder over windows of prose: natural up to its positions, windows side by side beyond. A row has the mean over layers,
-heads and texts, and their quartiles. Time is that of a forward pass on the middle layer of one text, all methods in
-turn; its rows have medians and quartiles of the rounds, and the ratio to fused exact attention within a round. "rank
-64" is the attention matrix cut to its 64 largest singular values: of all matrices of that rank the nearest to it, which
-is not to say that no other gives a nearer output.
+encoder over windows of prose; beyond its positions their table is stretched (`nystrom convert`). A row has the mean
+over layers, heads and texts, and their quartiles. Time is that of a forward pass on the middle layer of one text, all
+methods in turn; its rows have medians and quartiles of the rounds, and the ratio to fused exact attention within a
+round. "rank 64" is the attention matrix cut to its 64 largest singular values: of all matrices of that rank the nearest
+to it, which is not to say that no other gives a nearer output.
 Linformer is left out: its projection has to be learned.
 
 Claims of this library, and the rules that decide on them:
@@ -77,7 +77,7 @@ def _plan(setting: Setting) -> Plan:
 
 def _measure_errors(encoder: Encoder, layers: tuple[int, ...], n: int, windows: int, folder: Path) -> Iterable[Row]:
     errors: dict[str, list[Float[Tensor, "b h"]]] = {}
-    for given in encoder.record(n, windows, layers).values():
+    for given in encoder.lengthened(n, folder).record(n, windows, layers).values():
         exact = build("softmax", given)(*given)
         for method in METHODS:
             errors.setdefault(method, []).append(_error(_attend(method, given), exact))
@@ -88,7 +88,7 @@ def _measure_errors(encoder: Encoder, layers: tuple[int, ...], n: int, windows: 
 
 
 def _measure_times(encoder: Encoder, layer: int, n: int, folder: Path) -> Iterable[Row]:
-    given = encoder.record(n, 1, (layer,))[layer]
+    given = encoder.lengthened(n, folder).record(n, 1, (layer,))[layer]
     calls = {method: partial(_forward, build(method, given), given) for method in (EXACT, *METHODS)}
     times = in_turns({method: partial(seconds, call, _CPU) for method, call in calls.items()}, _ROUNDS)
     shared: dict[str, Any] = {

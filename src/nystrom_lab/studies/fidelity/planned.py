@@ -1,6 +1,6 @@
 r"""Exact attention, Nyström, near_far and plans in a whole encoder: error, time, memory, and a retrieval.
 
-The encoder reads prose at its own length n and, with its table of positions repeated (`nystrom convert`), at 4 n, at
+The encoder reads prose at its own length n and, with its table of positions stretched (`nystrom convert`), at 4 n, at
 the size "paper" at 16 n too. Consecutive passages of twice the length are cut into stretches of some 30 tokens, which
 go to two texts in turn: two texts on the same things with no token in common. Each text is embedded as the mean of
 its hidden states, and looks for its other half among all texts, by the cosine; the share that finds it is the
@@ -35,7 +35,6 @@ from nystrom.clock import peak_bytes, seconds
 from nystrom.inspection.budget import choose_plan
 from nystrom.inspection.texts import load_encoder, tokens_of
 from nystrom.integrations.bert_names import FAMILIES
-from nystrom.integrations.convert import convert
 from nystrom.integrations.set_attention import set_attention
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
@@ -138,7 +137,8 @@ def _prepare(
     encoder: Encoder, n: int, pairs: int, folder: Path
 ) -> tuple[PreTrainedModel, Int[Tensor, "t n"], Int[Tensor, "w n"]]:
     """The encoder, the texts, and the windows that plans are chosen on."""
-    model, tokenizer = _encoder_of_length(encoder, n, folder), load_tokenizer(encoder.folder)
+    with no_file_bars():
+        model, tokenizer = load_encoder(encoder.lengthened(n, folder).folder), load_tokenizer(encoder.folder)
     tokens, around = tokens_of(encoder.prose, tokenizer), tokenizer("")["input_ids"]
     assert isinstance(around, list), "of one text"
     length = n - len(around)
@@ -151,7 +151,7 @@ def _plan_file(folder: Path, n: int, budget: float) -> Path:
 
 
 def _positions(encoder: Encoder, n: int) -> str:
-    return f"{encoder.positions}{'' if n <= encoder.positions else ',repeated'}"
+    return f"{encoder.positions}{'' if n <= encoder.positions else ',interpolated'}"
 
 
 def _compare(models: Mapping[str, PreTrainedModel], texts: Int[Tensor, "t n"]) -> dict[str, tuple[float, float, float]]:
@@ -195,17 +195,6 @@ def _with_ends(texts: Int[Tensor, "t l"], around: Sequence[int]) -> Int[Tensor, 
     half, count = len(around) // 2, len(texts)
     before, after = (torch.tensor(part).long().expand(count, -1) for part in (around[:half], around[half:]))
     return torch.cat([before, texts, after], dim=1)
-
-
-def _encoder_of_length(encoder: Encoder, n: int, folder: Path) -> PreTrainedModel:
-    """The encoder, with its table of positions repeated where it has fewer."""
-    found = encoder.folder
-    if n > encoder.positions:
-        found = folder / f"{encoder.name}-{n}"
-        if not found.is_dir():
-            convert(encoder.folder, found, conv_kernel_size=None, max_position_embeddings=n)
-    with no_file_bars():
-        return load_encoder(found)
 
 
 def _uniform(model: PreTrainedModel, name: str) -> AttentionPlan:

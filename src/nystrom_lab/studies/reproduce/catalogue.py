@@ -230,6 +230,12 @@ CATALOGUE: dict[str, Entry] = {
         home="fidelity.front",
         needs=_ENCODER,
     ),
+    "long-inputs": Entry(
+        shows="an encoder on texts beyond its 512 tokens: error, time and memory at each length",
+        source="this library",
+        home="fidelity.long_inputs",
+        needs=_ENCODER,
+    ),
     "inspect-calibration": Entry(
         shows="errors of attention from sampled queries beside the exact ones",
         source="this library",

@@ -6,10 +6,11 @@ that is initialised anew from the same configuration, with a seed.
 
 Texts longer than the model's positions are windows of as many tokens as it has, side by side: each token has the
 queries, keys and values of its window, and attention is then taken over all of them. In the first layer that is the
-setting of Skyformer's Fig. 1, X W of an embedded text X, with positions that begin anew in each window.
+setting of Skyformer's Fig. 1, X W of an embedded text X, with positions that begin anew in each window. An encoder that
+is `lengthened` reads them whole.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,11 +19,14 @@ from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from nystrom.inspection.texts import Prose, tokens_of, windows_of
+from nystrom.integrations.bert_names import longest_input
+from nystrom.integrations.convert import convert
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
+from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, report_held
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom_lab.data.language.prose import read_prose
@@ -103,14 +107,28 @@ class Encoder:
             result[layer] = Recording(*(torch.cat(part) for part in parts))
         return result
 
+    def lengthened(self, length: int, folder: Path) -> "Encoder":
+        """The encoder with its table of positions stretched to this length, where it has fewer (`nystrom convert`).
+
+        Args:
+            length: Tokens of the longest text.
+            folder: Where the new model goes, or already is.
+
+        Raises:
+            ValueError: An encoder whose positions cannot be stretched.
+        """
+        if length <= self.positions:
+            return self
+        made = folder / f"{self.name}-{length}"
+        if not made.is_dir():
+            with no_file_bars():
+                convert(self.folder, made, attention="softmax", conv_kernel_size=None, max_position_embeddings=length)
+        return replace(self, folder=made)
+
     @cached_property
     def positions(self) -> int:
-        """Tokens that the model takes at a time; RoBERTa and its kin have rows before the first token's."""
-        for name, module in self._model.named_modules():
-            if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-                before = 0 if module.padding_idx is None else module.padding_idx + 1
-                return module.num_embeddings - before
-        return int(getattr(self._model.config, "max_position_embeddings", _POSITIONS))
+        """Tokens that the model takes at a time."""
+        return longest_input(self._model.config) or _POSITIONS
 
     @cached_property
     def _tokens(self) -> Int[Tensor, " tokens"]:
@@ -118,11 +136,12 @@ class Encoder:
 
     @cached_property
     def _model(self) -> PreTrainedModel:
+        own = AutoConfig.from_pretrained(self.folder, trust_remote_code=False).model_type == EncoderConfig.model_type
         with no_file_bars(), report_held():
             model, report = AutoModel.from_pretrained(
                 self.folder,
                 use_safetensors=True,
-                attn_implementation="sdpa",
+                attn_implementation=None if own else "sdpa",
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )

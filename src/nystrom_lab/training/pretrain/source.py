@@ -152,7 +152,7 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[Enco
     tensors = before.state_dict()
     if config.positions == "learned":
         table = tensors[_POSITIONS]
-        resized = resize_positions(table[POSITION_OFFSET:], settings.positions)
+        resized = resize_positions(table[POSITION_OFFSET:], settings.positions, how="repeat")
         tensors[_POSITIONS] = torch.cat([table[:POSITION_OFFSET], resized])
     model = EncoderForPreTraining(config)
     if (before.config.attention, before.config.attention_options) != (config.attention, config.attention_options):

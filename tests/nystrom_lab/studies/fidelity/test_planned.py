@@ -49,7 +49,7 @@ def test_a_length_beyond_the_positions(long_setting, tmp_path):
     assert rows[FOUND, "softmax"].repeats == 128
     assert rows[ERROR, "plan 0.05"].value < rows[ERROR, "nystrom-64"].value
     assert rows[MEMORY, "near_far"].value > 0
-    assert "positions=32,repeated" in rows[TIME, "near_far"].words
+    assert "positions=32,interpolated" in rows[TIME, "near_far"].words
     tables = STUDIES[NAME].tables(list(rows.values()))
     assert [line[1] for line in tables[0].lines] == ["softmax", "nystrom-64", "near_far", "plan 0.05", "plan 0.1"]
     assert "layer" in tables[1].lines[0][2]

@@ -1,0 +1,65 @@
+"""The study of long inputs: its rules, and two lengths of it on a small model."""
+
+from dataclasses import replace
+
+import pytest
+
+from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.studies.fidelity import long_inputs
+from nystrom_lab.studies.fidelity.long_inputs import ERROR, HIDDEN, MEMORY, RATIO, STUDIES, TIME
+from nystrom_lab.studies.reproduce.run import check_study, run_study
+
+NAME = "long-inputs"
+STUDY = STUDIES[NAME]
+
+
+def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatch):
+    monkeypatch.setattr(long_inputs, "LENGTHS", (16, 1200, 5000))
+    monkeypatch.setattr(long_inputs, "ROUNDS", 1)
+    (tmp_path / "long.txt").write_text(prose.read_text() * 8)
+    run_study(check_study(NAME, replace(tiny_setting, texts=(tmp_path / "long.txt",)), tmp_path), lambda line: None)
+    folder = tmp_path / f"{NAME}-small"
+    rows = read_rows(folder / "rows.csv")
+    found = {(row.quantity, row.method, row.n): row.value for row in rows if row.quantity in (ERROR, HIDDEN)}
+    for quantity in (ERROR, HIDDEN):
+        assert found[quantity, "softmax", 1200] == 0
+        # Exact up to 1,024 tokens, but for the order of sums in float32.
+        assert found[quantity, "near_far", 16] < 1e-6
+        assert 1e-3 < found[quantity, "near_far", 1200] < found[quantity, "nystrom-64", 1200]
+    assert {(row.fact("of"), row.n) for row in rows if row.quantity == MEMORY} == {
+        (place, n) for place in ("attention", "encoder") for n in (16, 1200)
+    }
+    [table] = STUDY.tables(rows)
+    assert [line[:2] for line in table.lines] == [[n, name] for n in ("16", "1200") for name in long_inputs.METHODS]
+    assert all(cell for line in table.lines for cell in line)
+    assert (folder / f"{NAME}.png").is_file()
+    # The longer model is made once.
+    assert len(list(folder.glob("*-1200"))) == 1
+
+
+def row(quantity, value, n, method="near_far", of="attention"):
+    facts = {"of": of} if quantity in (TIME, RATIO, MEMORY) else {}
+    return new_row(study="", quantity=quantity, method=method, value=value, unit="", n=n, facts=facts, device="a CPU")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ([], ["agrees"] * 3),
+        ([row(ERROR, 0.14, 4096)], ["does not agree", "agrees", "agrees"]),
+        ([row(ERROR, 0.15, 8192)], ["agrees"] * 3),
+        ([row(ERROR, 0.17, 8192)], ["does not agree", "agrees", "agrees"]),
+        ([row(HIDDEN, 0.21, 2048)], ["agrees", "does not agree", "agrees"]),
+        ([row(RATIO, 1.06, 1024)], ["agrees", "agrees", "does not agree"]),
+        ([row(RATIO, 1.01, 2048)], ["agrees", "agrees", "does not agree"]),
+        # Another method's rows, and those of the encoder, decide nothing.
+        ([row(ERROR, 9, 512, method="nystrom-64"), row(RATIO, 9, 4096, of="encoder")], ["agrees"] * 3),
+    ],
+)
+def test_each_claim_is_decided_by_its_rule(changed, words):
+    rows = [row(ERROR, 0.1, 2048), row(HIDDEN, 0.19, 2048), row(RATIO, 1.04, 512), row(RATIO, 0.7, 2048)]
+    assert [verdict.word for verdict in STUDY.verdicts([*rows, *changed])] == words
+
+
+def test_what_was_not_measured_decides_nothing():
+    assert [verdict.word for verdict in STUDY.verdicts([row(MEMORY, 3, 512)])] == ["cannot tell"] * 3
