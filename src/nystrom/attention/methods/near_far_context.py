@@ -4,7 +4,8 @@ With c the scale, the heavy keys G of a head, and $n_a$, $\mu_a$ and $\nu_a$ the
 their mean and the mean of their values,
 $$\mathrm{out}_i = \frac{\sum_{j \in G} e^{c\, q_i^\top k_j} v_j + \sum_a n_a\, e^{c\, q_i^\top \mu_a} \nu_a}
 {\sum_{j \in G} e^{c\, q_i^\top k_j} + \sum_a n_a\, e^{c\, q_i^\top \mu_a}},$$
-which is `near_far_attention` across sequences, with its first half computed once: g + m entries stand for s keys.
+which is what `near_far_attention` computes across sequences: g + m entries stand for s keys. Their order means nothing,
+so that k-means starts from keys, not from means of neighbours.
 
 Heavy are the keys that a sample of the queries attends to most, and without one those farthest from the mean of their
 cluster, see `nystrom.attention.parts.clusters`. What is chosen has no gradient; means and values have theirs.
@@ -108,7 +109,8 @@ def near_far_context(
     with without_autocast(k):
         dtype = v.dtype
         k, v = (at_least_float32(zero_masked(x, keep)).contiguous() for x in (k, v))
-        chosen = choose(None if queries is None else at_least_float32(queries), k, keep, None, options)
+        sample = None if queries is None else at_least_float32(queries)
+        chosen = choose(sample, k, keep, None, options, ordered=False)
         far = far_keys(k, v, chosen, options)
         # Asking takes the usual scale, so that another one is part of the keys.
         ratio = 1.0 if scale is None else scale / score_scale(k, None)

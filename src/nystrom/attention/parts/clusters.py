@@ -5,7 +5,8 @@ has the weight $\sum_i \mathrm{softmax}(c\, \tilde Q K^\top)_{ij}$; the g larges
 are within a thousandth of each other the first: those of equal keys differ by rounding, which hangs on padding. Where
 there are no queries yet, the weight is the distance to the mean of the cluster that holds the key when all take part.
 
-Clusters are found by k-means, which starts from segment means. All steps but the last move the centres by a sample of
+Clusters are found by k-means, which starts from segment means, or, where the order of keys means nothing, from one key
+of each segment: the means of rows of a table are all alike. All steps but the last move the centres by a sample of
 the keys, another one in each step: of s keys a quarter, but at least m (or all) and at most 8 m, spread evenly. The
 last step assigns every key to its nearest centre. Heavy keys take no part.
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.order import first_in_order, in_order
-from nystrom.landmarks import all_real, ranks, segment_means
+from nystrom.landmarks import all_real, ranks, segment_means, uniform
 from nystrom.shapes import score_scale
 
 # Means of the queries that decide which keys are heavy.
@@ -56,6 +57,8 @@ def choose(
     keep: Bool[Tensor, "b s"] | None,
     query_keep: Bool[Tensor, "b n"] | None,
     options: NearFarOptions,
+    *,
+    ordered: bool = True,
 ) -> Chosen:
     """Choose heavy keys and clusters; what is chosen has no gradient.
 
@@ -65,9 +68,13 @@ def choose(
         keep: Real keys; None where all are.
         query_keep: Real queries; None where all are.
         options: The sizes.
+        ordered: Whether keys near each other in their order are alike.
     """
     m, starts = options.num_clusters, segment_means(k, options.num_clusters, keep=keep)
     real = all_real(k) if keep is None else keep
+    if not ordered:
+        # Of fewer keys than clusters each is a mean.
+        starts = torch.where((real.sum(dim=-1) > m)[:, None, None, None], uniform(k, m, keep=keep), starts)
     # A sequence with fewer keys than clusters leaves the last ones without any.
     filled = torch.arange(m, device=k.device) < real.sum(dim=-1, keepdim=True)
 

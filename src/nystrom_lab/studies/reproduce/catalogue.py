@@ -236,6 +236,13 @@ CATALOGUE: dict[str, Entry] = {
         home="fidelity.long_inputs",
         needs=_ENCODER,
     ),
+    "near-far-context": Entry(
+        shows="a context that is compressed once and asked many times: error over the entries kept, and time",
+        source="this library",
+        home="fidelity.contexts",
+        needs=_ENCODER,
+        minutes=0.5,
+    ),
     "inspect-calibration": Entry(
         shows="errors of attention from sampled queries beside the exact ones",
         source="this library",

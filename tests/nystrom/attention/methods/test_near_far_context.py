@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nystrom import MultiheadAttention, NearFarContext, near_far_attention, near_far_context
+from nystrom import MultiheadAttention, NearFarContext, near_far_context, reference
+from nystrom.attention.options import NearFarOptions
+from nystrom.attention.parts.clusters import choose
 
 SIZES = {"num_heavy": 3, "num_clusters": 5}
 # float64 rounding of sums in another order.
@@ -23,28 +25,41 @@ def real(s, *lengths):
     return torch.arange(s) < torch.tensor(lengths)[:, None]
 
 
+@pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.9])
-@pytest.mark.parametrize("masked", [False, True])
-def test_with_the_queries_it_is_cross_attention_by_near_far(masked, scale):
+def test_it_is_the_plain_formula_with_its_gradients(scale, sampled):
     q, k, v = draw(7, 40)
-    key_keep, query_keep = (real(40, 40, 17), real(7, 5, 7)) if masked else (torch.ones(2, 40, dtype=torch.bool), None)
-    context = near_far_context(
-        k, v, queries=q if query_keep is None else q.where(query_keep[:, None, :, None], 0.0), key_keep=key_keep,
-        scale=scale, **SIZES,
-    )  # fmt: skip
-    sampled = near_far_context(k, v, key_keep=key_keep, scale=scale, **SIZES)
-    assert not torch.equal(context.keys, sampled.keys)
-    out = context(q, query_keep=query_keep)
-    # The masked queries of the second sequence would decide, too.
-    rows = slice(1, 2) if masked else slice(None)
-    wanted = near_far_attention(q, k, v, key_keep=key_keep, query_keep=query_keep, scale=scale, **SIZES)
-    torch.testing.assert_close(out[rows], wanted[rows], **CLOSE)
-    found, expected = (torch.autograd.grad(x[rows].sin().sum(), (q, k, v)) for x in (out, wanted))
-    for x, y in zip(found, expected, strict=True):
-        torch.testing.assert_close(x, y, **CLOSE)
-    if masked:
-        assert not out[0, :, 5:].any()
-        torch.testing.assert_close(sampled.sizes.sum(-1), torch.tensor([[40] * 3, [17] * 3]))
+    keep, options = real(40, 40, 17), NearFarOptions(scale=scale, **SIZES)
+    queries, factor = q if sampled else None, 1 if scale is None else scale * 4**0.5
+    context = near_far_context(k, v, queries=queries, key_keep=keep, scale=scale, **SIZES)
+    torch.testing.assert_close(context.sizes.sum(-1), torch.tensor([[40] * 3, [17] * 3]))
+    out = context(q)
+    found = torch.autograd.grad(out.sin().sum(), (q, k, v))
+    for i, count in enumerate((40, 17)):
+        one = [q[i : i + 1], k[i : i + 1, :, :count], v[i : i + 1, :, :count]]
+        chosen = choose(one[0] if sampled else None, one[1], None, None, options, ordered=False)
+        heads = [
+            reference.near_far(
+                factor * one[0][0, h], one[1][0, h], one[2][0, h], cluster=chosen.cluster[0, h], num_clusters=5
+            )
+            for h in range(3)
+        ]
+        torch.testing.assert_close(out[i], torch.stack(heads), **CLOSE)
+        wanted = torch.autograd.grad(torch.stack(heads).sin().sum(), (q, k, v))
+        for x, y in zip(found, wanted, strict=True):
+            torch.testing.assert_close(x[i], y[i], **CLOSE)
+    masked = context(q, query_keep=real(7, 5, 7))
+    torch.testing.assert_close(masked[0, :, :5], out[0, :, :5], **CLOSE)
+    assert not masked[0, :, 5:].any()
+
+
+def test_rows_of_a_table_have_a_cluster_where_they_lie():
+    g = torch.Generator().manual_seed(0)
+    places = torch.randint(20, (1, 1, 4000), generator=g)
+    k = 10 * torch.randn(20, 4, generator=g, dtype=torch.float64)[places[0, 0]][None, None]
+    context = near_far_context(k, k, num_heavy=0, num_clusters=80)
+    # All 20 places have an entry of their own: means of neighbours would all lie in the middle.
+    assert torch.cdist(k[0, 0], context.keys[0, 0]).amin(dim=-1).max() < 1e-5
 
 
 def test_entries_are_the_heavy_keys_and_the_means_of_the_others():
@@ -120,7 +135,11 @@ def test_a_layer_has_a_context():
     context = layer.context(key, value, ignore, queries=x)
     out, rows = layer(x, context=context)
     assert rows is None
-    torch.testing.assert_close(out, layer(x, key, value, key_padding_mask=ignore)[0], **CLOSE)
+    weights = zip((x, key, value), layer._projections(), layer.in_proj_bias.chunk(3), strict=True)
+    projected = [F.linear(*each) for each in weights]
+    q, k, v = (part.unflatten(-1, (3, -1)).transpose(1, 2) for part in projected)
+    heads = near_far_context(k, v, queries=q, key_keep=~ignore, **SIZES)(q)
+    torch.testing.assert_close(out, layer.out_proj(heads.transpose(1, 2).flatten(2)), **CLOSE)
     layer.batch_first = False
     turned, _ = layer(x.transpose(0, 1), context=layer.context(key.transpose(0, 1), value.transpose(0, 1), ignore))
     layer.batch_first = True
