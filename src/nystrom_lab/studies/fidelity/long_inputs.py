@@ -150,7 +150,8 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
     }
 
     def cell(found: Mapping[tuple[int, str], Row], key: tuple[int, str], digits: str) -> str:
-        return format(found[key].value, digits) if key in found else ""
+        value = found[key].value if key in found else math.nan
+        return "" if math.isnan(value) else format(value, ",.0f" if value >= 100 else digits)
 
     lines = [
         [
@@ -161,7 +162,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
             *(
                 cell(measured[quantity, place], key, digits)
                 for place in PLACES
-                for quantity, digits in ((TIME, ",.4g"), (RATIO, ".2f"), (MEMORY, ",.3g"))
+                for quantity, digits in ((TIME, ".3g"), (RATIO, ".2f"), (MEMORY, ".3g"))
             ),
         ]
         for key in sorted(errors, key=lambda key: (key[0], METHODS.index(key[1])))
@@ -198,7 +199,11 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
         "error of the hidden states": [row for row in rows if row.quantity == HIDDEN and row.method != EXACT],
         "time of the encoder beside exact attention": list(_found(rows, RATIO, "encoder").values()),
     }
-    return {"": draw_lines(panels, over=lambda row: row.n, x_label="tokens n", y_label="", band="", share_y=False)}
+    return {
+        "": draw_lines(
+            panels, over=lambda row: row.n, x_label="tokens n", y_label="", band="", log_y=False, share_y=False
+        )
+    }
 
 
 STUDIES = {"long-inputs": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
