@@ -172,6 +172,7 @@ class MultiheadAttention(nn.Module):
                 raise ValueError(
                     "context is given, which stands for keys and values: pass query and query_padding_mask alone."
                 )
+            self._check_context()
             return self._ask(query, context, query_padding_mask), None
         alone = key is None and value is None
         if alone:
@@ -238,12 +239,7 @@ class MultiheadAttention(nn.Module):
         Raises:
             ValueError: A layer of another method or of self-attention, or what does not fit.
         """
-        if self.method != "near_far" or self.self_attention or self.conv is not None:
-            raise ValueError(
-                f"a context is for cross-attention by near_far, but this layer has method={self.method!r}, "
-                f"self_attention={self.self_attention} and conv={self.conv}: build it with method='near_far' and "
-                "self_attention=False."
-            )
+        self._check_context()
         value = key if value is None else value
         key, value = self._in_batches(key=key, value=value)
         keep = _real("key_padding_mask", key_padding_mask, key)
@@ -301,6 +297,19 @@ class MultiheadAttention(nn.Module):
         (q,) = self._project(query=_without_padding(query, keep))
         out = self.out_proj(merge_heads(context(split_heads(q, self.num_heads), query_keep=keep)))
         return out if self.batch_first else out.transpose(0, 1)
+
+    def _check_context(self) -> None:
+        if self.method != "near_far" or self.self_attention or self.conv is not None:
+            raise ValueError(
+                f"a context is for cross-attention by near_far, but this layer has method={self.method!r}, "
+                f"self_attention={self.self_attention} and conv={self.conv}: build it with method='near_far' and "
+                "self_attention=False."
+            )
+        if self.heads.group is not None:
+            raise ValueError(
+                "the tokens are cut over ranks, and a context would be of this rank's keys alone: make it of whole "
+                "sequences, on a layer in one process."
+            )
 
     def _check_call(
         self, attn_mask: Tensor | None, is_causal: bool, need_weights: bool, weight_queries: Tensor | None

@@ -189,8 +189,9 @@ def positions_of(config: Any) -> int | None:
 def longest_input(config: Any) -> int | None:
     """The longest input that a model was made for, whether or not it has a limit; None where it does not say it."""
     most = getattr(config, "max_position_embeddings", None)
-    if not most:
+    # Some configurations have -1 where there is no limit.
+    if not isinstance(most, int) or most < 1:
         return None
-    family = FAMILIES.get(config.model_type)
+    family = FAMILIES.get(getattr(config, "model_type", ""))
     # RoBERTa's table begins with rows that no token has.
     return most - config.pad_token_id - 1 if family is not None and family.shifted else most

@@ -1,6 +1,7 @@
 """What transformers' encoders do under the name of a method; test_families.py covers all families."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -322,8 +323,10 @@ def test_cross_attention_of_equal_lengths_keeps_all_queries(layer, elsewhere):
         # RoBERTa's table begins with two rows that no token has.
         (RobertaConfig(max_position_embeddings=514), near_far_sizes(512)),
         (ViTConfig(), {}),
+        (SimpleNamespace(max_position_embeddings=-1), {}),
+        (SimpleNamespace(max_position_embeddings=2048), near_far_sizes(2048)),
     ],
-    ids=["bert", "roberta", "vit"],
+    ids=["bert", "roberta", "vit", "no limit", "not of transformers"],
 )
 def test_near_far_has_sizes_for_the_longest_input_unless_told_otherwise(config, wanted):
     g = torch.Generator().manual_seed(0)

@@ -121,6 +121,35 @@ def test_it_is_saved_loaded_moved_and_cast(tmp_path):
     assert "entries=8" in repr(context)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_dtype_is_finite_and_near_float64(dtype, size):
+    inputs = [x.detach() for x in draw(5, 90)]
+    leaves = [(size**0.5 * x).to(dtype).requires_grad_() for x in inputs[:2]] + [inputs[2].to(dtype).requires_grad_()]
+    out = near_far_context(leaves[1], leaves[2], num_heavy=90, num_clusters=1)(leaves[0])
+    assert out.dtype == dtype
+    wanted = F.scaled_dot_product_attention(*(x.detach().double() for x in leaves))
+    # Rounding of scores of this size, and of the result.
+    eps = torch.finfo(torch.float32).eps * 100 * size + 4 * torch.finfo(dtype).eps
+    assert (out.double() - wanted).abs().max() <= eps * wanted.abs().max()
+    approximate = near_far_context(leaves[1], leaves[2], **SIZES)(leaves[0])
+    for x in (approximate, *torch.autograd.grad(approximate.float().square().sum(), leaves)):
+        assert x.isfinite().all()
+
+
+def test_autocast_computes_in_its_dtype():
+    q, k, v = (x.detach().float() for x in draw(5, 40))
+    with torch.autocast("cpu", torch.bfloat16):
+        context = near_far_context(k, v, queries=q, **SIZES)
+        out = context(q)
+    assert context.keys.dtype == out.dtype == torch.bfloat16
+
+
+def test_gradients_are_right():
+    inputs = draw(3, 20, b=1, h=1)
+    assert torch.autograd.gradcheck(lambda q, k, v: near_far_context(k, v, **SIZES)(q), inputs)
+
+
 def test_it_compiles_to_one_graph():
     q, k, v = (x.detach() for x in draw(5, 40))
     compiled = torch.compile(lambda q, k, v: near_far_context(k, v, **SIZES)(q), fullgraph=True, backend="aot_eager")
@@ -160,6 +189,8 @@ def test_what_does_not_fit_raises_by_name():
     q, k, v = (x.detach() for x in draw(5, 9))
     context = near_far_context(k, v, **SIZES)
     layer = MultiheadAttention(12, 3, method="near_far", self_attention=False)
+    cut = copy.deepcopy(layer)
+    cut.heads.group = "a group"
     own, memory = MultiheadAttention(12, 3, method="near_far", self_attention=True), torch.randn(2, 9, 12)
     for call, says in (
         (lambda: context(q[..., :3]), "k has head width 4 but q has 3"),
@@ -173,6 +204,9 @@ def test_what_does_not_fit_raises_by_name():
         (lambda: layer.context(memory, torch.ones(2, 9, 11)), "value has width 11; expected 12"),
         (lambda: MultiheadAttention(12, 3, method="nystrom").context(memory), "method='nystrom'.*build it with"),
         (lambda: own.context(memory), "self_attention=True.*build it with"),
+        (lambda: own(memory, context=context), "self_attention=True.*build it with"),
+        (lambda: cut.context(memory), "the tokens are cut over ranks"),
+        (lambda: cut(memory, context=context), "the tokens are cut over ranks"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=says):
             call()
