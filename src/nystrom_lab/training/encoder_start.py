@@ -3,8 +3,6 @@
 Heads are never taken: the encoder may have been trained to predict masked tokens, or to classify.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +10,10 @@ from typing import Any
 
 from nystrom.models import EncoderConfig
 from nystrom.models.files.json_object import read_json
-from nystrom.models.files.loading import check_weights
-from nystrom.sums import sha256
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.training.lengths import has_longest
-from nystrom_lab.training.presets.preset import MethodSetting, Preset
+from nystrom_lab.training.presets.preset import Preset
+from nystrom_lab.training.start import StartModel, find_start
 
 # Of an encoder, by their names in presets and in `EncoderConfig`.
 _SIZES = (
@@ -31,26 +28,14 @@ _SIZES = (
 
 
 @dataclass(frozen=True)
-class StartEncoder:
-    """A saved encoder.
+class StartEncoder(StartModel):
+    """A saved encoder of this library.
 
     Attributes:
-        folder: Where it is.
-        weights: Checksum of its weights.
-        config: Its configuration.
         preset: Name of the preset that it was trained with; None where no run is around its folder.
     """
 
-    folder: Path
-    weights: str
-    config: EncoderConfig
     preset: str | None
-
-    @property
-    def method(self) -> MethodSetting:
-        """Its attention, as a preset has it."""
-        config = self.config
-        return MethodSetting(config.attention_options, config.conv_kernel_size, config.share_attention_weights)
 
     def settings(self) -> dict[str, Any]:
         """What else of its settings a training can choose, by the names of arguments."""
@@ -152,26 +137,13 @@ class StartEncoder:
                 )
 
 
-def find_start(folder: Path) -> StartEncoder:
+def find_encoder(folder: Path) -> StartEncoder:
     """Read what a folder says of its encoder.
 
     Raises:
         ValueError: The folder holds no model, one of another kind, or no whole safetensors.
     """
-    if not (folder / "config.json").is_file() and (folder / "best" / "config.json").is_file():
-        raise ValueError(f"model is {folder}, a run: name its best model {folder / 'best'}, or one of its checkpoints.")
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"model is {folder}, which holds no config.json: name a saved model, such as RUN/best.")
-    kind = read_json(folder / "config.json").get("model_type")
-    if kind != EncoderConfig.model_type:
-        raise ValueError(
-            f"model {folder} is of type {kind!r}; expected {EncoderConfig.model_type!r}, what `nystrom pretrain TASK` "
-            "and `nystrom train` save."
-        )
-    config = EncoderConfig.from_pretrained(folder)
-    check_weights(folder)
-    files = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+    start = find_start(folder, kinds=[EncoderConfig.model_type])
     run = folder.parent / "run.json"
     preset = read_json(run).get("settings", {}).get("preset") if run.is_file() else None
-    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
-    return StartEncoder(folder, digest, config, preset)
+    return StartEncoder(folder, start.weights, start.config, preset)

@@ -213,7 +213,7 @@ def settle(
         asked = {"attention": attention, "conv_kernel_size": conv_kernel_size}
         asked |= {f"options.{name}": value for name, value in (options or {}).items()}
         start.check(base, asked | {name: changes.get(name) for name in start.settings()})
-        attention, method, positions = start.config.attention, start.method, start.positions(base, positions)
+        attention, method, positions = str(start.config.attention), start.method, start.positions(base, positions)
         base = start.within(base)
     fields_of = {argument: name for name, argument in ARGUMENTS.items()}
     chosen: dict[str, Any] = {fields_of.get(name, name): value for name, value in changes.items() if value is not None}

@@ -86,9 +86,9 @@ def train(
 
     start = None
     if model is not None:
-        from nystrom_lab.training.encoder_start import find_start
+        from nystrom_lab.training.encoder_start import find_encoder
 
-        start = find_start(Path(model))
+        start = find_encoder(Path(model))
     preset = preset or (start and start.preset) or "nystromformer"
     chosen = find_preset(task, preset) if max_length is None else lengthened(find_preset(task, preset), max_length)
     if mask_share:

@@ -14,7 +14,7 @@ from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.measure.timing import in_turns, timed_rows
 from nystrom_lab.training.data.batches import TrainingOrder
-from nystrom_lab.training.finetune.classifier import find_start, make_classifier, takes_segments
+from nystrom_lab.training.finetune.classifier import find_classifier, make_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom_lab.training.finetune.finetune_settings import PRESET
 from nystrom_lab.training.scoring import DTYPES
@@ -40,7 +40,7 @@ def step_times(task: str, arguments: Mapping[str, Mapping[str, Any]], *, precisi
     train = data.splits["train"]
     models, batches = {}, []
     for method, given in arguments.items():
-        start = find_start(given["model"], attention=given["attention"], options=given["options"])
+        start = find_classifier(given["model"], attention=given["attention"], options=given["options"])
         model = make_classifier(start, classes=data.classes, task=task, pairs=train.pairs is not None)
         models[method] = model.train()
         if not batches:

@@ -10,7 +10,7 @@ from nystrom.attention.method_names import read_method
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.training.finetune.classifier import find_start, make_classifier, takes_segments
+from nystrom_lab.training.finetune.classifier import find_classifier, make_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom_lab.training.finetune.finetune_settings import PRESET
 from nystrom_lab.training.finetune.inference import forget_kept, logits_of
@@ -46,7 +46,7 @@ def swapped_rows(
     kept: list[Path] = []
     for method in methods:
         attention, options = read_method(method)
-        start = find_start(str(best), attention=attention, options=options)
+        start = find_classifier(str(best), attention=attention, options=options)
         model = make_classifier(start, classes=found.classes, task=task, pairs=texts.pairs is not None)
         if split is None:
             segments = start.segments and takes_segments(model) and texts.pairs is not None

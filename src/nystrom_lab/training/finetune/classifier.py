@@ -6,7 +6,6 @@ Dropout of attention weights is 0 in all of them: no method stores weights, and 
 could not run fused.
 """
 
-import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,55 +16,43 @@ from typing import Any
 import torch
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    AutoConfig,
     AutoModelForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from nystrom.integrations.bert_names import positions_of
 from nystrom.integrations.saving import check_can_be_saved
 from nystrom.integrations.set_attention import check_attention, set_attention
-from nystrom.models import EncoderConfig, EncoderForSequenceClassification
+from nystrom.models import EncoderForSequenceClassification
 from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, find_folder, report_held
 from nystrom.models.files.published import PUBLISHED_TYPE
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom_lab.training.finetune.finetune_settings import model_name
 from nystrom_lab.training.run.progress import no_load_report
+from nystrom_lab.training.start import OWN_TYPES, StartModel, find_start, model_type
 
 EXACT = "softmax"
-OWN_TYPES = (EncoderConfig.model_type, PUBLISHED_TYPE)
 _DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 # A vocabulary may be padded to a round number; a tokenizer with a smaller share of it belongs to another model.
 _KNOWN = 0.9
 
 
 @dataclass(frozen=True)
-class Start:
-    """The starting point of a fine-tuning, checked before anything is trained.
+class StartClassifier(StartModel):
+    """A saved model with its tokenizer and the attention that was asked for, which its configuration has if it can.
 
     Attributes:
-        folder: The folder of the model.
         name: Its name in rows.
-        weights: Checksum of its weights.
-        config: Its configuration; in a model of this library with the attention that was asked for.
-        own: Whether it is a model of this library.
         attention: Method.
         options: Its options.
         tokenizer: Its tokenizer.
-        positions: The longest input; None where there is no limit.
     """
 
-    folder: Path
     name: str
-    weights: str
-    config: Any
-    own: bool
     attention: str
     options: dict[str, Any]
     tokenizer: PreTrainedTokenizerBase
-    positions: int | None
 
     @property
     def segments(self) -> bool:
@@ -73,7 +60,7 @@ class Start:
         return (getattr(self.config, "type_vocab_size", 0) or 0) > 1
 
 
-def find_start(model: str, *, attention: str | None, options: Mapping[str, Any] | None) -> Start:
+def find_classifier(model: str, *, attention: str | None, options: Mapping[str, Any] | None) -> StartClassifier:
     """Read the configuration and the tokenizer of a model, and check them.
 
     Args:
@@ -85,18 +72,21 @@ def find_start(model: str, *, attention: str | None, options: Mapping[str, Any] 
         ValueError: No such model, no weights, a tokenizer of another vocabulary, or an attention that it cannot use.
     """
     folder = find_folder(model, {})
-    check_weights(folder)
-    content = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    kind = content.get("model_type")
-    if kind is None:
-        raise ValueError(f"model {folder} holds no config.json with a model_type: name a saved encoder.")
-    tokenizer = load_tokenizer(model)
-    own = kind in OWN_TYPES
-    if own:
-        config = EncoderConfig.from_pretrained(folder, **_own_changes(content, attention, options))
-        attention, chosen = config.attention, dict(config.attention_options)
+    changes: dict[str, Any] = {} if attention is None else {"attention": attention}
+    if options:
+        changes["attention_options"] = dict(options)
+    if changes and model_type(folder) == PUBLISHED_TYPE:
+        # Another attention than that format can say is written in this library's own.
+        changes["segment_means_seq_len"] = None
+    start = find_start(folder, **changes)
+    config, tokenizer = start.config, load_tokenizer(model)
+    if start.own:
+        attention, chosen = str(config.attention), dict(config.attention_options)
     else:
-        config = _their_config(folder, str(kind))
+        if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+            raise ValueError(
+                f"model {folder} is of type {config.model_type!r}, which has no classifier in transformers."
+            )
         stored = getattr(config, "_attn_implementation", None)
         if attention is None and stored not in (None, "sdpa", "eager"):
             attention, options = str(stored), {**(getattr(config, "attention_options", None) or {}), **(options or {})}
@@ -107,26 +97,18 @@ def find_start(model: str, *, attention: str | None, options: Mapping[str, Any] 
                 "with --attention, such as --attention nystrom."
             )
     check_vocabulary(folder, tokenizer, config.vocab_size)
-    return Start(
-        folder=folder,
-        name=model_name(model),
-        weights=_checksum(folder),
-        config=config,
-        own=own,
-        attention=attention,
-        options=chosen,
-        tokenizer=tokenizer,
-        positions=positions_of(config),
+    return StartClassifier(
+        folder, start.weights, config, name=model_name(model), attention=attention, options=chosen, tokenizer=tokenizer
     )
 
 
 def make_classifier(
-    start: Start, *, classes: Sequence[str] | None, task: str, pairs: bool, track_error: bool = False
+    start: StartClassifier, *, classes: Sequence[str] | None, task: str, pairs: bool, track_error: bool = False
 ) -> PreTrainedModel:
     """Make the model to train; its head is new if the folder has none that fits.
 
     Args:
-        start: From `find_start`.
+        start: From `find_classifier`.
         classes: Names of the classes; None for numbers.
         task: The task; the configuration keeps it.
         pairs: Whether it classifies pairs of texts; the configuration keeps that too.
@@ -166,7 +148,7 @@ def make_classifier(
     return model
 
 
-def blank_classifier(start: Start) -> PreTrainedModel:
+def blank_classifier(start: StartClassifier) -> PreTrainedModel:
     """The model with new weights, to see what it is made of.
 
     Raises:
@@ -178,30 +160,6 @@ def blank_classifier(start: Start) -> PreTrainedModel:
     if start.attention != EXACT:
         set_attention(model, start.attention, start.options)
     return model
-
-
-def _own_changes(
-    content: Mapping[str, Any], attention: str | None, options: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    changes: dict[str, Any] = {} if attention is None else {"attention": attention}
-    if options:
-        changes["attention_options"] = dict(options)
-    if changes and content["model_type"] == PUBLISHED_TYPE:
-        # Another attention than that format can say is written in this library's own.
-        changes["segment_means_seq_len"] = None
-    return changes
-
-
-def _their_config(folder: Path, kind: str) -> Any:
-    import nystrom.integrations  # noqa: F401 (registers the methods that config.json may name)
-
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as error:
-        raise ValueError(f"model {folder} is of type {kind!r}, which transformers does not know ({error}).") from error
-    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise ValueError(f"model {folder} is of type {kind!r}, which has no classifier in transformers.")
-    return config
 
 
 def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, known: int) -> None:
@@ -216,14 +174,6 @@ def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, known: in
             f"the tokenizer of model {folder} has {words} tokens but the model {known}: they do not belong together; "
             "copy the files of the tokenizer that it was trained with into the folder."
         )
-
-
-def _checksum(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()[:16]
 
 
 def load_classifier(folder: Path) -> PreTrainedModel:

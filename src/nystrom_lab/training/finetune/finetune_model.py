@@ -10,13 +10,14 @@ import torch
 from transformers import EvalPrediction, set_seed
 
 from nystrom.attention.backend import check_backend_device
+from nystrom.integrations.bert_names import positions_of
 from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.data.language.labelled.splits import LabelledData
 from nystrom_lab.training.command import command_line
 from nystrom_lab.training.finetune.classifier import (
-    Start,
+    StartClassifier,
     blank_classifier,
-    find_start,
+    find_classifier,
     make_classifier,
     takes_segments,
 )
@@ -51,7 +52,7 @@ def finetune_model(request: Request, material: Material, *, resume: bool, timeou
     if request.threads is not None and cluster is None:
         torch.set_num_threads(request.threads)
     with no_file_bars():
-        start = find_start(request.model, attention=request.attention, options=request.options)
+        start = find_classifier(request.model, attention=request.attention, options=request.options)
         if request.grid is not None:
             from nystrom_lab.training.finetune.search import jobs, search
 
@@ -65,13 +66,13 @@ def finetune_model(request: Request, material: Material, *, resume: bool, timeou
             run_once(start, material, settings, run, resume=resume, timeout=timeout)
 
 
-def settle(start: Start, material: Material, choices: Choices) -> FinetuneSettings:
+def settle(start: StartClassifier, material: Material, choices: Choices) -> FinetuneSettings:
     """Everything that determines the result of a run, checked.
 
     Raises:
         ValueError: A value that cannot be used.
     """
-    longest, max_length = start.positions, choices.max_length
+    longest, max_length = positions_of(start.config), choices.max_length
     if max_length is None:
         max_length = PRESET.max_length if longest is None else min(PRESET.max_length, longest)
     elif longest is not None and max_length > longest:
@@ -107,7 +108,7 @@ def settle(start: Start, material: Material, choices: Choices) -> FinetuneSettin
 
 
 def run_once(
-    start: Start,
+    start: StartClassifier,
     material: Material,
     settings: FinetuneSettings,
     run: RunFolder,

@@ -122,9 +122,9 @@ def run_grid(
     data = Path(data).resolve() if on == "slurm" else Path(data)
     start = None
     if model is not None:
-        from nystrom_lab.training.encoder_start import find_start
+        from nystrom_lab.training.encoder_start import find_encoder
 
-        start = find_start(Path(model).resolve() if on == "slurm" else Path(model))
+        start = find_encoder(Path(model).resolve() if on == "slurm" else Path(model))
     named = preset or (start and start.preset) or "nystromformer"
     cluster = Jobs(to, slurm, cpus=threads, at_once=jobs) if on == "slurm" else None
     usable: Device = usable_device(device) if cluster is None else slurm.device(device, precision)  # pyright: ignore[reportAssignmentType]

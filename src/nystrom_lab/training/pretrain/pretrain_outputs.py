@@ -69,16 +69,17 @@ def score_folder(
 ) -> list[Row]:
     """Score a saved model; see `nystrom_lab.training.pretrain.pretrain.evaluate_mlm_sop`."""
     source = find_source(folder)
-    architectures = EncoderConfig.from_pretrained(folder).architectures if source.attention is not None else None
+    architectures = source.config.architectures if source.own else None
     if architectures != [EncoderForPreTraining.__name__]:
         raise ValueError(
             f"model {folder} has no head for the order of sentences: name a model of `nystrom pretrain`, such as "
             "RUN/best."
         )
-    length = source.positions if length is None else length
+    positions: int = source.config.max_position_embeddings
+    length = positions if length is None else length
     check_at_least("length", length, 8)
-    if length > source.positions:
-        raise ValueError(f"length is {length} but model {folder} has {source.positions} positions: take fewer.")
+    if length > positions:
+        raise ValueError(f"length is {length} but model {folder} has {positions} positions: take fewer.")
     verify(data, task=MlmSop.task)
     held_out = HeldOutInstances(MlmSop(data, "val", length=length), instances)
     check_vocabulary(source, data, held_out.data.vocabulary)

@@ -1,47 +1,21 @@
 """What one pretraining does: a preset, what was changed of it, and the model that it starts from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from nystrom.checks import check_at_least
+from nystrom.integrations.bert_names import longest_input
 from nystrom_lab.training.hardware import processes
 from nystrom_lab.training.lengths import fit_options
 from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.presets.preset import MethodSetting
 from nystrom_lab.training.presets.pretraining import PretrainingPreset
 from nystrom_lab.training.schedule import Schedule
+from nystrom_lab.training.start import StartModel
 
 # Of the encoder, by their names in `EncoderConfig`.
 SIZES: tuple[str, ...] = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
-
-
-@dataclass(frozen=True)
-class StartModel:
-    """The model that a run starts from, as its folder describes it; see `nystrom_lab.training.pretrain.source`.
-
-    Attributes:
-        folder: Where it is.
-        weights: Checksum of its weights.
-        sizes: Layers, width, heads and the width inside the feed-forward block, by name.
-        vocab_size: Tokens of its vocabulary.
-        positions: The longest input.
-        attention: Method; None for a BERT or RoBERTa, whose attention is exact.
-        options: Options of the method.
-        conv_kernel_size: Taps of the convolution of the values; None for none.
-        share_projections: Whether all layers share the weights of the method.
-    """
-
-    folder: Path
-    weights: str
-    sizes: Mapping[str, int]
-    vocab_size: int
-    positions: int
-    attention: str | None = None
-    options: Mapping[str, object] = field(default_factory=dict)
-    conv_kernel_size: int | None = None
-    share_projections: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,12 +142,14 @@ def settle(
     }
     assert chosen.keys() <= given.keys()
     positions = _positions(base, source, length)
+    # The attention of a BERT is exact: what takes its place is chosen as if it started from nothing.
+    config = source.config if source is not None and source.own else None
     if attention is None:
-        attention = "nystrom" if source is None or source.attention is None else source.attention
+        attention = "nystrom" if config is None else str(config.attention)
     method = base.methods(positions).get(attention, MethodSetting())
-    if source is not None and source.attention == attention:
-        method = MethodSetting(source.options, source.conv_kernel_size, source.share_projections)
-    kept = None if source is None else source.conv_kernel_size
+    if source is not None and config is not None and config.attention == attention:
+        method = source.method
+    kept = None if config is None else config.conv_kernel_size
     taps = kept or method.conv_kernel_size if conv_kernel_size is None else conv_kernel_size or None
     return PretrainingSettings(
         preset=base.name,
@@ -205,12 +181,13 @@ def _positions(base: PretrainingPreset, source: StartModel | None, length: int) 
         if base.lengthens:
             raise ValueError(f"preset {base.name} gives a trained model more positions: name the model with --model.")
         return length
-    if source.positions >= length:
-        return source.positions
+    positions = longest_input(source.config)
+    if positions is not None and positions >= length:
+        return positions
     if not base.lengthens:
         raise ValueError(
-            f"model {source.folder} has {source.positions} positions but instances have {length} tokens: take --length "
-            f"{source.positions}, or --preset longer, which repeats the positions."
+            f"model {source.folder} has {positions} positions but instances have {length} tokens: take --length "
+            f"{positions}, or --preset longer, which repeats the positions."
         )
     return length
 
@@ -225,9 +202,9 @@ def _sizes(base: PretrainingPreset, source: StartModel | None, sizes: Mapping[st
             assert value is not None, "only presets that need a model leave its sizes open"
             wanted[name] = value
             continue
-        wanted[name] = came = source.sizes[name]
+        wanted[name] = came = getattr(source.config, name)
         if value not in (None, came):
-            flags = " ".join(f"--{size.replace('_', '-')} {source.sizes[size]}" for size in SIZES)
+            flags = " ".join(f"--{size.replace('_', '-')} {getattr(source.config, size)}" for size in SIZES)
             whose = f"preset {base.name} has" if asked is None else "you asked for"
             raise ValueError(
                 f"model {source.folder} has {name} = {came} but {whose} {value}: name a model of these sizes, or give "

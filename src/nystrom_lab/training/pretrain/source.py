@@ -4,8 +4,6 @@ Its weights are kept. Another attention than its own takes the place of it, a co
 have starts at zero, more positions repeat its table, and heads that it does not have are new.
 """
 
-import hashlib
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,18 +12,16 @@ from typing import Any
 import torch
 
 from nystrom.attention.method_names import NO_ATTENTION
-from nystrom.integrations.bert_names import FAMILIES, read_config
+from nystrom.integrations.bert_names import FAMILIES, longest_input, read_config
 from nystrom.integrations.convert import convert
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
-from nystrom.models.files.json_object import read_json
-from nystrom.models.files.loading import check_weights
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom.models.positions import resize_positions
-from nystrom.sums import sha256
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary
-from nystrom_lab.training.pretrain.pretrain_settings import SIZES, PretrainingSettings, StartModel
+from nystrom_lab.training.pretrain.pretrain_settings import SIZES, PretrainingSettings
 from nystrom_lab.training.run.progress import no_load_report
+from nystrom_lab.training.start import StartModel, find_start
 
 _POSITIONS = "nystromformer.embeddings.position_embeddings.weight"
 _REPLACED = (".attention.self.method.", ".attention.self.conv.")
@@ -35,38 +31,13 @@ def find_source(folder: Path) -> StartModel:
     """Read what a folder says of its model.
 
     Raises:
-        ValueError: The folder holds no model, another kind of model, or no safetensors.
+        ValueError: The folder holds no model, another kind of model, one with what the encoder cannot compute, or no
+            safetensors.
     """
-    if not (folder / "config.json").is_file() and (folder / "best" / "config.json").is_file():
-        raise ValueError(f"model is {folder}, a run: name its best model {folder / 'best'}, or one of its checkpoints.")
-    kind = read_json(folder / "config.json").get("model_type")
-    if kind in FAMILIES:
-        check_weights(folder)
-        theirs = read_config(folder)
-        shift = theirs["pad_token_id"] + 1 if FAMILIES[kind].shifted else 0
-        return StartModel(
-            folder=folder,
-            weights=_checksum(folder),
-            sizes={name: theirs[name] for name in SIZES},
-            vocab_size=theirs["vocab_size"],
-            positions=theirs["max_position_embeddings"] - shift,
-        )
-    if kind not in (EncoderConfig.model_type, "nystromformer"):
-        known = ", ".join([*FAMILIES, "nystromformer", EncoderConfig.model_type])
-        raise ValueError(f"model {folder} is of type {kind!r}; expected one of {known}.")
-    config = EncoderConfig.from_pretrained(folder)
-    check_weights(folder)
-    return StartModel(
-        folder=folder,
-        weights=_checksum(folder),
-        sizes={name: getattr(config, name) for name in SIZES},
-        vocab_size=config.vocab_size,
-        positions=config.max_position_embeddings,
-        attention=config.attention,
-        options=config.attention_options,
-        conv_kernel_size=config.conv_kernel_size,
-        share_projections=config.share_attention_weights,
-    )
+    start = find_start(folder, kinds=[*FAMILIES, "nystromformer", EncoderConfig.model_type])
+    if not start.own:
+        read_config(folder)
+    return start
 
 
 def check_vocabulary(source: StartModel, data: Path, vocabulary: Vocabulary) -> None:
@@ -82,17 +53,18 @@ def check_vocabulary(source: StartModel, data: Path, vocabulary: Vocabulary) -> 
         ValueError: They are not.
     """
     way_out = "prepare the data with the tokenizer of the model, or name a model of theirs."
-    if vocabulary.size > source.vocab_size:
+    known = source.config.vocab_size
+    if vocabulary.size > known:
         raise ValueError(
             f"data {data} have a vocabulary of {vocabulary.size} tokens but model {source.folder} has "
-            f"{source.vocab_size}: {way_out}"
+            f"{known}: {way_out}"
         )
     files = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
     if not any((source.folder / name).is_file() for name in files):
-        if vocabulary.size != source.vocab_size:
+        if vocabulary.size != known:
             raise ValueError(
                 f"data {data} have a vocabulary of {vocabulary.size} tokens, model {source.folder} has "
-                f"{source.vocab_size} and no tokenizer to compare: copy its tokenizer into its folder, or {way_out}"
+                f"{known} and no tokenizer to compare: copy its tokenizer into its folder, or {way_out}"
             )
         return
     ours, theirs = (load_tokenizer(folder).get_vocab() for folder in (data, source.folder))
@@ -136,7 +108,7 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[Enco
     """
     with tempfile.TemporaryDirectory() as place:
         folder = source.folder
-        if source.attention is None:
+        if not source.own:
             folder = Path(place) / "converted"
             convert(source.folder, folder, conv_kernel_size=None)
         with no_load_report():
@@ -181,14 +153,14 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[Enco
 def describe(source: StartModel, settings: PretrainingSettings, new: Sequence[str]) -> str:
     """What is new, in one line; all else is kept."""
     changes = [*new]
-    before = "exact" if source.attention is None else source.attention
-    if source.attention != settings.attention:
+    before = source.config.attention if source.own else "exact"
+    if before != settings.attention:
         changes.append(f"{before} attention becomes {settings.attention}")
-    if source.conv_kernel_size != settings.conv_kernel_size:
+    if (source.method.conv_kernel_size if source.own else None) != settings.conv_kernel_size:
         taps = settings.conv_kernel_size
         changes.append("no convolution" if taps is None else f"a convolution of {taps} taps starts at zero")
-    if source.positions != settings.positions:
-        changes.append(f"positions {source.positions} -> {settings.positions}, its table repeated")
+    if (positions := longest_input(source.config)) != settings.positions:
+        changes.append(f"positions {positions} -> {settings.positions}, its table repeated")
     return f"starting from {source.folder}{': ' if changes else ''}{'; '.join(changes)}"
 
 
@@ -209,8 +181,3 @@ def _of_run(settings: PretrainingSettings) -> dict[str, Any]:
 
 def _number(tokens: Mapping[str, int], token: str) -> str:
     return f"token {tokens[token]}" if token in tokens else "no token"
-
-
-def _checksum(folder: Path) -> str:
-    files = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()

@@ -245,7 +245,7 @@ def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
         ({"threads": 0}, "threads is 0"),
         ({"steps": 0}, "steps is 0"),
         ({"steps": 7}, f"{NAME} holds a run with other settings: .*steps is 7 but was 60"),
-        ({"model": Path("none")}, "model is none, which holds no config.json"),
+        ({"model": Path("none")}, "model is none, which is no folder"),
         ({"tasks": ["listops", "image"], "max_length": 600}, "max_length is 600, but image has pictures"),
         ({"tasks": ["listops", "text"]}, "prepare text --from FILES --to .*text-demo"),
     ],

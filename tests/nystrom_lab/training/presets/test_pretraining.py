@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from transformers import BertConfig
 
 from nystrom_lab.training.options import RunOptions
 from nystrom_lab.training.presets.pretraining import PRETRAINING, find_pretraining
-from nystrom_lab.training.pretrain.pretrain_settings import StartModel, settle
-
-BERT_BASE = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+from nystrom_lab.training.pretrain.pretrain_settings import settle
+from nystrom_lab.training.start import StartModel
 
 
 def settled(preset, source=None, **changes):
@@ -17,7 +17,7 @@ def settled(preset, source=None, **changes):
 
 
 def trained(positions=512):
-    return StartModel(Path("bert"), "checksum", sizes=BERT_BASE, vocab_size=30522, positions=positions)
+    return StartModel(Path("bert"), "checksum", BertConfig(vocab_size=30522, max_position_embeddings=positions))
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_model_that_does_not_fit_is_named(short_run, unbroken, prepare, tmp_pa
         ({"data": tmp_path / "other" / "data"}, "tokens of another tokenizer"),
         ({"data": tmp_path / "more" / "data"}, "vocabulary of 13 tokens but model .* has 12"),
         ({"model": unbroken}, "name its best model"),
-        ({"model": tmp_path}, "config.json is missing"),
+        ({"model": tmp_path}, "holds no model.safetensors"),
     ):
         with pytest.raises(ValueError, match=message):
             short_run(tmp_path / "run", **{"model": unbroken / "best"} | changes)

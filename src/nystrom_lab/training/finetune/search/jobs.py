@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import torch
 
-from nystrom_lab.training.finetune.classifier import Start, find_start
+from nystrom_lab.training.finetune.classifier import StartClassifier, find_classifier
 from nystrom_lab.training.finetune.request import Material, Request
 from nystrom_lab.training.finetune.search.search import TABLE, check_search, none_finite, print_results, run_search
 from nystrom_lab.training.finetune.search.trials import Trial, check_same, forget_failures, held, plan_trials
@@ -27,7 +27,9 @@ from nystrom_lab.training.run.progress import no_file_bars
 _WAIT_SECONDS = 120
 
 
-def search_in_jobs(request: Request, start: Start, material: Material, cluster: Jobs, *, resume: bool) -> None:
+def search_in_jobs(
+    request: Request, start: StartClassifier, material: Material, cluster: Jobs, *, resume: bool
+) -> None:
     """Train each trial of a search in a job, then score the best in another, and wait for them.
 
     The same command goes on where it was; while jobs of an earlier one are in the queue, it waits for what that began.
@@ -96,13 +98,13 @@ def finish_in_job(request: Request) -> None:
             run_search(start, material, trials, request.folder)
 
 
-def _open(request: Request) -> tuple[Start, Material, list[Trial]]:
+def _open(request: Request) -> tuple[StartClassifier, Material, list[Trial]]:
     """Read in a job what the command has read and checked."""
     assert request.threads is not None
     torch.set_num_threads(request.threads)
     usable_precision(request.choices.precision, usable_device(request.choices.device))
     material = request.read()
-    start = find_start(request.model, attention=request.attention, options=request.options)
+    start = find_classifier(request.model, attention=request.attention, options=request.options)
     return start, material, plan_trials(request, start, material)
 
 

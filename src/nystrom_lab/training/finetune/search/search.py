@@ -22,7 +22,7 @@ from nystrom.whole_files import write_whole
 from nystrom.whole_folders import whole_folder
 from nystrom_lab.measure.rows import read_rows, write_rows
 from nystrom_lab.training.command import command_line
-from nystrom_lab.training.finetune.classifier import Start
+from nystrom_lab.training.finetune.classifier import StartClassifier
 from nystrom_lab.training.finetune.finetune_model import run_once
 from nystrom_lab.training.finetune.request import Material, Request
 from nystrom_lab.training.finetune.results import ResultRows, shown
@@ -35,7 +35,7 @@ from nystrom_lab.training.run.run_trainer import NotFinite
 TABLE = "trials.tsv"
 
 
-def search(request: Request, start: Start, material: Material, *, resume: bool) -> None:
+def search(request: Request, start: StartClassifier, material: Material, *, resume: bool) -> None:
     """Try each combination of a grid, and score the one that is best on validation.
 
     Args:
@@ -56,7 +56,7 @@ def search(request: Request, start: Start, material: Material, *, resume: bool) 
         run_search(start, material, trials, request.folder)
 
 
-def run_search(start: Start, material: Material, trials: Sequence[Trial], folder: Path) -> None:
+def run_search(start: StartClassifier, material: Material, trials: Sequence[Trial], folder: Path) -> None:
     """Train the trials that are not trained, in a folder that this process holds, and score the best.
 
     Args:
@@ -111,7 +111,7 @@ def print_results(folder: Path) -> None:
     )
 
 
-def _finish(start: Start, material: Material, trials: Sequence[Trial], best: Trial, folder: Path) -> None:
+def _finish(start: StartClassifier, material: Material, trials: Sequence[Trial], best: Trial, folder: Path) -> None:
     """Score the best trial, and write its model, the rows and the table."""
     run = best.run
     if not run.is_finished:

@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nystrom.whole_files import check_folder, write_whole
-from nystrom_lab.training.finetune.classifier import Start
+from nystrom_lab.training.finetune.classifier import StartClassifier
 from nystrom_lab.training.finetune.finetune_model import run_once, settle
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.finetune.request import Material, Request
@@ -36,7 +36,7 @@ class Trial:
     def __str__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self.values.items())
 
-    def train(self, start: Start, material: Material) -> Outcome:
+    def train(self, start: StartClassifier, material: Material) -> Outcome:
         """Train it without scoring it, if that is not done; numbers that are not finite are an outcome, too.
 
         Raises:
@@ -68,7 +68,7 @@ class Trial:
             shutil.rmtree(checkpoint)
 
 
-def plan_trials(request: Request, start: Start, material: Material) -> list[Trial]:
+def plan_trials(request: Request, start: StartClassifier, material: Material) -> list[Trial]:
     """The trials of a search, in the order of its values.
 
     Raises:

@@ -171,8 +171,8 @@ def test_another_search_is_refused_before_any_job(tuned, submitted, tmp_path):
 
 
 def test_a_job_that_finds_another_model_stops(tuned, submitted, tmp_path, monkeypatch):
-    find = jobs.find_start
-    monkeypatch.setattr(jobs, "find_start", lambda *given, **named: replace(find(*given, **named), weights="x"))
+    find = jobs.find_classifier
+    monkeypatch.setattr(jobs, "find_classifier", lambda *given, **named: replace(find(*given, **named), weights="x"))
     with pytest.raises(ValueError, match="holds a search of other values, settings or data"):
         tuned(tmp_path / "run", grid=GRID, on="slurm", **TWO_STEPS)
     assert not [*tmp_path.glob("run/trials/*/run.json")]
