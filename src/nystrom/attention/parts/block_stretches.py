@@ -23,7 +23,7 @@ from nystrom.shapes import cut_blocks, score_scale
 # Numbers of the keys of a stretch of blocks: these, or half of the tokens' own where that is more, but no more than fit
 # into a cache. Fresh memory costs more than it saves.
 _FEWEST = 2**14
-_MOST, _MOST_BACKWARD = 2**19, 2**18
+_MOST = 2**19
 # Blocks of a group, at most: the work on a block's far values grows with them, the number of calls with their inverse.
 _GROUP = 16
 
@@ -36,7 +36,7 @@ def attend_in_stretches(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, options
 class _Stretches:
     """The keys of blocks, made anew for each stretch in the same memory."""
 
-    def __init__(self, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions, most: int):
+    def __init__(self, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions):
         self.size, self.reach, self.m = options.block_size, options.reach, options.num_clusters
         self.k, self.v, self.chosen = k, v, chosen
         self.count = open_sizes(k, chosen, self.m)
@@ -45,7 +45,7 @@ class _Stretches:
         self.heavy = self.size + 2 * self.reach
         self.far = self.heavy + chosen.heavy.shape[1]
         length, width = self.far + self.m, max(k.shape[-1], v.shape[-1])
-        numbers = min(max(_FEWEST, k.numel() // 2), most)
+        numbers = min(max(_FEWEST, k.numel() // 2), _MOST)
         self.total_blocks = k.shape[1] // self.size
         self.blocks = min(self.total_blocks, max(1, numbers // (length * width)))
         self.rows = max(1, min(len(k), numbers // (length * width * self.total_blocks)))
@@ -104,7 +104,7 @@ class _Blocks(torch.autograd.Function):
     def forward(
         q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, found: Tensor, cluster: Tensor, options: NearFarOptions
     ) -> Tensor:
-        stretches = _Stretches(k, v, Chosen(heavy, found, cluster), options, _MOST)
+        stretches = _Stretches(k, v, Chosen(heavy, found, cluster), options)
         scale = score_scale(q, options.scale)
         d, e, size = q.shape[-1], v.shape[-1], options.block_size
         # Laid out as the queries: a model puts the heads side by side again.
@@ -149,7 +149,7 @@ def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, out: Tensor, options: NearFarOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
-    stretches, scale = _Stretches(k, v, chosen, options, _MOST_BACKWARD), score_scale(q, options.scale)
+    stretches, scale = _Stretches(k, v, chosen, options), score_scale(q, options.scale)
     size, reach, m, t = options.block_size, options.reach, options.num_clusters, q.shape[1]
     heavy, far, d, e = stretches.heavy, stretches.far, q.shape[-1], v.shape[-1]
     grad_q = torch.empty_like(q)

@@ -211,7 +211,7 @@ def nearest_cluster(
 
     # A centre about as near as the best is at most |x| and the distance to the best away from zero, and its score has
     # the rounding of the square of that: |x|^2 and |x|^2 - 2 best together bound it.
-    length_of = tokens.square().sum(dim=-1, keepdim=True)
+    length_of = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True).square()
     rounding = _ROUNDINGS * torch.finfo(x.dtype).eps
 
     def among(rows: slice, place: slice) -> Float[Tensor, "rows place"]:
