@@ -168,7 +168,20 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
         for key in sorted(errors, key=lambda key: (key[0], METHODS.index(key[1])))
     ]
     of = [f"{place}: {what}" for place in PLACES for what in ("ms", "/ exact", "MB")]
-    return [Table("", ["n", "method", "error of attention", "of the hidden states", *of], lines, 2)]
+    lengths, ratios = sorted({n for n, _ in hidden}), measured[RATIO, "encoder"]
+    short = [
+        [name, *(f"{cell(hidden, (n, name), '.2f')} / {cell(ratios, (n, name), '.2f')}" for n in lengths)]
+        for name in METHODS
+        if any((n, name) in hidden for n in lengths)
+    ]
+    return [
+        Table("", ["n", "method", "error of attention", "of the hidden states", *of], lines, 2),
+        Table(
+            "the whole encoder, error of the hidden states / time beside exact attention",
+            ["method", *(f"n = {n}" for n in lengths)],
+            short,
+        ),
+    ]
 
 
 def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:

@@ -29,7 +29,9 @@ def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatc
     assert {(row.fact("of"), row.n) for row in rows if row.quantity == MEMORY} == {
         (place, n) for place in ("attention", "encoder") for n in (16, 1200)
     }
-    [table] = STUDY.tables(rows)
+    table, short = STUDY.tables(rows)
+    assert [line[0] for line in short.lines] == list(long_inputs.METHODS)
+    assert short.lines[0][1:] == ["0.00 / 1.00", "0.00 / 1.00"]
     assert [line[:2] for line in table.lines] == [[n, name] for n in ("16", "1200") for name in long_inputs.METHODS]
     assert all(cell for line in table.lines for cell in line)
     assert (folder / f"{NAME}.png").is_file()
