@@ -15,10 +15,11 @@ def fused_softmax(
     *,
     keep: Bool[Tensor, "b s"] | None = None,
     scale: float | None = None,
+    is_causal: bool = False,
 ) -> Float[Tensor, "b h n e"]:
-    """One fused call, for any widths of keys and values; nothing of size n x s is stored.
+    """One fused call, for any widths of keys and values; nothing of size n x s is stored but a causal mask with `keep`.
 
-    Masked values must hold zeros: a sequence without a real key then gives zeros.
+    Masked values must hold zeros: a sequence without a real key then gives zeros. If causal, the first key is real.
     """
     d, e = q.shape[-1], v.shape[-1]
     scale = score_scale(q, scale)
@@ -28,7 +29,9 @@ def fused_softmax(
         q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     mask = None if keep is None else open_empty(keep)[:, None, None, :]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[..., :e]
+    if is_causal and mask is not None:
+        mask, is_causal = mask & mask.new_ones(q.shape[2], k.shape[2]).tril(), False
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, is_causal=is_causal)[..., :e]
 
 
 def softmax_rows(

@@ -52,6 +52,7 @@ class AttentionHeads(nn.Module):
         key_keep: Bool[Tensor, "b s"] | None = None,
         query_keep: Bool[Tensor, "b n"] | None = None,
         skip: Float[Tensor, "h 1 taps 1"] | None = None,
+        is_causal: bool = False,
     ) -> Float[Tensor, "b h n e"]:
         """Attend.
 
@@ -63,6 +64,7 @@ class AttentionHeads(nn.Module):
             key_keep: Real keys of cross-attention.
             query_keep: Real queries of cross-attention.
             skip: Kernel of a convolution of the values that is added, see `depthwise_skip`; self-attention only.
+            is_causal: Whether a query sees no token after itself; where the method can, and without a skip.
 
         Raises:
             ValueError: Shapes, dtypes or masks that do not fit, or other heads than the Module was built for.
@@ -75,6 +77,9 @@ class AttentionHeads(nn.Module):
                 f"width {self.head_dim}, for which this attention was built."
             )
         arguments = dict(self._arguments)
+        if is_causal:
+            self._check_causal(skip)
+            arguments["is_causal"] = True
         if self._random and self.training:
             arguments["generator"] = "global"
         if self._takes_skip:
@@ -91,6 +96,18 @@ class AttentionHeads(nn.Module):
         check_kernel(v, skip)
         check_same_tokens(NEEDS_SAME_TOKENS, q, k, masks)
         return depthwise_skip(v, skip, keep=keep, to=out)
+
+    def _check_causal(self, skip: Tensor | None) -> None:
+        if not METHODS[self.method].causal:
+            raise ValueError(
+                f"is_causal cannot be honoured: {self.method} attention sees the whole sequence. Use "
+                "method='near_far', or nn.MultiheadAttention."
+            )
+        if skip is not None:
+            raise ValueError(
+                "is_causal is True, and the skip convolution adds the values of later tokens: build the layer with "
+                "conv_kernel_size=None."
+            )
 
     def extra_repr(self) -> str:
         """Method and options, for print."""
@@ -143,6 +160,7 @@ def attend_in_heads(
     masks: Masks,
     conv: nn.Module | None = None,
     tracked: TrackedError | None = None,
+    is_causal: bool = False,
 ) -> Float[Tensor, "b n x"]:
     """Split projected tokens into heads, attend, add the convolution of the values where there is one, and merge.
 
@@ -154,6 +172,7 @@ def attend_in_heads(
         masks: Which tokens are real.
         conv: A `DepthwiseSkip`, or None.
         tracked: The running estimate of the error, or None.
+        is_causal: Whether a query sees no token after itself.
 
     Raises:
         ValueError: Shapes, dtypes or masks that do not fit, or an estimate of the error over a group.
@@ -165,7 +184,12 @@ def attend_in_heads(
         )
     q, k, v = (split_heads(x, heads.num_heads) for x in (q, k, v))
     skip = None if conv is None else conv.weight
-    out = heads(q, k, v, **masks._asdict(), skip=skip)
+    if is_causal and tracked is not None:
+        raise ValueError(
+            "is_causal is True, and track_error compares with attention to whole sequences: build the layer with "
+            "track_error=False."
+        )
+    out = heads(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal)
     if tracked is not None:
         scale = getattr(heads.options, "scale", None)
         tracked(q, k, v, out, masks=masks, skip=skip, scale=scale)

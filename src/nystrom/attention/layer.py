@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
+from nystrom.attention.methods.near_far_cache import NearFarCache
 from nystrom.attention.methods.near_far_context import NearFarContext, near_far_context
 from nystrom.attention.registry import METHODS, find_in_home
 from nystrom.attention.skip import DepthwiseSkip
@@ -143,6 +144,7 @@ class MultiheadAttention(nn.Module):
         query_padding_mask: Tensor | None = None,
         weight_queries: Int[Tensor, " r"] | None = None,
         context: NearFarContext | None = None,
+        cache: NearFarCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend.
 
@@ -154,10 +156,12 @@ class MultiheadAttention(nn.Module):
             need_weights: Return rows of the attention matrix, for the queries in `weight_queries`.
             attn_mask: Raises: an n x s mask has no place in linear memory.
             average_attn_weights: Whether rows are averaged over heads.
-            is_causal: Raises: landmarks see the whole sequence.
+            is_causal: Whether a query sees no token after itself; self-attention by `near_far`, without a skip.
             query_padding_mask: (b, n), True = ignore, of cross-attention; self-attention has one mask for both.
             weight_queries: Positions of the queries whose rows are wanted.
             context: What `context` made of keys and values, in their place.
+            cache: What `new_cache` made: the query holds the tokens that follow those that were read, and is_causal is
+                True.
 
         Returns:
             The output, shaped as `query`, and the rows (b, r, s), (b, h, r, s) if not averaged, or None. Rows do not
@@ -167,6 +171,8 @@ class MultiheadAttention(nn.Module):
             ValueError: What does not fit or cannot be honoured; the message names it.
         """
         self._check_call(attn_mask, is_causal, need_weights, weight_queries)
+        if is_causal and context is not None:
+            raise ValueError("is_causal is True, and a context has no order: leave one of them out.")
         if context is not None:
             if not all(x is None for x in (key, value, key_padding_mask, weight_queries)):
                 raise ValueError(
@@ -174,6 +180,14 @@ class MultiheadAttention(nn.Module):
                 )
             self._check_context()
             return self._ask(query, context, query_padding_mask), None
+        if cache is not None:
+            if not all(x is None for x in (key, value, key_padding_mask, query_padding_mask, weight_queries, context)):
+                raise ValueError(
+                    "cache is given, which holds keys and values of real tokens: pass query alone, and sequences of "
+                    "one length without padding."
+                )
+            self._check_cache()
+            return self._read(query, cache), None
         alone = key is None and value is None
         if alone:
             key = value = query
@@ -198,6 +212,8 @@ class MultiheadAttention(nn.Module):
         keep = _real("key_padding_mask", key_padding_mask, key)
         query_keep = _real("query_padding_mask", query_padding_mask, query)
         masks = Masks(keep)
+        if is_causal and not is_self:
+            raise ValueError("is_causal is True, which is self-attention, but query and key are different tokens.")
         if not is_self:
             masks = cross_masks(key, keep, query_keep, declared=METHODS[self.method].positional)
         # The gradient of a weight is a sum over all tokens, in which not even a zero hides what is not a number.
@@ -205,7 +221,10 @@ class MultiheadAttention(nn.Module):
         key = query if one_key and is_self else _without_padding(key, keep)
         value = key if one_value else _without_padding(value, keep)
         q, k, v = self._project(query=query, key=key, value=value)
-        out = self.out_proj(attend_in_heads(self.heads, q, k, v, masks=masks, conv=self.conv, tracked=self.tracked))
+        out = attend_in_heads(
+            self.heads, q, k, v, masks=masks, conv=self.conv, tracked=self.tracked, is_causal=is_causal
+        )
+        out = self.out_proj(out)
         weights = None
         if weight_queries is not None:
             assert self._rows is not None, "checked before"
@@ -257,6 +276,27 @@ class MultiheadAttention(nn.Module):
             iterations=options.iterations,
             scale=options.scale,
             key_keep=keep,
+        )
+
+    def new_cache(self, batch: int) -> NearFarCache:
+        """A cache that has read nothing, for causal attention a few tokens at a time: `layer(x, cache=cache)`.
+
+        Args:
+            batch: Sequences.
+
+        Raises:
+            ValueError: A layer of another method, with a skip, or of tokens that are cut over ranks.
+        """
+        self._check_cache()
+        weight = self.out_proj.weight
+        dtype = weight.dtype if weight.dtype == torch.float64 else torch.float32
+        return NearFarCache(
+            self.heads.options,
+            batch=batch,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            device=weight.device,
+            dtype=dtype,
         )
 
     def tracked_error(self) -> Float[Tensor, " h"]:
@@ -311,14 +351,31 @@ class MultiheadAttention(nn.Module):
                 "sequences, on a layer in one process."
             )
 
+    def _check_cache(self) -> None:
+        if not METHODS[self.method].causal:
+            raise ValueError(f"{self.method} attention sees whole sequences, and has no cache: use method='near_far'.")
+        if self.conv is not None or self.self_attention is False or self.heads.group is not None:
+            what = "has a skip" if self.conv is not None else "has self_attention=False"
+            what = what if self.heads.group is None else "has tokens that are cut over ranks"
+            raise ValueError(f"a cache is of causal self-attention, but the layer {what}: build another one.")
+
+    def _read(self, query: Tensor, cache: NearFarCache) -> Tensor:
+        (query,) = self._in_batches(query=query)
+        q, k, v = (split_heads(x, self.num_heads) for x in self._project(query=query, key=query, value=query))
+        out = self.out_proj(merge_heads(cache(q, k, v)))
+        return out if self.batch_first else out.transpose(0, 1)
+
     def _check_call(
         self, attn_mask: Tensor | None, is_causal: bool, need_weights: bool, weight_queries: Tensor | None
     ) -> None:
-        if attn_mask is not None or is_causal:
-            name = "attn_mask" if attn_mask is not None else "is_causal"
+        if attn_mask is not None:
             raise ValueError(
-                f"{name} cannot be honoured: {self.method} attention sees the whole sequence. Use "
-                "nn.MultiheadAttention for causal or n x s masks, and key_padding_mask for padding."
+                f"attn_mask cannot be honoured: {self.method} attention has no n x s weights to mask. Use "
+                "nn.MultiheadAttention for n x s masks, key_padding_mask for padding, and is_causal for a causal one."
+            )
+        if is_causal and weight_queries is not None:
+            raise ValueError(
+                "is_causal is True, and weight_queries is given: rows are those of whole sequences. Leave one out."
             )
         if need_weights and self.heads.group is not None:
             raise ValueError(

@@ -373,20 +373,22 @@ class NearFarOptions:
         check_backend(self.backend, {})
 
 
-def near_far_sizes(n: int) -> dict[str, int]:
+def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, int]:
     r"""Sizes of `near_far` with which its error hardly grows with the length: the square root of n, in time $n^{3/2}$.
 
     $32 \sqrt{n / 512}$ heavy keys and $80 \sqrt{n / 512}$ clusters in multiples of 8, blocks of 128 and a reach of 16.
-    They are for models: fixed numbers, whatever the length of an input.
+    They are for models: fixed numbers, whatever the length of an input. A causal query sees more tokens as they are,
+    and half the heavy keys and clusters serve it.
 
     Args:
         n: Tokens of the longest input.
+        is_causal: Whether they are for `is_causal`.
 
     Returns:
         Options of `near_far_attention`.
     """
     check_at_least("n", n, 1)
-    growth = math.sqrt(max(n, 512) / 512)
+    growth = math.sqrt(max(n, 512) / 512) / (2 if is_causal else 1)
     heavy, clusters = (8 * math.ceil(size * growth / 8) for size in (32, 80))
     return {"block_size": 128, "reach": 16, "num_heavy": heavy, "num_clusters": clusters}
 
@@ -441,16 +443,17 @@ def documented(options: type) -> Callable[[F], F]:
     return document
 
 
+_MASKS = "Use torch.nn.functional.scaled_dot_product_attention for n x s masks, and keep for padding."
 _CAUSAL = (
-    "attends to whole sequences. Use torch.nn.functional.scaled_dot_product_attention for causal or n x s masks, and "
-    "keep for padding."
+    "attends to whole sequences. Use near_far_attention, which takes it in linear time, or "
+    "torch.nn.functional.scaled_dot_product_attention."
 )
 _SELF = "is self-attention, with one mask for queries and keys. Pass keep, or use 'nystrom' or 'softmax'."
 # What a method may not honour, arguments of `scaled_dot_product_attention` among them, and what to do about each.
 _CANNOT_HONOUR = {
     "is_causal": _CAUSAL,
-    "attn_mask": _CAUSAL,
-    "attn_bias": _CAUSAL,
+    "attn_mask": f"attends to whole sequences. {_MASKS}",
+    "attn_bias": f"attends to whole sequences. {_MASKS}",
     "dropout_p": "has no n x s weights to drop. Put nn.Dropout on the output.",
     "key_keep": _SELF,
     "query_keep": _SELF,

@@ -38,6 +38,7 @@ class Method:
         cross_attention: It works for queries of other tokens than the keys'.
         positional: Its rule is about positions, so that holes inside a sequence count.
         takes_skip: Its function adds the skip convolution itself.
+        causal: Its function takes `is_causal`.
         over_ranks: Its tokens may be cut over the ranks of a process group, see `nystrom.parallel`.
         rows: Its home has `NAME_rows`, which gives rows of the attention matrix.
         second_derivatives: The option with which there are second derivatives; "always", or "never": they raise.
@@ -54,6 +55,7 @@ class Method:
     cross_attention: bool = True
     positional: bool = False
     takes_skip: bool = False
+    causal: bool = False
     over_ranks: bool = False
     rows: bool = False
     second_derivatives: str = "never"
@@ -63,13 +65,14 @@ class Method:
         options = {field.name for field in fields(self.options)}
         able = {
             "cross-attention": self.cross_attention,
+            "causal masks": self.causal,
             "rows of its matrix": self.rows,
             "ranks of a process group": self.over_ranks,
             "Triton kernels": "backend" in options,
             "second derivatives": self.second_derivatives == "always",
         }
         can, cannot = ([name for name in able if able[name] is has] for has in (True, False))
-        cannot = ["causal masks", "masks per pair of tokens", *cannot]
+        cannot = ["masks per pair of tokens", *cannot]
         if self.second_derivatives not in ("always", "never"):
             cannot[cannot.index("second derivatives")] += f" (those of {self.second_derivatives} excepted)"
         if "max_length" in options:
@@ -105,6 +108,7 @@ METHODS: dict[str, Method] = {
         exact_limit="softmax, where the window and the heavy keys hold all tokens, or each cluster holds one key",
         source="ours; kin to Zhu et al. 2021, arXiv:2107.02192, and Zeng et al. 2022, arXiv:2207.10284",
         positional=True,
+        causal=True,
         rows=True,
         over_ranks=True,
     ),

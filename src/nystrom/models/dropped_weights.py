@@ -57,11 +57,12 @@ class DroppedWeights(AttentionHeads):
         key_keep: Bool[Tensor, "b s"] | None = None,
         query_keep: Bool[Tensor, "b n"] | None = None,
         skip: Float[Tensor, "h 1 taps 1"] | None = None,
+        is_causal: bool = False,
     ) -> Float[Tensor, "b h n e"]:
         """Attend, see `AttentionHeads`."""
         masks = Masks(keep, key_keep, query_keep)
-        if not self.training:
-            return super().forward(q, k, v, **masks._asdict(), skip=skip)
+        if not self.training or is_causal:
+            return super().forward(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal)
         out = attend(_dropped, q, k, v, masks, self.options, self.share)
         if skip is None:
             return out

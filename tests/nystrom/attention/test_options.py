@@ -11,7 +11,7 @@ from nystrom import build_attention, nystrom_attention, nystrom_factors, nystrom
 from nystrom.attention.options import MASK_DOCS, option_docs
 from nystrom.attention.registry import METHODS, find_function
 
-CALL = {*MASK_DOCS, "generator", "skip", "group", "query_positions", "key_positions"}
+CALL = {*MASK_DOCS, "generator", "skip", "group", "query_positions", "key_positions", "is_causal"}
 
 
 def keywords(function):
@@ -53,13 +53,12 @@ def test_every_option_is_documented_once_and_reaches_the_function(name):
 @pytest.mark.parametrize(
     ("argument", "instead"),
     [
-        ({"is_causal": True}, "Use torch"),
         ({"attn_mask": torch.zeros(9, 9)}, "Use torch"),
         ({"attn_bias": torch.zeros(9, 9)}, "Use torch"),
         ({"dropout_p": 0.1}, "Put nn.Dropout on the output"),
         ({"enable_gqa": True}, "Repeat grouped heads"),
     ],
-    ids=["causal", "mask", "bias", "dropout", "gqa"],
+    ids=["mask", "bias", "dropout", "gqa"],
 )
 def test_what_no_method_can_do_raises_by_name(name, argument, instead):
     q = torch.randn(1, 2, 9, 4)
@@ -67,6 +66,15 @@ def test_what_no_method_can_do_raises_by_name(name, argument, instead):
     for call, known in ((find_function(name), f"{name}_attention"), (layer, "AttentionHeads.forward")):
         with pytest.raises(ValueError, match=rf"{next(iter(argument))} cannot be honoured: {known}.*{instead}"):
             call(q, q, q, **argument)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].causal])
+def test_what_is_not_causal_says_what_is(name):
+    q = torch.randn(1, 2, 9, 4)
+    for call in (find_function(name), build_attention(name, num_heads=2, head_dim=4)):
+        with pytest.raises(ValueError, match=r"is_causal cannot be honoured: .*near_far"):
+            call(q, q, q, is_causal=True)
 
 
 @pytest.mark.refuses

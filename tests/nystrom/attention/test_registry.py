@@ -12,8 +12,14 @@ from nystrom.attention.registry import METHODS
 @pytest.mark.parametrize("name", METHODS)
 def test_each_ability_is_said_once(name):
     can, cannot = METHODS[name].abilities()
-    assert {"causal masks", "masks per pair of tokens"} <= set(cannot)
-    for ability in ("cross-attention", "rows of its matrix", "ranks of a process group", "Triton kernels"):
+    assert "masks per pair of tokens" in cannot
+    for ability in (
+        "causal masks",
+        "cross-attention",
+        "rows of its matrix",
+        "ranks of a process group",
+        "Triton kernels",
+    ):
         assert (ability in can) != (ability in cannot)
     assert sum(said.startswith("second derivatives") for said in (*can, *cannot)) == 1
 

@@ -19,6 +19,10 @@ those of its tokens that are not near, and the logarithm of their number added t
   and those up to `reach` from it. A constant added to all positions changes nothing, and with 0 ... n - 1 for both it
   is self-attention. See `nystrom.attention.parts.at_positions`; gaps between positions cost nothing.
 
+- `is_causal`: a query sees the tokens up to itself alone, those of its block and of the block before, and heavy keys
+  and clusters of all earlier ones; see `nystrom.attention.parts.causal`. `reach` and `iterations` play no part, and
+  exact are the queries of the first `exact_up_to` tokens, in whole blocks.
+
 **Exact limit.** Exact attention, where all keys are near or heavy, and where each cluster holds one key; and
 self-attention of at most `exact_up_to` real tokens, where it is the faster of the two, each sequence by itself.
 
@@ -44,12 +48,13 @@ from nystrom.attention.options import NearFarOptions, documented
 from nystrom.attention.parts.at_positions import Positions, attend_at_positions, check_places, near_keys
 from nystrom.attention.parts.band import from_first_real, pad_to_blocks, without_padding
 from nystrom.attention.parts.block_stretches import attend_in_stretches
+from nystrom.attention.parts.causal import attend_causally
 from nystrom.attention.parts.clusters import Chosen, choose, cluster_sizes, cluster_sums, take_rows
 from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere
 from nystrom.attention.parts.residual import add_residual
 from nystrom.attention.parts.stretches import runs_in_stretches
-from nystrom.checks import Backend
-from nystrom.landmarks import all_real
+from nystrom.checks import Backend, check_flag
+from nystrom.landmarks import all_real, take
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import (
     Group,
@@ -66,6 +71,7 @@ _NEEDS_SAME_TOKENS = (
     "near_far counts positions, and without key_keep or query_keep takes queries and keys for the same tokens: pass "
     "key_keep for cross-attention (all True where all keys are real), or query_positions and key_positions"
 )
+_CAUSAL = "is_causal is True, which is self-attention, of queries and keys of the same tokens"
 
 
 @documented(NearFarOptions)
@@ -88,6 +94,7 @@ def near_far_attention(
     query_keep: Bool[Tensor, "b n"] | None = None,
     query_positions: Int[Tensor, "b n"] | None = None,
     key_positions: Int[Tensor, "b s"] | None = None,
+    is_causal: bool = False,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend to near tokens, heavy keys and clusters of the rest, in time and memory linear in n and s.
@@ -101,6 +108,7 @@ def near_far_attention(
         query_positions: Places of the queries in a text that they share with the keys, in any order; with them
             cross-attention has near tokens, too. None for both or neither.
         key_positions: Places of the keys; strictly increasing over the real ones, with any gaps.
+        is_causal: Whether a query sees no token after itself; self-attention, in one process.
         group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
 
     Raises:
@@ -118,6 +126,10 @@ def near_far_attention(
         backend=backend,
     )
     masks = Masks(keep, key_keep, query_keep)
+    check_flag("is_causal", is_causal)
+    if is_causal:
+        _check_causal(q, masks, options, query_positions is not None or key_positions is not None, group)
+        return attend(_causal, q, k, v, masks, options, same_tokens=_CAUSAL)
     if query_positions is None and key_positions is None:
         same_tokens = _NEEDS_SAME_TOKENS if masks.is_self else None
         return attend(_near_far, q, k, v, masks, options, masks.is_self, same_tokens=same_tokens, group=group)
@@ -324,6 +336,58 @@ def _blocks(
     out = attend_rows(q, k, v, Chosen(heavy, found, cluster), options)
     back = (torch.arange(n, device=q.device) - first[:, None]).clamp(min=0)
     return take_rows(out, back).unflatten(0, (b, h))
+
+
+def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, positions: bool, group: Group) -> None:
+    """Raise for what has no causal form."""
+    wrong = {
+        "key_keep or query_keep is given, which declares cross-attention": not masks.is_self,
+        "query_positions or key_positions is given": positions,
+        "group is given": group is not None,
+        f"num_samples is {options.num_samples}": options.num_samples,
+        "backend is 'triton'": uses_triton(options.backend),
+    }
+    for what, is_so in wrong.items():
+        if is_so:
+            raise ValueError(f"is_causal is True, and {what}: leave one of them out.")
+    if not isinstance(getattr(q, "shape", (0, 0, 0))[2], int):
+        raise ValueError(
+            "is_causal is True for a length that is a symbol: blocks follow one another, so that a graph is made for "
+            "one length; export or compile it with a fixed one."
+        )
+
+
+def _causal(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    keep: Bool[Tensor, "b n"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: NearFarOptions,
+) -> Float[Tensor, "b h n e"]:
+    """Causal self-attention, on tokens that are moved so that the first real one begins a block."""
+    q, k, v = (at_least_float32(x) for x in (q, k, v))
+    (b, h, n), size, scale = q.shape[:3], options.block_size, score_scale(q, options.scale)
+    exact = options.exact_up_to // size * size
+    real = back = None
+    if keep is not None:
+        positions, real, begin, _ = from_first_real(keep, size)
+        # A sequence without a real token: softmax over nothing is NaN.
+        real = real | (torch.arange(real.shape[1], device=q.device) == 0)
+        q, k, v = (zero_masked(take(x, positions), real) for x in (q, k, v))
+        back = (torch.arange(n, device=q.device) - begin[:, None]).clamp(min=0)
+    elif n > exact:
+        q, k, v = (pad_to_blocks(x, size) for x in (q, k, v))
+    parts = []
+    if exact:
+        few, first = [x[:, :, :exact] for x in (q, k, v)], None if real is None else real[:, :exact]
+        parts.append(fused_softmax(few[0], few[1], few[2], keep=first, scale=scale, is_causal=True))
+    if q.shape[2] > exact:
+        rows = None if real is None else real.repeat_interleave(h, dim=0)
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        parts.append(attend_causally(q, k, v, rows, options, scale, exact // size).unflatten(0, (b, h)))
+    out = torch.cat(parts, dim=2)
+    return out[:, :, :n] if back is None else take(out, back)
 
 
 def _near(real: Bool[Tensor, "b s"], queries: Int[Tensor, " r"], options: NearFarOptions) -> Bool[Tensor, "b r s"]:

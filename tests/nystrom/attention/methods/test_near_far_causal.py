@@ -1,0 +1,422 @@
+"""Causal near_far keeps the laws of every method that make sense for it, and leaks nothing; the cache is the same."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
+from torch.testing import assert_close
+
+from nystrom import MultiheadAttention, NystromAttention, near_far_attention, near_far_sizes, nystrom_attention
+from nystrom.attention.options import NearFarOptions
+from nystrom.attention.parts.causal import attend_causally
+
+SMALL = {"block_size": 4, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0}
+VARIANTS = [
+    SMALL,
+    {"block_size": 3, "num_heavy": 0, "num_clusters": 2, "exact_up_to": 0},
+    {"block_size": 2, "num_heavy": 5, "num_clusters": 1, "exact_up_to": 9},
+]
+every_variant = pytest.mark.parametrize("options", VARIANTS, ids=str)
+
+
+def causal(q, k, v, options=SMALL, **given):
+    return near_far_attention(q, k, v, is_causal=True, **options, **given)
+
+
+def exact(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def draw(seed, n, *, b=2, h=2, d=4, e=3, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(b, h, n, w, generator=g, dtype=torch.float64).to(dtype) for w in (d, d, e)]
+
+
+def changed(x, place, value):
+    return x.index_fill(2, torch.as_tensor(place), value)
+
+
+# Which token sees what.
+
+
+@every_variant
+@settings(max_examples=25, deadline=None)
+@given(n=st.integers(1, 40), seed=st.integers(0, 2**31))
+def test_a_row_is_softmax_over_near_keys_heavy_keys_and_means_of_clusters(options, n, seed):
+    """The rows of A, which values of ones and zeros show, against the equation: who is in which place is read off A."""
+    q, k, _ = draw(seed, n, b=1, h=1)
+    rows = causal(q, k, torch.eye(n, dtype=torch.float64)[None, None], options)[0, 0]
+    assert_close(rows.sum(dim=-1), torch.ones(n, dtype=torch.float64))
+    assert not rows.triu(1).any()
+    assert (rows.tril() >= 0).all()
+    scores = 0.5 * q[0, 0] @ k[0, 0].mT
+    # Unnormalised: a query sees itself.
+    seen = rows / rows.diagonal()[:, None] * scores.diagonal()[:, None].exp()
+    size = options["block_size"]
+    for start in range(0, n, size):
+        block, window = slice(start, min(n, start + size)), max(0, start - size)
+        first = 0 if start < options["exact_up_to"] // size * size else window
+        near = torch.arange(first, n)
+        assert_close(seen[block, first:].tril(start - first), scores[block, near].exp().tril(start - first))
+        groups: dict[tuple[float, ...], list[int]] = {}
+        for token in range(first):
+            # Tokens of one cluster have one weight, for all queries of the block.
+            groups.setdefault(tuple(seen[block, token].log().mul(1e6).round().tolist()), []).append(token)
+        own = [tokens for tokens in groups.values() if len(tokens) == 1]
+        assert len(groups) <= options["num_heavy"] + options["num_clusters"]
+        assert len(groups) - len(own) <= options["num_clusters"]
+        for tokens in groups.values():
+            mean = k[0, 0, tokens].mean(dim=0)
+            expected = (0.5 * q[0, 0, block] @ mean).exp()
+            assert_close(seen[block, tokens[0]], expected, rtol=1e-6, atol=1e-9)
+
+
+@every_variant
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(2, 40), seed=st.integers(0, 2**31), junk=st.sampled_from([1e6, -50.0, 0.0]))
+def test_no_output_depends_on_what_follows(options, n, seed, junk):
+    q, k, v = draw(seed, n)
+    out = causal(q, k, v, options)
+    for place in {1, n // 2, n - 1}:
+        after = list(range(place, n))
+        assert torch.equal(
+            causal(*(changed(x, after, junk) for x in (q, k, v)), options)[:, :, :place], out[:, :, :place]
+        )
+        assert_close(causal(*(x[:, :, :place] for x in (q, k, v)), options), out[:, :, :place])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"block_size": 16},
+        {"num_heavy": 40},
+        {"num_clusters": 40},
+        {"exact_up_to": 40},
+        {"block_size": 5, "num_heavy": 0, "num_clusters": 33},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("n", [1, 7, 31])
+def test_the_exact_limit_is_met(options, n):
+    q, k, v = draw(n, n)
+    assert_close(causal(q, k, v, SMALL | options), exact(q, k, v))
+
+
+def test_few_different_keys_are_exact():
+    q, k, v = draw(0, 60)
+    k = k[:, :, :3].repeat(1, 1, 20, 1)
+    assert_close(causal(q, k, v), exact(q, k, v))
+
+
+def test_it_is_nearer_than_a_window_with_sinks_of_as_many_keys():
+    # A slow walk: far keys are alike, as those of texts are.
+    q, k, v = draw(0, 512, d=16, e=16)
+    k, v = (x.cumsum(dim=2) / torch.arange(1, 513)[:, None] ** 0.5 for x in (k, v))
+    options = {"block_size": 16, "num_heavy": 16, "num_clusters": 16, "exact_up_to": 0}
+    place = torch.arange(512)
+    apart = place[:, None] - place
+    # 24 near keys in the mean, 16 heavy ones and 16 clusters.
+    window = (apart >= 0) & ((apart < 52) | (place < 4))
+    sliding = F.scaled_dot_product_attention(q, k, v, attn_mask=window)
+    wanted = exact(q, k, v)
+    assert (causal(q, k, v, options) - wanted).norm() < 0.5 * (sliding - wanted).norm()
+
+
+# The laws of every method.
+
+
+@every_variant
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(1, 30), before=st.integers(0, 9), after=st.integers(0, 9), seed=st.integers(0, 2**31))
+def test_padding_changes_nothing(options, n, before, after, seed):
+    q, k, v = draw(seed, n)
+    pad = (0, 0, before, after)
+    padded = [F.pad(x, pad, value=torch.nan) for x in (q, k, v)]
+    keep = F.pad(torch.ones(2, n, dtype=torch.bool), (before, after))
+    out = causal(*padded, options, keep=keep)
+    assert_close(out[:, :, before : before + n], causal(q, k, v, options))
+    assert not out[:, :, :before].any()
+    assert not out[:, :, before + n :].any()
+
+
+@every_variant
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(1, 30), words=st.integers(1, 4), before=st.integers(0, 9), seed=st.integers(0, 2**31))
+def test_padding_changes_nothing_where_tokens_repeat(options, n, words, before, seed):
+    word = torch.randint(words, (n,), generator=torch.Generator().manual_seed(seed))
+    q, k, v = (x[:, :, word] for x in draw(seed, words))
+    padded = [F.pad(x, (0, 0, before, 3), value=1e3) for x in (q, k, v)]
+    keep = F.pad(torch.ones(2, n, dtype=torch.bool), (before, 3))
+    assert_close(causal(*padded, options, keep=keep)[:, :, before : before + n], causal(q, k, v, options))
+
+
+@every_variant
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(1, 40), seed=st.integers(0, 2**31))
+def test_holes_and_neighbours_change_nothing(options, n, seed):
+    q, k, v = draw(seed, n, b=3)
+    keep = torch.rand(3, n, generator=torch.Generator().manual_seed(seed)) < 0.6
+    keep[1] = False
+    out = causal(q, k, v, options, keep=keep)
+    hidden = [torch.where(keep[:, None, :, None], x, torch.inf) for x in (q, k, v)]
+    assert_close(causal(*hidden, options, keep=keep), out, rtol=0, atol=0)
+    assert not out[1].any()
+    for row in range(3):
+        alone = causal(*(x[row : row + 1] for x in (q, k, v)), options, keep=keep[row : row + 1])
+        assert_close(out[row : row + 1], alone)
+
+
+@every_variant
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_are_right_and_second_ones_too_or_raise(options, masked):
+    q, k, v = (x.requires_grad_() for x in draw(0, 13, b=1, d=2, e=2))
+    keep = torch.ones(1, 13, dtype=torch.bool)
+    keep[0, [0, 9, 12]] = False
+    given = {"keep": keep} if masked else {}
+    assert torch.autograd.gradcheck(lambda *x: causal(*x, options, **given), (q, k, v))
+    if options["exact_up_to"]:
+        # The fused call of the first tokens has no second derivative.
+        with pytest.raises(RuntimeError, match="not implemented"):
+            torch.autograd.gradgradcheck(lambda *x: causal(*x, options, **given), (q, k, v))
+    else:
+        assert torch.autograd.gradgradcheck(lambda *x: causal(*x, options, **given), (q, k, v))
+
+
+def test_gradients_of_each_sequence_by_torch_func():
+    inputs = draw(0, 21, b=3)
+
+    def loss(*x):
+        return causal(*(y[None] for y in x)).square().sum()
+
+    one_by_one = [torch.func.grad(loss, (0, 1, 2))(*(x[row] for x in inputs)) for row in range(3)]
+    mapped = torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(*inputs)
+    for place, found in enumerate(mapped):
+        assert_close(found, torch.stack([gradients[place] for gradients in one_by_one]))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+def test_low_precision_stays_near_float64(dtype, tolerance):
+    # Choices are the same: the tokens are those of the low precision.
+    q, k, v = draw(0, 70, dtype=dtype)
+    out = causal(q, k, v)
+    assert out.dtype == dtype
+    wanted = causal(q.double(), k.double(), v.double())
+    assert (out.double() - wanted).norm() < tolerance * wanted.norm()
+
+
+@pytest.mark.parametrize("size", [1e3, 6e4])
+def test_huge_tokens_have_finite_outputs_and_gradients(size):
+    q, k, v = (size * x / x.abs().max() for x in draw(0, 40))
+    inputs = [x.to(torch.float16).requires_grad_() for x in (q, k, v)]
+    out = causal(*inputs)
+    out.float().sum().backward()
+    assert out.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in inputs)
+
+
+def test_memory_is_linear():
+    def kept(n):
+        q, k, v = (x.requires_grad_() for x in draw(0, n, b=1, h=1, dtype=torch.float32))
+        sizes = []
+
+        def pack(x):
+            sizes.append(x.numel())
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            causal(q, k, v)
+        return sum(sizes)
+
+    assert kept(1024) < 2.2 * kept(512)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("masked", [False, True])
+def test_compiles_to_one_graph(masked):
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    q, k, v = draw(0, 22, dtype=torch.float32)
+    keep = torch.ones(2, 22, dtype=torch.bool) if masked else None
+    compiled = torch.compile(lambda q, k, v: causal(q, k, v, keep=keep), backend=counter, fullgraph=True, dynamic=False)
+    assert_close(compiled(q, k, v), causal(q, k, v, keep=keep))
+    assert counter.frame_count == 1
+
+
+def test_no_token_and_no_sequence_give_empty_results():
+    for b, n in ((0, 5), (2, 0)):
+        assert causal(*draw(0, n, b=b)).shape == (b, 2, n, 3)
+
+
+# What it cannot do.
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"key_keep": torch.ones(2, 9, dtype=torch.bool)}, "declares cross-attention"),
+        ({"query_positions": torch.arange(9).expand(2, 9), "key_positions": torch.arange(9).expand(2, 9)}, "positions"),
+        ({"num_samples": 3}, "num_samples is 3"),
+        ({"backend": "triton"}, "backend is 'triton'"),
+        ({"group": object()}, "group is given"),
+        ({"is_causal": 1}, "is_causal"),
+    ],
+)
+def test_what_has_no_causal_form_is_refused_by_name(given, says):
+    q, k, v = draw(0, 9)
+    with pytest.raises(ValueError, match=says):
+        near_far_attention(q, k, v, **{"is_causal": True} | given)
+
+
+@pytest.mark.refuses
+def test_queries_of_other_tokens_are_refused():
+    q, k, v = draw(0, 9)
+    with pytest.raises(ValueError, match="is_causal is True, which is self-attention"):
+        causal(q[:, :, :4], k, v)
+
+
+@pytest.mark.refuses
+def test_other_methods_name_near_far():
+    with pytest.raises(ValueError, match=r"is_causal cannot be honoured.*near_far_attention"):
+        nystrom_attention(*draw(0, 9), is_causal=True)
+    with pytest.raises(ValueError, match=r"is_causal cannot be honoured.*method='near_far'"):
+        NystromAttention(8, 2, conv_kernel_size=None)(torch.randn(1, 5, 8), is_causal=True)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("made", "call", "says"),
+    [
+        ({"conv_kernel_size": 3}, {}, "the skip convolution adds the values of later tokens"),
+        ({"track_error": True}, {}, "track_error"),
+        ({}, {"attn_mask": torch.zeros(5, 5)}, "attn_mask cannot be honoured"),
+        ({}, {"need_weights": True, "weight_queries": torch.tensor([0])}, "weight_queries is given"),
+        ({}, {"key": torch.zeros(1, 4, 8), "value": torch.zeros(1, 4, 8)}, "different tokens"),
+    ],
+)
+def test_a_layer_says_what_it_cannot_do(made, call, says):
+    layer = MultiheadAttention(8, 2, method="near_far", **made)
+    with pytest.raises(ValueError, match=says):
+        layer(torch.zeros(1, 5, 8), is_causal=True, **call)
+
+
+def test_a_symbolic_length_is_refused():
+    class Causal(torch.nn.Module):
+        def forward(self, q, k, v):
+            return causal(q, k, v)
+
+    inputs = tuple(x.float() for x in draw(0, 24))
+    length = torch.export.Dim("n", min=8, max=4096)
+    with pytest.raises(Exception, match="is_causal is True for a length that is a symbol"):
+        torch.export.export(Causal(), inputs, dynamic_shapes=({2: length},) * 3)
+
+
+def test_sizes_of_a_causal_model_are_half_as_many():
+    sizes = near_far_sizes(8192, is_causal=True)
+    assert sizes == {"block_size": 128, "reach": 16, "num_heavy": 64, "num_clusters": 160}
+
+
+# The layer, and the cache.
+
+
+def build(**options):
+    return MultiheadAttention(12, 2, method="near_far", **SMALL | options).double()
+
+
+def test_the_layer_is_the_function_and_takes_padding():
+    layer, x = build(), torch.randn(2, 30, 12, dtype=torch.float64)
+    ignored = torch.zeros(2, 30, dtype=torch.bool)
+    ignored[0, :7] = True
+    out, weights = layer(x, is_causal=True, key_padding_mask=ignored)
+    assert weights is None
+    assert_close(out[0, 7:], layer(x[0, 7:], is_causal=True)[0])
+    assert_close(out[1], layer(x[1:], is_causal=True)[0][0])
+    assert not torch.allclose(out[1], layer(x[1:])[0][0])
+
+
+@settings(max_examples=20, deadline=None)
+@given(pieces=st.lists(st.integers(1, 13), min_size=1, max_size=8), up_to=st.sampled_from([0, 6, 20]))
+def test_a_cache_gives_the_numbers_of_all_at_once(pieces, up_to):
+    torch.manual_seed(0)
+    layer, x = build(exact_up_to=up_to), torch.randn(3, sum(pieces), 12, dtype=torch.float64)
+    cache = layer.new_cache(3)
+    size = sum(buffer.numel() for buffer in cache.buffers())
+    with torch.no_grad():
+        out = torch.cat([layer(piece, cache=cache)[0] for piece in x.split(pieces, dim=1)], dim=1)
+    assert_close(out, layer(x, is_causal=True)[0])
+    assert int(cache.length) == sum(pieces)
+    assert sum(buffer.numel() for buffer in cache.buffers()) == size
+
+
+def test_a_cache_is_saved_loaded_and_moved(tmp_path):
+    layer, x = build(), torch.randn(2, 41, 12, dtype=torch.float64)
+    cache = layer.new_cache(2)
+    with torch.no_grad():
+        layer(x[:, :26], cache=cache)
+        torch.save(cache.state_dict(), tmp_path / "cache.pt")
+        wanted = layer(x[:, 26:], cache=cache)[0]
+        again = layer.new_cache(2).to("cpu")
+        again.load_state_dict(torch.load(tmp_path / "cache.pt", weights_only=True))
+        assert_close(layer(x[:, 26:], cache=again)[0], wanted, rtol=0, atol=0)
+
+
+def test_a_cache_is_reordered_for_beams():
+    layer, x = build(), torch.randn(3, 33, 12, dtype=torch.float64)
+    cache, beams = layer.new_cache(3), torch.tensor([2, 0, 0])
+    with torch.no_grad():
+        layer(x[:, :22], cache=cache)
+        cache.reorder(beams)
+        out = layer(x[:, 22:], cache=cache)[0]
+    wanted = layer(torch.cat([x[beams, :22], x[:, 22:]], dim=1), is_causal=True)[0]
+    assert_close(out, wanted[:, 22:])
+
+
+@pytest.mark.slow
+def test_a_million_tokens_are_read_in_constant_memory():
+    options = {"block_size": 256, "num_heavy": 8, "num_clusters": 8, "exact_up_to": 0}
+    layer = MultiheadAttention(8, 1, method="near_far", **options)
+    cache, x = layer.new_cache(1), torch.randn(1, 4096, 8)
+    size = sum(buffer.numel() for buffer in cache.buffers())
+    with torch.no_grad():
+        for _ in range(2**20 // 4096):
+            out = layer(x, cache=cache)[0]
+    assert int(cache.length) == 2**20
+    assert out.isfinite().all()
+    assert sum(buffer.numel() for buffer in cache.buffers()) == size
+    # Every token is in one place: the window, a heavy row or a cluster.
+    assert int(cache.past[..., 16].sum()) == 2**20 - 256
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda layer, x: layer(x, cache=layer.new_cache(2)), "gives no gradient"),
+        (lambda layer, x: layer(x, x, x, cache=layer.new_cache(2)), "pass query alone"),
+        (lambda layer, x: layer(x, cache=layer.new_cache(3)), "as the cache was made for"),
+        (lambda layer, x: layer(x[0], cache=layer.new_cache(2)), "expected .batch, tokens, width"),
+        (lambda layer, x: layer.new_cache(0), "batch is 0"),
+        (lambda layer, x: layer.new_cache(2).reorder(torch.tensor([0])), "expected 2 whole numbers"),
+        (lambda layer, x: layer.new_cache(2).reorder(torch.tensor([0, 2])), "expected numbers from 0 to 1"),
+        (lambda layer, x: build(num_samples=2).new_cache(2), "num_samples is 2"),
+        (lambda layer, x: build(conv_kernel_size=3).new_cache(2), "the layer has a skip"),
+        (lambda layer, x: build(self_attention=False).new_cache(2), "self_attention=False"),
+        (lambda layer, x: NystromAttention(8, 2).new_cache(2), "use method='near_far'"),
+        (
+            lambda layer, x: layer.new_cache(2).load_state_dict(build(block_size=2).new_cache(2).state_dict()),
+            "block_size = 2; expected 4",
+        ),
+    ],
+)
+def test_what_a_cache_cannot_do_is_said(call, says):
+    with pytest.raises((ValueError, RuntimeError), match=says):
+        call(build(), torch.randn(2, 5, 12, dtype=torch.float64))
+
+
+def test_blocks_before_the_first_that_is_asked_for_are_read():
+    q, k, v = (x.flatten(0, 1) for x in draw(0, 24))
+    options = NearFarOptions(**SMALL)
+    whole = attend_causally(q, k, v, None, options, 0.5)
+    assert_close(attend_causally(q, k, v, None, options, 0.5, first=3), whole[:, 12:])
