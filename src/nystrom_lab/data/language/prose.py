@@ -13,11 +13,12 @@ from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
 _ENOUGH = 2_000_000
 
 
-def read_prose(files: Sequence[Path]) -> Prose:
+def read_prose(files: Sequence[Path], *, most: int = _ENOUGH) -> Prose:
     """Read running text, compressed or not.
 
     Args:
         files: Files in UTF-8; none means the reference of the Python language (`pydoc_data.topics`).
+        most: Characters that are read.
 
     Raises:
         ValueError: A file is missing, empty, damaged or no text.
@@ -27,19 +28,19 @@ def read_prose(files: Sequence[Path]) -> Prose:
 
         text, name = "\n\n".join(topics[key] for key in sorted(topics)), f"reference of Python {_python()}"
     else:
-        parts = [_read(file) for file in files]
+        parts = [_read(file, most) for file in files]
         text, name = "\n\n".join(parts), " ".join(file.name for file in files)
-    text = text[:_ENOUGH]
+    text = text[:most]
     return Prose(f"{name} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})", text)
 
 
-def _read(file: Path) -> str:
+def _read(file: Path, most: int) -> str:
     try:
         with open_unpacked(file) as stream:
-            content = stream.read(_ENOUGH)
+            content = stream.read(most)
         check_text(file, content[:CHECKED])
         # The cut may be inside a character.
-        text = content[: whole_characters(content) if len(content) == _ENOUGH else None].decode("utf-8")
+        text = content[: whole_characters(content) if len(content) == most else None].decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{file} is no text in UTF-8 ({error.reason} at byte {error.start}): name files of text."

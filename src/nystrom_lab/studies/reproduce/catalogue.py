@@ -243,6 +243,13 @@ CATALOGUE: dict[str, Entry] = {
         needs=_ENCODER,
         minutes=0.5,
     ),
+    "causal-language": Entry(
+        shows="a causal language model with near_far, a window with sinks and heavy hitters: perplexity by position",
+        source="this library",
+        home="fidelity.causal_language",
+        needs="--texts with long documents, one a line",
+        trains=True,
+    ),
     "inspect-calibration": Entry(
         shows="errors of attention from sampled queries beside the exact ones",
         source="this library",

@@ -1,0 +1,428 @@
+r"""A small causal language model with exact attention, near_far, a sliding window with sinks, and heavy hitters.
+
+A Llama of four layers is trained here on long documents, one a line, with exact attention over 2,048 tokens, and reads
+as many of held-out documents with other attentions, of one cache of r tokens a head:
+
+- near_far (`is_causal`): two blocks of the window, heavy tokens, and clusters of all others;
+- a sliding window of r - 4 tokens, and the first four, the sinks (StreamingLLM, Xiao et al. 2024, arXiv:2309.17453);
+- heavy hitters: the same window as near_far, as many heavy tokens as it has heavy ones and clusters, and the rest
+  dropped (H2O, Zhang et al. 2023, arXiv:2306.14048, with near_far's rule of who is heavy).
+
+Rows hold the loss in nats a token over ranges of positions, each document's mean an observation: the mean, and the
+quartiles; and how much more it is than exact attention's, with two standard errors of the paired difference as `low`
+and `high`. "trained" are the same after a short training with each of exact attention and near_far. Of recall there is
+one row: among n random keys one has the query as its key, and a head has found it where the output is nearer to its
+value than to any other.
+
+Claims of this library, and the rules that decide on them, on tokens from position 1,024 on:
+
+- near_far is nearer to exact attention than a window with sinks of the same cache: the difference of their losses is
+  more than two of its standard errors. Where the window with sinks is itself within two of them of exact attention, the
+  model makes no use of the past, and the rows cannot tell.
+- It is nearer than heavy hitters, by the same rule.
+- After a short training with near_far it loses at most .02 nats to exact attention after as long a training.
+- A token among thousands is found by near_far and not by a window with sinks: in nine of ten heads, and in at most one
+  of ten.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from tokenizers import ByteLevelBPETokenizer
+from torch import Tensor
+from tqdm import tqdm
+from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
+
+from nystrom.attention.methods.near_far import near_far_attention
+from nystrom.attention.options import NearFarOptions
+from nystrom.attention.parts.causal import QUERY_MEANS, advance, attend_to_window, mean_queries, rows_of
+from nystrom_lab.data.language.prose import read_prose
+from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.report.plots.lines import draw_lines
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
+from nystrom_lab.studies.reproduce.spread import spread_row
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.training.run.progress import no_file_bars
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EXACT, OURS, WINDOW, HEAVY = "softmax", "near_far", "window + sinks", "heavy hitters"
+LOSS, MORE, FOUND = "loss", "loss - exact", "needles found"
+TRAINED = "trained"
+SINKS = 4
+OPTIONS: dict[str, Any] = {"block_size": 64, "num_heavy": 24, "num_clusters": 40, "exact_up_to": 0}
+# Two blocks, heavy tokens and clusters.
+CACHE = 2 * 64 + 24 + 40
+RANGES = (0, 128, 256, 512, 1024, 2048)
+NEEDLES = 4096
+# Characters of all texts, enough for the training.
+_ENOUGH = 50_000_000
+
+
+class Sizes(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        layers: Layers.
+        width: Width of a token.
+        vocabulary: Tokens of the vocabulary.
+        length: Tokens of a training sequence.
+        batch: Sequences of a step.
+        steps: Steps with exact attention.
+        more: Steps of the short trainings after it.
+        held_out: Documents that are read.
+    """
+
+    layers: int
+    width: int
+    vocabulary: int
+    length: int
+    batch: int
+    steps: int
+    more: int
+    held_out: int
+
+
+SMALL = Sizes(layers=4, width=256, vocabulary=4096, length=2048, batch=2, steps=1000, more=40, held_out=24)
+PAPER = SMALL._replace(steps=8000, more=400, held_out=100)
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _plan(setting: Setting) -> Plan:
+    prose = read_prose(setting.texts, most=_ENOUGH)
+    sizes = PAPER if setting.size == "paper" else SMALL
+    documents = [line for line in prose.text.splitlines() if len(line) > 10 * RANGES[-1]]
+    if len(documents) <= 2 * sizes.held_out:
+        raise ValueError(
+            f"{prose.name} has {len(documents)} lines of more than {10 * RANGES[-1]:,} characters; expected more than "
+            f"{2 * sizes.held_out} documents, one a line: name a file of them with --texts."
+        )
+    parts = [
+        Part("train", partial(_train, documents, sizes)),
+        Part("read", partial(_read, documents, sizes)),
+        Part("train-more", partial(_train_more, documents, sizes)),
+        Part("recall", _recall),
+    ]
+    said = {"texts": prose.name, **{name: str(value) for name, value in sizes._asdict().items()}, "cache": str(CACHE)}
+    differs = f"{sizes.steps} steps instead of {PAPER.steps:,}; no paper has it"
+    return Plan(parts, said, "" if setting.size == "paper" else differs)
+
+
+# The model.
+
+
+def _tokenizer(documents: Sequence[str], sizes: Sizes, folder: Path) -> ByteLevelBPETokenizer:
+    """Byte-level pairs of the documents that are trained on, made once."""
+    files = [str(folder / f"tokens-{name}") for name in ("vocab.json", "merges.txt")]
+    if not all(Path(file).is_file() for file in files):
+        tokenizer = ByteLevelBPETokenizer()
+        tokenizer.train_from_iterator(documents[: -sizes.held_out], vocab_size=sizes.vocabulary, show_progress=False)
+        tokenizer.save_model(str(folder), "tokens")
+    return ByteLevelBPETokenizer(*files)
+
+
+def _stream(documents: Sequence[str], sizes: Sizes, folder: Path) -> Tensor:
+    """The tokens of all training documents, one after the other."""
+    encoded = _tokenizer(documents, sizes, folder).encode_batch(list(documents[: -sizes.held_out]))
+    return torch.tensor([token for document in encoded for token in document.ids])
+
+
+def _held_out(documents: Sequence[str], sizes: Sizes, folder: Path) -> Tensor:
+    encoded = _tokenizer(documents, sizes, folder).encode_batch(list(documents[-sizes.held_out :]))
+    return torch.tensor([document.ids[: RANGES[-1] + 1] for document in encoded if len(document.ids) > RANGES[-1]])
+
+
+def _train(documents: Sequence[str], sizes: Sizes, folder: Path) -> Iterable[Row]:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.width,
+        intermediate_size=sizes.width * 8 // 3 // 16 * 16,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=max(1, sizes.width // 64),
+        max_position_embeddings=RANGES[-1],
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config)
+    tokens = _stream(documents, sizes, folder)
+    loss = _steps(model, tokens, sizes, sizes.steps, learning_rate=1.5e-3)
+    with no_file_bars():
+        model.save_pretrained(folder / "model")
+    seen = sizes.steps * sizes.batch * sizes.length
+    facts = {"steps": sizes.steps, "b": sizes.batch, "tokens": seen, "layers": sizes.layers, "width": sizes.width}
+    yield new_row(
+        study="", quantity="training loss", method=EXACT, value=loss, unit="nats", n=sizes.length, facts=facts,
+        device=cpu_name(), seed=0,
+    )  # fmt: skip
+
+
+def _steps(model: LlamaForCausalLM, tokens: Tensor, sizes: Sizes, steps: int, *, learning_rate: float) -> float:
+    """Train, and give the mean loss of the last tenth of the steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    warmup = max(1, steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+    )
+    draw, losses = random.Random(0), []
+    model.train()
+    for _ in tqdm(range(steps), desc="training", leave=False, disable=None):
+        starts = [draw.randrange(len(tokens) - sizes.length - 1) for _ in range(sizes.batch)]
+        batch = torch.stack([tokens[start : start + sizes.length + 1] for start in starts])
+        loss = _losses(model, batch).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        losses.append(loss.item())
+    model.eval()
+    return sum(losses[-max(1, steps // 10) :]) / len(losses[-max(1, steps // 10) :])
+
+
+def _losses(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
+    """The loss of each token after the first, in nats."""
+    logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none").view(len(batch), -1)
+
+
+# The attentions.
+
+
+def near_far(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """near_far of `OPTIONS`."""
+    return near_far_attention(q, k, v, is_causal=True, **OPTIONS)
+
+
+def window_with_sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention to the first tokens and to the last ones, `CACHE` together."""
+    place = torch.arange(q.shape[2], device=q.device)
+    apart = place[:, None] - place
+    may = (apart >= 0) & ((apart < CACHE - SINKS) | (place < SINKS))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=may)
+
+
+def heavy_hitters(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention to near_far's window and `CACHE` tokens less: those that are heavy; all others are dropped."""
+    size, e = OPTIONS["block_size"], v.shape[-1]
+    # The one cluster takes what is dropped, and nobody looks at it.
+    options = NearFarOptions(block_size=size, num_heavy=CACHE - 2 * size, num_clusters=1)
+    b, n = q.shape[0], q.shape[2]
+    q, k, v = (F.pad(x, (0, 0, 0, -n % size)).flatten(0, 1) for x in (q / q.shape[-1] ** 0.5, k, v))
+    means, x, out = mean_queries(q, None, size), rows_of(k, v, None), []
+    past = x.new_zeros(len(x), options.num_heavy + 1, x.shape[2])
+    for block in range(q.shape[1] // size):
+        place = slice(block * size, (block + 1) * size)
+        if block >= 2:
+            leaving = x[:, place.start - 2 * size : place.start - size]
+            past = advance(past, leaving, means[:, max(0, block - QUERY_MEANS) : block], options, e)
+        window = x[:, max(0, place.start - size) : place.stop]
+        out.append(attend_to_window(q[:, place], window, past[:, 1:], e))
+    return torch.cat(out, dim=1)[:, :n].unflatten(0, (b, -1))
+
+
+ATTENTIONS: dict[str, Attention] = {OURS: near_far, WINDOW: window_with_sinks, HEAVY: heavy_hitters}
+
+
+@contextmanager
+def _attending(model: LlamaForCausalLM, name: str) -> Iterator[None]:
+    """Let a model attend by one of `ATTENTIONS`, or exactly."""
+    if name == EXACT:
+        yield
+        return
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **named: Any) -> tuple[Tensor, None]:
+        return ATTENTIONS[name](q, k, v).transpose(1, 2), None
+
+    implementation = f"study-{name.replace(' ', '-')}"
+    AttentionInterface.register(implementation, attend)
+    AttentionMaskInterface.register(implementation, lambda **named: None)
+    model.set_attn_implementation(implementation)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+# The parts.
+
+
+@torch.no_grad()
+def _of_documents(model: LlamaForCausalLM, name: str, documents: Tensor) -> Tensor:
+    with _attending(model, name):
+        return torch.cat([_losses(model, document[None]) for document in documents])
+
+
+def _rows(losses: Mapping[str, Tensor], after: str, exact: Tensor) -> Iterable[Row]:
+    for name, found in losses.items():
+        for first, last in pairwise(RANGES):
+            of_document = found[:, first:last].mean(dim=1)
+            facts = {"first": first, "cache": None if name == EXACT else CACHE, "after": after}
+            yield spread_row(LOSS, name, of_document, n=last, facts=facts, unit="nats")
+            if name != EXACT:
+                more = (of_document - exact[:, first:last].mean(dim=1)).double()
+                mean, error = more.mean().item(), 2 * more.std().item() / math.sqrt(len(more))
+                yield new_row(
+                    study="", quantity=MORE, method=name, value=mean, unit="nats", low=mean - error,
+                    high=mean + error, repeats=len(more), n=last, facts=facts, device=cpu_name(),
+                )  # fmt: skip
+
+
+def _read(documents: Sequence[str], sizes: Sizes, folder: Path) -> Iterable[Row]:
+    model, held_out = _load(folder), _held_out(documents, sizes, folder)
+    losses = {name: _of_documents(model, name, held_out) for name in (EXACT, *ATTENTIONS)}
+    yield from _rows(losses, "", losses[EXACT])
+    # Whether near_far is nearer than each of the others, document by document.
+    late = slice(RANGES[-2], RANGES[-1])
+    for name in (WINDOW, HEAVY):
+        apart = (losses[name] - losses[OURS])[:, late].mean(dim=1).double()
+        error = 2 * apart.std().item() / math.sqrt(len(apart))
+        mean = apart.mean().item()
+        yield new_row(
+            study="", quantity="loss - near_far", method=name, value=mean, unit="nats", low=mean - error,
+            high=mean + error, repeats=len(apart), n=RANGES[-1], facts={"first": RANGES[-2]}, device=cpu_name(),
+        )  # fmt: skip
+
+
+def _train_more(documents: Sequence[str], sizes: Sizes, folder: Path) -> Iterable[Row]:
+    tokens, held_out = _stream(documents, sizes, folder), _held_out(documents, sizes, folder)
+    losses = {}
+    for name in (EXACT, OURS):
+        model = _load(folder)
+        with _attending(model, name):
+            _steps(model, tokens, sizes, sizes.more, learning_rate=1.5e-4)
+        losses[name] = _of_documents(model, name, held_out)
+    yield from _rows(losses, TRAINED, losses[EXACT])
+
+
+def _load(folder: Path) -> LlamaForCausalLM:
+    with no_file_bars():
+        return LlamaForCausalLM.from_pretrained(folder / "model", attn_implementation="sdpa").eval()
+
+
+def _recall(folder: Path) -> Iterable[Row]:
+    del folder
+    q, k, v, needle = needles(NEEDLES)
+    exact = {EXACT: lambda *x: F.scaled_dot_product_attention(*x, is_causal=True)}
+    for name, attend in (exact | ATTENTIONS).items():
+        out = attend(q, k, v)[:, :, -1]
+        similar = F.cosine_similarity(out[:, :, None], v, dim=-1)
+        found = (similar.argmax(dim=-1) == needle).double().mean().item()
+        yield new_row(
+            study="", quantity=FOUND, method=name, value=found, unit="", n=NEEDLES, repeats=q.shape[1], facts={"d": 64},
+            device=cpu_name(), seed=0,
+        )  # fmt: skip
+
+
+def needles(n: int, heads: int = 64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Random tokens, the last of which asks for one of the first half by its key; and which one that is."""
+    g = torch.Generator().manual_seed(0)
+    k, v, q = (torch.randn(1, heads, n, 64, generator=g) for _ in range(3))
+    needle = torch.randint(n // 8, n // 2, (1, heads), generator=g)
+    key = 6 * torch.randn(1, heads, 1, 64, generator=g)
+    k = k.scatter(2, needle[..., None, None].expand_as(key), key)
+    q[:, :, -1:] = key
+    return q, k, v, needle
+
+
+# What the rows say.
+
+
+def _of(rows: Sequence[Row], quantity: str, after: str = "") -> dict[tuple[str, int], Row]:
+    return {
+        (row.method, row.n): row
+        for row in rows
+        if row.quantity == quantity and row.n is not None and (row.fact("after") or "") == after
+    }
+
+
+def _tables(rows: Sequence[Row]) -> Sequence[Table]:
+    heads = [f"{first:,} to {last:,}" for first, last in pairwise(RANGES)]
+    tables = []
+    for after, title in (("", "as trained, with exact attention"), (TRAINED, "after a short training with each")):
+        loss, more = _of(rows, LOSS, after), _of(rows, MORE, after)
+        lines = []
+        for name in dict.fromkeys(method for method, _ in loss):
+            cells = [loss.get((name, last)) for last in RANGES[1:]]
+            over = [more.get((name, last)) for last in RANGES[1:]]
+            lines.append(
+                [name]
+                + [
+                    ""
+                    if cell is None
+                    else f"{math.exp(cell.value):.2f}" + ("" if row is None else f" ({row.value:+.3f})")
+                    for cell, row in zip(cells, over, strict=True)
+                ]
+            )
+        if lines:
+            tables.append(
+                Table(f"perplexity (nats more than exact attention) by position, {title}", ["", *heads], lines)
+            )
+    found = [[row.method, f"{row.value:.2f}"] for row in rows if row.quantity == FOUND]
+    if found:
+        tables.append(Table(f"one token among {NEEDLES:,}: share of heads that find it", ["", "found"], found))
+    return tables
+
+
+def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
+    last = RANGES[-1]
+    more, apart = _of(rows, MORE), _of(rows, "loss - near_far")
+    found = {row.method: row.value for row in rows if row.quantity == FOUND}
+    verdicts = []
+    for name, of_it in ((WINDOW, "a window with sinks"), (HEAVY, "heavy hitters")):
+        agrees, numbers = None, "Not measured."
+        if (name, last) in apart and (name, last) in more:
+            row, itself, ours = apart[name, last], more[name, last], more[OURS, last]
+            assert row.low is not None
+            assert row.high is not None
+            assert itself.low is not None
+            numbers = (
+                f"Beyond {RANGES[-2]:,} tokens {of_it} loses {itself.value:.4f} nats to exact attention and near_far "
+                f"{ours.value:.4f}; apart by {row.value:.4f}, {row.low:.4f} to {row.high:.4f}."
+            )
+            if itself.low > 0:
+                agrees = True if row.low > 0 else False if row.high < 0 else None
+        verdicts.append(
+            Verdict(f"near_far is nearer to exact attention than {of_it} of the same cache.", agrees, numbers)
+        )
+    trained = _of(rows, MORE, TRAINED).get((OURS, last))
+    agrees = None
+    if trained is not None:
+        assert trained.low is not None
+        assert trained.high is not None
+        agrees = True if trained.high <= 0.02 else False if trained.low > 0.02 else None
+    verdicts.append(
+        Verdict(
+            "After a short training with near_far it loses at most .02 nats to exact attention.",
+            agrees,
+            "Not measured." if trained is None else f"{trained.value:.4f}, {trained.low:.4f} to {trained.high:.4f}.",
+        )
+    )
+    told = found.get(EXACT, 0.0) >= 0.9
+    agrees = found[OURS] >= 0.9 and found[WINDOW] <= 0.1 if told else None
+    said = "; ".join(f"{name}: {share:.2f}" for name, share in found.items()) or "Not measured"
+    verdicts.append(Verdict("A token among thousands is found by near_far, and not by a window.", agrees, f"{said}."))
+    return verdicts
+
+
+def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    panels = {"nats more than exact attention": list(_of(rows, MORE).values())}
+    return {
+        "": draw_lines(
+            panels, over=lambda row: row.n, x_label="position, up to", y_label="nats a token",
+            band="two standard errors over documents", log_y=False,
+        )
+    }  # fmt: skip
+
+
+STUDIES = {"causal-language": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
