@@ -13,9 +13,14 @@ has none. Nothing is drawn: landmarks, samples and rotations are spread evenly, 
 fixed seed, alike in all layers, in training too.
 
 **Masks.** Padding, at either end, is honoured: padded queries reach no landmark and give zeros. What a method cannot
-honour raises, by name: causal attention, a mask or bias per pair of tokens, packed sequences, any other pattern, and
-`output_attentions`. Local layers (ModernBERT's) and those in `exact_layers` run transformers' exact attention, with its
-mask and dropout. Elsewhere there are no n x s weights, so a dropout of them has no effect; a warning says so once.
+honour raises, by name: causal attention (but `near_far`), a mask or bias per pair of tokens, packed sequences, any
+other pattern, and `output_attentions`. Local layers (ModernBERT's) and those in `exact_layers` run transformers' exact
+attention, with its mask and dropout. Elsewhere there are no n x s weights, so a dropout of them has no effect; a
+warning says so once.
+
+**Decoders.** `near_far` serves causal layers too: a whole prompt or text by causal near_far, which is exact up to
+`exact_up_to` tokens, and tokens that follow exactly, over the cache that transformers keeps, so that `generate` works.
+A static cache holds more keys than the prompt has, and such a prompt is read exactly. Other methods raise.
 
 **Cross-attention.** With as many queries as keys a mask of the keys alone does not say whether it is the queries' mask,
 too. Where a mask comes, the layer decides (`attends_elsewhere`), and a layer that could do either raises.
@@ -82,12 +87,14 @@ class Route(NamedTuple):
     Attributes:
         method: The method; of a plan that of the layer.
         exact: Whether by transformers' exact attention.
+        causal: Whether a query sees no token after itself.
         keep: Real keys, for the method.
         options: Options of the method, for the method.
     """
 
     method: str
     exact: bool
+    causal: bool
     keep: Bool[Tensor, "b s"] | None
     options: dict[str, Any]
 
@@ -135,9 +142,13 @@ def attend_layer(
     if group is not None and route.exact:
         route = _exact_over_ranks(attention_mask, named.get("sliding_window"))
     method = route.method
-    if route.exact:
+    # The tokens of a cache are read exactly.
+    if route.exact or (route.causal and query.shape[2] != key.shape[2]):
+        if route.causal:
+            attention_mask = _causal_pairs(query, key, attention_mask)
+        whole = route.causal and attention_mask is None and query.shape[2] == key.shape[2]
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=whole
         )
     if dropout and not torch.compiler.is_compiling():
         warnings.warn(
@@ -148,10 +159,14 @@ def attend_layer(
         )
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    masks = masks_of(module, query, key, route.keep, declared=METHODS[method].positional)
+    masks = Masks(route.keep)
+    if not route.causal:
+        masks = masks_of(module, query, key, route.keep, declared=METHODS[method].positional)
     scale = {"scale": scaling} if "scale" in _FIELDS[method] else {}
-    usual = default_options(method, longest_input(getattr(module, "config", None)))
+    usual = default_options(method, longest_input(getattr(module, "config", None)), is_causal=route.causal)
     options = usual | route.options | ({} if group is None else {"group": group})
+    if route.causal:
+        options["is_causal"] = True
     out = _FUNCTIONS[method](query, key, value, **masks._asdict(), **scale, **options)
     return out.transpose(1, 2).contiguous(), None
 
@@ -159,7 +174,7 @@ def attend_layer(
 def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, named: Mapping[str, Any]) -> Route:
     """Decide how a layer attends; arguments and errors are those of `attend_layer`."""
     who = type(module).__name__
-    _check_causal(method, who, named.get("is_causal"), module)
+    causal = _check_causal(method, who, named.get("is_causal"), module)
     stored = getattr(getattr(module, "config", None), "attention_options", None) or {}
     exact = False
     if method == PLAN:
@@ -173,7 +188,7 @@ def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, 
     exact = exact or (bool(layers) and _number(module, f"exact_layers is {layers!r}") in layers)
     local = named.get("sliding_window") is not None
     if attention_mask is None:
-        return Route(method, exact or local, None, options)
+        return Route(method, exact or local, causal, None, options)
     if attention_mask.ndim != 4 or attention_mask.dtype != torch.bool:
         raise ValueError(
             f"{who} passes attention a mask of shape {tuple(attention_mask.shape)} and {attention_mask.dtype}; "
@@ -181,22 +196,34 @@ def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, 
             'such as relative positions, cannot use it: leave attn_implementation at "sdpa" or "eager".'
         )
     if attention_mask.shape[1] == 1 and attention_mask.shape[2] == 1 and not local:
-        return Route(method, exact, attention_mask[:, 0, 0], options)
-    if not exact and not local:
+        return Route(method, exact, causal, attention_mask[:, 0, 0], options)
+    if not exact and not local and not (causal and attention_mask.shape[2] != attention_mask.shape[3]):
         raise ValueError(
             f"{who} passes attention a mask of shape {tuple(attention_mask.shape)}, one per pair of tokens, which "
             f"{method} attention cannot honour: pass (batch, tokens) on the model, name its layers in exact_layers, or "
             'leave attn_implementation at "sdpa".'
         )
-    return Route(method, True, None, options)
+    return Route(method, True, causal, None, options)
+
+
+def _causal_pairs(query: Tensor, key: Tensor, mask: Bool[Tensor, "b 1 #n s"] | None) -> Bool[Tensor, "b 1 n s"] | None:
+    """The mask of exact causal attention, the queries being the last tokens; None where none is needed."""
+    n, s = query.shape[2], key.shape[2]
+    if mask is None and n in (1, s):
+        return None
+    if mask is not None and mask.shape[2] == n:
+        return mask
+    pairs = torch.ones(n, s, dtype=torch.bool, device=query.device).tril(s - n)
+    # A padded query sees itself: softmax over nothing may be NaN.
+    return pairs if mask is None else (mask & pairs) | pairs.triu(s - n)
 
 
 def _exact_over_ranks(mask: Bool[Tensor, "b 1 1 s"] | None, window: int | None) -> Route:
     """What a layer of exact attention does over ranks: all keys, or those less than `window` tokens away."""
     keep = None if mask is None else mask[:, 0, 0]
     if window is None:
-        return Route("softmax", False, keep, {})
-    return Route("longformer", False, keep, {"window": 2 * window - 1})
+        return Route("softmax", False, False, keep, {})
+    return Route("longformer", False, False, keep, {"window": 2 * window - 1})
 
 
 def masks_of(
@@ -249,15 +276,22 @@ def attends_elsewhere(module: nn.Module) -> bool:
     )
 
 
-def _check_causal(method: str, who: str, asked: bool | None, module: nn.Module) -> None:
-    """Raise for a causal layer; one is causal unless it says that it is not, as in transformers' exact attention."""
+def _check_causal(method: str, who: str, asked: bool | None, module: nn.Module) -> bool:
+    """Whether a layer is causal, as its method can be.
+
+    Raises:
+        ValueError: The method cannot, or the layer does not say it; it is causal in transformers' exact attention then.
+    """
     causal = getattr(module, "is_causal", None) if asked is None else asked
+    if causal and method in METHODS and METHODS[method].causal:
+        return True
     if causal or causal is None:
         what = "is causal" if causal else "does not say whether it is causal (it has no attribute is_causal)"
         raise ValueError(
             f"{who} {what}, and {method} attention sees the whole sequence: leave attn_implementation at "
-            '"sdpa", or set is_causal = False on the layer if it was trained to see all tokens.'
+            '"sdpa", take "near_far", or set is_causal = False on the layer if it was trained to see all tokens.'
         )
+    return False
 
 
 def _options(method: str, module: nn.Module, stored: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:

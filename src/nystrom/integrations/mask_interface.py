@@ -18,6 +18,7 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from nystrom.attention.registry import METHODS
 from nystrom.models.configuration import EncoderConfig
 
 
@@ -43,24 +44,32 @@ def make_mask(
     n x s, and have no meaning for one row.
 
     Raises:
-        ValueError: A causal mask, another pattern than these, a mask of another rank, or a model that never asks for
-            attention by name.
+        ValueError: A causal mask that the method cannot honour, another pattern than these, a mask of another rank, or
+            a model that never asks for attention by name.
     """
     check_asks(_model_of(config), method)
     who = f"{type(config).__name__.removesuffix('Config')} (model type {config.model_type!r})"
-    if _holds(mask_function, causal_mask_function):
+    causal = _holds(mask_function, causal_mask_function)
+    if causal and not (method in METHODS and METHODS[method].causal):
         raise ValueError(
             f"{who} asks for a causal mask, which {method} attention cannot honour: landmarks and features see the "
-            'whole sequence. Leave its attn_implementation at "sdpa"; of an encoder-decoder, give the encoder alone '
-            f"the method: nystrom.integrations.set_attention(model.get_encoder(), {method!r})."
+            'whole sequence. Leave its attn_implementation at "sdpa", or take "near_far"; of an encoder-decoder, give '
+            f"the encoder alone the method: nystrom.integrations.set_attention(model.get_encoder(), {method!r})."
         )
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}; expected (batch, tokens).")
-    if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
+    whole = mask_function is causal_mask_function and q_length == kv_length
+    if whole or (mask_function is bidirectional_mask_function and allow_is_bidirectional_skip):
         padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
         if padding is None or (not torch.compiler.is_compiling() and bool(padding.all())):
             return None
         return padding[:, None, None, kv_offset : kv_offset + kv_length]
+    if mask_function is causal_mask_function:
+        # Tokens that follow those of a cache, or a cache with room for more.
+        return sdpa_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+            allow_is_causal_skip=False, device=device,
+        )  # fmt: skip
     if mask_function is not bidirectional_mask_function and local_size is None:
         raise ValueError(
             f"{who} asks for a mask of a pattern of its own (packed sequences, blocks), which {method} attention "

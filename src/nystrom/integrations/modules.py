@@ -37,7 +37,7 @@ _SAID_BY_TRANSFORMERS = {"self_attn": True, "cross_attn": False, "multihead_attn
 _TIMM = {"timm.layers.attention", "timm.models.vision_transformer"}
 
 
-def default_options(method: str, longest: int | None = None) -> dict[str, Any]:
+def default_options(method: str, longest: int | None = None, *, is_causal: bool = False) -> dict[str, Any]:
     """Options that a trained model has where nothing else is said, and that the method itself has not.
 
     Layers that were trained with keys of their own keep them ("reformer"), and "near_far" has the sizes of
@@ -46,9 +46,10 @@ def default_options(method: str, longest: int | None = None) -> dict[str, Any]:
     Args:
         method: The method.
         longest: Tokens of the model's longest input; None where it has no limit or does not say it.
+        is_causal: Whether a query sees no token after itself.
     """
     if method == "near_far" and longest:
-        return near_far_sizes(longest)
+        return near_far_sizes(longest, is_causal=is_causal)
     return {"shared_qk": False} if method == "reformer" else {}
 
 
