@@ -20,6 +20,8 @@ def test_the_study_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "SMALL", TINY)
     monkeypatch.setattr(study, "RANGES", (0, 128, 256, 320))
     monkeypatch.setattr(study, "NEEDLES", 512)
+    monkeypatch.setattr(study, "LENGTHS", (64, 1100))
+    monkeypatch.setattr(study, "ROUNDS", 1)
     words = [f"word{number}" for number in range(50)]
     draw = random.Random(0)
     lines = [" ".join(draw.choice(words) for _ in range(600)) for _ in range(6)]
@@ -32,8 +34,8 @@ def test_the_study_from_end_to_end(tmp_path, monkeypatch):
     for name in study.ATTENTIONS:
         assert loss[name, 128] == pytest.approx(loss[study.EXACT, 128], abs=1e-5)
     tables = study.STUDIES[NAME].tables(rows)
-    assert [len(table.lines) for table in tables] == [4, 2, 4]
-    assert len(study.STUDIES[NAME].verdicts(rows)) == 4
+    assert [len(table.lines) for table in tables] == [4, 2, 6, 4]
+    assert len(study.STUDIES[NAME].verdicts(rows)) == 5
     assert study.STUDIES[NAME].figures(rows, tmp_path)
 
 
@@ -67,28 +69,45 @@ def row(quantity, method, value, low=None, high=None, after="", n=2048):
     )  # fmt: skip
 
 
-def rows_of(window, apart, trained, found):
+def rows_of(window, apart, trained, found, times):
     rows = [row(study.MORE, name, window[0], *window[1:]) for name in (study.WINDOW, study.HEAVY, study.OURS)]
     rows += [row("loss - near_far", name, apart[0], *apart[1:]) for name in (study.WINDOW, study.HEAVY)]
     rows.append(row(study.MORE, study.OURS, trained[0], *trained[1:], after=study.TRAINED))
+    ratio = study.TIMES["forward"][1]
+    rows += [row(ratio, study.OURS, times[0], n=n) for n in (4096, 8192)]
+    rows.append(row(ratio, study.NOT_CAUSAL, times[1], n=8192))
     names = (study.EXACT, study.OURS, study.WINDOW)
     return rows + [row(study.FOUND, name, share, n=4096) for name, share in zip(names, found, strict=True)]
 
 
 @pytest.mark.parametrize(
-    ("window", "apart", "trained", "found", "wanted"),
+    ("window", "apart", "trained", "found", "times", "wanted"),
     [
-        ((0.1, 0.05, 0.15), (0.08, 0.04, 0.1), (0.01, 0.0, 0.015), (1, 1, 0), [True, True, True, True]),
-        ((0.1, 0.05, 0.15), (-0.08, -0.1, -0.04), (0.1, 0.05, 0.15), (1, 0.2, 0), [False, False, False, False]),
+        ((0.1, 0.05, 0.15), (0.08, 0.04, 0.1), (0.01, 0.0, 0.015), (1, 1, 0), (0.6, 0.5), [True] * 5),
+        ((0.1, 0.05, 0.15), (-0.08, -0.1, -0.04), (0.1, 0.05, 0.15), (1, 0.2, 0), (0.6, 0.3), [False] * 5),
         # The model makes no use of the past; the difference is noise; exact attention finds nothing.
-        ((0.0, -0.01, 0.01), (0.08, 0.04, 0.1), (0.02, 0.0, 0.04), (0.1, 0.1, 0.1), [None, None, None, None]),
-        ((0.1, 0.05, 0.15), (0.01, -0.04, 0.1), (0.01, 0.0, 0.015), (1, 1, 1), [None, None, True, False]),
+        (
+            (0.0, -0.01, 0.01),
+            (0.08, 0.04, 0.1),
+            (0.02, 0.0, 0.04),
+            (0.1, 0.1, 0.1),
+            (1.1, 1),
+            [None, None, None, False, None],
+        ),
+        (
+            (0.1, 0.05, 0.15),
+            (0.01, -0.04, 0.1),
+            (0.01, 0.0, 0.015),
+            (1, 1, 1),
+            (0.6, 0.5),
+            [None, None, True, True, False],
+        ),
     ],
 )
-def test_verdicts_agree_disagree_and_cannot_tell(window, apart, trained, found, wanted):
-    verdicts = study.STUDIES[NAME].verdicts(rows_of(window, apart, trained, found))
+def test_verdicts_agree_disagree_and_cannot_tell(window, apart, trained, found, times, wanted):
+    verdicts = study.STUDIES[NAME].verdicts(rows_of(window, apart, trained, found, times))
     assert [verdict.agrees for verdict in verdicts] == wanted
 
 
 def test_nothing_measured_decides_nothing():
-    assert [verdict.agrees for verdict in study.STUDIES[NAME].verdicts([])] == [None] * 4
+    assert [verdict.agrees for verdict in study.STUDIES[NAME].verdicts([])] == [None] * 5
