@@ -19,7 +19,6 @@ no output depends on what follows, and tokens one at a time give what all at onc
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -87,11 +86,11 @@ def advance(
         rest, keys, there = rest.gather(1, order), take_rows(keys, order), count.gather(1, order[:, :m]) > 0
         joined = _nearest(keys[:, m:], keys[:, :m], there)
         far = far.gather(1, order[:, :m])
-    stay, go = take_rows(x, rest[:, :m]), take_rows(x, rest[:, m:])
+    stay, go, heavy = take_rows(x, torch.cat([rest, heavy], dim=1)).split([m, rest.shape[1] - m, g], dim=1)
     place = (joined + m * torch.arange(len(x), device=x.device)[:, None]).flatten()
-    stay = stay.flatten(0, 1).index_add(0, place, go.flatten(0, 1)).view(stay.shape)
+    stay = stay.flatten(0, 1).index_add(0, place, go.flatten(0, 1)).unflatten(0, (-1, m))
     stay[..., tail + _FAR] = far
-    return torch.cat([stay, take_rows(x, heavy)], dim=1)
+    return torch.cat([stay, heavy], dim=1)
 
 
 def _descending(numbers: Float[Tensor, "r a"], there: Bool[Tensor, "r a"]) -> Int[Tensor, "r a"]:
@@ -143,24 +142,29 @@ def attend_causally(
         scale: Factor on the scores.
         first: The first block that is asked for.
     """
-    size, (r, t, _), e = options.block_size, q.shape, v.shape[2]
-    a = options.num_heavy + options.num_clusters
-    blocks, q = t // size, scale * q
-    queries, x = mean_queries(q, real, size), rows_of(k, v, real)
-    past, pasts, out = x.new_zeros(r, a, x.shape[2]), [], []
+    size, e, q = options.block_size, v.shape[2], scale * q
+    # The gradient of parts is one tensor of all, where that of slices would be one for each.
+    means, asked, tokens = (
+        mean_queries(q.detach(), real, size),
+        q.split(size, dim=1),
+        rows_of(k, v, real).split(size, 1),
+    )
+    (r, _, f), a = tokens[0].shape, options.num_heavy + options.num_clusters
+    # The block before the first.
+    tokens = (torch.zeros_like(tokens[0]), *tokens)
+    past, pasts, out = tokens[0].new_zeros(r, a, f), [], []
     attend = _attend if torch.compiler.is_compiling() else _Attend.apply
-    stretch = max(1, _PASTS // (r * a * x.shape[2]))
-    for block in range(blocks):
+    stretch = max(1, _PASTS // (r * a * f))
+    for block in range(len(asked)):
         if block >= 2:
-            leaving = x[:, (block - 2) * size : (block - 1) * size]
-            past = advance(past, leaving, queries[:, max(0, block - QUERY_MEANS) : block], options, e)
+            past = advance(past, tokens[block - 1], means[:, max(0, block - QUERY_MEANS) : block], options, e)
         if block < first:
             continue
         pasts.append(past)
-        if len(pasts) == stretch or block + 1 == blocks:
-            begin, end = (block + 1 - len(pasts)) * size, (block + 1) * size
-            window = x[:, begin - size : end] if begin else F.pad(x[:, :end], (0, 0, size, 0))
-            out.append(attend(q[:, begin:end], window, torch.stack(pasts, dim=1), size, e))
+        if len(pasts) == stretch or block + 1 == len(asked):
+            some = slice(block + 1 - len(pasts), block + 1)
+            queries, window = torch.cat(asked[some], dim=1), torch.cat(tokens[some.start : some.stop + 1], dim=1)
+            out.append(attend(queries, window, torch.stack(pasts, dim=1), size, e))
             pasts = []
     return torch.cat(out, dim=1)
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystrom import MultiheadAttention, NystromAttention, near_far_attention, near_far_sizes, nystrom_attention
 from nystrom.attention.options import NearFarOptions
@@ -230,6 +231,25 @@ def test_memory_is_linear():
         return sum(sizes)
 
     assert kept(1024) < 2.2 * kept(512)
+
+
+def test_the_work_of_a_training_step_is_linear():
+    class Numbers(TorchDispatchMode):
+        total = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **kwargs or {})
+            self.total += out.numel() if isinstance(out, torch.Tensor) and out._base is None else 0
+            return out
+
+    def made(n):
+        q, k, v = (x.requires_grad_() for x in draw(0, n, b=1, h=1, dtype=torch.float32))
+        with Numbers() as numbers:
+            causal(q, k, v).sum().backward()
+        return numbers.total
+
+    # A slice of all tokens for each block would have a gradient of all tokens for each.
+    assert made(1024) < 2.1 * made(512)
 
 
 @pytest.mark.long
