@@ -5,7 +5,7 @@ as many of held-out documents with other attentions, of one cache of r tokens a 
 
 - near_far (`is_causal`): two blocks of the window, heavy tokens, and clusters of all others;
 - a sliding window of r - 4 tokens, and the first four, the sinks (StreamingLLM, Xiao et al. 2024, arXiv:2309.17453);
-- heavy hitters: the same window as near_far, as many heavy tokens as it has heavy ones and clusters, and the rest
+- heavy hitters: the same window as near_far, the four sinks, as many heavy tokens as fill the cache, and the rest
   dropped (H2O, Zhang et al. 2023, arXiv:2306.14048, with near_far's rule of who is heavy).
 
 Rows hold the loss in nats a token over ranges of positions, each document's mean an observation: the mean, and the
@@ -223,10 +223,10 @@ def window_with_sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def heavy_hitters(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention to near_far's window and `CACHE` tokens less: those that are heavy; all others are dropped."""
+    """Attention to near_far's window, the sinks and heavy tokens, `CACHE` together; all others are dropped."""
     size, e = OPTIONS["block_size"], v.shape[-1]
     # The one cluster takes what is dropped, and nobody looks at it.
-    options = NearFarOptions(block_size=size, num_heavy=CACHE - 2 * size, num_clusters=1)
+    options = NearFarOptions(block_size=size, num_heavy=CACHE - 2 * size - SINKS, num_clusters=1)
     b, n = q.shape[0], q.shape[2]
     q, k, v = (F.pad(x, (0, 0, 0, -n % size)).flatten(0, 1) for x in (q / q.shape[-1] ** 0.5, k, v))
     means, x, out = mean_queries(q, None, size), rows_of(k, v, None), []
@@ -235,9 +235,12 @@ def heavy_hitters(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         place = slice(block * size, (block + 1) * size)
         if block >= 2:
             leaving = x[:, place.start - 2 * size : place.start - size]
+            # The sinks are seen as they are.
+            leaving = torch.cat([torch.zeros_like(x[:, :SINKS]), leaving[:, SINKS:]], dim=1) if block == 2 else leaving
             past = advance(past, leaving, means[:, max(0, block - QUERY_MEANS) : block], options, e)
         window = x[:, max(0, place.start - size) : place.stop]
-        out.append(attend_to_window(q[:, place], window, past[:, 1:], e))
+        sinks = x[:, : SINKS if block >= 2 else 0]
+        out.append(attend_to_window(q[:, place], torch.cat([sinks, window], dim=1), past[:, 1:], e))
     return torch.cat(out, dim=1)[:, :n].unflatten(0, (b, -1))
 
 
