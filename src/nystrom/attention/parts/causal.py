@@ -143,27 +143,26 @@ def attend_causally(
         first: The first block that is asked for.
     """
     size, e, q = options.block_size, v.shape[2], scale * q
-    # The gradient of parts is one tensor of all, where that of slices would be one for each.
-    means, asked, tokens = (
-        mean_queries(q.detach(), real, size),
-        q.split(size, dim=1),
-        rows_of(k, v, real).split(size, 1),
-    )
-    (r, _, f), a = tokens[0].shape, options.num_heavy + options.num_clusters
-    # The block before the first.
-    tokens = (torch.zeros_like(tokens[0]), *tokens)
-    past, pasts, out = tokens[0].new_zeros(r, a, f), [], []
+    means, x = mean_queries(q.detach(), real, size), rows_of(k, v, real)
+    (r, t, f), a = x.shape, options.num_heavy + options.num_clusters
+    # A slice has a gradient of the size of all tokens, parts have one together.
+    recorded = torch.is_grad_enabled() and (q.requires_grad or x.requires_grad)
+    asked, tokens = q.split(size, dim=1), (torch.zeros_like(x[:, :size]), *x.split(size, dim=1))
+    past, pasts, out = x.new_zeros(r, a, f), [], []
     attend = _attend if torch.compiler.is_compiling() else _Attend.apply
     stretch = max(1, _PASTS // (r * a * f))
-    for block in range(len(asked)):
+    for block in range(t // size):
         if block >= 2:
             past = advance(past, tokens[block - 1], means[:, max(0, block - QUERY_MEANS) : block], options, e)
         if block < first:
             continue
         pasts.append(past)
-        if len(pasts) == stretch or block + 1 == len(asked):
-            some = slice(block + 1 - len(pasts), block + 1)
-            queries, window = torch.cat(asked[some], dim=1), torch.cat(tokens[some.start : some.stop + 1], dim=1)
+        if len(pasts) == stretch or (block + 1) * size == t:
+            begin, end = block + 1 - len(pasts), block + 1
+            if recorded or begin == 0:
+                queries, window = torch.cat(asked[begin:end], dim=1), torch.cat(tokens[begin : end + 1], dim=1)
+            else:
+                queries, window = q[:, begin * size : end * size], x[:, (begin - 1) * size : end * size]
             out.append(attend(queries, window, torch.stack(pasts, dim=1), size, e))
             pasts = []
     return torch.cat(out, dim=1)

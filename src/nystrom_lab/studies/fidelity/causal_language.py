@@ -78,7 +78,7 @@ TIMES = {"forward": ("forward time", "forward time / exact"), "both": ("training
 _ENOUGH = 50_000_000
 
 
-class Training(NamedTuple):
+class LanguageTraining(NamedTuple):
     """What is trained.
 
     Attributes:
@@ -102,7 +102,7 @@ class Training(NamedTuple):
     held_out: int
 
 
-SMALL = Training(layers=4, width=256, vocabulary=4096, length=2048, batch=2, steps=1000, more=40, held_out=24)
+SMALL = LanguageTraining(layers=4, width=256, vocabulary=4096, length=2048, batch=2, steps=1000, more=40, held_out=24)
 PAPER = SMALL._replace(steps=8000, more=400, held_out=100)
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -132,7 +132,7 @@ def _plan(setting: Setting) -> Plan:
 # The model.
 
 
-def _tokenizer(documents: Sequence[str], sizes: Training, folder: Path) -> ByteLevelBPETokenizer:
+def _tokenizer(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> ByteLevelBPETokenizer:
     """Byte-level pairs of the documents that are trained on, made once."""
     files = [str(folder / f"tokens-{name}") for name in ("vocab.json", "merges.txt")]
     if not all(Path(file).is_file() for file in files):
@@ -142,18 +142,18 @@ def _tokenizer(documents: Sequence[str], sizes: Training, folder: Path) -> ByteL
     return ByteLevelBPETokenizer(*files)
 
 
-def _stream(documents: Sequence[str], sizes: Training, folder: Path) -> Tensor:
+def _stream(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> Tensor:
     """The tokens of all training documents, one after the other."""
     encoded = _tokenizer(documents, sizes, folder).encode_batch(list(documents[: -sizes.held_out]))
     return torch.tensor([token for document in encoded for token in document.ids])
 
 
-def _held_out(documents: Sequence[str], sizes: Training, folder: Path) -> Tensor:
+def _held_out(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> Tensor:
     encoded = _tokenizer(documents, sizes, folder).encode_batch(list(documents[-sizes.held_out :]))
     return torch.tensor([document.ids[: RANGES[-1] + 1] for document in encoded if len(document.ids) > RANGES[-1]])
 
 
-def _train(documents: Sequence[str], sizes: Training, folder: Path) -> Iterable[Row]:
+def _train(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> Iterable[Row]:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=sizes.vocabulary,
@@ -177,7 +177,9 @@ def _train(documents: Sequence[str], sizes: Training, folder: Path) -> Iterable[
     )  # fmt: skip
 
 
-def _steps(model: LlamaForCausalLM, tokens: Tensor, sizes: Training, steps: int, *, learning_rate: float) -> float:
+def _steps(
+    model: LlamaForCausalLM, tokens: Tensor, sizes: LanguageTraining, steps: int, *, learning_rate: float
+) -> float:
     """Train, and give the mean loss of the last tenth of the steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     warmup = max(1, steps // 20)
@@ -291,7 +293,7 @@ def _rows(losses: Mapping[str, Tensor], after: str, exact: Tensor) -> Iterable[R
                 )  # fmt: skip
 
 
-def _read(documents: Sequence[str], sizes: Training, folder: Path) -> Iterable[Row]:
+def _read(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> Iterable[Row]:
     model, held_out = _load(folder), _held_out(documents, sizes, folder)
     losses = {name: _of_documents(model, name, held_out) for name in (EXACT, *ATTENTIONS)}
     yield from _rows(losses, "", losses[EXACT])
@@ -307,7 +309,7 @@ def _read(documents: Sequence[str], sizes: Training, folder: Path) -> Iterable[R
         )  # fmt: skip
 
 
-def _train_more(documents: Sequence[str], sizes: Training, folder: Path) -> Iterable[Row]:
+def _train_more(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> Iterable[Row]:
     tokens, held_out = _stream(documents, sizes, folder), _held_out(documents, sizes, folder)
     losses = {}
     for name in (EXACT, OURS):

@@ -13,7 +13,7 @@ from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
 
 NAME = "causal-language"
-TINY = study.Training(layers=1, width=64, vocabulary=300, length=256, batch=1, steps=3, more=2, held_out=2)
+TINY = study.LanguageTraining(layers=1, width=64, vocabulary=300, length=256, batch=1, steps=3, more=2, held_out=2)
 
 
 def test_the_study_from_end_to_end(tmp_path, monkeypatch):
