@@ -377,8 +377,8 @@ def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, int]:
     r"""Sizes of `near_far` with which its error hardly grows with the length: the square root of n, in time $n^{3/2}$.
 
     $32 \sqrt{n / 512}$ heavy keys and $80 \sqrt{n / 512}$ clusters in multiples of 8, blocks of 128 and a reach of 16.
-    They are for models: fixed numbers, whatever the length of an input. A causal query sees more tokens as they are,
-    and half the heavy keys and clusters serve it.
+    They are for models: fixed numbers, whatever the length of an input. A causal query sees more tokens as they are:
+    half the heavy keys and clusters serve it, and the first 4,096 tokens are exact, which takes no longer.
 
     Args:
         n: Tokens of the longest input.
@@ -390,7 +390,8 @@ def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, int]:
     check_at_least("n", n, 1)
     growth = math.sqrt(max(n, 512) / 512) / (2 if is_causal else 1)
     heavy, clusters = (8 * math.ceil(size * growth / 8) for size in (32, 80))
-    return {"block_size": 128, "reach": 16, "num_heavy": heavy, "num_clusters": clusters}
+    sizes = {"block_size": 128, "reach": 16, "num_heavy": heavy, "num_clusters": clusters}
+    return sizes | ({"exact_up_to": 4096} if is_causal else {})
 
 
 def option_docs(options: type) -> dict[str, str]:
