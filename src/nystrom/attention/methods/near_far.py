@@ -386,7 +386,7 @@ def _causal(
         rows = None if real is None else real.repeat_interleave(h, dim=0)
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
         parts.append(attend_causally(q, k, v, rows, options, scale, exact // size).unflatten(0, (b, h)))
-    out = torch.cat(parts, dim=2)
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
     return out[:, :, :n] if back is None else take(out, back)
 
 
