@@ -187,6 +187,10 @@ class MultiheadAttention(nn.Module):
                     "one length without padding."
                 )
             self._check_cache()
+            if not isinstance(cache, NearFarCache) or cache.options != self.heads.options:
+                raise ValueError(
+                    f"cache is {cache!r}; expected one that new_cache of this layer made, for {self.heads.options}."
+                )
             return self._read(query, cache), None
         alone = key is None and value is None
         if alone:
@@ -368,6 +372,7 @@ class MultiheadAttention(nn.Module):
     def _check_call(
         self, attn_mask: Tensor | None, is_causal: bool, need_weights: bool, weight_queries: Tensor | None
     ) -> None:
+        check_flag("is_causal", is_causal)
         if attn_mask is not None:
             raise ValueError(
                 f"attn_mask cannot be honoured: {self.method} attention has no n x s weights to mask. Use "

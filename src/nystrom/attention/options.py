@@ -388,6 +388,7 @@ def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, int]:
         Options of `near_far_attention`.
     """
     check_at_least("n", n, 1)
+    check_flag("is_causal", is_causal)
     growth = math.sqrt(max(n, 512) / 512) / (2 if is_causal else 1)
     heavy, clusters = (8 * math.ceil(size * growth / 8) for size in (32, 80))
     sizes = {"block_size": 128, "reach": 16, "num_heavy": heavy, "num_clusters": clusters}

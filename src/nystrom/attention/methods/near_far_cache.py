@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.causal import QUERY_MEANS, advance, attend_to_window, row_width, rows_of
 from nystrom.checks import check_at_least
-from nystrom.precision import at_least_float32, narrowed
-from nystrom.shapes import Masks, check_inputs, score_scale
+from nystrom.precision import at_least_float32, cast_for_autocast, narrowed, without_autocast
+from nystrom.shapes import Masks, check_inputs, check_tensor, score_scale
 
 
 class NearFarCache(nn.Module):
@@ -98,6 +98,12 @@ class NearFarCache(nn.Module):
                 raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {expected}, as the cache was made for.")
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             raise ValueError("a cache gives no gradient: read within torch.no_grad(), or train with is_causal=True.")
+        with without_autocast(q):
+            return self._read_all(*cast_for_autocast(q, k, v))
+
+    def _read_all(
+        self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b h t d"], v: Float[Tensor, "b h t e"]
+    ) -> Float[Tensor, "b h t e"]:
         dtype, size = v.dtype, self.options.block_size
         q, k, v = (at_least_float32(x).flatten(0, 1).to(self.past.dtype) for x in (q, k, v))
         q, x = score_scale(q, self.options.scale) * q, rows_of(k, v, None)
@@ -138,6 +144,7 @@ class NearFarCache(nn.Module):
             ValueError: Another number of sequences, or one that there is not.
         """
         batch = self.batch
+        check_tensor("sequences", sequences)
         if sequences.shape != (batch,) or sequences.is_floating_point():
             raise ValueError(f"sequences has shape {tuple(sequences.shape)}; expected {batch} whole numbers.")
         if ((sequences < 0) | (sequences >= batch)).any():

@@ -5,8 +5,8 @@ as many of held-out documents with other attentions, of one cache of r tokens a 
 
 - near_far (`is_causal`): two blocks of the window, heavy tokens, and clusters of all others;
 - a sliding window of r - 4 tokens, and the first four, the sinks (StreamingLLM, Xiao et al. 2024, arXiv:2309.17453);
-- heavy hitters: the same window as near_far, the four sinks, as many heavy tokens as fill the cache, and the rest
-  dropped (H2O, Zhang et al. 2023, arXiv:2306.14048, with near_far's rule of who is heavy).
+- heavy hitters: the same window as near_far, and the tokens on which most attention fell so far, as many as fill the
+  cache; the rest is dropped (H2O, Zhang et al. 2023, arXiv:2306.14048).
 
 Rows hold the loss in nats a token over ranges of positions, each document's mean an observation: the mean, and the
 quartiles; and how much more it is than exact attention's, with two standard errors of the paired difference as `low`
@@ -46,8 +46,7 @@ from tqdm import tqdm
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
 
 from nystrom.attention.methods.near_far import near_far_attention
-from nystrom.attention.options import NearFarOptions, near_far_sizes
-from nystrom.attention.parts.causal import QUERY_MEANS, advance, attend_to_window, mean_queries, rows_of
+from nystrom.attention.options import near_far_sizes
 from nystrom.clock import seconds
 from nystrom_lab.data.language.prose import read_prose
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
@@ -225,25 +224,26 @@ def window_with_sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def heavy_hitters(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention to near_far's window, the sinks and heavy tokens, `CACHE` together; all others are dropped."""
-    size, e = OPTIONS["block_size"], v.shape[-1]
-    # The one cluster takes what is dropped, and nobody looks at it.
-    options = NearFarOptions(block_size=size, num_heavy=CACHE - 2 * size - SINKS, num_clusters=1)
-    b, n = q.shape[0], q.shape[2]
+    """Attention to near_far's window and the tokens on which most attention fell so far, `CACHE` together.
+
+    A token that left both is dropped, and its attention with it; blocks leave the window together, as near_far's do.
+    """
+    size, heads, n = OPTIONS["block_size"], q.shape[:2], q.shape[2]
     q, k, v = (F.pad(x, (0, 0, 0, -n % size)).flatten(0, 1) for x in (q / q.shape[-1] ** 0.5, k, v))
-    means, x, out = mean_queries(q, None, size), rows_of(k, v, None), []
-    past = x.new_zeros(len(x), options.num_heavy + 1, x.shape[2])
-    for block in range(q.shape[1] // size):
-        place = slice(block * size, (block + 1) * size)
-        if block >= 2:
-            leaving = x[:, place.start - 2 * size : place.start - size]
-            # The sinks are seen as they are.
-            leaving = torch.cat([torch.zeros_like(x[:, :SINKS]), leaving[:, SINKS:]], dim=1) if block == 2 else leaving
-            past = advance(past, leaving, means[:, max(0, block - QUERY_MEANS) : block], options, e)
-        window = x[:, max(0, place.start - size) : place.stop]
-        sinks = x[:, : SINKS if block >= 2 else 0]
-        out.append(attend_to_window(q[:, place], torch.cat([sinks, window], dim=1), past[:, 1:], e))
-    return torch.cat(out, dim=1)[:, :n].unflatten(0, (b, -1))
+    place, fallen, out = torch.arange(q.shape[1]).expand(len(q), -1), torch.zeros_like(q[..., 0]), []
+    heavy = place[:, :0]
+    for start in range(0, q.shape[1], size):
+        if start >= 2 * size:
+            pool = torch.cat([heavy, place[:, start - 2 * size : start - size]], dim=1)
+            most = fallen.gather(1, pool).topk(min(CACHE - 2 * size, pool.shape[1]), dim=1).indices
+            heavy = pool.gather(1, most)
+        seen = torch.cat([heavy, place[:, max(0, start - size) : start + size]], dim=1)
+        keys, values = (x.gather(1, seen[..., None].expand(-1, -1, x.shape[2])) for x in (k, v))
+        later = seen[:, None] > place[:, start : start + size, None]
+        weights = (q[:, start : start + size] @ keys.mT).masked_fill(later, -torch.inf).softmax(dim=-1)
+        fallen = fallen.scatter_add(1, seen, weights.sum(dim=1))
+        out.append(weights @ values)
+    return torch.cat(out, dim=1)[:, :n].unflatten(0, heads)
 
 
 ATTENTIONS: dict[str, Attention] = {OURS: near_far, WINDOW: window_with_sinks, HEAVY: heavy_hitters}

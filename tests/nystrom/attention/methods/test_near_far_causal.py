@@ -370,6 +370,20 @@ def test_a_cache_gives_the_numbers_of_all_at_once(pieces, up_to):
     assert sum(buffer.numel() for buffer in cache.buffers()) == size
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_cache_in_low_precision_gives_the_numbers_of_all_at_once(autocast):
+    torch.manual_seed(0)
+    layer, x = build().to(torch.float32 if autocast else torch.bfloat16), torch.randn(2, 30, 12)
+    x = x if autocast else x.bfloat16()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        cache = layer.new_cache(2)
+        out = torch.cat([layer(piece, cache=cache)[0] for piece in x.split(7, dim=1)], dim=1)
+        wanted = layer(x, is_causal=True)[0]
+    assert out.dtype == wanted.dtype == torch.bfloat16
+    # One rounding of bfloat16.
+    assert_close(out, wanted, rtol=2**-7, atol=2**-9)
+
+
 def test_a_cache_is_saved_loaded_and_moved(tmp_path):
     layer, x = build(), torch.randn(2, 41, 12, dtype=torch.float64)
     cache = layer.new_cache(2)
@@ -418,6 +432,11 @@ def test_a_million_tokens_are_read_in_constant_memory():
         (lambda layer, x: layer(x, cache=layer.new_cache(3)), "as the cache was made for"),
         (lambda layer, x: layer(x[0], cache=layer.new_cache(2)), "expected .batch, tokens, width"),
         (lambda layer, x: layer.new_cache(0), "batch is 0"),
+        (lambda layer, x: layer(x, cache="past"), "cache is 'past'; expected one that new_cache"),
+        (lambda layer, x: layer(x, cache=build(scale=9.0).new_cache(2)), "expected one that new_cache of this layer"),
+        (lambda layer, x: layer.new_cache(2).reorder([0, 1]), "sequences is"),
+        (lambda layer, x: layer(x, is_causal="yes"), "is_causal is 'yes'"),
+        (lambda layer, x: near_far_sizes(9, is_causal="yes"), "is_causal is 'yes'"),
         (lambda layer, x: layer.new_cache(2).reorder(torch.tensor([0])), "expected 2 whole numbers"),
         (lambda layer, x: layer.new_cache(2).reorder(torch.tensor([0, 2])), "expected numbers from 0 to 1"),
         (lambda layer, x: build(num_samples=2).new_cache(2), "num_samples is 2"),
