@@ -6,12 +6,15 @@ are not real. Positions are relative, so padding at either end changes nothing; 
 
 On an accelerator and in export this is `conv2d`. On a CPU, `conv2d` with one channel per head is slower than the
 attention itself, its backward slower still, and its kernel gradient wrong at some lengths (torch 2.13 with oneDNN on
-AVX-512, for example: 76 tokens, K = 33). There the kernel becomes a small banded matrix (T x (T + K - 1), one per head)
-that multiplies overlapping windows of the values. The gradient of the values is the same with the kernel reversed;
-that of the kernel is the sums of the diagonals of (gradient x values), window by window.
+AVX-512, for example: 76 tokens, K = 33). There float32 values are convolved channels-last, the channels of all heads
+together where they are stored side by side, otherwise those of one head at a time. In other dtypes the kernel becomes
+a small banded matrix (T x (T + K - 1), one per head) that multiplies overlapping windows of the values. The gradient of
+the values is the same convolution with the kernel reversed; that of the kernel is a product of windows in every dtype.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Fig. 4.
 """
+
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 
 from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature, pieces
 from nystrom.checks import check_at_least
-from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
+from nystrom.precision import accumulator, at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import check_keep, check_tensor, zero_masked
 
 # What `nystrom.shapes.check_same_tokens` says where a skip is asked for.
@@ -28,6 +31,8 @@ NEEDS_SAME_TOKENS = (
     "the skip convolution adds values to queries of the same positions, in self-attention: pass skip=None, or "
     "keep alone as the mask of both"
 )
+# Tokens from which on a convolution of each head is faster than the band.
+_LONG = 4096
 # Outputs per window: the band has T + K - 1 products per output, of which K count.
 _WINDOW = 16
 
@@ -144,9 +149,7 @@ class _Convolution(torch.autograd.Function):
     @known_signature
     def forward(v: Tensor, w: Tensor, to: Tensor | None) -> tuple[Tensor, Tensor]:
         out = torch.empty_like(v)
-        band = _band(w)
-        for piece in pieces(v.shape[0], v.shape[2], v.shape[1] * v.shape[3]):
-            part = _by_windows(_windows(v, piece, w.shape[1]), band, out[piece])
+        for piece, part in _convolved(v, w):
             if to is None:
                 out[piece].copy_(part)
             else:
@@ -167,25 +170,18 @@ class _Convolution(torch.autograd.Function):
         if grad is None:
             return grad_v, None, None
         needs_v, needs_w, needs_to = ctx.needs_input_grad
-        (b, h, n, e), size, band = v.shape, w.shape[1], _band(w.flip(1))
-        recorded, outer = torch.is_grad_enabled(), None
-        if recorded and needs_v:
+        grad_to = grad if needs_to else None
+        grad_w = _kernel_gradient(v, grad, w.shape[1]).to(w.dtype) if needs_w else None
+        if not needs_v:
+            return None, grad_w, grad_to
+        if torch.is_grad_enabled():
             more = _by_band(grad, w.flip(1))
-            grad_v = more if grad_v is None else more + grad_v
-        elif grad_v is None and needs_v:
-            grad_v = torch.zeros_like(v)
-        for piece in pieces(b, n, h * e):
-            windows = _windows(grad, piece, size)
-            if needs_w:
-                here = _outer(_windows(v, piece, size), windows, size)
-                outer = here if outer is None else outer + here
-            if needs_v and not recorded:
-                assert grad_v is not None
-                grad_v[piece].add_(_by_windows(windows, band, grad_v[piece]))
-        grad_w = None
-        if needs_w:
-            grad_w = torch.zeros_like(w) if outer is None else _diagonals(outer, size).to(w.dtype)
-        return grad_v if needs_v else None, grad_w, grad if needs_to else None
+            return more if grad_v is None else more + grad_v, grad_w, grad_to
+        grad_v = torch.zeros_like(v) if grad_v is None else grad_v
+        for piece, part in _convolved(grad, w.flip(1)):
+            grad_v[piece].add_(part)
+            del part
+        return grad_v, grad_w, grad_to
 
     @staticmethod
     def vmap(info, in_dims, v, w, to):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -204,33 +200,67 @@ def _by_band(v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]) -> Float[Tens
     return (_band(w)[:, None] @ windows).flatten(2, 3)[:, :, : v.shape[2]]
 
 
+def _convolved(
+    v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]
+) -> Iterator[tuple[Piece, Float[Tensor, "g h p e"]]]:
+    """The convolution of values, a piece at a time."""
+    b, h, n, e = v.shape
+    # The channels that are adjacent in memory: those of all heads, token by token, or those of one head.
+    together = h if v.stride(1) < v.stride(2) else 1
+    by_band = v.dtype != torch.float32 or not torch.backends.mkldnn.is_available()
+    if by_band or (together == 1 and n < _LONG):
+        band = _band(w)
+        for piece in pieces(b, n, h * e):
+            yield piece, _by_windows(v, band, piece, w.shape[1])
+        return
+    for first in range(0, h, together):
+        heads = slice(first, first + together)
+        kernels = w[heads].repeat_interleave(e, dim=0)[:, None, None]
+        for sequences, _, tokens in pieces(b, n, together * e):
+            piece = (sequences, heads, tokens)
+            yield piece, _by_channels(v, kernels, piece)
+
+
+def _by_channels(
+    v: Float[Tensor, "b h n e"], kernels: Float[Tensor, "c 1 1 k"], piece: Piece
+) -> Float[Tensor, "g i p e"]:
+    """A channels-last convolution."""
+    (sequences, heads, tokens), half = piece, kernels.shape[3] // 2
+    first, last = max(0, tokens.start - half), min(v.shape[2], tokens.stop + half)
+    part = v[sequences, heads, first:last]
+    lines = part.transpose(1, 2).flatten(2).mT[:, :, None]
+    lines = F.conv2d(lines, kernels, padding=(0, half), groups=len(kernels))
+    return lines[:, :, 0, tokens.start - first : tokens.stop - first].mT.unflatten(2, (-1, v.shape[3])).transpose(1, 2)
+
+
 def _by_windows(
-    windows: Float[Tensor, "h w l e"], band: Float[Tensor, "h t l"], like: Float[Tensor, "g h p e"]
+    v: Float[Tensor, "b h n e"], band: Float[Tensor, "h t l"], piece: Piece, size: int
 ) -> Float[Tensor, "g h p e"]:
-    """Products of the overlapping windows of a piece with the kernel as a banded matrix."""
-    h, count, length, e = windows.shape
-    slot = _slot(like.shape[2], length - _WINDOW + 1)
-    out = windows.new_empty(h, len(like) * slot // _WINDOW, _WINDOW, e)
+    """Products of overlapping windows with the kernel as a banded matrix."""
+    windows, length = _windows(v, piece, size), piece[2].stop - piece[2].start
+    (h, count), slot, e = windows.shape[:2], _slot(length, size), v.shape[3]
+    out = v.new_empty(h, len(v[piece]) * slot // _WINDOW, _WINDOW, e)
     for i in range(h):
         # One head at a time: over heads, the product would copy the overlapping windows.
         torch.bmm(band[i].expand(count, -1, -1), windows[i], out=out[i, :count])
-    return out.view(h, -1, slot, e)[:, :, : like.shape[2]].transpose(0, 1)
+    return out.view(h, -1, slot, e)[:, :, :length].transpose(0, 1)
 
 
-def _outer(values: Float[Tensor, "h w l e"], grads: Float[Tensor, "h w l e"], size: int) -> Float[Tensor, "h t l"]:
-    """Sum over windows of grad @ window^T, in float32 at least."""
-    blocks = grads[:, :, size // 2 : size // 2 + _WINDOW]
-    # One head at a time, as above.
-    return torch.stack(
-        [torch.bmm(at_least_float32(x), at_least_float32(y).mT).sum(dim=0) for x, y in zip(blocks, values, strict=True)]
-    )
-
-
-def _diagonals(outer: Float[Tensor, "h t l"], size: int) -> Float[Tensor, "h k"]:
-    """The sum of each diagonal: the gradient of the kernel."""
-    row = torch.arange(_WINDOW, device=outer.device)
-    column = row + torch.arange(size, device=outer.device)[:, None]
-    return outer[:, row.expand_as(column), column].sum(-1)
+def _kernel_gradient(v: Float[Tensor, "b h n e"], grad: Float[Tensor, "b h n e"], size: int) -> Float[Tensor, "h k"]:
+    """Sum of each diagonal of grad @ window^T over the windows, in float32 at least."""
+    b, h, n, e = v.shape
+    nothing = torch.zeros(_WINDOW, _WINDOW + size - 1, dtype=accumulator(v.dtype), device=v.device)
+    outer = [nothing] * h
+    for piece in pieces(b, n, h * e):
+        windows, blocks = _windows(v, piece, size), _windows(grad, piece, size)
+        blocks = blocks[:, :, size // 2 : size // 2 + _WINDOW]
+        outer = [
+            total + torch.bmm(at_least_float32(x), at_least_float32(y).mT).sum(dim=0)
+            for total, x, y in zip(outer, blocks, windows, strict=True)
+        ]
+    row = torch.arange(_WINDOW, device=v.device)
+    column = row + torch.arange(size, device=v.device)[:, None]
+    return torch.stack(outer)[:, row.expand_as(column), column].sum(-1)
 
 
 def _windows(v: Float[Tensor, "b h n e"], piece: Piece, size: int) -> Float[Tensor, "h w l e"]:
