@@ -8,20 +8,23 @@ near_far is as `nystrom convert --attention near_far` makes it: sizes of `near_f
   exact encoder are given: the mean over layers, heads and texts, and their quartiles;
 - the relative error of the hidden states after the last layer, over all texts;
 - time and memory of a forward pass, of the attention of the middle layer and of the whole encoder, on one text, all
-  in turn: medians and quartiles of the rounds, and the ratio to exact attention within a round.
+  in turn: medians and quartiles of the rounds, and the ratio to exact attention within a round;
+- both errors of near_far where the table of positions is stretched and where it is repeated, each beside exact
+  attention with that table, before any fine-tuning.
 
 Claims of this library, and the rules that decide on them, each at every length that was measured:
 
 - near_far's attention is at most .13 off up to 4,096 tokens, and at most .16 at 8,192.
 - The hidden states are at most .20 off at 2,048 tokens.
 - near_far takes at most 1.05 of the time of exact attention up to 1,024 tokens, and less than it beyond.
+- Beyond 1,024 tokens, where near_far is not exact, both of its errors are smaller with stretched positions.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -29,6 +32,7 @@ from nystrom.clock import peak_bytes, seconds
 from nystrom.inspection.candidates import Candidate, read_candidates
 from nystrom.inspection.texts import load_encoder
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
+from nystrom.models.positions import Lengthening
 from nystrom.shapes import Masks
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.measure.timing import in_turns, timed_rows
@@ -49,6 +53,8 @@ LENGTHS, ROUNDS = (512, 1024, 2048, 4096, 8192), 7
 ERROR, HIDDEN = "relative error of the output", "relative error of the hidden states"
 TIME, RATIO, MEMORY = "forward time", "forward time / exact", "forward memory"
 PLACES = ("attention", "encoder")
+# near_far is exact for so many tokens.
+_EXACT_UP_TO = 1024
 _CPU = torch.device("cpu")
 
 
@@ -59,6 +65,11 @@ def _plan(setting: Setting) -> Plan:
     parts = [
         *(Part(f"errors-n={n}", partial(_measure_errors, encoder, n, texts)) for n in lengths),
         *(Part(f"times-n={n}", partial(_measure_times, encoder, n)) for n in lengths),
+        *(
+            Part(f"positions-n={n}", partial(_measure_positions, encoder, n, texts))
+            for n in lengths
+            if n > _EXACT_UP_TO
+        ),
     ]
     said = {
         "model": encoder.name,
@@ -74,19 +85,28 @@ def _plan(setting: Setting) -> Plan:
 
 def _measure_errors(encoder: Encoder, n: int, texts: int, folder: Path) -> Iterable[Row]:
     """Errors of the attention's output, and of the hidden states."""
-    longer = encoder.lengthened(n, folder)
-    candidates = {each.name: each for each in read_candidates(METHODS, n)}
+    yield from _errors(encoder.lengthened(n, folder), METHODS, n, texts, {})
+
+
+def _measure_positions(encoder: Encoder, n: int, texts: int, folder: Path) -> Iterable[Row]:
+    """Errors of near_far with each way to make more positions."""
+    for how in get_args(Lengthening):
+        yield from _errors(encoder.lengthened(n, folder, how), (EXACT, OURS), n, texts, {"positions": how})
+
+
+def _errors(longer: Encoder, methods: Sequence[str], n: int, texts: int, facts: Mapping[str, str]) -> Iterable[Row]:
+    candidates = {each.name: each for each in read_candidates(methods, n)}
     errors: dict[str, list[torch.Tensor]] = {}
-    for given in longer.record(n, texts, tuple(range(encoder.layers))).values():
+    for given in longer.record(n, texts, tuple(range(longer.layers))).values():
         exact = _attend(candidates[EXACT], given)
         for name, candidate in candidates.items():
             off = (_attend(candidate, given) - exact).flatten(2).norm(dim=2)
             errors.setdefault(name, []).append(off / exact.flatten(2).norm(dim=2))
-    facts = {"layers": encoder.layers, "b": texts}
+    shared: dict[str, Any] = {"n": n, "facts": {"layers": longer.layers, "b": texts, **facts}}
     for name, values in errors.items():
-        yield spread_row(ERROR, name, torch.stack(values), n=n, facts=facts, seed=0)
+        yield spread_row(ERROR, name, torch.stack(values), seed=0, **shared)
     model, off, size = _load(longer), dict.fromkeys(candidates, 0.0), 0.0
-    for ids in encoder.tokens(n, texts):
+    for ids in longer.tokens(n, texts):
         exact = _hidden(model, candidates[EXACT], ids[None])
         size += float(exact.double().square().sum())
         for name, candidate in candidates.items():
@@ -94,9 +114,8 @@ def _measure_errors(encoder: Encoder, n: int, texts: int, folder: Path) -> Itera
     for name, squares in off.items():
         value = math.sqrt(squares / size)
         yield new_row(
-            study="", quantity=HIDDEN, method=name, value=value, unit="", n=n, repeats=texts, facts=facts,
-            device=cpu_name(),
-        )  # fmt: skip
+            study="", quantity=HIDDEN, method=name, value=value, unit="", repeats=texts, device=cpu_name(), **shared
+        )
 
 
 def _measure_times(encoder: Encoder, n: int, folder: Path) -> Iterable[Row]:
@@ -135,11 +154,27 @@ def _hidden(model: torch.nn.Module, candidate: Candidate, ids: torch.Tensor) -> 
         return model(input_ids=ids)[0]
 
 
-def _found(rows: Sequence[Row], quantity: str, place: str | None = None) -> dict[tuple[int, str], Row]:
+def _found(
+    rows: Sequence[Row], quantity: str, place: str | None = None, positions: str | None = None
+) -> dict[tuple[int, str], Row]:
     return {
         (row.n, row.method): row
         for row in rows
-        if row.quantity == quantity and row.n is not None and (place is None or row.fact("of") == place)
+        if row.quantity == quantity
+        and row.n is not None
+        and (place is None or row.fact("of") == place)
+        and row.facts.get("positions") == positions
+    }
+
+
+def _of_positions(rows: Sequence[Row]) -> dict[tuple[str, str], dict[int, float]]:
+    """near_far's errors by length, of each quantity and each way to make positions."""
+    return {
+        (quantity, how): {
+            n: row.value for (n, name), row in sorted(_found(rows, quantity, positions=how).items()) if name == OURS
+        }
+        for quantity in (ERROR, HIDDEN)
+        for how in get_args(Lengthening)
     }
 
 
@@ -174,12 +209,21 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
         for name in METHODS
         if any((n, name) in hidden for n in lengths)
     ]
+    by_positions = _of_positions(rows)
     return [
         Table("", ["n", "method", "error of attention", "of the hidden states", *of], lines, 2),
         Table(
             "the whole encoder, error of the hidden states / time beside exact attention",
             ["method", *(f"n = {n}" for n in lengths)],
             short,
+        ),
+        Table(
+            "near_far before any fine-tuning, by positions",
+            ["n", *(f"{what}, {how}" for what in ("attention", "hidden states") for how in get_args(Lengthening))],
+            [
+                [str(n), *(f"{values.get(n, math.nan):.3f}" for values in by_positions.values())]
+                for n in sorted({n for values in by_positions.values() for n in values})
+            ],
         ),
     ]
 
@@ -195,6 +239,13 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
     ratios = of_ours(_found(rows, RATIO, "attention"))
     near = all(error <= (0.13 if n <= 4096 else 0.16) for n, error in errors.items()) if errors else None
     whole = hidden[2048] <= 0.2 if 2048 in hidden else None
+    by_positions = _of_positions(rows)
+    pairs = [
+        (stretched, by_positions[quantity, "repeat"][n])
+        for quantity in (ERROR, HIDDEN)
+        for n, stretched in by_positions[quantity, "interpolate"].items()
+        if n in by_positions[quantity, "repeat"]
+    ]
     fast = all(ratio <= 1.05 if n <= 1024 else ratio < 1 for n, ratio in ratios.items()) if ratios else None
     return [
         Verdict("near_far's attention is at most .13 off up to 4,096 tokens, .16 at 8,192.", near, said(errors, ".3f")),
@@ -203,6 +254,15 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
             "near_far takes at most 1.05 of exact attention's time up to 1,024 tokens, and less beyond.",
             fast,
             said(ratios, ".2f"),
+        ),
+        Verdict(
+            "Beyond 1,024 tokens near_far is nearer to exact attention with stretched positions than repeated ones.",
+            all(stretched < repeated for stretched, repeated in pairs) if pairs else None,
+            " ".join(
+                f"{quantity.removeprefix('relative error of the ')}, {how}: {said(values, '.3f')}"
+                for (quantity, how), values in by_positions.items()
+                if values
+            ),
         ),
     ]
 

@@ -29,6 +29,7 @@ from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, report_held
 from nystrom.models.files.tokenizer import load_tokenizer
+from nystrom.models.positions import Lengthening
 from nystrom_lab.data.language.prose import read_prose
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.training.run.progress import no_file_bars
@@ -107,22 +108,26 @@ class Encoder:
             result[layer] = Recording(*(torch.cat(part) for part in parts))
         return result
 
-    def lengthened(self, length: int, folder: Path) -> "Encoder":
-        """The encoder with its table of positions stretched to this length, where it has fewer (`nystrom convert`).
+    def lengthened(self, length: int, folder: Path, positions: Lengthening = "interpolate") -> "Encoder":
+        """The encoder with a table of positions for this length, where it has fewer (`nystrom convert`).
 
         Args:
             length: Tokens of the longest text.
             folder: Where the new model goes, or already is.
+            positions: "interpolate" stretches the table, "repeat" repeats it.
 
         Raises:
             ValueError: An encoder whose positions cannot be stretched.
         """
         if length <= self.positions:
             return self
-        made = folder / f"{self.name}-{length}"
+        made = folder / f"{self.name}-{length}{'' if positions == 'interpolate' else f'-{positions}'}"
         if not made.is_dir():
             with no_file_bars():
-                convert(self.folder, made, attention="softmax", conv_kernel_size=None, max_position_embeddings=length)
+                convert(
+                    self.folder, made, attention="softmax", conv_kernel_size=None, max_position_embeddings=length,
+                    positions=positions,
+                )  # fmt: skip
         return replace(self, folder=made)
 
     @cached_property

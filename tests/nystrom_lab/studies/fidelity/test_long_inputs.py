@@ -29,18 +29,25 @@ def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatc
     assert {(row.fact("of"), row.n) for row in rows if row.quantity == MEMORY} == {
         (place, n) for place in ("attention", "encoder") for n in (16, 1200)
     }
-    table, short = STUDY.tables(rows)
+    table, short, positions = STUDY.tables(rows)
+    assert [line[0] for line in positions.lines] == ["1200"]
+    assert "nan" not in positions.lines[0]
     assert [line[0] for line in short.lines] == list(long_inputs.METHODS)
     assert short.lines[0][1:] == ["0.00 / 1.00", "0.00 / 1.00"]
     assert [line[:2] for line in table.lines] == [[n, name] for n in ("16", "1200") for name in long_inputs.METHODS]
     assert all(cell for line in table.lines for cell in line)
     assert (folder / f"{NAME}.png").is_file()
-    # The longer model is made once.
-    assert len(list(folder.glob("*-1200"))) == 1
+    # The longer model is made once, and once with repeated positions.
+    assert len(list(folder.glob("*-1200*"))) == 2
+    # Stretched positions are what the first rows have, too.
+    stretched = next(row for row in rows if row.facts.get("positions") == "interpolate" and row.method == "near_far")
+    assert stretched.value == found[stretched.quantity, "near_far", 1200]
 
 
-def row(quantity, value, n, method="near_far", of="attention"):
+def row(quantity, value, n, method="near_far", of="attention", positions=None):
     facts = {"of": of} if quantity in (TIME, RATIO, MEMORY) else {}
+    if positions is not None:
+        facts["positions"] = positions
     return new_row(study="", quantity=quantity, method=method, value=value, unit="", n=n, facts=facts, device="a CPU")
 
 
@@ -60,8 +67,18 @@ def row(quantity, value, n, method="near_far", of="attention"):
 )
 def test_each_claim_is_decided_by_its_rule(changed, words):
     rows = [row(ERROR, 0.1, 2048), row(HIDDEN, 0.19, 2048), row(RATIO, 1.04, 512), row(RATIO, 0.7, 2048)]
-    assert [verdict.word for verdict in STUDY.verdicts([*rows, *changed])] == words
+    assert [verdict.word for verdict in STUDY.verdicts([*rows, *changed])][:3] == words
+
+
+@pytest.mark.parametrize(
+    ("repeated", "word"), [({2048: 0.2}, "agrees"), ({2048: 0.1}, "does not agree"), ({4096: 0.2}, "cannot tell")]
+)
+@pytest.mark.parametrize("quantity", [ERROR, HIDDEN])
+def test_positions_are_compared_at_one_length(quantity, repeated, word):
+    rows = [row(quantity, 0.11, 2048, positions="interpolate")]
+    rows += [row(quantity, value, n, positions="repeat") for n, value in repeated.items()]
+    assert STUDY.verdicts(rows)[3].word == word
 
 
 def test_what_was_not_measured_decides_nothing():
-    assert [verdict.word for verdict in STUDY.verdicts([row(MEMORY, 3, 512)])] == ["cannot tell"] * 3
+    assert [verdict.word for verdict in STUDY.verdicts([row(MEMORY, 3, 512)])] == ["cannot tell"] * 4
