@@ -314,12 +314,37 @@ def near_far(
         num_clusters: Clusters m.
         near: Which keys are near a query, see `near_keys`; None for none.
     """
-    heavy, means = cluster == num_clusters, k
-    for j in cluster[~heavy].unique():
-        members = (cluster == j)[:, None]
-        means = torch.where(members, (k * members).sum(dim=0) / members.sum(), means)
+    heavy = cluster == num_clusters
+    means = _group_means(k, torch.where(heavy, -1, cluster))
     exact = heavy if near is None else heavy | near
     return torch.where(exact, _scale(q) * q @ k.T, _scale(q) * q @ means.T).softmax(dim=1) @ v
+
+
+def near_far_causal(q: Queries, k: Keys, v: Values, *, groups: Int[Tensor, "n s"]) -> Out:
+    r"""Softmax of $c\, q_i^\top \mu_i(j)$ over the keys $j \le i$ (ours).
+
+    Here $\mu_i(j)$ is the mean key of the group that j is in when query i is read; a near or heavy key is its own mean.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        groups: Of each key, for each query; -1 for a key by itself.
+    """
+    rows = [
+        (_scale(q) * _group_means(k, group)[: i + 1] @ q[i]).softmax(dim=0) @ v[: i + 1]
+        for i, group in enumerate(groups)
+    ]
+    return torch.stack(rows)
+
+
+def _group_means(k: Keys, group: Int[Tensor, " s"]) -> Keys:
+    """For each key the mean of its group; the key itself where the group is -1."""
+    means = k
+    for j in group[group >= 0].unique():
+        members = (group == j)[:, None]
+        means = torch.where(members, (k * members).sum(dim=0) / members.sum(), means)
+    return means
 
 
 def near_keys(

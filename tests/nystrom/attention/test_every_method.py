@@ -23,6 +23,8 @@ from nystrom.attention.methods.nystrom import nystrom_rows
 from nystrom.attention.methods.performer import draw_projection
 from nystrom.attention.methods.reformer import _rotations as draw_rotations
 from nystrom.attention.methods.skyformer import mixed_landmarks
+from nystrom.attention.parts.band import pad_to_blocks
+from nystrom.attention.parts.causal import QUERY_MEANS, advance, mean_queries, rows_of
 from nystrom.attention.parts.clusters import choose
 from nystrom.attention.parts.residual import RIDGE
 from nystrom.attention.registry import METHODS, find_function
@@ -32,6 +34,8 @@ from nystrom.linalg import pinv
 
 # Kernels for a GPU: without one they run in Triton's interpreter.
 TRITON = {"backend": "triton"}
+# An argument of a call, which `build` gives to all calls: no query sees a token after itself.
+CAUSAL = {"is_causal": True}
 VARIANTS = {
     "softmax": [{}, {"form": "materialised"}],
     "nystrom": [
@@ -50,6 +54,8 @@ VARIANTS = {
         {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, "num_samples": 5},
         {"block_size": 8, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, **TRITON},
         {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 12},
+        {"block_size": 4, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, **CAUSAL},
+        {"block_size": 3, "num_heavy": 0, "num_clusters": 1, "exact_up_to": 9, **CAUSAL},
     ],
     "kernelized": [{}, {"kernel": "laplace"}],
     "skyformer": [
@@ -78,10 +84,17 @@ VARIANTS = {
         {"block_size": 2, "num_random_blocks": 0},
     ],
 }
+
+
 # Methods whose rule is about positions: holes inside a sequence count as positions.
 POSITIONAL = {name for name, method in METHODS.items() if method.positional}
-# Methods whose queries and keys may be different tokens.
-CROSS = {name for name, method in METHODS.items() if method.cross_attention}
+
+
+def is_cross(name, options):
+    """Whether queries and keys may be different tokens."""
+    return METHODS[name].cross_attention and not options.get("is_causal")
+
+
 RANDOM = [
     ("nystrom", {"num_landmarks": 5, "landmarks": "uniform"}),
     ("skyformer", {"num_landmarks": 6}),
@@ -198,8 +211,22 @@ def draw_keep(seed, b, n):
     return keep.to(DEVICE)
 
 
+class Causal(torch.nn.Module):
+    """A method that is asked for its causal form in every call."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.attend, self.weights = attend, attend.weights
+        self.method, self.options, self.num_heads = f"{attend.method} causal", attend.options, attend.num_heads
+
+    def forward(self, q, k, v, *, keep=None, key_keep=None, query_keep=None):
+        return self.attend(q, k, v, keep=keep, key_keep=key_keep, query_keep=query_keep, is_causal=True)
+
+
 def build(name, options, *, h=2, d=4):
-    return build_attention(name, num_heads=h, head_dim=d, **options).to(DEVICE).eval()
+    of_method = {option: value for option, value in options.items() if option != "is_causal"}
+    attend = build_attention(name, num_heads=h, head_dim=d, **of_method).to(DEVICE)
+    return (Causal(attend) if options.get("is_causal") else attend).eval()
 
 
 def ones(b, n):
@@ -213,6 +240,11 @@ def across(name, n, s, b=2):
 
 def dense_softmax(q, k, v):
     return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v
+
+
+def dense_causal(q, k, v):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf).softmax(dim=-1) @ v
 
 
 def dense_gaussian(q, k, v):
@@ -273,7 +305,7 @@ def build_exact(name, backend):
     options, oracle = EXACT[name]
     attend = build(name, {**options, **backend})
     EXACT_WEIGHTS.get(name, lambda module: None)(attend)
-    return attend, OTHER_KERNELS.get(backend.get("kernel"), oracle)
+    return attend, dense_causal if backend == CAUSAL else OTHER_KERNELS.get(backend.get("kernel"), oracle)
 
 
 def test_every_method_has_its_variants():
@@ -300,7 +332,7 @@ def test_the_module_is_the_function(name, options):
     n=lengths, s=lengths, b=st.integers(1, 3), h=st.integers(1, 3), d=st.integers(1, 9), e=st.integers(1, 9), seed=seeds
 )
 def test_any_length(name, options, n, s, b, h, d, e, seed):
-    s = s if name in CROSS else n
+    s = s if is_cross(name, options) else n
     q, k, v = draw(seed, n, s, b=b, h=h, d=d, e=e)
     out = build(name, options, h=h, d=d)(q, k, v, **across(name, n, s, b))
     assert out.shape == (b, h, n, e)
@@ -311,7 +343,7 @@ def test_any_length(name, options, n, s, b, h, d, e, seed):
 @every_case
 @pytest.mark.parametrize(("b", "n", "s"), [(0, 9, 9), (2, 0, 0), (2, 9, 0), (2, 0, 9)])
 def test_no_sequence_no_query_or_no_key_gives_an_empty_result_or_zeros(name, options, b, n, s):
-    if name not in CROSS and n != s:
+    if not is_cross(name, options) and n != s:
         pytest.skip("self-attention only")
     inputs = [x.requires_grad_() for x in draw(0, n, s, b=b)]
     masked = {"keep": ones(b, n)} if n == s else {"key_keep": ones(b, s)}
@@ -393,7 +425,7 @@ def test_padding_changes_nothing_where_scores_are_equal(name, options, n, before
 @few
 @given(n=lengths, s=lengths, before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
 def test_padding_of_queries_and_keys_apart_changes_nothing(name, options, n, s, before, after, seed):
-    if name not in CROSS:
+    if not is_cross(name, options):
         pytest.skip("self-attention only")
     q, k, v = draw(seed, n, s, b=1)
     pad = torch.nn.functional.pad
@@ -428,7 +460,7 @@ def test_holes_change_nothing(name, options, n, seed):
 @pytest.mark.parametrize("n", [19, 20, 21])
 def test_masks_of_cross_attention_do_not_look_at_lengths(name, options, n):
     """As many queries as keys are nothing special: each query gets what it gets alone, among 19, 20 or 21."""
-    if name not in CROSS:
+    if not is_cross(name, options):
         pytest.skip("self-attention only")
     q, k, v = draw(3, 21, 20)
     keep, attend = draw_keep(3, 2, 20), build(name, options)
@@ -443,14 +475,17 @@ def test_masks_of_cross_attention_do_not_look_at_lengths(name, options, n):
 @pytest.mark.parametrize("self_attention", [True, False])
 def test_what_padding_holds_reaches_no_gradient_of_a_layer(name, options, junk, self_attention):
     """Neither inputs nor weights: a projection sums over all tokens."""
-    if not self_attention and name not in CROSS:
+    if not self_attention and not is_cross(name, options):
         pytest.skip("self-attention only")
+    options, called = dict(options), {}
+    if options.pop("is_causal", False):
+        called = CAUSAL
     layer = MultiheadAttention(8, 2, method=name, self_attention=self_attention, dtype=torch.float64, **options).eval()
     layer, keep, results = layer.to(DEVICE), draw_keep(8, 2, 17), []
     for content in (0.0, junk):
         x = draw(8, 17, h=1, d=8)[0][:, 0].masked_fill(~keep[..., None], content).requires_grad_()
         masks = {"key_padding_mask": ~keep} | ({} if self_attention else {"query_padding_mask": ~keep})
-        out = layer(x, x, x, **masks)[0][keep]
+        out = layer(x, x, x, **masks, **called)[0][keep]
         layer.zero_grad()
         out.square().sum().backward()
         results.append([out.detach(), x.grad, *(weight.grad for weight in layer.parameters())])
@@ -530,6 +565,7 @@ EXACT_CASES = [
     ("skyformer", {"kernel": "matern52"}),
     ("nystrom", TRITON),
     ("near_far", TRITON),
+    ("near_far", CAUSAL),
     ("skyformer", TRITON),
 ]
 every_exact_case = pytest.mark.parametrize(("name", "backend"), EXACT_CASES, ids=str)
@@ -572,7 +608,7 @@ def test_gradients_of_a_short_sequence_do_not_see_the_long_ones(name, options):
         torch.testing.assert_close(x.grad[:1, :, :2], y.grad, **CLOSE)
 
 
-@pytest.mark.parametrize(("name", "backend"), [case for case in EXACT_CASES if case[0] in CROSS], ids=str)
+@pytest.mark.parametrize(("name", "backend"), [case for case in EXACT_CASES if is_cross(*case)], ids=str)
 @pytest.mark.parametrize(("n", "s"), [(5, 40), (40, 5)])
 def test_few_queries_or_few_keys_are_exact(name, backend, n, s):
     attend, oracle = build_exact(name, backend)
@@ -665,6 +701,34 @@ def formula_of(attend, inputs, keep=None, key_keep=None, query_keep=None):
         ridge = RIDGE * torch.eye(len(wanted), dtype=q.dtype, device=device)
         return out + features @ some.T @ torch.linalg.solve(some @ some.T + ridge, missed)
 
+    def near_far_causal(q, k, v, b, h, places):
+        """Holes count as positions, so that tokens are put where they are, among zeros that are not real."""
+        n, size, exact = places[-1].item() + 1, options.block_size, options.exact_up_to // options.block_size
+        real = torch.zeros(1, n, 1, dtype=k.dtype, device=device).index_fill(1, places, 1)
+        queries, keys = (torch.zeros_like(x[:1]).repeat(n, 1).index_copy(0, places, x.detach()) for x in (q, k))
+        # Values that are the rows of the identity say who is in which cluster: choices do not look at values.
+        queries, keys, marks, real = (
+            pad_to_blocks(x, size)
+            for x in (
+                q.shape[1] ** -0.5 * queries[None],
+                keys[None],
+                torch.eye(n, dtype=k.dtype, device=device)[None],
+                real,
+            )
+        )
+        real = real[..., 0].bool()
+        tokens, means = rows_of(keys, marks, real).split(size, dim=1), mean_queries(queries, real, size)
+        past, groups = torch.zeros_like(tokens[0])[:, :1].repeat(1, options.num_clusters + options.num_heavy, 1), []
+        for block in range(len(tokens)):
+            if block >= 2:
+                asked = means[:, max(0, block - QUERY_MEANS) : block]
+                past = advance(past, tokens[block - 2], asked, options, n)
+            member = past[0, :, k.shape[1] :][:, places]
+            group = torch.where(member.any(dim=0), member.argmax(dim=0), -1)
+            groups.append(torch.full_like(group, -1) if block < exact else group)
+        blocks = places.div(size, rounding_mode="floor")
+        return reference.near_far_causal(q, k, v, groups=torch.stack(groups)[blocks])
+
     def linformer(q, k, v, b, h, places):
         of_keys, of_values = (weight[h % len(weight)].to(k.dtype) for weight in attend.weights())
         return reference.linformer(q, k, v, of_keys=of_keys, of_values=of_values, places=places)
@@ -688,6 +752,7 @@ def formula_of(attend, inputs, keep=None, key_keep=None, query_keep=None):
         "softmax": lambda q, k, v, *_: reference.softmax(q, k, v),
         "nystrom": nystrom,
         "near_far": near_far,
+        "near_far causal": near_far_causal,
         "kernelized": lambda q, k, v, *_: reference.kernelized(q, k, v, kernel=options.kernel),
         "skyformer": skyformer,
         "skyformer_softmax": skyformer,
@@ -711,7 +776,7 @@ def plain(attend, *inputs, **masks):
 @pytest.mark.parametrize(("n", "s"), [(3, 3), (12, 12), (40, 40), (12, 40), (40, 12)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_outputs_and_gradients_are_those_of_the_reference(name, options, n, s, masked):
-    if n != s and (name not in CROSS or options.get("z0") == "sequence" or options.get("num_samples")):
+    if n != s and (not is_cross(name, options) or options.get("z0") == "sequence" or options.get("num_samples")):
         pytest.skip("self-attention, or a correction that is written down for it")
     torch.manual_seed(0)  # for the weights of those that have some
     attend, inputs = build(name, options), [x.requires_grad_() for x in draw(4, n, s)]
@@ -890,7 +955,7 @@ def test_a_sequence_without_a_real_token_gives_zeros(name, options):
 
 @every_case
 def test_queries_without_a_real_key_give_zeros(name, options):
-    if name not in CROSS:
+    if not is_cross(name, options):
         pytest.skip("self-attention only")
     q, k, v = draw(6, 17, 19)
     out = build(name, options)(q, k, v, key_keep=torch.tensor([[False] * 19, [True] * 19], device=DEVICE))
@@ -1087,6 +1152,10 @@ def test_exports_with_a_dynamic_length(name, options, masked):
     kwargs = {}
     if masked:
         kwargs, shapes["keep"] = {"keep": draw_keep(13, 2, 40)}, {1: length}
+    if options.get("is_causal"):
+        with pytest.raises(Exception, match="is_causal is True for a length that is a symbol"):
+            torch.export.export(attend, tuple(draw(13, 40)), kwargs, dynamic_shapes=shapes)
+        return
     exported = torch.export.export(attend, tuple(draw(13, 40)), kwargs, dynamic_shapes=shapes).module()
     for n in (40, 47, 3):
         inputs = draw(13, n)

@@ -340,8 +340,12 @@ def _blocks(
 
 def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, positions: bool, group: Group) -> None:
     """Raise for what has no causal form."""
+    if not masks.is_self:
+        name = "key_keep" if masks.query_keep is None else "query_keep"
+        raise ValueError(
+            f"{name} cannot be honoured: is_causal is self-attention, with one mask for queries and keys. Pass keep."
+        )
     wrong = {
-        "key_keep or query_keep is given, which declares cross-attention": not masks.is_self,
         "query_positions or key_positions is given": positions,
         "group is given": group is not None,
         f"num_samples is {options.num_samples}": options.num_samples,

@@ -37,7 +37,7 @@ _TAIL = 2
 _ALIGNED = 16
 # Squared distances that are rounding, in units of it.
 _ROUNDINGS = 64
-# Scores that exist at a time, and numbers of the pasts of blocks.
+# Scores that exist at a time, and numbers of the pasts of blocks; of these no more than there are of tokens.
 _NUMBERS, _PASTS = 2**18, 2**20
 
 
@@ -53,7 +53,8 @@ def rows_of(
 
 def row_width(d: int, e: int) -> int:
     """The width of a row of tokens with keys of width d and values of width e."""
-    return -(-(d + e + _TAIL) // _ALIGNED) * _ALIGNED
+    width = d + e + _TAIL
+    return _ALIGNED // 2 if width <= _ALIGNED // 2 else -(-width // _ALIGNED) * _ALIGNED
 
 
 def advance(
@@ -150,7 +151,7 @@ def attend_causally(
     asked, tokens = q.split(size, dim=1), (torch.zeros_like(x[:, :size]), *x.split(size, dim=1))
     past, pasts, out = x.new_zeros(r, a, f), [], []
     attend = _attend if torch.compiler.is_compiling() else _Attend.apply
-    stretch = max(1, _PASTS // (r * a * f))
+    stretch = max(1, min(_PASTS, x.numel()) // (r * a * f))
     for block in range(t // size):
         if block >= 2:
             past = advance(past, tokens[block - 1], means[:, max(0, block - QUERY_MEANS) : block], options, e)

@@ -1,11 +1,13 @@
-"""Causal near_far keeps the laws of every method that make sense for it, and leaks nothing; the cache is the same."""
+"""Causal near_far leaks nothing, its rows are those of the equation, and the cache gives the same numbers.
+
+The laws of every method are in `test_every_method.py`, for its causal form, too.
+"""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -125,114 +127,6 @@ def test_it_is_nearer_than_a_window_with_sinks_of_as_many_keys():
     assert (causal(q, k, v, options) - wanted).norm() < 0.5 * (sliding - wanted).norm()
 
 
-# The laws of every method.
-
-
-@every_variant
-@settings(max_examples=15, deadline=None)
-@given(n=st.integers(1, 30), before=st.integers(0, 9), after=st.integers(0, 9), seed=st.integers(0, 2**31))
-def test_padding_changes_nothing(options, n, before, after, seed):
-    q, k, v = draw(seed, n)
-    pad = (0, 0, before, after)
-    padded = [F.pad(x, pad, value=torch.nan) for x in (q, k, v)]
-    keep = F.pad(torch.ones(2, n, dtype=torch.bool), (before, after))
-    out = causal(*padded, options, keep=keep)
-    assert_close(out[:, :, before : before + n], causal(q, k, v, options))
-    assert not out[:, :, :before].any()
-    assert not out[:, :, before + n :].any()
-
-
-@every_variant
-@settings(max_examples=15, deadline=None)
-@given(n=st.integers(1, 30), words=st.integers(1, 4), before=st.integers(0, 9), seed=st.integers(0, 2**31))
-def test_padding_changes_nothing_where_tokens_repeat(options, n, words, before, seed):
-    word = torch.randint(words, (n,), generator=torch.Generator().manual_seed(seed))
-    q, k, v = (x[:, :, word] for x in draw(seed, words))
-    padded = [F.pad(x, (0, 0, before, 3), value=1e3) for x in (q, k, v)]
-    keep = F.pad(torch.ones(2, n, dtype=torch.bool), (before, 3))
-    assert_close(causal(*padded, options, keep=keep)[:, :, before : before + n], causal(q, k, v, options))
-
-
-@every_variant
-@settings(max_examples=15, deadline=None)
-@given(n=st.integers(1, 40), seed=st.integers(0, 2**31))
-def test_holes_and_neighbours_change_nothing(options, n, seed):
-    q, k, v = draw(seed, n, b=3)
-    keep = torch.rand(3, n, generator=torch.Generator().manual_seed(seed)) < 0.6
-    keep[1] = False
-    out = causal(q, k, v, options, keep=keep)
-    hidden = [torch.where(keep[:, None, :, None], x, torch.inf) for x in (q, k, v)]
-    assert_close(causal(*hidden, options, keep=keep), out, rtol=0, atol=0)
-    assert not out[1].any()
-    for row in range(3):
-        alone = causal(*(x[row : row + 1] for x in (q, k, v)), options, keep=keep[row : row + 1])
-        assert_close(out[row : row + 1], alone)
-
-
-@every_variant
-@pytest.mark.parametrize("masked", [False, True])
-def test_gradients_are_right_and_second_ones_too_or_raise(options, masked):
-    q, k, v = (x.requires_grad_() for x in draw(0, 13, b=1, d=2, e=2))
-    keep = torch.ones(1, 13, dtype=torch.bool)
-    keep[0, [0, 9, 12]] = False
-    given = {"keep": keep} if masked else {}
-    assert torch.autograd.gradcheck(lambda *x: causal(*x, options, **given), (q, k, v))
-    if options["exact_up_to"]:
-        # The fused call of the first tokens has no second derivative.
-        with pytest.raises(RuntimeError, match="not implemented"):
-            torch.autograd.gradgradcheck(lambda *x: causal(*x, options, **given), (q, k, v))
-    else:
-        assert torch.autograd.gradgradcheck(lambda *x: causal(*x, options, **given), (q, k, v))
-
-
-def test_gradients_of_each_sequence_by_torch_func():
-    inputs = draw(0, 21, b=3)
-
-    def loss(*x):
-        return causal(*(y[None] for y in x)).square().sum()
-
-    one_by_one = [torch.func.grad(loss, (0, 1, 2))(*(x[row] for x in inputs)) for row in range(3)]
-    mapped = torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(*inputs)
-    for place, found in enumerate(mapped):
-        assert_close(found, torch.stack([gradients[place] for gradients in one_by_one]))
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
-def test_low_precision_stays_near_float64(dtype, tolerance):
-    # Choices are the same: the tokens are those of the low precision.
-    q, k, v = draw(0, 70, dtype=dtype)
-    out = causal(q, k, v)
-    assert out.dtype == dtype
-    wanted = causal(q.double(), k.double(), v.double())
-    assert (out.double() - wanted).norm() < tolerance * wanted.norm()
-
-
-@pytest.mark.parametrize("size", [1e3, 6e4])
-def test_huge_tokens_have_finite_outputs_and_gradients(size):
-    q, k, v = (size * x / x.abs().max() for x in draw(0, 40))
-    inputs = [x.to(torch.float16).requires_grad_() for x in (q, k, v)]
-    out = causal(*inputs)
-    out.float().sum().backward()
-    assert out.isfinite().all()
-    assert all(x.grad.isfinite().all() for x in inputs)
-
-
-def test_memory_is_linear():
-    def kept(n):
-        q, k, v = (x.requires_grad_() for x in draw(0, n, b=1, h=1, dtype=torch.float32))
-        sizes = []
-
-        def pack(x):
-            sizes.append(x.numel())
-            return x
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            causal(q, k, v)
-        return sum(sizes)
-
-    assert kept(1024) < 2.2 * kept(512)
-
-
 def test_the_work_of_a_training_step_is_linear():
     class Numbers(TorchDispatchMode):
         total = 0
@@ -252,23 +146,6 @@ def test_the_work_of_a_training_step_is_linear():
     assert made(1024) < 2.1 * made(512)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("masked", [False, True])
-def test_compiles_to_one_graph(masked):
-    torch._dynamo.reset()
-    counter = CompileCounter()
-    q, k, v = draw(0, 22, dtype=torch.float32)
-    keep = torch.ones(2, 22, dtype=torch.bool) if masked else None
-    compiled = torch.compile(lambda q, k, v: causal(q, k, v, keep=keep), backend=counter, fullgraph=True, dynamic=False)
-    assert_close(compiled(q, k, v), causal(q, k, v, keep=keep))
-    assert counter.frame_count == 1
-
-
-def test_no_token_and_no_sequence_give_empty_results():
-    for b, n in ((0, 5), (2, 0)):
-        assert causal(*draw(0, n, b=b)).shape == (b, 2, n, 3)
-
-
 # What it cannot do.
 
 
@@ -276,7 +153,6 @@ def test_no_token_and_no_sequence_give_empty_results():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"key_keep": torch.ones(2, 9, dtype=torch.bool)}, "declares cross-attention"),
         ({"query_positions": torch.arange(9).expand(2, 9), "key_positions": torch.arange(9).expand(2, 9)}, "positions"),
         ({"num_samples": 3}, "num_samples is 3"),
         ({"backend": "triton"}, "backend is 'triton'"),
@@ -320,17 +196,6 @@ def test_a_layer_says_what_it_cannot_do(made, call, says):
     layer = MultiheadAttention(8, 2, method="near_far", **made)
     with pytest.raises(ValueError, match=says):
         layer(torch.zeros(1, 5, 8), is_causal=True, **call)
-
-
-def test_a_symbolic_length_is_refused():
-    class Causal(torch.nn.Module):
-        def forward(self, q, k, v):
-            return causal(q, k, v)
-
-    inputs = tuple(x.float() for x in draw(0, 24))
-    length = torch.export.Dim("n", min=8, max=4096)
-    with pytest.raises(Exception, match="is_causal is True for a length that is a symbol"):
-        torch.export.export(Causal(), inputs, dynamic_shapes=({2: length},) * 3)
 
 
 def test_sizes_of_a_causal_model_are_half_as_many():
