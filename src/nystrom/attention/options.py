@@ -378,7 +378,7 @@ def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, int]:
 
     $32 \sqrt{n / 512}$ heavy keys and $80 \sqrt{n / 512}$ clusters in multiples of 8, blocks of 128 and a reach of 16.
     They are for models: fixed numbers, whatever the length of an input. A causal query sees more tokens as they are:
-    half the heavy keys and clusters serve it, and the first 4,096 tokens are exact, which takes no longer.
+    half the heavy keys and clusters serve it, and the first 2,048 tokens are exact, which takes no longer.
 
     Args:
         n: Tokens of the longest input.
@@ -392,7 +392,7 @@ def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, int]:
     growth = math.sqrt(max(n, 512) / 512) / (2 if is_causal else 1)
     heavy, clusters = (8 * math.ceil(size * growth / 8) for size in (32, 80))
     sizes = {"block_size": 128, "reach": 16, "num_heavy": heavy, "num_clusters": clusters}
-    return sizes | ({"exact_up_to": 4096} if is_causal else {})
+    return sizes | ({"exact_up_to": 2048} if is_causal else {})
 
 
 def option_docs(options: type) -> dict[str, str]:

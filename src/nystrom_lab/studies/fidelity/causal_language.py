@@ -23,8 +23,8 @@ Claims of this library, and the rules that decide on them, on tokens from positi
   model makes no use of the past, and the rows cannot tell.
 - It is nearer than heavy hitters, by the same rule.
 - After a short training with near_far it loses at most .02 nats to exact attention after as long a training.
-- Forward, causal near_far takes at most 1.05 of the time of fused causal attention up to 4,096 tokens, where it is
-  exact, and less beyond, and at most 1.5 of the time of near_far that is not causal at 8,192.
+- Forward, causal near_far takes less time than fused causal attention from 4,096 tokens on, at most 1.05 of it below,
+  where it is exact, and at most 1.5 of the time of near_far that is not causal at 8,192.
 - A token among thousands is found by near_far and not by a window with sinks: in nine of ten heads, and in at most one
   of ten.
 """
@@ -101,7 +101,7 @@ class LanguageTraining(NamedTuple):
     held_out: int
 
 
-SMALL = LanguageTraining(layers=4, width=256, vocabulary=4096, length=2048, batch=2, steps=1000, more=40, held_out=24)
+SMALL = LanguageTraining(layers=4, width=256, vocabulary=4096, length=2048, batch=2, steps=2000, more=40, held_out=24)
 PAPER = SMALL._replace(steps=8000, more=400, held_out=100)
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -464,7 +464,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
     agrees, numbers = None, "Not measured."
     if (NOT_CAUSAL, 8192) in ratios and (OURS, 8192) in ratios:
         beside = ratios[OURS, 8192] / ratios[NOT_CAUSAL, 8192]
-        agrees = all(ratio <= 1.05 if n <= 4096 else ratio < 1 for n, ratio in ours.items()) and beside <= 1.5
+        agrees = all(ratio < 1 if n >= 4096 else ratio <= 1.05 for n, ratio in ours.items()) and beside <= 1.5
         said = "; ".join(f"n = {n}: {ratio:.2f} of fused causal attention's time" for n, ratio in ours.items())
         numbers = f"{said}; {beside:.2f} of near_far's that is not causal at 8,192."
     verdicts.append(Verdict("Causal near_far takes no longer than fused causal attention.", agrees, numbers))

@@ -53,15 +53,18 @@ def connect(device: str, timeout: timedelta) -> None:
 
 
 def leave() -> None:
-    """Leave the others, if there are any, once nothing holds their group any more.
+    """Leave the others, if there are any, once nothing else holds their group any more.
 
     The threads of gloo end with the group. One that still lives when the interpreter ends may abort the process, whose
     work is done (SIGABRT, "terminate called without an active exception"); torchrun would then start it again.
+
+    The last hold on the group must be that of `torch.distributed`, which lets go of Python's lock and then waits for
+    the threads. A model that is collected does not, and waits for ever for a thread that waits for the lock.
     """
     if dist.is_initialized():
-        dist.destroy_process_group()
         # Models and trainers are parts of cycles.
         gc.collect()
+        dist.destroy_process_group()
 
 
 def leaving_the_group(work: Callable[P, R]) -> Callable[P, R]:

@@ -200,7 +200,7 @@ def test_a_layer_says_what_it_cannot_do(made, call, says):
 
 def test_sizes_of_a_causal_model_are_half_as_many():
     sizes = near_far_sizes(8192, is_causal=True)
-    assert sizes == {"block_size": 128, "reach": 16, "num_heavy": 64, "num_clusters": 160, "exact_up_to": 4096}
+    assert sizes == {"block_size": 128, "reach": 16, "num_heavy": 64, "num_clusters": 160, "exact_up_to": 2048}
 
 
 # The layer, and the cache.

@@ -109,5 +109,16 @@ def test_verdicts_agree_disagree_and_cannot_tell(window, apart, trained, found, 
     assert [verdict.agrees for verdict in verdicts] == wanted
 
 
+@pytest.mark.parametrize(
+    ("ratios", "agrees"),
+    [((1.04, 0.9, 0.5), True), ((1.06, 0.9, 0.5), False), ((1.0, 1.02, 0.5), False), ((1.0, 0.9, 0.8), False)],
+)
+def test_it_must_be_faster_from_4096_tokens_on(ratios, agrees):
+    ratio = study.TIMES["forward"][1]
+    rows = [row(ratio, study.OURS, value, n=n) for n, value in zip((2048, 4096, 8192), ratios, strict=True)]
+    verdicts = study.STUDIES[NAME].verdicts([*rows, row(ratio, study.NOT_CAUSAL, 0.5, n=8192)])
+    assert verdicts[3].agrees is agrees
+
+
 def test_nothing_measured_decides_nothing():
     assert [verdict.agrees for verdict in study.STUDIES[NAME].verdicts([])] == [None] * 5
