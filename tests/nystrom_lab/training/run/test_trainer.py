@@ -57,12 +57,25 @@ def test_the_order_of_the_samples_is_that_of_the_seed_and_the_whole_batch(small_
 def test_two_processes_give_the_run_of_one(small_run, data, tmp_path, weights, curves):
     one = small_run(tmp_path / "one", dropout=0.0)
     script = tmp_path / "two.py"
+    # A collection that ends threads of the group holds Python's lock while it waits for them, which may be for ever.
     script.write_text(f"""
+import gc
 from pathlib import Path
 from nystrom_lab.training.train import train
+
+def threads():
+    return sum("gloo" in name.read_text() for name in Path("/proc/self/task").glob("*/comm"))
+
+def collect(*generation, collect=gc.collect):
+    before, found = threads(), collect(*generation)
+    assert threads() == before, "threads of the group ended in a collection"
+    return found
+
+gc.collect = collect
 train("listops", options={{"num_landmarks": 8}}, preset="demo", data=Path({str(data)!r}),
       to=Path({str(tmp_path / "two")!r}), steps=12, warmup_steps=2, batch_size=8,
       evaluate_every=3, log_every=1, dropout=0.0, device="cpu", threads=1)
+assert threads() == 0
 """)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=tmp_path)
