@@ -32,10 +32,9 @@ from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary
 from nystrom_lab.data.store.token_files import open_split
 from nystrom_lab.measure.rows import Row, append_rows, check_rows
 from nystrom_lab.measure.timing import quartiles
-from nystrom_lab.training.options import RunOptions
-from nystrom_lab.training.presets.pretraining import PretrainingPreset, find_pretraining
-from nystrom_lab.training.pretrain.data import open_instances
-from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings, settle
+from nystrom_lab.training.presets.pretraining import PretrainingPreset
+from nystrom_lab.training.pretrain.data import HeldOutInstances, open_instances
+from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings
 from nystrom_lab.training.pretrain.source import encoder_config
 from nystrom_lab.training.pretrain.trainer import PretrainingTrainer
 from nystrom_lab.training.results import Place, result_row
@@ -51,46 +50,32 @@ Loop = Callable[[Path], Trainer]
 def measure_loops(
     data: Path,
     to: Path,
+    base: PretrainingPreset,
+    settings: PretrainingSettings,
     *,
-    preset: str,
-    attention: str,
-    length: int,
-    batch_size: int,
-    sizes: Mapping[str, int | None],
-    steps: int,
     rounds: int,
-    seed: int,
-    precision: str,
-    device: str,
     threads: int | None,
 ) -> list[Row]:
-    """Measure; the arguments are those of `nystrom_lab.studies.pretraining.speed.run_pretraining_speed`."""
+    """Measure, for `nystrom_lab.studies.pretraining.speed.run_pretraining_speed`.
+
+    Args:
+        data: What `nystrom data prepare mlm-sop` made.
+        to: Folder of the rows.
+        base: The preset.
+        settings: Settings of the first loop; all steps but the first are measured.
+        rounds: Rounds.
+        threads: Threads on the CPU; torch's choice if not given.
+    """
     check_rows(to / "pretraining.csv")
-    base = find_pretraining(preset)
-    settings = settle(
-        base,
-        None,
-        RunOptions(seed=seed, device=device, precision=precision),  # pyright: ignore[reportArgumentType]
-        attention=attention,
-        length=length,
-        sizes=sizes,
-        changes={
-            # The first step is not measured.
-            "steps": steps + 1,
-            "batch_size": batch_size,
-            "warmup_steps": 0,
-            "evaluate_every": steps + 1,
-            "log_every": steps + 1,
-        },
-        instances=1,
+    train, held_out = open_instances(
+        data, length=settings.length, seed=settings.seed, instances=1, batch_size=settings.batch_size
     )
-    train, _ = open_instances(data, length=length, seed=seed, instances=1, batch_size=batch_size)
     config = encoder_config(
         settings, {"hidden_act": base.hidden_act, "initializer_range": base.initializer_range}, train.vocabulary
     )
     if threads is not None:
         torch.set_num_threads(threads)
-    loops = _loops(data, settings, base, config, train)
+    loops = _loops(data, settings, base, config, train, held_out)
     speeds: dict[str, list[_Speed]] = {name: [] for name in loops}
     names = list(loops)
     with tqdm(total=rounds * len(loops), desc="rounds", leave=False, disable=None) as bar:
@@ -98,7 +83,7 @@ def measure_loops(
             start = number % len(names)
             for name in names[start:] + names[:start]:
                 with tempfile.TemporaryDirectory() as place:
-                    speeds[name].append(_speed(loops[name](Path(place)), steps))
+                    speeds[name].append(_speed(loops[name](Path(place)), settings.steps - 1))
                 bar.update()
     rows = _rows(config, settings, speeds)
     append_rows(to / "pretraining.csv", rows)
@@ -106,7 +91,12 @@ def measure_loops(
 
 
 def _loops(
-    data: Path, settings: PretrainingSettings, base: PretrainingPreset, config: EncoderConfig, train: MlmSop
+    data: Path,
+    settings: PretrainingSettings,
+    base: PretrainingPreset,
+    config: EncoderConfig,
+    train: MlmSop,
+    held_out: HeldOutInstances,
 ) -> dict[str, Loop]:
     """From a folder for its files to the trainer of each loop; the models are made once."""
     set_seed(settings.seed)
@@ -122,9 +112,6 @@ def _loops(
             num_attention_heads=config.num_attention_heads,
             intermediate_size=config.intermediate_size,
         )
-    )
-    _, held_out = open_instances(
-        data, length=settings.length, seed=settings.seed, instances=1, batch_size=settings.batch_size
     )
     blocks = _blocks(data, train.vocabulary, settings)
     collate = DataCollatorForLanguageModeling(load_tokenizer(data), mlm_probability=0.15)

@@ -19,6 +19,9 @@ from pathlib import Path
 from nystrom.checks import check_at_least
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.hardware import Device, Precision, usable_device, usable_precision
+from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.presets.pretraining import find_pretraining
+from nystrom_lab.training.pretrain.pretrain_settings import settle
 
 
 def run_pretraining_speed(
@@ -80,20 +83,25 @@ def run_pretraining_speed(
     device = usable_device(device)  # pyright: ignore[reportAssignmentType]
     precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
 
-    from nystrom_lab.studies.pretraining.loops import measure_loops
-
-    return measure_loops(
-        Path(data),
-        Path(to),
-        preset=preset,
+    base = find_pretraining(preset)
+    settings = settle(
+        base,
+        None,
+        RunOptions(seed=seed, device=device, precision=precision),
         attention=attention,
         length=length,
-        batch_size=batch_size,
         sizes=sizes,
-        steps=steps,
-        rounds=rounds,
-        seed=seed,
-        precision=precision,
-        device=device,
-        threads=threads,
+        changes={
+            # The first step is not measured.
+            "steps": steps + 1,
+            "batch_size": batch_size,
+            "warmup_steps": 0,
+            "evaluate_every": steps + 1,
+            "log_every": steps + 1,
+        },
+        instances=1,
     )
+
+    from nystrom_lab.studies.pretraining.loops import measure_loops
+
+    return measure_loops(Path(data), Path(to), base, settings, rounds=rounds, threads=threads)
