@@ -19,9 +19,6 @@ from pathlib import Path
 from nystrom.checks import check_at_least
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.hardware import Device, Precision, usable_device, usable_precision
-from nystrom_lab.training.options import RunOptions
-from nystrom_lab.training.presets.pretraining import find_pretraining
-from nystrom_lab.training.pretrain.pretrain_settings import settle
 
 
 def run_pretraining_speed(
@@ -83,6 +80,11 @@ def run_pretraining_speed(
     device = usable_device(device)  # pyright: ignore[reportAssignmentType]
     precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
 
+    from nystrom_lab.studies.pretraining.loops import measure_loops
+    from nystrom_lab.training.options import RunOptions
+    from nystrom_lab.training.presets.pretraining import find_pretraining
+    from nystrom_lab.training.pretrain.pretrain_settings import settle
+
     base = find_pretraining(preset)
     settings = settle(
         base,
@@ -101,7 +103,4 @@ def run_pretraining_speed(
         },
         instances=1,
     )
-
-    from nystrom_lab.studies.pretraining.loops import measure_loops
-
     return measure_loops(Path(data), Path(to), base, settings, rounds=rounds, threads=threads)
