@@ -9,6 +9,7 @@ Where a graph of the backward pass is recorded, and inside `torch.vmap`, the pla
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
@@ -111,11 +112,12 @@ class _Blocks(torch.autograd.Function):
         for rows, start, stop in stretches:
             keys, values, bias, _ = stretches.fill(rows, start, stop)
             place = slice(start * size, stop * size)
-            queries = cut_blocks(q[rows, place], size).flatten(0, 1)
-            keys, values, bias = keys[..., :d].flatten(0, 1), values[..., :e].flatten(0, 1), bias.flatten(0, 1)
-            scores = torch.baddbmm(bias[:, None], queries, keys.mT, alpha=scale)
-            here = torch.bmm(torch.softmax(scores, dim=-1, out=scores), values)
-            out[rows, place].copy_(here.view(-1, place.stop - place.start, e))
+            queries = cut_blocks(q[rows, place], size)
+            queries = F.pad(queries, (0, keys.shape[-1] - d)) if keys.shape[-1] > d else queries
+            # Blocks as a batch: the fused call then leaves its result in the order of the tokens.
+            queries, keys, values, bias = (x.flatten(0, 1)[:, None] for x in (queries, keys, values, bias))
+            here = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias[:, :, None], scale=scale)
+            out[rows, place].copy_(here[..., :e].reshape(-1, place.stop - place.start, e))
         return out
 
     @staticmethod
