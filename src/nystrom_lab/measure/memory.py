@@ -1,15 +1,36 @@
-"""The most memory that this process has held: what a run needs to fit.
+"""The most memory that this process has held, what a run needs to fit; and what its allocator was told.
 
 On an accelerator this is what torch's allocator had given out at one moment; on the CPU it is what the system counts as
 resident, including the interpreter, the libraries and mapped data.
 """
 
+import os
 import sys
 from pathlib import Path
 
 import torch
 
 _STATUS = Path("/proc/self/status")
+# What changes how freed memory is kept: glibc's variables, another allocator, and torch's own on an accelerator.
+_ALLOCATOR = (
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_ARENA_MAX",
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+)
+
+
+def allocator() -> str:
+    """What the environment tells the allocator, such as "MALLOC_TRIM_THRESHOLD_=8589934592"; "default" for nothing.
+
+    A large tensor is otherwise new memory from the system at each call, whose pages are cleared first.
+    """
+    told = [f"{name}={os.environ[name]}" for name in _ALLOCATOR if os.environ.get(name)]
+    return " ".join(told) or "default"
 
 
 def peak_megabytes(device: str) -> float:

@@ -157,12 +157,18 @@ def _title(rows: Sequence[Row]) -> str:
     return ", ".join([" ".join(common), *("/".join(dict.fromkeys(values)) for values in zip(*shared, strict=True))])
 
 
+def _spread(rows: Sequence[Row]) -> str:
+    """Half the distance between the quartiles of times, in per cent of their medians."""
+    far = sorted(50 * (row.high - row.low) / row.value for row in rows if row.low and row.high)
+    return f", quartiles ±{far[len(far) // 2]:.0f} % (at most ±{far[-1]:.0f} %)" if far else ""
+
+
 def _footnotes(rows: Sequence[Row]) -> list[str]:
     """What the numbers are, and why some are missing."""
     timed = max((row.repeats for row in rows if "time" in row.quantity and row.method != FLOOR), default=0)
     calls = "steps" if rows[0].study == "training" else "calls"
     kind = calls if rows[0].study == "ranks" else f"interleaved {calls}"
-    what = f"Median of {timed} {kind}" if timed else f"Peak of one of the {calls}"
+    what = f"Median of {timed} {kind}{_spread(rows)}" if timed else f"Peak of one of the {calls}"
     notes = [f"{what}; in brackets how many times less than {rows[0].method}.", *bandwidths(rows)]
     missing = {
         (row.method, _quantity(row).partition(" ")[0], _column(row)): row.note for row in rows if math.isnan(row.value)

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from nystrom.attention.backend import kernel_errors
 from nystrom.clock import free_bytes, peak_bytes, seconds
+from nystrom_lab.measure.memory import allocator
 from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.choices import Pass
@@ -236,7 +237,7 @@ def _row(
         repeats=repeats,
         n=n,
         m=cell.number or None,
-        facts={**shape, "threads": setup.threads, "triton": setup.triton},
+        facts={**shape, "threads": setup.threads, "triton": setup.triton, "allocator": allocator()},
         dtype=setup.dtype,
         seed=setup.seed,
         device=setup.device,

@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from nystrom.clock import free_bytes
+from nystrom_lab.measure.memory import allocator
 from nystrom_lab.measure.rows import Row, append_rows, new_row, read_rows
 from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.asked import device_name, differing_setting
@@ -147,7 +148,7 @@ def _rows(
     shape = setup.shapes[task]
     facts = {
         "b": size, "documents": shape.documents, "layers": LAYERS, "width": WIDTH, "heads": HEADS, "hidden": HIDDEN,
-        "threads": setup.threads,
+        "threads": setup.threads, "allocator": allocator(),
     }  # fmt: skip
 
     def row(what: str, value: float, unit: str, repeats: int, low: float | None, high: float | None) -> Row:

@@ -68,6 +68,7 @@ def test_rows_hold_each_method_pass_quantity_and_length(tmp_path):
             "d": "8",
             "kernel": "3",
             "layout": "tokens",
+            "allocator": "default",
             "threads": str(torch.get_num_threads()),
         }
 
@@ -222,7 +223,7 @@ def test_threads_are_set_for_the_run_alone(tmp_path):
     rows = sweep_lengths((16,), setup(cells(counting=build), threads=other), tmp_path / "rows.csv")
     assert set(seen) == {other}
     assert torch.get_num_threads() == before
-    assert rows[0].words.endswith(f"threads={other}")
+    assert rows[0].fact("threads") == str(other)
 
 
 @pytest.mark.parametrize(
@@ -293,11 +294,17 @@ def test_each_length_has_a_floor_where_memory_bounds(tmp_path, measured):
         sweep_lengths((16, 32), setup(softmax, dtype="bfloat16"), tmp_path / "rows.csv")
 
 
+def test_rows_say_what_the_allocator_was_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "8589934592")
+    rows = run_efficiency(**SMALL | {"lengths": (16,), "repeats": 1}, to=tmp_path)
+    assert {row.fact("allocator") for row in rows} == {"MALLOC_TRIM_THRESHOLD_=8589934592"}
+
+
 def test_rows_say_when_kernels_were_interpreted(tmp_path):
     asked = SMALL | {"lengths": (16,), "methods": ("softmax", "nystrom-triton-8"), "repeats": 1}
     rows = run_efficiency(**asked, skip="with", to=tmp_path)
     assert {row.method for row in rows} == {"softmax", "nystrom-triton-8+skip"}
-    assert all(row.words.endswith(" triton=interpreted") and row.note == "" for row in rows)
+    assert all((row.fact("triton"), row.note) == ("interpreted", "") for row in rows)
 
 
 def test_compiled_methods_run_at_more_lengths_than_a_function_may_have_graphs(tmp_path):
