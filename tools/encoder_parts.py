@@ -36,6 +36,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AttentionInterface, AutoConfig, AutoModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+import nystrom.integrations  # noqa: F401 (the methods get their names in transformers)
 from nystrom import near_far_sizes
 from nystrom.models import EncoderConfig, EncoderModel, blocks
 from nystrom_lab.measure.memory import allocator
