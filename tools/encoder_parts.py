@@ -9,7 +9,7 @@ measured. The input is one sequence, whose last tenth is padding. Methods are ex
 `nystrom-64` and `near_far` with the sizes of `near_far_sizes(n)`.
 
 Rows hold the time of a call, the median of the repeats with its quartiles, all methods in turn; and shares of the
-operators' time, by torch's profiler, in one further call:
+operators' time, by torch's profiler, in three further calls:
 
     attention      the method: what is between projected queries, keys and values, and its output
     linear         matrix products with weights, and their biases
@@ -94,9 +94,10 @@ def build(name: str, n: int, model: Path | None) -> nn.Module:
 
 
 def shares(call: Callable[[], object]) -> dict[str, float]:
-    """The share of each part in the time of all operators of a call."""
+    """The share of each part in the time of all operators of three calls."""
     with profile(activities=[ProfilerActivity.CPU]) as found:
-        call()
+        for _ in range(3):
+            call()
     events = found.events() or []
 
     def part_above(event: Any) -> str | None:
