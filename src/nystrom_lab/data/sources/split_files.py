@@ -1,178 +1,317 @@
-"""Sources of labelled texts that any user may hold: files of rows, and folders that Hugging Face datasets saved.
+"""Splits of labelled texts that any user may hold, and their rows: the one way to them, for every task.
 
-A single file of rows holds training texts. In a folder of them the name says the split: it is, or ends in, train;
-val, valid, validation, dev or eval; test. `row_files` reads them. A folder that `Dataset.save_to_disk` or
-`DatasetDict.save_to_disk` wrote is read by `saved_arrow`.
+    train.tsv   dev.tsv.xz   test.jsonl                    also valid, validation, val, eval
+    dev_matched.tsv   validation_mismatched.parquet        MNLI; the matched split is "validation"
+    train-00000-of-00002.parquet                           parts of one split, read in their order
 
-A test split without labels, such as those of GLUE, is left out; then the validation split is the test, if there is
-one, and validation texts are drawn from the training texts.
+A name is, or ends in, that of its split. A file by itself whose name says none holds training texts. The splits of a
+folder that Hugging Face datasets saved have the same names.
+
+`row_files`, `parquet` and `saved_arrow` read the rows. Fine-tuning keeps them as words in memory
+(`nystrom_lab.data.language.labelled`); the arena's tasks write them to disk as bytes, from a `labelled_source`.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from tqdm import tqdm
 
+from nystrom_lab.data.sources.parquet import SUFFIX, parquet_columns, parquet_fields
 from nystrom_lab.data.sources.row_files import (
     COMPRESSED,
     PLAIN,
     Wanted,
+    has_field,
     is_row_file,
     lacks_field,
     plain_name,
     read_fields,
 )
-from nystrom_lab.data.sources.saved_arrow import SavedPart, saved_parts
+from nystrom_lab.data.sources.saved_arrow import SavedPart, is_saved_dataset, saved_parts
 from nystrom_lab.data.sources.source import LabelledSample, Source
 from nystrom_lab.data.store.checksums import sha256_of_files, sha256_of_splits
-from nystrom_lab.data.store.header import SPLITS
+from nystrom_lab.data.store.header import SPLITS as OF_ARENA
 
-Rows = TypeVar("Rows")
+# A file of rows, or a split of a folder that was saved.
+Part = Path | SavedPart
 
-SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "eval": "val"}
-SPLIT_NAMES |= {"test": "test"}
+SPLITS = ("train", "validation", "validation_mismatched", "test", "test_mismatched")
+_NAMES = {"train": "train", "test": "test"} | dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation")
+_PART = re.compile(r"-\d+-of-\d+$")
 
 
 def split_of(name: str) -> str | None:
-    """Give the split that a name says, as in train, basic_val or reviews.test."""
-    return SPLIT_NAMES.get(re.split(r"[._-]", name.lower())[-1])
+    """The split that a name says, as in train, basic_val, reviews.test or dev_matched; None where it says none."""
+    *_, last = words = re.split(r"[._-]", _PART.sub("", name.lower()))
+    if last in ("matched", "mismatched"):
+        split = _NAMES.get(words[-2]) if len(words) > 1 else None
+        split = f"{split}_mismatched" if split and last == "mismatched" else split
+    else:
+        split = _NAMES.get(last)
+    return split if split in SPLITS else None
 
 
-def row_source(
-    files: Mapping[str, Path],
+def saved_splits(folder: Path) -> tuple[dict[str, list[Part]], list[str]]:
+    """Find the splits of a folder that Hugging Face datasets saved, in the order of `SPLITS`.
+
+    Returns:
+        The splits, and the names of those that say none, such as unsupervised.
+
+    Raises:
+        ValueError: The folder cannot be read, holds no split, or two that are the same.
+    """
+    found: dict[str, list[Part]] = {}
+    over: list[str] = []
+    for name, part in saved_parts(folder).items():
+        split = split_of(name)
+        if split is None:
+            over.append(name)
+        elif split in found:
+            raise ValueError(f"{found[split][0]} and {part} are both {split}: save one of them.")
+        else:
+            found[split] = [part]
+    if not found:
+        raise ValueError(
+            f"{folder} holds the splits {', '.join(over)}, and none of them is train, validation or test: save it with "
+            "these names."
+        )
+    return {split: found[split] for split in SPLITS if split in found}, over
+
+
+def files_of_splits(data: Sequence[Path], *, strict: bool) -> tuple[dict[str, list[Part]], list[Path]]:
+    """Find the files of each split.
+
+    Args:
+        data: A folder, or one or several files.
+        strict: Whether each file of rows in a folder must say a split; otherwise those that do not are passed over.
+
+    Returns:
+        The files of each split, in the order of `SPLITS`, and those that were passed over.
+
+    Raises:
+        ValueError: A file or folder is not there, of no kind that is read, or says no split; or two files are the same
+            split without being parts of it.
+    """
+    if not data:
+        raise ValueError("data is missing: name a folder, or files, with --data.")
+    paths, over = list(data), []
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"data is {path}, and there is no such file or folder.")
+    folders = [path for path in paths if path.is_dir()]
+    if folders:
+        if len(paths) > 1:
+            raise ValueError(f"data names {len(paths)} things, one of them the folder {folders[0]}: name it alone.")
+        paths = _files_in(folders[0])
+    found: dict[str, list[Path]] = {}
+    for path in paths:
+        if not _is_read(path):
+            raise ValueError(f"data is {path}, which is of no kind that is read: {endings()}, or {SUFFIX}.")
+        split = split_of(Path(plain_name(path)).stem)
+        if split is None and len(paths) == 1 and not folders:
+            split = "train"
+        if split is None and (strict or not folders):
+            raise ValueError(
+                f"{path} names no split: its name must end in train, val or test (or dev), as in train{path.suffix}; a "
+                "file by itself holds training texts, whatever its name."
+            )
+        if split is None:
+            over.append(path)
+        else:
+            found.setdefault(split, []).append(path)
+    for split, files in found.items():
+        if len(files) > 1 and not all(_PART.search(Path(plain_name(file)).stem) for file in files):
+            raise ValueError(f"{files[0]} and {files[1]} are both {split}: name a folder that has one of them.")
+    if not found:
+        raise ValueError(
+            f"{', '.join(map(str, data))} holds no file of a split: expected train, dev and test as in GLUE's folders, "
+            f"ending in {endings()}, or {SUFFIX}."
+        )
+    return {split: [*found[split]] for split in SPLITS if split in found}, over
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.is_file() and _is_read(path)]
+
+
+def _is_read(path: Path) -> bool:
+    return not path.name.startswith(".") and (is_row_file(path) or _is_parquet(path))
+
+
+def _is_parquet(part: Part) -> bool:
+    return isinstance(part, Path) and part.suffix.lower() == SUFFIX
+
+
+def endings() -> str:
+    """The endings of files of rows that are read, for messages."""
+    return f"{', '.join(PLAIN)}, each also with {' or '.join(COMPRESSED)}"
+
+
+def read_part(
+    part: Part,
     wanted: Wanted,
     *,
-    kind: str = "files of rows",
     columns: Sequence[str] | None = None,
     max_unpacked: float | None = None,
     progress: bool = False,
-) -> Source:
-    """Make a source of one file for each split.
+    on_broken: Callable[[int], None] | None = None,
+    may_be_null: str | None = None,
+) -> Iterator[tuple[int, list[bytes]]]:
+    """Read the wanted fields of each row of a part, with its line or number; see `row_files.read_fields`.
+
+    Raises:
+        ValueError: A row or the file is broken, or lacks a field; the place is named.
+    """
+    if isinstance(part, SavedPart):
+        rows = part.fields(wanted, may_be_null=may_be_null)
+        yield from tqdm(rows, desc=part.split, total=len(part), unit=" rows", disable=None) if progress else rows
+    elif _is_parquet(part):
+        yield from parquet_fields(part, wanted, may_be_null=may_be_null)
+    else:
+        yield from read_fields(
+            part, wanted, columns=columns, max_unpacked=max_unpacked, progress=progress, on_broken=on_broken,
+            may_be_null=may_be_null,
+        )  # fmt: skip
+
+
+def place_of(part: Part, number: int) -> str:
+    """The place of a row, for messages."""
+    return f"{part}, {'row' if isinstance(part, SavedPart) or _is_parquet(part) else 'line'} {number}"
+
+
+def lacks_column(part: Part, names: Sequence[str], *, max_unpacked: float | None = None) -> bool:
+    """Whether a part can be read and has no field of these names."""
+    if isinstance(part, SavedPart):
+        return not has_field(part.columns, names)
+    if _is_parquet(part):
+        return not has_field(parquet_columns(part), names)
+    return lacks_field(part, names, max_unpacked=max_unpacked)
+
+
+def own_source(
+    source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False
+) -> Source | None:
+    """A user's own file or folder as a source; None where it holds nothing that is read.
 
     Args:
-        files: File of each split.
-        wanted: The fields: the label, then the texts; see `read_fields`.
-        kind: What the files are, in words.
-        columns: Names of the columns where the files have no header.
+        source: A file of rows, a folder of them, or one that Hugging Face datasets saved.
+        wanted: The fields: the label, then the texts.
         max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
         progress: Show a bar for checksums that take long.
 
     Raises:
+        ValueError: Splits cannot be told apart; see `files_of_splits` and `saved_splits`.
+    """
+    if source.is_dir() and is_saved_dataset(source):
+        kind, (parts, over) = "Hugging Face datasets", saved_splits(source)
+    elif source.is_file() and _is_read(source):
+        # Whatever its name: it is named alone.
+        kind, parts, over = "a file of rows", {"train": [source]}, []
+    elif source.is_dir() and _files_in(source):
+        kind, (parts, over) = "files of rows", files_of_splits([source], strict=True)
+    else:
+        return None
+    over = [*map(str, over), *(split for split in parts if split.endswith("_mismatched"))]
+    named = {split.replace("validation", "val"): files for split, files in parts.items()}
+    found = {split: named[split] for split in OF_ARENA if split in named}
+    remarks = (f"splits left out: {', '.join(sorted(over))}",) if over else ()
+    return labelled_source(found, wanted, kind=kind, max_unpacked=max_unpacked, progress=progress, remarks=remarks)
+
+
+def labelled_source(
+    parts: Mapping[str, Sequence[Part]],
+    wanted: Wanted,
+    *,
+    kind: str,
+    columns: Sequence[str] | None = None,
+    max_unpacked: float | None = None,
+    progress: bool = False,
+    remarks: tuple[str, ...] = (),
+) -> Source:
+    """Make a source of splits.
+
+    A test split without labels, such as those of GLUE, is left out; then the validation split is the test, if there is
+    one, and validation texts are drawn from the training texts.
+
+    Args:
+        parts: The parts of each split, train, val or test.
+        wanted: The fields: the label, then the texts; see `read_part`.
+        kind: What the parts are, in words.
+        columns: Names of the columns where the files have no header.
+        max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
+        progress: Show a bar for checksums that take long.
+        remarks: What a user should know of how the parts were found.
+
+    Raises:
         ValueError: Two files are the same.
     """
-    remarks: tuple[str, ...] = ()
-    if columns is None and len(files) > 1 and "test" in files:
-        label = next(iter(wanted.values()))
-        if lacks_field(files["test"], label, max_unpacked=max_unpacked):
-            files, remarks = _without_test(files)
-    digests = sha256_of_splits(files, progress=progress)
-
-    def rows(progress: bool) -> Iterator[LabelledSample]:
-        for split, path in files.items():
-            empty = True
-            for line, (label, *texts) in read_fields(
-                path, wanted, columns=columns, max_unpacked=max_unpacked, progress=progress
-            ):
-                empty = False
-                yield LabelledSample(f"{path}, line {line}", split, label, tuple(texts))
-            if empty:
-                raise ValueError(f"{path} holds no rows: it is cut short, fetch or make it again.")
-
-    settings = {f"{split}_sha256": digest for split, digest in digests.items()}
-    settings |= {option: " or ".join(names) for option, names in wanted.items()}
-    return Source(kind=kind, settings=settings, splits=tuple(files), rows=rows, remarks=remarks)
-
-
-def _without_test(parts: Mapping[str, Rows]) -> tuple[dict[str, Rows], tuple[str, ...]]:
-    """Leave a test split without labels out, and take the validation split in its place."""
-    kept = dict(parts)
-    remarks = [f"{kept.pop('test')} has no labels and is left out"]
-    if "val" in kept:
-        kept["test"] = kept.pop("val")
-        remarks.append(f"{kept['test']} is the test split, and validation texts are drawn from the training texts")
-    return kept, tuple(remarks)
-
-
-def files_of_folder(folder: Path) -> dict[str, Path]:
-    """Find the file of each split in a folder; none where it holds no files of rows.
-
-    Raises:
-        ValueError: A file's name says no split, or two files are of the same.
-    """
-    files: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or not path.is_file() or not is_row_file(path):
-            continue
-        split = split_of(Path(plain_name(path)).stem)
-        if split is None:
-            raise ValueError(
-                f"{path} names no split: its name must end in train, val or test (as in train{path.suffix}); name the"
-                " file itself if it holds all texts, or a folder without it."
+    found = dict(parts)
+    if (
+        columns is None
+        and len(found) > 1
+        and "test" in found
+        and _is_unlabelled(found["test"][0], wanted, max_unpacked)
+    ):
+        remarks += (f"{_named(found.pop('test'))} has no labels and is left out",)
+        if "val" in found:
+            found["test"] = found.pop("val")
+            remarks += (
+                f"{_named(found['test'])} is the test split, and validation texts are drawn from the training texts",
             )
-        if split in files:
-            raise ValueError(f"{files[split]} and {path} are both {split}: name a folder that has one of them.")
-        files[split] = path
-    return {split: files[split] for split in SPLITS if split in files}
-
-
-def saved_source(folder: Path, wanted: Wanted, *, progress: bool = False) -> Source:
-    """Make a source of a folder that `save_to_disk` wrote; splits of other names, such as unsupervised, are left out.
-
-    Raises:
-        ValueError: pyarrow is not installed, or cannot read the folder.
-    """
-    parts = saved_parts(folder)
-    known: dict[str, SavedPart] = {}
-    for name, part in parts.items():
-        if (split := SPLIT_NAMES.get(name)) is not None:
-            if split in known:
-                raise ValueError(
-                    f"{folder} has {known[split].split} and {name}, which are both {split}: save one of them."
-                )
-            known[split] = part
-    left_out = sorted({*parts} - {part.split for part in known.values()})
-    remarks = (f"splits left out: {', '.join(left_out)}",) if left_out else ()
-    if "test" in known and len(known) > 1 and _is_unlabelled(known["test"], wanted):
-        known, more = _without_test(known)
-        remarks += more
-    splits = tuple(split for split in SPLITS if split in known)
+    settings = _sums(found, progress=progress)
+    settings |= {option: " or ".join(names) for option, names in wanted.items()}
 
     def rows(progress: bool) -> Iterator[LabelledSample]:
-        for split in splits:
-            part = known[split]
-            field, *_ = part.find(wanted)
-            classes = part.classes.get(field)
-            bar = tqdm(total=len(part), desc=part.split, unit=" rows", disable=not progress or None)
-            with bar:
-                for number, (label, *texts) in part.fields(wanted):
-                    place = f"{part}, row {number}"
+        for split, of_split in found.items():
+            empty = True
+            for part in of_split:
+                classes = part.classes.get(part.find(wanted)[0]) if isinstance(part, SavedPart) else None
+                for number, (label, *texts) in read_part(
+                    part, wanted, columns=columns, max_unpacked=max_unpacked, progress=progress
+                ):
+                    empty, place = False, place_of(part, number)
                     if classes is not None and label.decode() not in classes:
                         raise ValueError(
                             f"{place}: the label is {label.decode()}, which has no name: it marks a text without a "
                             "label."
                         )
                     yield LabelledSample(place, split, label, tuple(texts))
-                    bar.update()
+            if empty:
+                raise ValueError(f"{_named(of_split)} holds no rows: it is cut short, fetch or make it again.")
 
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("cache-"))
-    settings = {"source_sha256": sha256_of_files(folder, paths, progress=progress)}
-    settings |= {option: " or ".join(names) for option, names in wanted.items()}
-    return Source(kind="Hugging Face datasets", settings=settings, splits=splits, rows=rows, remarks=remarks)
+    return Source(kind=kind, settings=settings, splits=tuple(found), rows=rows, remarks=remarks)
 
 
-def _is_unlabelled(part: SavedPart, wanted: Wanted) -> bool:
-    """Whether a saved split has no labels: none at all, or -1, which no class has, in its first row."""
+def _named(parts: Sequence[Part]) -> str:
+    return ", ".join(map(str, parts))
+
+
+def _is_unlabelled(part: Part, wanted: Wanted, max_unpacked: float | None) -> bool:
+    """Whether a test split has no labels: no such field, or, in one that was saved, -1 in its first row."""
     option, names = next(iter(wanted.items()))
-    try:
-        (field,) = part.find({option: names})
-    except ValueError:
+    if lacks_column(part, names, max_unpacked=max_unpacked):
         return True
+    if not isinstance(part, SavedPart):
+        return False
+    (field,) = part.find({option: names})
     _, (first,) = next(part.fields({option: names}), (0, [b""]))
     return field in part.classes and first == b"-1"
 
 
-def endings() -> str:
-    """The endings of files that are read, for messages."""
-    return f"{', '.join(PLAIN)}, each also with {' or '.join(COMPRESSED)}"
+def _sums(parts: Mapping[str, Sequence[Part]], *, progress: bool) -> dict[str, str]:
+    """The SHA-256 of what is read: of a folder that was saved as a whole, of files by their split."""
+    saved = [part for of_split in parts.values() for part in of_split if isinstance(part, SavedPart)]
+    if saved:
+        folder = saved[0].folder
+        paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("cache-"))
+        return {"source_sha256": sha256_of_files(folder, paths, progress=progress)}
+    files = {split: [part for part in of_split if isinstance(part, Path)] for split, of_split in parts.items()}
+    single = {split: paths[0] for split, paths in files.items() if len(paths) == 1}
+    sums = sha256_of_splits(single, progress=progress)
+    sums |= {
+        split: sha256_of_files(paths[0].parent, paths, progress=progress)
+        for split, paths in files.items()
+        if split not in single
+    }
+    return {f"{split}_sha256": sums[split] for split in files}

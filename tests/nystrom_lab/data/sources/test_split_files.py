@@ -1,9 +1,11 @@
 import gzip
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
-from nystrom_lab.data.sources.split_files import files_of_folder, saved_source, split_of
+from nystrom_lab.data.sources.split_files import files_of_splits, own_source, split_of
 from nystrom_lab.data.store.header import SPLITS
 
 WANTED = {"label_field": ("label",), "text_field": ("text",)}
@@ -15,10 +17,15 @@ WANTED = {"label_field": ("label",), "text_field": ("text",)}
         ("train", "train"),
         ("basic_train", "train"),
         ("Train", "train"),
-        ("valid", "val"),
-        ("imdb-dev", "val"),
-        ("new_aan_pairs.eval", "val"),
-        ("validation", "val"),
+        ("valid", "validation"),
+        ("imdb-dev", "validation"),
+        ("new_aan_pairs.eval", "validation"),
+        ("validation", "validation"),
+        ("dev_matched", "validation"),
+        ("dev_mismatched", "validation_mismatched"),
+        ("train-00000-of-00002", "train"),
+        ("train_mismatched", None),
+        ("matched", None),
         ("test", "test"),
         ("contest", None),
         ("train2", None),
@@ -32,17 +39,36 @@ def test_a_name_determines_its_split(name, split):
 def test_files_are_found_by_their_names(tmp_path):
     for name in ("x_test.csv", "x_train.jsonl.gz", "readme.txt", ".train.csv"):
         (tmp_path / name).touch()
-    assert files_of_folder(tmp_path) == {"train": tmp_path / "x_train.jsonl.gz", "test": tmp_path / "x_test.csv"}
+    found, over = files_of_splits([tmp_path], strict=True)
+    assert found == {"train": [tmp_path / "x_train.jsonl.gz"], "test": [tmp_path / "x_test.csv"]}
+    assert over == []
+
+
+def test_parts_of_a_split_and_parquet_are_read(tmp_path):
+    for part in range(2):
+        (tmp_path / f"train-0000{part}-of-00002.csv").write_text(f"text,label\na{part},1\nb{part},0\n")
+    table = pyarrow.table({"text": ["c", "d"], "label": [1, 0]})
+    parquet.write_table(table, tmp_path / "dev.parquet")
+    to = prepare_text(tmp_path, tmp_path / "to", test_share=0.5, progress=False)
+    assert [len(Text(to, split)) for split in SPLITS] == [2, 2, 2]
+
+
+def test_splits_that_the_arena_has_not_are_left_out_and_said(tmp_path):
+    for name in ("train", "dev_matched", "dev_mismatched", "test"):
+        (tmp_path / f"{name}.csv").write_text(f"text,label\n{name},1\n{name} too,0\n")
+    source = own_source(tmp_path, WANTED)
+    assert source.splits == SPLITS
+    assert source.remarks == ("splits left out: validation_mismatched",)
 
 
 def test_a_file_of_no_split_and_two_of_one_are_named(tmp_path):
     (tmp_path / "train.csv").touch()
     (tmp_path / "more.csv").touch()
     with pytest.raises(ValueError, match=r"more.csv names no split: its name must end in train, val or test"):
-        files_of_folder(tmp_path)
+        own_source(tmp_path, WANTED)
     (tmp_path / "more.csv").rename(tmp_path / "train.tsv")
     with pytest.raises(ValueError, match=r"train.csv and .*train.tsv are both train: name a folder that has one"):
-        files_of_folder(tmp_path)
+        own_source(tmp_path, WANTED)
 
 
 def test_the_same_file_twice_is_named(tmp_path):
@@ -106,7 +132,11 @@ def test_a_saved_data_set_of_one_part_is_split(tmp_path, save_arrow):
     [
         (labelled(("a", 0), ("b", -1)), ["x", "y"], "saved, train, row 2: the label is -1, which has no name"),
         (labelled(("a", 0), (None, 1)), None, "saved, train, row 2: text is None; expected a text or a number"),
-        (dict.fromkeys(("train", "dev", "val"), labelled(("a", 0))), None, "has dev and val, which are both val"),
+        (
+            dict.fromkeys(("train", "dev", "val"), labelled(("a", 0))),
+            None,
+            ", dev and .*, val are both validation",
+        ),
     ],
 )
 def test_a_saved_data_set_that_cannot_be_used_is_named(tmp_path, save_arrow, data, classes, message):
@@ -118,4 +148,4 @@ def test_a_saved_data_set_that_cannot_be_used_is_named(tmp_path, save_arrow, dat
 def test_a_missing_field_of_a_saved_data_set_is_named(save_arrow):
     saved = save_arrow(labelled(("a", 0)))
     with pytest.raises(ValueError, match=r"saved, train: there is no 'words' among the fields 'text', 'label', 'id'"):
-        list(saved_source(saved, WANTED | {"text_field": ("words",)}).rows(False))
+        list(own_source(saved, WANTED | {"text_field": ("words",)}).rows(False))

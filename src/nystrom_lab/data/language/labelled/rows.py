@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nystrom_lab.data.language.labelled.glue import LabelledTask
-from nystrom_lab.data.sources.parquet import SUFFIX, parquet_columns, parquet_fields
-from nystrom_lab.data.sources.row_files import first_fields, has_field, pass_byte_order_mark, plain_name, read_fields
+from nystrom_lab.data.sources.row_files import first_fields, has_field, is_row_file, pass_byte_order_mark, plain_name
 from nystrom_lab.data.sources.saved_arrow import SavedPart
+from nystrom_lab.data.sources.split_files import Part, lacks_column, place_of, read_part
 from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
 
 # What stands in the column of labels where a test split has none.
@@ -40,7 +40,7 @@ class SplitRows:
     remarks: list[str] = field(default_factory=list)
 
 
-def read_rows(files: Sequence[Path | SavedPart], task: LabelledTask, *, may_lack_labels: bool) -> SplitRows:
+def read_rows(files: Sequence[Part], task: LabelledTask, *, may_lack_labels: bool) -> SplitRows:
     """Read a split.
 
     Args:
@@ -54,7 +54,7 @@ def read_rows(files: Sequence[Path | SavedPart], task: LabelledTask, *, may_lack
     texts: list[str] = []
     seconds: list[str] = []
     labels: list[str] = []
-    lines: list[tuple[Path | SavedPart, int]] = []
+    lines: list[tuple[Part, int]] = []
     labelled = None
     broken: list[int] = []
     spoilt: list[int] = []
@@ -82,9 +82,7 @@ def read_rows(files: Sequence[Path | SavedPart], task: LabelledTask, *, may_lack
         remarks.append(spoilt_rows(name, spoilt))
 
     def place(row: int) -> str:
-        path, line = lines[row]
-        rows = isinstance(path, SavedPart) or path.suffix.lower() == SUFFIX
-        return f"{path}, {'row' if rows else 'line'} {line}"
+        return place_of(*lines[row])
 
     given = labels if labelled and not (may_lack_labels and {*labels} <= _NO_LABEL) else None
     if given is not None and (none := [row for row, word in enumerate(given) if not word]):
@@ -134,49 +132,38 @@ def _decoded(cells: Sequence[bytes], row: int, spoilt: list[int]) -> list[str]:
 
 
 def _cells(
-    path: Path | SavedPart, task: LabelledTask, *, labelled: bool, broken: list[int] | None
+    part: Part, task: LabelledTask, *, labelled: bool, broken: list[int] | None
 ) -> Iterator[tuple[int, list[bytes]]]:
     wanted: dict[str, Sequence[str]] = {"label_field": task.labels} if labelled else {}
     wanted["text_field"] = task.texts
     if task.pairs is not None:
         wanted["pair_field"] = task.pairs
     columns = None
-    if isinstance(path, Path) and path.suffix.lower() != SUFFIX and _is_headless(path, task):
+    if _is_headless(part, task):
         columns = task.headless
         wanted = {name: [word for word in words if word in columns] for name, words in wanted.items()}
-
-    on_broken = None
-    if task.broken_rows and broken is not None:
-        on_broken = broken.append
+    on_broken = broken.append if task.broken_rows and broken is not None else None
     try:
-        if isinstance(path, SavedPart):
-            yield from path.fields(wanted, may_be_null="label_field")
-        elif path.suffix.lower() == SUFFIX:
-            yield from parquet_fields(path, wanted, may_be_null="label_field")
-        else:
-            yield from read_fields(path, wanted, columns=columns, on_broken=on_broken, may_be_null="label_field")
+        yield from read_part(part, wanted, columns=columns, on_broken=on_broken, may_be_null="label_field")
     except ValueError as error:
         # The one hint that the reader of files cannot give.
         hint = " This task is on pairs of texts." if task.pairs is not None and "-field" in str(error) else ""
         raise ValueError(f"{error}{hint}") from error
 
 
-def _classes(path: Path | SavedPart, task: LabelledTask) -> tuple[str, ...] | None:
+def _classes(path: Part, task: LabelledTask) -> tuple[str, ...] | None:
     """The classes that a saved data set names, in their order."""
     named = path.classes if isinstance(path, SavedPart) else {}
     return next((classes for column, classes in named.items() if has_field([column], task.labels)), None)
 
 
-def _has_label(path: Path | SavedPart, task: LabelledTask) -> bool:
-    if isinstance(path, SavedPart):
-        return has_field(path.columns, task.labels)
-    if path.suffix.lower() == SUFFIX:
-        return has_field(parquet_columns(path), task.labels)
-    fields = first_fields(path)
-    return not fields or has_field(fields, task.labels) or _is_headless(path, task)
+def _has_label(part: Part, task: LabelledTask) -> bool:
+    return not lacks_column(part, task.labels) or _is_headless(part, task)
 
 
-def _is_headless(path: Path, task: LabelledTask) -> bool:
+def _is_headless(part: Part, task: LabelledTask) -> bool:
     """Whether a tsv file begins with a row rather than with names, as some of GLUE's do."""
-    fields = first_fields(path)
-    return bool(task.headless) and len(fields) == len(task.headless) and not has_field(fields, task.texts)
+    if not task.headless or not isinstance(part, Path) or not is_row_file(part):
+        return False
+    fields = first_fields(part)
+    return len(fields) == len(task.headless) and not has_field(fields, task.texts)

@@ -21,12 +21,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from nystrom_lab.data.language.labelled.files import files_of_splits, saved_splits
 from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.data.language.labelled.rows import SplitRows, read_rows
 from nystrom_lab.data.sources.acl_imdb import ARCHIVES, archive_source, folder_source, is_acl_imdb
 from nystrom_lab.data.sources.saved_arrow import is_saved_dataset
 from nystrom_lab.data.sources.source import NUMBER
+from nystrom_lab.data.sources.split_files import files_of_splits, saved_splits
 
 LabelKind = Literal["auto", "classes", "numbers"]
 _SHARE, _SEED = 0.1, 0
@@ -136,8 +136,7 @@ def _read(data: Sequence[Path], task: LabelledTask, *, strict: bool) -> tuple[di
             part.labels.append(row.label.decode())
         return parts, []
     if data and not others and is_saved_dataset(first):
-        saved, passed = saved_splits(first)
-        files = {name: [part] for name, part in saved.items()}
+        files, passed = saved_splits(first)
     else:
         files, over = files_of_splits(data, strict=strict)
         passed = [path.name for path in over]

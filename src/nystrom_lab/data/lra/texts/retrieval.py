@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from nystrom_lab.data.lra.texts.held_out import HeldOut
 from nystrom_lab.data.lra.texts.labelled_texts import check_length, prepare_texts
 from nystrom_lab.data.lra.texts.linked_documents import find_linked, linked_source
-from nystrom_lab.data.sources.row_files import COMPRESSED, Wanted, is_row_file
-from nystrom_lab.data.sources.saved_arrow import is_saved_dataset
+from nystrom_lab.data.sources.row_files import COMPRESSED, Wanted
 from nystrom_lab.data.sources.source import LabelledSample, Source
-from nystrom_lab.data.sources.split_files import endings, files_of_folder, row_source, saved_source
+from nystrom_lab.data.sources.split_files import endings, labelled_source, own_source
 from nystrom_lab.data.store.byte_split import ByteSplit
 from nystrom_lab.data.store.token_files import open_members
 
@@ -129,24 +128,18 @@ def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = Non
     Raises:
         ValueError: It is of no kind that is read, or an official file is missing.
     """
-    if source.is_file() and is_row_file(source):
-        if source.name in OFFICIAL.values():
-            raise ValueError(f"{source} is one of three official files: name their folder, {source.parent}.")
-        files = {"train": source}
-        return row_source(files, wanted, kind="a file of rows", max_unpacked=max_unpacked, progress=progress)
-    if source.is_dir():
-        if official := _official_files(source):
-            return _official_source(official, max_unpacked, progress)
-        if is_saved_dataset(source):
-            return saved_source(source, wanted, progress=progress)
-        if files := files_of_folder(source):
-            return row_source(files, wanted, max_unpacked=max_unpacked, progress=progress)
+    if source.is_file() and source.name in OFFICIAL.values():
+        raise ValueError(f"{source} is one of three official files: name their folder, {source.parent}.")
+    if source.is_dir() and (official := _official_files(source)):
+        return _official_source(official, max_unpacked, progress)
+    if (own := own_source(source, wanted, max_unpacked=max_unpacked, progress=progress)) is not None:
+        return own
     came = "holds no pairs that are read" if source.is_dir() else "is of no kind that is read"
     raise ValueError(
         f"{source} {came if source.exists() else 'is not there'}: name the folder of {', '.join(OFFICIAL.values())} (in"
         " tsv_data of https://storage.googleapis.com/long-range-arena/lra_release.gz), a file of pairs that ends in"
-        f" {endings()}, a folder with such files named train, val and test or documents and links, or one saved by"
-        " Hugging Face datasets."
+        f" {endings()}, or .parquet, a folder with such files named train, val and test or documents and links, or one"
+        " saved by Hugging Face datasets."
     )
 
 
@@ -168,8 +161,8 @@ def _official_files(source: Path) -> dict[str, Path]:
 
 
 def _official_source(files: dict[str, Path], max_unpacked: float | None, progress: bool) -> Source:
-    plain = row_source(
-        files,
+    plain = labelled_source(
+        {split: [path] for split, path in files.items()},
         {"label_field": ("label",), "text_field": ("text1",), "pair_field": ("text2",)},
         kind="official files",
         columns=COLUMNS,

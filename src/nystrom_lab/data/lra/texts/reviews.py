@@ -17,10 +17,9 @@ from typing import ClassVar
 from nystrom_lab.data.lra.texts.held_out import HeldOut
 from nystrom_lab.data.lra.texts.labelled_texts import prepare_texts
 from nystrom_lab.data.sources.acl_imdb import ARCHIVES, IMDB_COUNTS, archive_source, folder_source, is_acl_imdb
-from nystrom_lab.data.sources.row_files import Wanted, is_row_file
-from nystrom_lab.data.sources.saved_arrow import is_saved_dataset
+from nystrom_lab.data.sources.row_files import Wanted
 from nystrom_lab.data.sources.source import Source
-from nystrom_lab.data.sources.split_files import endings, files_of_folder, row_source, saved_source
+from nystrom_lab.data.sources.split_files import endings, own_source
 from nystrom_lab.data.store.byte_split import ByteSplit
 
 TASK = "text"
@@ -106,27 +105,20 @@ def find_texts(source: Path, wanted: Wanted, *, max_unpacked: float | None = Non
     Raises:
         ValueError: It is of no kind that is read.
     """
-    if source.is_file():
-        if source.name.lower().endswith(ARCHIVES):
-            return archive_source(source, max_unpacked=max_unpacked)
-        if is_row_file(source):
-            files = {"train": source}
-            return row_source(files, wanted, kind="a file of rows", max_unpacked=max_unpacked, progress=progress)
-    elif source.is_dir():
-        for folder in (source, source / FOLDER):
-            if is_acl_imdb(folder):
-                return folder_source(folder, progress=progress)
-        if is_saved_dataset(source):
-            return saved_source(source, wanted, progress=progress)
-        if files := files_of_folder(source):
-            return row_source(files, wanted, max_unpacked=max_unpacked, progress=progress)
-        if (source / ARCHIVE).is_file():
-            return archive_source(source / ARCHIVE, max_unpacked=max_unpacked)
+    if source.is_file() and source.name.lower().endswith(ARCHIVES):
+        return archive_source(source, max_unpacked=max_unpacked)
+    for folder in (source, source / FOLDER):
+        if is_acl_imdb(folder):
+            return folder_source(folder, progress=progress)
+    if (own := own_source(source, wanted, max_unpacked=max_unpacked, progress=progress)) is not None:
+        return own
+    if (source / ARCHIVE).is_file():
+        return archive_source(source / ARCHIVE, max_unpacked=max_unpacked)
     came = "holds no texts that are read" if source.is_dir() else "is of no kind that is read"
     raise ValueError(
         f"{source} {came if source.exists() else 'is not there'}: name the folder {FOLDER} or the archive {ARCHIVE}"
-        f" (IMDB, https://ai.stanford.edu/~amaas/data/sentiment/{ARCHIVE}), a file that ends in {endings()}, a folder"
-        " with such files named train, val and test, or one saved by Hugging Face datasets."
+        f" (IMDB, https://ai.stanford.edu/~amaas/data/sentiment/{ARCHIVE}), a file that ends in {endings()}, or .parquet,"
+        " a folder with such files named train, val and test, or one saved by Hugging Face datasets."
     )
 
 
