@@ -117,8 +117,8 @@ def find_texts(source: Path, wanted: Wanted, *, max_unpacked: float | None = Non
     came = "holds no texts that are read" if source.is_dir() else "is of no kind that is read"
     raise ValueError(
         f"{source} {came if source.exists() else 'is not there'}: name the folder {FOLDER} or the archive {ARCHIVE}"
-        f" (IMDB, https://ai.stanford.edu/~amaas/data/sentiment/{ARCHIVE}), a file that ends in {endings()}, or .parquet,"
-        " a folder with such files named train, val and test, or one saved by Hugging Face datasets."
+        f" (IMDB, https://ai.stanford.edu/~amaas/data/sentiment/{ARCHIVE}), a file that ends in {endings()}, or"
+        " .parquet, a folder with such files named train, val and test, or one saved by Hugging Face datasets."
     )
 
 
