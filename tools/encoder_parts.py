@@ -87,7 +87,7 @@ def build(name: str, n: int, model: Path | None) -> nn.Module:
         if method == "softmax":
             made.set_attn_implementation("parts")
     for module in made.modules():
-        part = {nn.Linear: "linear", nn.LayerNorm: "norm", nn.Embedding: "elementwise"}.get(type(module))
+        part = {nn.Linear: "linear", nn.LayerNorm: "norm"}.get(type(module))
         if part is not None:
             module.forward = marked(part, module.forward)
     return made
@@ -107,20 +107,21 @@ def shares(call: Callable[[], object]) -> dict[str, float]:
             event = event.cpu_parent
         return None
 
-    def backward_above(event: Any) -> int | None:
-        while event is not None:
-            if event.name.startswith("autograd::engine::evaluate_function"):
-                return event.sequence_nr
+    def backward_above(event: Any) -> Any:
+        while event is not None and not event.name.startswith("autograd::engine::evaluate_function"):
             event = event.cpu_parent
-        return None
+        return event
 
     parts = {e.sequence_nr: part_above(e) for e in events if e.sequence_nr >= 0 and backward_above(e) is None}
     spent: Counter[str] = Counter()
     for event in events:
         if event.name.startswith("part:") and event.name != "part:attention":
             continue
-        sequence = backward_above(event)
-        part = part_above(event) if sequence is None else parts.get(sequence)
+        backward = backward_above(event)
+        part = part_above(event) if backward is None else parts.get(backward.sequence_nr)
+        if part is None and backward is not None and "Embedding" in backward.name:
+            # A gradient of the whole table.
+            part = "elementwise"
         if part is None:
             word = event.name.partition("::")[2].strip("_").partition("_")[0]
             part = "around" if event.name.startswith("aten::") and word in MOVES else "elementwise"
