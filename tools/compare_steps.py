@@ -17,7 +17,7 @@ with each, the loading included. Sampler, collator and batches are the same. It 
 error (`track_error`), compared with the same layer without, as a mean of 16 steps: small layers are not looked at in
 each.
 
-`dropout`: a training step of a classifier with the dropout of `nystrom.models.dropout`, compared with the same
+`dropout`: a training step of a classifier with the dropout of `nystrom.models.parts.dropout`, compared with the same
 classifier with torch's.
 
 Times are CPU seconds of the process with one thread, which a busy machine disturbs less than the clock. In each round
@@ -44,7 +44,7 @@ from torch.utils.data import DataLoader
 from nystrom import NystromAttention
 from nystrom.checks import check_at_least
 from nystrom.models import EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining, EncoderForSequenceClassification
-from nystrom.models.dropout import Dropout
+from nystrom.models.parts.dropout import Dropout
 from nystrom_lab.data.lra.listops.task import ListOps, prepare_listops
 from nystrom_lab.measure.rows import Row, append_rows, cpu_name, new_row
 from nystrom_lab.studies.speed.asked import command_line
@@ -248,7 +248,7 @@ def compare_dropout(*, to: Path, tokens: int = 1024, batch: int = 32, rounds: in
     inputs = {"input_ids": ids, "labels": torch.randint(ListOps.num_labels, (batch,))}
     with _one_thread():
         calls: dict[str, Call] = {}
-        for name in ("nystrom.models.dropout", "torch.nn.Dropout"):
+        for name in ("nystrom.models.parts.dropout", "torch.nn.Dropout"):
             torch.manual_seed(0)
             model = EncoderForSequenceClassification(_classifier(tokens))
             if name == "torch.nn.Dropout":

@@ -81,11 +81,7 @@ def build(name: str, n: int, model: Path | None) -> nn.Module:
         )  # fmt: skip
     else:
         config = AutoConfig.from_pretrained(model, max_position_embeddings=n, attention_options=options)
-        implementation = "sdpa" if method == "softmax" else method
-        AttentionInterface.register("parts", marked("attention", ALL_ATTENTION_FUNCTIONS[implementation]))
-        made = AutoModel.from_config(config, attn_implementation=implementation)
-        if method == "softmax":
-            made.set_attn_implementation("parts")
+        made = AutoModel.from_config(config, attn_implementation="sdpa" if method == "softmax" else method)
     for module in made.modules():
         part = {nn.Linear: "linear", nn.LayerNorm: "norm"}.get(type(module))
         if part is not None:
@@ -144,7 +140,7 @@ def main() -> None:
         parser.error(f"{asked.to} exists: name another file in --to.")
     torch.set_num_threads(asked.threads)
     blocks.attend_in_heads = marked("attention", blocks.attend_in_heads)
-    for name in ("nystrom", "near_far"):
+    for name in ("sdpa", "nystrom", "near_far"):
         AttentionInterface.register(name, marked("attention", ALL_ATTENTION_FUNCTIONS[name]))
     kind = "4 x 256" if asked.model is None else asked.model.name
     command = f"python tools/encoder_parts.py{'' if asked.model is None else f' --model {asked.model.name}'}"

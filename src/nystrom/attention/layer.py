@@ -37,13 +37,15 @@ class MultiheadAttention(nn.Module):
 
     Args:
         embed_dim: Width of queries and of the output.
-        num_heads: Heads; must divide `embed_dim`.
+        num_heads: Heads; must divide `embed_dim`, unless `head_dim` is given.
         dropout: Accepted as 0 only: there are no n x s weights to drop.
         bias: Whether the projections have a bias.
         method: Name of the method.
         conv_kernel_size: Odd size of the skip convolution's kernel; None for no skip. Self-attention only.
         kdim: Width of keys; None means `embed_dim`.
         vdim: Width of values; None means `embed_dim`.
+        head_dim: Width of one head; None means `embed_dim` / `num_heads`. Another one has projections of other shapes
+            than those of `nn.MultiheadAttention`.
         batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
         self_attention: Whether query and key of a call with three arguments are the same tokens; None takes one and the
             same object for that.
@@ -71,6 +73,7 @@ class MultiheadAttention(nn.Module):
         conv_kernel_size: int | None = None,
         kdim: int | None = None,
         vdim: int | None = None,
+        head_dim: int | None = None,
         batch_first: bool = True,
         self_attention: bool | None = None,
         track_error: bool = False,
@@ -86,26 +89,30 @@ class MultiheadAttention(nn.Module):
             check_flag("self_attention", self_attention)
         for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
             check_at_least(name, size, 1)
-        if embed_dim % num_heads:
-            raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}.")
+        if head_dim is not None:
+            check_at_least("head_dim", head_dim, 1)
+        elif embed_dim % num_heads:
+            raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}: pass head_dim.")
         if dropout != 0:
             raise ValueError(
                 f"dropout is {dropout}; expected 0: no n x s weights exist to drop. Put nn.Dropout on the output."
             )
-        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        inner = num_heads * self.head_dim
         self.kdim, self.vdim, self.batch_first, self.dropout = kdim, vdim, batch_first, 0.0
         self.self_attention = self_attention
         self.heads = build_attention(method, num_heads=num_heads, head_dim=self.head_dim, **options).to(device, dtype)
         self._rows = find_in_home(method, f"{method}_rows") if METHODS[method].rows else None
         place = {"device": device, "dtype": dtype}
         if self._is_stacked:
-            self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **place))
+            self.in_proj_weight = nn.Parameter(torch.empty(3 * inner, embed_dim, **place))
         else:
-            self.q_proj_weight = nn.Parameter(torch.empty(embed_dim, embed_dim, **place))
-            self.k_proj_weight = nn.Parameter(torch.empty(embed_dim, kdim, **place))
-            self.v_proj_weight = nn.Parameter(torch.empty(embed_dim, vdim, **place))
-        self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim, **place)) if bias else None
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
+            self.q_proj_weight = nn.Parameter(torch.empty(inner, embed_dim, **place))
+            self.k_proj_weight = nn.Parameter(torch.empty(inner, kdim, **place))
+            self.v_proj_weight = nn.Parameter(torch.empty(inner, vdim, **place))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * inner, **place)) if bias else None
+        self.out_proj = nn.Linear(inner, embed_dim, bias=bias, **place)
         self.conv = None if conv_kernel_size is None else DepthwiseSkip(num_heads, conv_kernel_size).to(device, dtype)
         self.tracked = TrackedError(num_heads) if track_error else None
         if self_attention is False:
@@ -479,7 +486,7 @@ class NystromAttention(MultiheadAttention):
 
     Args:
         embed_dim: Width of queries and of the output.
-        num_heads: Heads; must divide `embed_dim`.
+        num_heads: Heads; must divide `embed_dim`, unless `head_dim` is given.
         dropout: Accepted as 0 only: there are no n x s weights to drop.
         bias: Whether the projections have a bias.
         num_landmarks: Landmarks m; a sequence of at most m real tokens gets exact attention.
@@ -492,6 +499,8 @@ class NystromAttention(MultiheadAttention):
         backend: "auto", "torch" or "triton".
         kdim: Width of keys; None means `embed_dim`.
         vdim: Width of values; None means `embed_dim`.
+        head_dim: Width of one head; None means `embed_dim` / `num_heads`. Another one has projections of other shapes
+            than those of `nn.MultiheadAttention`.
         batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
         self_attention: Whether query and key of a call with three arguments are the same tokens; None takes one and the
             same object for that.
@@ -521,6 +530,7 @@ class NystromAttention(MultiheadAttention):
         backend: Backend = "auto",
         kdim: int | None = None,
         vdim: int | None = None,
+        head_dim: int | None = None,
         batch_first: bool = True,
         self_attention: bool | None = None,
         track_error: bool = False,
@@ -536,6 +546,7 @@ class NystromAttention(MultiheadAttention):
             conv_kernel_size=conv_kernel_size,
             kdim=kdim,
             vdim=vdim,
+            head_dim=head_dim,
             batch_first=batch_first,
             self_attention=self_attention,
             track_error=track_error,

@@ -1,4 +1,4 @@
-"""Other people's models: transformers' encoders, `nn.MultiheadAttention`, timm, and BERT converted.
+"""Other people's models: transformers' encoders, `nn.MultiheadAttention`, timm, nystrom-attention, BERT converted.
 
 Where transformers is installed, importing this package registers the methods as `attn_implementation` of transformers'
 encoders: see `nystrom.integrations.attention_interface`.
@@ -7,8 +7,9 @@ encoders: see `nystrom.integrations.attention_interface`.
 from importlib.util import find_spec
 
 from nystrom.integrations.modules import replace_attention
+from nystrom.integrations.nystrom_attention import from_nystrom_attention
 
-__all__ = ["replace_attention"]
+__all__ = ["from_nystrom_attention", "replace_attention"]
 
 if find_spec("transformers") is not None:
     from nystrom.integrations.attention_interface import register_methods

@@ -29,6 +29,7 @@ from nystrom.attention.layer import MultiheadAttention
 from nystrom.attention.options import near_far_sizes
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_flag, check_names
+from nystrom.integrations.nystrom_attention import NystromReplacement, is_nystrom_attention
 
 # Methods without weights of their own; those of "linformer" would have to be learned.
 WEIGHTLESS = tuple(name for name in METHODS if name != "linformer")
@@ -161,7 +162,7 @@ def replace_attention(
     *,
     self_attention: bool | None = None,
 ) -> Replaced:
-    """Replace each `nn.MultiheadAttention` and each `Attention` of timm inside a model, in place.
+    """Replace each `nn.MultiheadAttention`, and each attention of timm and of nystrom-attention in a model, in place.
 
     Args:
         model: Any model that holds such modules; transformers' models choose by `attn_implementation` instead.
@@ -183,7 +184,7 @@ def replace_attention(
             f"method is {method!r}, whose projections would have to be learned; "
             f"expected one of {', '.join(WEIGHTLESS)}."
         )
-    if isinstance(model, nn.MultiheadAttention) or _is_timm(model):
+    if isinstance(model, nn.MultiheadAttention) or _is_timm(model) or is_nystrom_attention(model):
         raise ValueError(
             f"model is itself {type(model).__name__}, which cannot be replaced in place: pass the model that holds it, "
             "or make a NystromAttention."
@@ -210,9 +211,13 @@ def replace_attention(
             _check_hooks(name, module)
             names[True].append(name)
             made[module] = TimmReplacement(module, method, options)
+        elif is_nystrom_attention(module):
+            _check_hooks(name, module)
+            names[True].append(name)
+            made[module] = NystromReplacement(module, method, options)
     if not made:
         raise ValueError(
-            f"{type(model).__name__} holds no nn.MultiheadAttention and no Attention of timm, so nothing was replaced. "
+            f"{type(model).__name__} holds no nn.MultiheadAttention and no attention of timm or nystrom-attention, so nothing was replaced. "
             'A model of transformers takes attn_implementation="nystrom" after `import nystrom.integrations`; in code '
             "of your own, call nystrom.nystrom_attention(q, k, v) in place of scaled_dot_product_attention(q, k, v)."
         )

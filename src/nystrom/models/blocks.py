@@ -1,8 +1,8 @@
 r"""The two blocks of a layer, attention and feed-forward, and the stack of layers.
 
 **Attention** projects the tokens x, convolves the projections along the tokens where the configuration has short
-convolutions c (`nystrom.models.short_convolution`), turns queries and keys by R where positions are rotary
-(`nystrom.models.rotary`), and lets the method attend:
+convolutions c (`nystrom.models.parts.short_convolution`), turns queries and keys by R where positions are rotary
+(`nystrom.models.parts.rotary`), and lets the method attend:
 $$q_i = R_i\, c_q(W_q x)_i,\quad k_i = R_i\, c_k(W_k x)_i,\quad v_i = c_v(W_v x)_i,$$
 $$a = \mathrm{attention}(q, k, v) + \mathrm{skip}(v).$$
 So landmarks are means of convolved and turned queries and keys. Without attention $a = v + \mathrm{skip}(v)$, and there
@@ -24,12 +24,12 @@ from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.attention.tracked_error import TrackedError
-from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig
-from nystrom.models.dropout import Dropout
-from nystrom.models.dropped_weights import DroppedWeights
-from nystrom.models.rotary import Rotation, rotate
-from nystrom.models.short_convolution import ShortConvolution
+from nystrom.models.parts.activations import activation
+from nystrom.models.parts.dropout import Dropout
+from nystrom.models.parts.dropped_weights import DroppedWeights
+from nystrom.models.parts.rotary import Rotation, rotate
+from nystrom.models.parts.short_convolution import ShortConvolution
 from nystrom.shapes import Masks
 
 

@@ -80,7 +80,7 @@ class EncoderConfig(PreTrainedConfig):
         hidden_act: Activation, a name that transformers knows.
         hidden_dropout_prob: Dropout on embeddings, on what each block adds, and in the classification head.
         attention_probs_dropout_prob: Dropout on the weights of exact and kernelized attention of the design "authors",
-            see `nystrom.models.dropped_weights`; 0 elsewhere.
+            see `nystrom.models.parts.dropped_weights`; 0 elsewhere.
         max_position_embeddings: The longest input, padding included; with rotary positions, or none, an input may be
             longer.
         type_vocab_size: Kinds of segments that `token_type_ids` tell apart.
@@ -103,7 +103,7 @@ class EncoderConfig(PreTrainedConfig):
             classification head reads it, in training those that a process computes at once; or "none". See
             `nystrom.models.heads.pooled_norm`.
         positions: "learned", a table of vectors that are added to the words; "rotary", queries and keys turned by their
-            position, see `nystrom.models.rotary`; or "none".
+            position, see `nystrom.models.parts.rotary`; or "none".
         rotary_share: Share of the pairs of channels that turn, in (0, 1].
         rotary_across_heads: The angles are spread over the heads, from local to global ones; otherwise all heads have
             the same.

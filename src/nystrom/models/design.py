@@ -12,7 +12,7 @@ r"""Head, dropout and initial values of three codes: `design` of `EncoderConfig`
 | Linformer's projections | learned | keep their start | learned |
 
 Neither of the two codes has segments; at 0 they are none at first. Weights are dropped by
-`nystrom.models.dropped_weights`, which stores them; 0 leaves exact attention fused.
+`nystrom.models.parts.dropped_weights`, which stores them; 0 leaves exact attention fused.
 
 Source: the code of Xiong et al. (2021), arXiv:2102.03902, and of Chen et al. (2021), arXiv:2111.00035, for the Long
 Range Arena, LRA/code/model.py and code/models; of Tay et al. (2021), arXiv:2011.04006,

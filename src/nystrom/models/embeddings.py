@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
 from nystrom.models.design import EmbeddingTable, start_stds
-from nystrom.models.dropout import Dropout
-from nystrom.models.rotary import Rotation, rotation
+from nystrom.models.parts.dropout import Dropout
+from nystrom.models.parts.rotary import Rotation, rotation
 from nystrom.parallel.models import count_positions_over_ranks
 from nystrom.precision import accumulator
 from nystrom.shapes import Group

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from nystrom import MultiheadAttention, NystromAttention
+from nystrom import MultiheadAttention, NystromAttention, nystrom_attention
+from nystrom.attention.heads import merge_heads, split_heads
 from nystrom.attention.registry import METHODS
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
@@ -307,3 +308,24 @@ def test_rows_of_weights_compile_to_one_graph():
     expected, found = (f(x, x, x, need_weights=True, weight_queries=asked) for f in (layer, compiled))
     torch.testing.assert_close(found, expected, **CLOSE)
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("kdim", [None, 10])
+def test_heads_of_another_width_are_those_of_a_wider_layer(kdim):
+    """Heads of width 5 in a layer of width 12: what a projection into 3 x 5 channels, attention and one back give."""
+    layer = MultiheadAttention(
+        12, 3, method="nystrom", head_dim=5, kdim=kdim, self_attention=kdim is None, num_landmarks=4
+    ).double()
+    x = torch.randn(2, 30, 12, dtype=torch.float64)
+    key = x if kdim is None else torch.randn(2, 30, kdim, dtype=torch.float64)
+    q, k, v = (split_heads(part, 3) for part in layer._project(query=x, key=key, value=x))
+    assert q.shape == k.shape == v.shape == (2, 3, 30, 5)
+    expected = layer.out_proj(merge_heads(nystrom_attention(q, k, v, num_landmarks=4)))
+    torch.testing.assert_close(layer(x, key, x)[0], expected)
+    assert layer.out_proj.weight.shape == (12, 15)
+
+
+@pytest.mark.refuses
+def test_a_head_without_width_raises():
+    with pytest.raises(ValueError, match="head_dim is 0"):
+        NystromAttention(12, 3, head_dim=0)

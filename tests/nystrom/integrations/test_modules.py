@@ -266,7 +266,7 @@ def test_a_module_of_that_name_that_is_not_timms_stays():
         pass
 
     Attention.__module__ = "elsewhere"
-    with pytest.raises(ValueError, match=r"Sequential holds no .* and no Attention of timm"):
+    with pytest.raises(ValueError, match=r"Sequential holds no .* and no attention of timm or nystrom-attention"):
         replace_attention(nn.Sequential(Attention(16, 4)))
 
 

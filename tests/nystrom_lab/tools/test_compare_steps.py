@@ -52,7 +52,7 @@ def test_a_layer_that_tracks_its_error_is_compared_with_one_that_does_not(tmp_pa
 
 def test_a_classifier_is_compared_with_itself_under_the_dropout_of_torch(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("nystrom.models.dropout.dropout", lambda x, share: seen.append(share) or x)
+    monkeypatch.setattr("nystrom.models.parts.dropout.dropout", lambda x, share: seen.append(share) or x)
     monkeypatch.setattr("torch.nn.Dropout.forward", lambda self, x: seen.append("torch") or x)
     rows = compare_dropout(to=tmp_path / "rows.csv", tokens=24, batch=2, rounds=1)
     # As many calls of one as of the other.
@@ -60,9 +60,9 @@ def test_a_classifier_is_compared_with_itself_under_the_dropout_of_torch(tmp_pat
     assert [row.quantity for row in rows] == [
         f"training step time, {what}"
         for what in (
-            "nystrom.models.dropout",
+            "nystrom.models.parts.dropout",
             "torch.nn.Dropout",
-            "nystrom.models.dropout / torch.nn.Dropout",
+            "nystrom.models.parts.dropout / torch.nn.Dropout",
         )
     ]
     assert rows[0].command == "python tools/compare_steps.py dropout --tokens 24 --batch 2 --rounds 1"

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
-from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import check_mask
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
 from nystrom.models.heads.losses import IGNORED, check_labels, mean_loss
 from nystrom.models.heads.sequences import pool
+from nystrom.models.parts.activations import activation
 
 _TIED = {
     "cls.predictions.decoder.weight": "nystromformer.embeddings.word_embeddings.weight",

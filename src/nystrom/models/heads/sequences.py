@@ -18,12 +18,12 @@ from transformers.loss.loss_utils import ForSequenceClassificationLoss
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
-from nystrom.models.activations import activation
 from nystrom.models.configuration import EncoderConfig, Pooling
-from nystrom.models.dropout import Dropout
 from nystrom.models.embeddings import with_class
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
 from nystrom.models.heads.pooled_norm import PooledNorm
+from nystrom.models.parts.activations import activation
+from nystrom.models.parts.dropout import Dropout
 from nystrom.parallel.models import pool_over_ranks
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Group

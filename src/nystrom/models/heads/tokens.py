@@ -22,11 +22,11 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
-from nystrom.models.dropout import Dropout
 from nystrom.models.embeddings import check_mask
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
 from nystrom.models.heads.losses import IGNORED, mean_loss
 from nystrom.models.heads.sequences import pool
+from nystrom.models.parts.dropout import Dropout
 
 
 class EncoderForTokenClassification(EncoderPreTrainedModel):

@@ -197,8 +197,8 @@ def train_and_tabulate(to: str, arguments: Mapping[str, object]) -> None:
 
 def _prepare(to: Path, plans: Sequence[tuple[Preset, Path, list[Planned]]], *, check_compile: bool) -> None:
     """Make the data that can be made, and check them and the runs that were started."""
+    from nystrom_lab.training.additions.compiling import check_compiler
     from nystrom_lab.training.data.tasks import find_task, prepare_if_missing
-    from nystrom_lab.training.run.compiling import check_compiler
 
     # An accelerator is left to the processes of the runs, the first of which reports what it cannot compile.
     if check_compile:

@@ -15,6 +15,7 @@ from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom.models.memory import check_memory
 from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
 from nystrom_lab.data.store.header import read_header
+from nystrom_lab.training.additions.compiling import check_compiler
 from nystrom_lab.training.command import command_line
 from nystrom_lab.training.hardware import is_main
 from nystrom_lab.training.options import RunOptions
@@ -27,7 +28,6 @@ from nystrom_lab.training.pretrain.trainer import PretrainingTrainer
 from nystrom_lab.training.ranks.lost import leaving_the_group
 from nystrom_lab.training.ranks.pieces import check_pieces
 from nystrom_lab.training.run.arguments import training_arguments
-from nystrom_lab.training.run.compiling import check_compiler
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.progress import no_file_bars
 from nystrom_lab.training.run.to_the_end import train_to_the_end

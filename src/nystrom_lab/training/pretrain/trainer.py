@@ -22,10 +22,10 @@ from transformers import EvalPrediction, TrainingArguments
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom.models.heads.losses import IGNORED
 from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
+from nystrom_lab.training.additions.compiling import compile_module
 from nystrom_lab.training.pretrain.data import HeldOutInstances, InstanceOrder
 from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings
 from nystrom_lab.training.pretrain.scores import score_batch, sum_up
-from nystrom_lab.training.run.compiling import compile_module
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.run_trainer import RunTrainer
 

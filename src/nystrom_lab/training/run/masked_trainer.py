@@ -4,7 +4,7 @@ The tokens that are masked (`nystrom_lab.training.data.masked`) have one learned
 a head predicts them from the last hidden states. With M the masked tokens of a sequence,
 $$\ell = \frac{1}{b} \sum_{s} \frac{1}{|M_s|} \sum_{i \in M_s} -\log p_s(x_i),$$
 so that parts of a batch give the gradient of the whole. Vector and head are those of
-`nystrom_lab.training.run.denoising`, and are no part of the saved model. No class is read, and no test split.
+`nystrom_lab.training.additions.denoising`, and are no part of the saved model. No class is read, and no test split.
 
 The tokens that an evaluation masks are the same in all evaluations, of all runs. The best checkpoint has the smallest
 validation loss.
@@ -25,12 +25,12 @@ from transformers import EvalPrediction, TrainingArguments
 from nystrom.models import EncoderModel
 from nystrom.parallel.agreement import check_group
 from nystrom_lab.data.lra.facts import LRA
+from nystrom_lab.training.additions.denoising import Denoiser
 from nystrom_lab.training.data.augmented import AugmentedSplit
 from nystrom_lab.training.data.batches import shortest_first
 from nystrom_lab.training.data.masked import masking, unmasked
 from nystrom_lab.training.data.tasks import Splits, find_task
 from nystrom_lab.training.presets.published import Preset
-from nystrom_lab.training.run.denoising import Denoiser
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.trainer import EncoderTrainer
 from nystrom_lab.training.run_settings import Settings

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from nystrom.models import EncoderModel
 from nystrom.parallel import parallelize
+from nystrom_lab.training.additions.weight_mean import load_mean
 from nystrom_lab.training.data.tasks import Model, Splits, class_names, find_task
 from nystrom_lab.training.results import Place, accuracy_row, result_row, setting_facts
 from nystrom_lab.training.run.finished import best_folder, costs, write_curves, write_rows
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.masked_trainer import ACCURACY, LOSS, MaskedTrainer
 from nystrom_lab.training.run.trainer import EncoderTrainer
-from nystrom_lab.training.run.weight_mean import load_mean
 from nystrom_lab.training.run_settings import Settings
 from nystrom_lab.training.scoring import accuracy, load_model
 

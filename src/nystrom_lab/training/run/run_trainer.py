@@ -44,9 +44,9 @@ from nystrom.models.heads.pooled_norm import measure_pooled, pooled_norms
 from nystrom.parallel import parallelize
 from nystrom.whole_files import NotWritten
 from nystrom_lab.measure.memory import peak_megabytes
+from nystrom_lab.training.additions.attention_error import MEAN, error_quantities, restart_errors, take_errors
 from nystrom_lab.training.data.batches import TrainingOrder, shortest_first
 from nystrom_lab.training.ranks.pieces import Pieces
-from nystrom_lab.training.run.attention_error import MEAN, error_quantities, restart_errors, take_errors
 from nystrom_lab.training.run.folder import Point, RunFolder
 from nystrom_lab.training.run.progress import QUANTITIES, progress
 from nystrom_lab.training.run.writing import written

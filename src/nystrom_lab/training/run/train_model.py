@@ -7,6 +7,7 @@ import torch
 from transformers import set_seed
 
 from nystrom.models import EncoderConfig, EncoderModel
+from nystrom_lab.training.additions.compiling import check_compiler
 from nystrom_lab.training.command import command_line, train_words
 from nystrom_lab.training.data.columns import Columns
 from nystrom_lab.training.data.tasks import (
@@ -24,7 +25,6 @@ from nystrom_lab.training.presets.published import Preset
 from nystrom_lab.training.ranks.lost import leaving_the_group, naming_lost_ranks
 from nystrom_lab.training.ranks.pieces import check_pieces
 from nystrom_lab.training.run.arguments import AdamValues, training_arguments
-from nystrom_lab.training.run.compiling import check_compiler
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.masked_trainer import MaskedTrainer
 from nystrom_lab.training.run.outputs import finish, finish_masked, score_best

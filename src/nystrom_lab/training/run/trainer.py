@@ -3,8 +3,8 @@
 - The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset says.
 - Samples are varied, inputs denoised and weights averaged where the settings say so
   (`nystrom_lab.training.data.augmented`,
-  `nystrom_lab.training.run.denoising`, `nystrom_lab.training.run.weight_mean`).
-- A model that is compiled gets batches of one shape, see `nystrom_lab.training.run.compiling`.
+  `nystrom_lab.training.additions.denoising`, `nystrom_lab.training.additions.weight_mean`).
+- A model that is compiled gets batches of one shape, see `nystrom_lab.training.additions.compiling`.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ from torch.utils.data import DataLoader
 from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from nystrom.models import EncoderModel
+from nystrom_lab.training.additions.compiling import compile_model
+from nystrom_lab.training.additions.denoising import Denoiser
+from nystrom_lab.training.additions.weight_mean import WeightMean
 from nystrom_lab.training.data.augmented import AugmentedSplit, PassOrder, Vary
 from nystrom_lab.training.data.tasks import Model, Splits, find_task
 from nystrom_lab.training.presets.published import Preset
-from nystrom_lab.training.run.compiling import compile_model
-from nystrom_lab.training.run.denoising import Denoiser
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.progress import QUANTITIES
 from nystrom_lab.training.run.run_trainer import RunTrainer
-from nystrom_lab.training.run.weight_mean import WeightMean
 from nystrom_lab.training.run.writing import written
 from nystrom_lab.training.run_settings import Settings
 from nystrom_lab.training.scoring import is_right

@@ -93,7 +93,7 @@ def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
 @pytest.mark.slow
 def test_a_grid_compiles_where_it_is_asked_to(grid, whole, monkeypatch):
     asked = []
-    monkeypatch.setattr("nystrom_lab.training.run.compiling.check_compiler", asked.append)
+    monkeypatch.setattr("nystrom_lab.training.additions.compiling.check_compiler", asked.append)
     with pytest.raises(ValueError, match="compile is True but was False"):
         grid(whole, compile=True)
     assert asked == ["cpu"]

@@ -21,7 +21,7 @@ from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.options import KernelizedOptions, SoftmaxOptions
 from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip
 from nystrom.kernels import KERNELS
-from nystrom.models.dropout import dropout
+from nystrom.models.parts.dropout import dropout
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Masks, check_same_tokens, score_scale
 

@@ -5,7 +5,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.testing import assert_close
 
-from nystrom_lab.training.run.weight_mean import FILE, WeightMean
+from nystrom_lab.training.additions.weight_mean import FILE, WeightMean
 
 
 def test_the_mean_has_its_closed_form(tmp_path):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from nystrom.models import short_convolution
-from nystrom.models.short_convolution import ShortConvolution
+from nystrom.models.parts.short_convolution import ShortConvolution
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])

@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from nystrom.models.activations import activation
+from nystrom.models.parts.activations import activation
 
 
 @pytest.mark.parametrize("name", list(ACT2FN))

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
-from nystrom_lab.training.run.denoising import Denoiser
+from nystrom_lab.training.additions.denoising import Denoiser
 from nystrom_lab.training.train import evaluate
 
 SHORT = {"steps": 6, "warmup_steps": 2, "evaluate_every": 3, "denoise": 1.0}

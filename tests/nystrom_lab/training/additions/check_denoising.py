@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from nystrom.models import EncoderConfig
-from nystrom_lab.training.run.denoising import Denoiser
+from nystrom_lab.training.additions.denoising import Denoiser
 
 # float64 rounding of sums in another order.
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}

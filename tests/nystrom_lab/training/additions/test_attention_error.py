@@ -5,8 +5,8 @@ from torch.testing import assert_close
 
 from nystrom.attention.tracked_error import tracked_errors
 from nystrom_lab.cli.main import main
+from nystrom_lab.training.additions.attention_error import error_quantities, restart_errors, take_errors
 from nystrom_lab.training.options import RunOptions
-from nystrom_lab.training.run.attention_error import error_quantities, restart_errors, take_errors
 from nystrom_lab.training.run_settings import settle
 
 

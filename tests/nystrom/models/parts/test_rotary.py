@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from nystrom.models.rotary import rotate, rotation
+from nystrom.models.parts.rotary import rotate, rotation
 
 # float64 rounding of a handful of products.
 CLOSE = {"rtol": 1e-11, "atol": 1e-11}

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nystrom.models.dropout import Dropout, dropout
+from nystrom.models.parts.dropout import Dropout, dropout
 
 # Five standard deviations: one draw in two million is beyond them, and the seeds are fixed.
 FAR = 5

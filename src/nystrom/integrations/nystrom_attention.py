@@ -1,0 +1,160 @@
+"""Modules of the package nystrom-attention, with their weights, names and state dict, by this library.
+
+    from_nystrom_attention(module)                          the library's own rule: padding and neighbours change nothing
+    from_nystrom_attention(module, zeros_in_front=True)     the package's rule, to rounding
+
+The package puts zeros in front of the tokens, up to a multiple of the landmarks, which count as real tokens, and begins
+its inverse by the largest column sum of the whole batch. It also has landmarks, and no exact attention, where there are
+fewer tokens than landmarks. `zeros_in_front` does all of that; it takes no mask, whose landmarks would hang on where the
+padding is.
+
+Source: https://github.com/lucidrains/nystrom-attention, 0.0.14.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from nystrom.attention.heads import build_attention, merge_heads, split_heads
+from nystrom.attention.registry import METHODS, find_in_home
+from nystrom.attention.skip import depthwise_skip
+from nystrom.checks import check_flag, check_names
+from nystrom.linalg import pinv
+from nystrom.shapes import check_keep, check_tensor
+
+
+class NystromReplacement(nn.Module):
+    """Any method in the place of a `NystromAttention` of the package, with its layers: projections, output and skip."""
+
+    def __init__(self, source: nn.Module, method: str, options: Mapping[str, Any], *, zeros_in_front: bool = False):
+        super().__init__()
+        for name, child in source.named_children():
+            self.add_module(name, child)
+        self.num_heads, self.zeros_in_front = int(source.heads), zeros_in_front  # pyright: ignore[reportArgumentType]
+        head_dim = self.to_qkv.out_features // (3 * self.num_heads)
+        if method == "nystrom":
+            own = {"num_landmarks": source.num_landmarks, "pinv_steps": source.pinv_iterations}
+            options = own | ({"z0": "authors"} if zeros_in_front else {}) | dict(options)
+        self.method_heads = build_attention(method, num_heads=self.num_heads, head_dim=head_dim, **options)
+        self.method_heads.to(self.to_qkv.weight.device)
+
+    to_qkv: nn.Linear
+    to_out: nn.Sequential
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n dim"],
+        mask: Bool[Tensor, "b n"] | None = None,
+        return_attn: bool = False,
+        return_attn_matrices: bool = False,
+        *,
+        weight_queries: Int[Tensor, " r"] | None = None,
+    ) -> Float[Tensor, "b n dim"] | tuple[Tensor, Tensor]:
+        """Attend within each sequence.
+
+        Args:
+            x: Tokens.
+            mask: Real tokens, True = real.
+            return_attn: Raises: n x n weights do not exist here.
+            return_attn_matrices: Raises.
+            weight_queries: Positions of the tokens whose rows of the attention matrix are wanted, such as 0 for a class
+                token. Rows do not hold the skip; those of "nystrom" may be negative.
+
+        Returns:
+            The output, and with `weight_queries` the rows (b, h, r, n).
+
+        Raises:
+            ValueError: What does not fit or cannot be honoured.
+        """
+        check_tensor("x", x)
+        if x.ndim != 3 or x.shape[2] != self.to_qkv.in_features:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}; expected (batch, tokens, width) with width {self.to_qkv.in_features}."
+            )
+        if return_attn or return_attn_matrices:
+            raise ValueError(
+                "return_attn asks for n x n weights, which do not exist in linear memory: pass weight_queries, the "
+                "positions of the tokens whose rows you want."
+            )
+        check_keep("mask", mask, x, "x")
+        if mask is not None and self.zeros_in_front:
+            raise ValueError(
+                "mask is given, and zeros_in_front is True: the package's landmarks then hang on where the padding is. "
+                "Convert with zeros_in_front=False for masks."
+            )
+        rows = METHODS[self.method_heads.method].rows
+        if weight_queries is not None and not rows:
+            raise ValueError(f"weight_queries is given, but {self.method_heads.method} has no rows of weights to give.")
+        n, size = x.shape[1], getattr(self.method_heads.options, "num_landmarks", 1)
+        front = -n % size if self.zeros_in_front else 0
+        x = F.pad(x, (0, 0, front, 0)) if mask is None else torch.where(mask[..., None], x, 0.0)
+        q, k, v = (split_heads(part, self.num_heads) for part in self.to_qkv(x).chunk(3, dim=-1))
+        skip = self.res_conv.weight if isinstance(getattr(self, "res_conv", None), nn.Conv2d) else None
+        asked = None if weight_queries is None else weight_queries + front
+        if self.zeros_in_front and n + front == size:
+            out, weights = self._of_few(q, k, v, skip, asked)
+        else:
+            out, weights = self.method_heads(q, k, v, keep=mask, skip=skip), None
+            if asked is not None:
+                options = {name: value for name, value in vars(self.method_heads.options).items() if name != "backend"}
+                weights = find_in_home(self.method_heads.method, f"{self.method_heads.method}_rows")(
+                    q, k, asked, keep=mask, **options
+                )
+        out = self.to_out(merge_heads(out))[:, front:]
+        return out if weights is None else (out, weights[..., front:])
+
+    def _of_few(
+        self, q: Tensor, k: Tensor, v: Tensor, skip: Tensor | None, asked: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """A token a landmark, by the formula of landmarks, where this library is exact."""
+        a = (self.method_heads.head_dim**-0.5 * q @ k.mT).softmax(dim=-1)
+        left = a @ pinv(a, steps=self.method_heads.options.pinv_steps, z0="authors")
+        out = left @ (a @ v)
+        out = out if skip is None else depthwise_skip(v, skip, to=out)
+        return out, None if asked is None else left[:, :, asked] @ a
+
+
+def is_nystrom_attention(module: nn.Module) -> bool:
+    """Whether a module is a `NystromAttention` of the package nystrom-attention."""
+    kind = type(module)
+    return kind.__name__ == "NystromAttention" and kind.__module__.partition(".")[0] == "nystrom_attention"
+
+
+def from_nystrom_attention(
+    module: nn.Module,
+    method: str = "nystrom",
+    options: Mapping[str, Any] | None = None,
+    *,
+    zeros_in_front: bool = False,
+) -> NystromReplacement:
+    """A module of the package nystrom-attention by this library, with its weights, which it shares.
+
+    The state dict has the same names (`to_qkv.weight`, `to_out.0.weight`, `to_out.0.bias`, `res_conv.weight`).
+
+    Args:
+        module: A `nystrom_attention.NystromAttention`.
+        method: A method without learned weights, by its name in `nystrom.attention.registry.METHODS`.
+        options: Options of the method; those of "nystrom" are the module's where nothing is said.
+        zeros_in_front: Follow the package's rule: zeros in front of the tokens, to a multiple of the landmarks, count
+            as real tokens. Outputs then are the package's; without it, padding and neighbours change nothing.
+
+    Raises:
+        ValueError: Another module, an unknown method or option, or zeros in front for another method than "nystrom".
+    """
+    if not is_nystrom_attention(module):
+        raise ValueError(
+            f"module is a {type(module).__module__}.{type(module).__name__}; expected a NystromAttention of the package "
+            "nystrom-attention. replace_attention finds those inside of a model."
+        )
+    check_names("attention method", [method], METHODS)
+    check_flag("zeros_in_front", zeros_in_front)
+    if METHODS[method].weights == "LinformerProjections":
+        raise ValueError(f"method is {method!r}, whose projections would have to be learned: use another one.")
+    if zeros_in_front and method != "nystrom":
+        raise ValueError(f"zeros_in_front is True, which is a rule of 'nystrom', and method is {method!r}.")
+    made = NystromReplacement(module, method, options or {}, zeros_in_front=zeros_in_front)
+    return made.train(module.training)
