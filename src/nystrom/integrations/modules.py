@@ -217,7 +217,8 @@ def replace_attention(
             made[module] = NystromReplacement(module, method, options)
     if not made:
         raise ValueError(
-            f"{type(model).__name__} holds no nn.MultiheadAttention and no attention of timm or nystrom-attention, so nothing was replaced. "
+            f"{type(model).__name__} holds no nn.MultiheadAttention and no attention of timm or nystrom-attention, so "
+            "nothing was replaced. "
             'A model of transformers takes attn_implementation="nystrom" after `import nystrom.integrations`; in code '
             "of your own, call nystrom.nystrom_attention(q, k, v) in place of scaled_dot_product_attention(q, k, v)."
         )

@@ -1,12 +1,12 @@
 """Modules of the package nystrom-attention, with their weights, names and state dict, by this library.
 
-    from_nystrom_attention(module)                          the library's own rule: padding and neighbours change nothing
-    from_nystrom_attention(module, zeros_in_front=True)     the package's rule, to rounding
+    from_nystrom_attention(module)                        the library's own rule: padding and neighbours change nothing
+    from_nystrom_attention(module, zeros_in_front=True)   the package's rule, to rounding
 
 The package puts zeros in front of the tokens, up to a multiple of the landmarks, which count as real tokens, and begins
 its inverse by the largest column sum of the whole batch. It also has landmarks, and no exact attention, where there are
-fewer tokens than landmarks. `zeros_in_front` does all of that; it takes no mask, whose landmarks would hang on where the
-padding is.
+fewer tokens than landmarks. `zeros_in_front` does all of that; it takes no mask, since landmarks would then hang on
+where the padding is.
 
 Source: https://github.com/lucidrains/nystrom-attention, 0.0.14.
 """
@@ -93,7 +93,8 @@ class NystromReplacement(nn.Module):
         front = -n % size if self.zeros_in_front else 0
         x = F.pad(x, (0, 0, front, 0)) if mask is None else torch.where(mask[..., None], x, 0.0)
         q, k, v = (split_heads(part, self.num_heads) for part in self.to_qkv(x).chunk(3, dim=-1))
-        skip = self.res_conv.weight if isinstance(getattr(self, "res_conv", None), nn.Conv2d) else None
+        conv = getattr(self, "res_conv", None)
+        skip = conv.weight if isinstance(conv, nn.Conv2d) else None
         asked = None if weight_queries is None else weight_queries + front
         if self.zeros_in_front and n + front == size:
             out, weights = self._of_few(q, k, v, skip, asked)
@@ -147,8 +148,8 @@ def from_nystrom_attention(
     """
     if not is_nystrom_attention(module):
         raise ValueError(
-            f"module is a {type(module).__module__}.{type(module).__name__}; expected a NystromAttention of the package "
-            "nystrom-attention. replace_attention finds those inside of a model."
+            f"module is a {type(module).__module__}.{type(module).__name__}; expected a NystromAttention of the "
+            "package nystrom-attention. replace_attention finds those inside of a model."
         )
     check_names("attention method", [method], METHODS)
     check_flag("zeros_in_front", zeros_in_front)

@@ -34,7 +34,7 @@ from nystrom_lab.data.store.checksums import sha256_of_files, sha256_of_splits
 from nystrom_lab.data.store.header import SPLITS as OF_ARENA
 
 # A file of rows, or a split of a folder that was saved.
-Part = Path | SavedPart
+SplitPart = Path | SavedPart
 
 SPLITS = ("train", "validation", "validation_mismatched", "test", "test_mismatched")
 _NAMES = {"train": "train", "test": "test"} | dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation")
@@ -52,7 +52,7 @@ def split_of(name: str) -> str | None:
     return split if split in SPLITS else None
 
 
-def saved_splits(folder: Path) -> tuple[dict[str, list[Part]], list[str]]:
+def saved_splits(folder: Path) -> tuple[dict[str, list[SplitPart]], list[str]]:
     """Find the splits of a folder that Hugging Face datasets saved, in the order of `SPLITS`.
 
     Returns:
@@ -61,7 +61,7 @@ def saved_splits(folder: Path) -> tuple[dict[str, list[Part]], list[str]]:
     Raises:
         ValueError: The folder cannot be read, holds no split, or two that are the same.
     """
-    found: dict[str, list[Part]] = {}
+    found: dict[str, list[SplitPart]] = {}
     over: list[str] = []
     for name, part in saved_parts(folder).items():
         split = split_of(name)
@@ -79,7 +79,7 @@ def saved_splits(folder: Path) -> tuple[dict[str, list[Part]], list[str]]:
     return {split: found[split] for split in SPLITS if split in found}, over
 
 
-def files_of_splits(data: Sequence[Path], *, strict: bool) -> tuple[dict[str, list[Part]], list[Path]]:
+def files_of_splits(data: Sequence[Path], *, strict: bool) -> tuple[dict[str, list[SplitPart]], list[Path]]:
     """Find the files of each split.
 
     Args:
@@ -139,7 +139,7 @@ def _is_read(path: Path) -> bool:
     return not path.name.startswith(".") and (is_row_file(path) or _is_parquet(path))
 
 
-def _is_parquet(part: Part) -> bool:
+def _is_parquet(part: SplitPart) -> bool:
     return isinstance(part, Path) and part.suffix.lower() == SUFFIX
 
 
@@ -149,7 +149,7 @@ def endings() -> str:
 
 
 def read_part(
-    part: Part,
+    part: SplitPart,
     wanted: Wanted,
     *,
     columns: Sequence[str] | None = None,
@@ -175,12 +175,12 @@ def read_part(
         )  # fmt: skip
 
 
-def place_of(part: Part, number: int) -> str:
+def place_of(part: SplitPart, number: int) -> str:
     """The place of a row, for messages."""
     return f"{part}, {'row' if isinstance(part, SavedPart) or _is_parquet(part) else 'line'} {number}"
 
 
-def lacks_column(part: Part, names: Sequence[str], *, max_unpacked: float | None = None) -> bool:
+def lacks_column(part: SplitPart, names: Sequence[str], *, max_unpacked: float | None = None) -> bool:
     """Whether a part can be read and has no field of these names."""
     if isinstance(part, SavedPart):
         return not has_field(part.columns, names)
@@ -220,7 +220,7 @@ def own_source(
 
 
 def labelled_source(
-    parts: Mapping[str, Sequence[Part]],
+    parts: Mapping[str, Sequence[SplitPart]],
     wanted: Wanted,
     *,
     kind: str,
@@ -283,11 +283,11 @@ def labelled_source(
     return Source(kind=kind, settings=settings, splits=tuple(found), rows=rows, remarks=remarks)
 
 
-def _named(parts: Sequence[Part]) -> str:
+def _named(parts: Sequence[SplitPart]) -> str:
     return ", ".join(map(str, parts))
 
 
-def _is_unlabelled(part: Part, wanted: Wanted, max_unpacked: float | None) -> bool:
+def _is_unlabelled(part: SplitPart, wanted: Wanted, max_unpacked: float | None) -> bool:
     """Whether a test split has no labels: no such field, or, in one that was saved, -1 in its first row."""
     option, names = next(iter(wanted.items()))
     if lacks_column(part, names, max_unpacked=max_unpacked):
@@ -299,7 +299,7 @@ def _is_unlabelled(part: Part, wanted: Wanted, max_unpacked: float | None) -> bo
     return field in part.classes and first == b"-1"
 
 
-def _sums(parts: Mapping[str, Sequence[Part]], *, progress: bool) -> dict[str, str]:
+def _sums(parts: Mapping[str, Sequence[SplitPart]], *, progress: bool) -> dict[str, str]:
     """The SHA-256 of what is read: of a folder that was saved as a whole, of files by their split."""
     saved = [part for of_split in parts.values() for part in of_split if isinstance(part, SavedPart)]
     if saved:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from nystrom.models import short_convolution
+from nystrom.models.parts import short_convolution
 from nystrom.models.parts.short_convolution import ShortConvolution
 
 

@@ -10,8 +10,8 @@ from torch.testing import assert_close
 from nystrom.attention.registry import METHODS
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.training.additions import compiling
 from nystrom_lab.training.additions.compiling import compile_model
-from nystrom_lab.training.run import compiling
 from nystrom_lab.training.train import evaluate
 
 # The method with the smallest graph.

@@ -12,7 +12,7 @@ from pathlib import Path
 from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.data.sources.row_files import first_fields, has_field, is_row_file, pass_byte_order_mark, plain_name
 from nystrom_lab.data.sources.saved_arrow import SavedPart
-from nystrom_lab.data.sources.split_files import Part, lacks_column, place_of, read_part
+from nystrom_lab.data.sources.split_files import SplitPart, lacks_column, place_of, read_part
 from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
 
 # What stands in the column of labels where a test split has none.
@@ -40,7 +40,7 @@ class SplitRows:
     remarks: list[str] = field(default_factory=list)
 
 
-def read_rows(files: Sequence[Part], task: LabelledTask, *, may_lack_labels: bool) -> SplitRows:
+def read_rows(files: Sequence[SplitPart], task: LabelledTask, *, may_lack_labels: bool) -> SplitRows:
     """Read a split.
 
     Args:
@@ -54,7 +54,7 @@ def read_rows(files: Sequence[Part], task: LabelledTask, *, may_lack_labels: boo
     texts: list[str] = []
     seconds: list[str] = []
     labels: list[str] = []
-    lines: list[tuple[Part, int]] = []
+    lines: list[tuple[SplitPart, int]] = []
     labelled = None
     broken: list[int] = []
     spoilt: list[int] = []
@@ -132,7 +132,7 @@ def _decoded(cells: Sequence[bytes], row: int, spoilt: list[int]) -> list[str]:
 
 
 def _cells(
-    part: Part, task: LabelledTask, *, labelled: bool, broken: list[int] | None
+    part: SplitPart, task: LabelledTask, *, labelled: bool, broken: list[int] | None
 ) -> Iterator[tuple[int, list[bytes]]]:
     wanted: dict[str, Sequence[str]] = {"label_field": task.labels} if labelled else {}
     wanted["text_field"] = task.texts
@@ -151,17 +151,17 @@ def _cells(
         raise ValueError(f"{error}{hint}") from error
 
 
-def _classes(path: Part, task: LabelledTask) -> tuple[str, ...] | None:
+def _classes(path: SplitPart, task: LabelledTask) -> tuple[str, ...] | None:
     """The classes that a saved data set names, in their order."""
     named = path.classes if isinstance(path, SavedPart) else {}
     return next((classes for column, classes in named.items() if has_field([column], task.labels)), None)
 
 
-def _has_label(part: Part, task: LabelledTask) -> bool:
+def _has_label(part: SplitPart, task: LabelledTask) -> bool:
     return not lacks_column(part, task.labels) or _is_headless(part, task)
 
 
-def _is_headless(part: Part, task: LabelledTask) -> bool:
+def _is_headless(part: SplitPart, task: LabelledTask) -> bool:
     """Whether a tsv file begins with a row rather than with names, as some of GLUE's do."""
     if not task.headless or not isinstance(part, Path) or not is_row_file(part):
         return False
