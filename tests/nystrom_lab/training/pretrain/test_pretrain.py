@@ -13,8 +13,8 @@ from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
 from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.training.additions import compiling
 from nystrom_lab.training.pretrain.pretrain import evaluate_mlm_sop, pretrain
-from nystrom_lab.training.run import compiling
 
 
 def test_the_loss_falls_on_documents_that_repeat_themselves(short_run, tmp_path, curves):
