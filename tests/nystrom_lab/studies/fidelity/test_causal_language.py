@@ -120,5 +120,13 @@ def test_it_must_be_faster_from_4096_tokens_on(ratios, agrees):
     assert verdicts[3].agrees is agrees
 
 
+@pytest.mark.parametrize(("low", "high", "agrees"), [(0.97, 1.02, None), (0.9, 0.99, True), (1.01, 1.1, False)])
+def test_a_ratio_within_its_spread_of_one_cannot_tell(low, high, agrees):
+    ratio = study.TIMES["forward"][1]
+    rows = [row(ratio, study.OURS, (low + high) / 2, low, high, n=4096), row(ratio, study.OURS, 0.5, n=8192)]
+    verdicts = study.STUDIES[NAME].verdicts([*rows, row(ratio, study.NOT_CAUSAL, 0.4, n=8192)])
+    assert verdicts[3].agrees is agrees
+
+
 def test_nothing_measured_decides_nothing():
     assert [verdict.agrees for verdict in study.STUDIES[NAME].verdicts([])] == [None] * 5
