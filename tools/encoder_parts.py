@@ -4,9 +4,9 @@
     python tools/encoder_parts.py --to runs/minilm-parts.csv --model MODEL
 
 Without MODEL the encoder has 4 layers of width 256 with 4 heads; MODEL is a folder of BERT's kind, whose sizes are
-taken, as `attn_implementation` serves it; weights are random, and its table of positions has the length that is
-measured. The input is one sequence, whose last tenth is padding. Methods are exact attention in one fused call,
-`nystrom-64` and `near_far` with the sizes of `near_far_sizes(n)`.
+taken, as `attn_implementation` serves it, without dropout of attention weights; weights are random, and its table of
+positions has the length that is measured. The input is one sequence, whose last tenth is padding. Methods are exact
+attention in one fused call, `nystrom-64` and `near_far` with the sizes of `near_far_sizes(n)`.
 
 Rows hold the time of a call, the median of the repeats with its quartiles, all methods in turn; and shares of the
 operators' time, by torch's profiler, in three further calls:
@@ -80,7 +80,10 @@ def build(name: str, n: int, model: Path | None) -> nn.Module:
             )
         )  # fmt: skip
     else:
-        config = AutoConfig.from_pretrained(model, max_position_embeddings=n, attention_options=options)
+        # Exact attention drops its weights, which no fused call does on a CPU, and the other methods have none.
+        config = AutoConfig.from_pretrained(
+            model, max_position_embeddings=n, attention_options=options, attention_probs_dropout_prob=0.0
+        )
         made = AutoModel.from_config(config, attn_implementation="sdpa" if method == "softmax" else method)
     for module in made.modules():
         part = {nn.Linear: "linear", nn.LayerNorm: "norm"}.get(type(module))

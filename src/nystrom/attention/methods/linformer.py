@@ -86,7 +86,7 @@ def _linformer(
     check_projection("value_projection", value_projection, k.shape[1], k.shape[2])
     keys = _project(_from_first_real(k, keep), key_projection)
     values = _project(_from_first_real(v, keep), value_projection)
-    return fused_softmax(q, keys, values, scale=options.scale)
+    return fused_softmax(q.to(keys.dtype), keys, values, scale=options.scale)
 
 
 def check_projection(name: str, projection: Tensor, h: int, s: int) -> None:
@@ -120,18 +120,15 @@ def _from_first_real(x: Float[Tensor, "b h s d"], keep: Bool[Tensor, "b s"] | No
 
 
 def _project(x: Float[Tensor, "b h s d"], projection: Float[Tensor, "g m length"]) -> Float[Tensor, "b h m d"]:
-    dtype = x.dtype
-    # Sums over a sequence may exceed the largest float16 though no token and no result of exact attention does.
-    wide = torch.float32 if dtype == torch.float16 else dtype
+    # Sums over a sequence may exceed the largest float16 though no token and no result of exact attention does, and so
+    # may what the gradient of a query adds up: both stay in float32.
+    wide = torch.float32 if x.dtype == torch.float16 else x.dtype
     # Heads that share a projection are columns of one product: a batched product would copy the projection for each.
     heads = x.to(wide).unflatten(1, (projection.shape[0], -1))
     s = x.shape[2]
     # With a symbolic length, a view would ask whether it is the whole projection.
     used = projection[..., :s] if isinstance(s, int) else projection.index_select(2, torch.arange(s, device=x.device))
-    mixed = torch.einsum("gms,bgisd->bgimd", used.to(wide), heads).flatten(1, 2)
-    if dtype == torch.float16:
-        mixed = mixed.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
-    return mixed.to(dtype)
+    return torch.einsum("gms,bgisd->bgimd", used.to(wide), heads).flatten(1, 2)
 
 
 class LinformerProjections(nn.Module):

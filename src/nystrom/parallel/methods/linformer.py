@@ -32,10 +32,10 @@ def linformer_over_ranks(
     check_projection("value_projection", value_projection, k.shape[1], keys.total)
     mixed = [_project(keys, x, e) for x, e in ((k, key_projection), (v, value_projection))]
     mixed = ranks.sum(torch.cat(mixed, dim=-1))
-    if k.dtype == torch.float16:
-        mixed = mixed.clamp(-torch.finfo(k.dtype).max, torch.finfo(k.dtype).max)
-    mixed_keys, mixed_values = mixed.to(k.dtype).split((k.shape[-1], v.shape[-1]), dim=-1)
-    return fused_softmax(q, mixed_keys, mixed_values, scale=options.scale)
+    # As in one process: what float16 does not hold stays in float32.
+    mixed = mixed if k.dtype == torch.float16 else mixed.to(k.dtype)
+    mixed_keys, mixed_values = mixed.split((k.shape[-1], v.shape[-1]), dim=-1)
+    return fused_softmax(q.to(mixed.dtype), mixed_keys, mixed_values, scale=options.scale)
 
 
 def _project(

@@ -98,3 +98,19 @@ def test_inputs_that_do_not_fit_raise_by_name():
         linformer_attention(q, k, v, e, f.expand(2, -1, -1))
     with pytest.raises(ValueError, match="max_length is 0; expected a whole number of at least 1"):
         build_attention("linformer", num_heads=3, head_dim=6, max_length=0)
+
+
+@pytest.mark.parametrize("seed", [21, 48, 68, 77])
+def test_gradients_in_float16_are_finite_where_those_of_float32_are_small(seed):
+    """All tokens near the largest float16: mixtures of keys that it does not hold, and gradients that it does."""
+    torch.manual_seed(seed)
+    attend = build_attention("linformer", num_heads=2, head_dim=4, num_features=5, max_length=2048, per_head=True)
+    g, grads = torch.Generator().manual_seed(seed), []
+    tokens = [(6e4 * torch.randn(1, 2, 40, 4, generator=g).clamp(-1, 1)).half() for _ in range(3)]
+    way = torch.randn(1, 2, 40, 4, generator=g)
+    for dtype in (torch.float16, torch.float32):
+        leaves = [x.to(dtype, copy=True).requires_grad_() for x in tokens]
+        (attend(*leaves).float() * way / 40).sum().backward()
+        grads.append([x.grad for x in leaves])
+    for found, wide in zip(*grads, strict=True):
+        assert found.isfinite().all() or wide.abs().max() > torch.finfo(torch.float16).max / 2
