@@ -20,6 +20,7 @@ from nystrom.attention.options import (
     SkyformerSoftmaxOptions,
     SoftmaxOptions,
 )
+from nystrom.checks import check_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +207,20 @@ METHODS: dict[str, Method] = {
         positional=True,
     ),
 }
+
+
+# Methods without weights of their own, which may take the place of another in a trained model.
+WEIGHTLESS = tuple(name for name in METHODS if name != "linformer")
+
+
+def check_weightless(method: str) -> None:
+    """Raise for a method that is unknown, or whose projections would have to be learned."""
+    check_names("attention method", [method], METHODS)
+    if method not in WEIGHTLESS:
+        raise ValueError(
+            f"method is {method!r}, whose projections would have to be learned; "
+            f"expected one of {', '.join(WEIGHTLESS)}."
+        )
 
 
 def find_function(name: str) -> Callable[..., Any]:

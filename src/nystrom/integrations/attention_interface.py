@@ -47,12 +47,12 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.utils.output_capturing import _active_collector
 
 from nystrom.attention.plan import PLAN, plan_of_options
-from nystrom.attention.registry import METHODS, find_function
+from nystrom.attention.registry import METHODS, WEIGHTLESS, find_function
 from nystrom.checks import check_names
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_numbers import number_of
 from nystrom.integrations.mask_interface import make_mask
-from nystrom.integrations.modules import WEIGHTLESS, default_options
+from nystrom.integrations.modules import default_options
 from nystrom.shapes import Masks, cross_masks
 
 # Names under which the methods are registered, and with the plan of a method for each layer.

@@ -27,12 +27,10 @@ from torch import Tensor, nn
 from nystrom.attention.heads import AttentionHeads, build_attention, merge_heads, split_heads
 from nystrom.attention.layer import MultiheadAttention
 from nystrom.attention.options import near_far_sizes
-from nystrom.attention.registry import METHODS
-from nystrom.checks import check_flag, check_names
+from nystrom.attention.registry import METHODS, check_weightless
+from nystrom.checks import check_flag
 from nystrom.integrations.nystrom_attention import NystromReplacement, is_nystrom_attention
 
-# Methods without weights of their own; those of "linformer" would have to be learned.
-WEIGHTLESS = tuple(name for name in METHODS if name != "linformer")
 # What the attributes of transformers' modules say, by their names; a pooling head asks with a query of its own.
 _SAID_BY_TRANSFORMERS = {"self_attn": True, "cross_attn": False, "multihead_attn": False}
 _TIMM = {"timm.layers.attention", "timm.models.vision_transformer"}
@@ -178,12 +176,7 @@ def replace_attention(
         ValueError: An unknown method or option, a module that cannot be replaced, or none that could be. The model is
             then as it was.
     """
-    check_names("attention method", [method], METHODS)
-    if method not in WEIGHTLESS:
-        raise ValueError(
-            f"method is {method!r}, whose projections would have to be learned; "
-            f"expected one of {', '.join(WEIGHTLESS)}."
-        )
+    check_weightless(method)
     if isinstance(model, nn.MultiheadAttention) or _is_timm(model) or is_nystrom_attention(model):
         raise ValueError(
             f"model is itself {type(model).__name__}, which cannot be replaced in place: pass the model that holds it, "

@@ -20,15 +20,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nystrom.attention.heads import build_attention, merge_heads, split_heads
-from nystrom.attention.registry import METHODS, find_in_home
+from nystrom.attention.registry import METHODS, check_weightless, find_in_home
 from nystrom.attention.skip import depthwise_skip
-from nystrom.checks import check_flag, check_names
+from nystrom.checks import check_flag
 from nystrom.linalg import pinv
-from nystrom.shapes import check_keep, check_tensor
+from nystrom.shapes import check_keep, check_positions, check_tensor
 
 
 class NystromReplacement(nn.Module):
     """Any method in the place of a `NystromAttention` of the package, with its layers: projections, output and skip."""
+
+    to_qkv: nn.Linear
+    to_out: nn.Sequential
 
     def __init__(self, source: nn.Module, method: str, options: Mapping[str, Any], *, zeros_in_front: bool = False):
         super().__init__()
@@ -41,9 +44,6 @@ class NystromReplacement(nn.Module):
             options = own | ({"z0": "authors"} if zeros_in_front else {}) | dict(options)
         self.method_heads = build_attention(method, num_heads=self.num_heads, head_dim=head_dim, **options)
         self.method_heads.to(self.to_qkv.weight.device)
-
-    to_qkv: nn.Linear
-    to_out: nn.Sequential
 
     def forward(
         self,
@@ -86,9 +86,8 @@ class NystromReplacement(nn.Module):
                 "mask is given, and zeros_in_front is True: the package's landmarks then hang on where the padding is. "
                 "Convert with zeros_in_front=False for masks."
             )
-        rows = METHODS[self.method_heads.method].rows
-        if weight_queries is not None and not rows:
-            raise ValueError(f"weight_queries is given, but {self.method_heads.method} has no rows of weights to give.")
+        if weight_queries is not None:
+            self._check_rows(weight_queries, x)
         n, size = x.shape[1], getattr(self.method_heads.options, "num_landmarks", 1)
         front = -n % size if self.zeros_in_front else 0
         x = F.pad(x, (0, 0, front, 0)) if mask is None else torch.where(mask[..., None], x, 0.0)
@@ -107,6 +106,16 @@ class NystromReplacement(nn.Module):
                 )
         out = self.to_out(merge_heads(out))[:, front:]
         return out if weights is None else (out, weights[..., front:])
+
+    def _check_rows(self, weight_queries: Tensor, x: Tensor) -> None:
+        check_positions("weight_queries", weight_queries, x[:, None])
+        if not METHODS[self.method_heads.method].rows:
+            raise ValueError(f"weight_queries is given, but {self.method_heads.method} has no rows of weights to give.")
+        if self.training and getattr(self.method_heads.options, "landmarks", None) == "uniform":
+            raise ValueError(
+                "weight_queries is given in training, where each call draws landmarks: rows would be those of other "
+                "landmarks than the output's. Call eval() before."
+            )
 
     def _of_few(
         self, q: Tensor, k: Tensor, v: Tensor, skip: Tensor | None, asked: Tensor | None
@@ -139,23 +148,25 @@ def from_nystrom_attention(
     Args:
         module: A `nystrom_attention.NystromAttention`.
         method: A method without learned weights, by its name in `nystrom.attention.registry.METHODS`.
-        options: Options of the method; those of "nystrom" are the module's where nothing is said.
+        options: Options of the method; those of "nystrom" are the module's where nothing is said. None with
+            `zeros_in_front`.
         zeros_in_front: Follow the package's rule: zeros in front of the tokens, to a multiple of the landmarks, count
             as real tokens. Outputs then are the package's; without it, padding and neighbours change nothing.
 
     Raises:
-        ValueError: Another module, an unknown method or option, or zeros in front for another method than "nystrom".
+        ValueError: Another module, an unknown method or option, or zeros in front with a method or options.
     """
     if not is_nystrom_attention(module):
         raise ValueError(
             f"module is a {type(module).__module__}.{type(module).__name__}; expected a NystromAttention of the "
             "package nystrom-attention. replace_attention finds those inside of a model."
         )
-    check_names("attention method", [method], METHODS)
+    check_weightless(method)
     check_flag("zeros_in_front", zeros_in_front)
-    if METHODS[method].weights == "LinformerProjections":
-        raise ValueError(f"method is {method!r}, whose projections would have to be learned: use another one.")
-    if zeros_in_front and method != "nystrom":
-        raise ValueError(f"zeros_in_front is True, which is a rule of 'nystrom', and method is {method!r}.")
+    if zeros_in_front and (method != "nystrom" or options):
+        came = f"options are {dict(options)}" if options else f"method is {method!r}"
+        raise ValueError(
+            f"zeros_in_front is True, the rule of the package's own module, and {came}: leave one of them out."
+        )
     made = NystromReplacement(module, method, options or {}, zeros_in_front=zeros_in_front)
     return made.train(module.training)

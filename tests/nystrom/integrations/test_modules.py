@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from nystrom import NystromAttention, replace_attention
-from nystrom.integrations.modules import WEIGHTLESS
+from nystrom.attention.registry import WEIGHTLESS
 
 # The padded path of torch makes nested tensors, which warn; float32 rounding of two layers.
 nested = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

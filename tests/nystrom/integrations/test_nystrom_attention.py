@@ -98,7 +98,22 @@ def test_they_are_found_in_a_model():
         (lambda m, x: from_nystrom_attention(nn.Linear(2, 2)), "expected a NystromAttention of the package"),
         (lambda m, x: from_nystrom_attention(m, "nystorm"), "Perhaps you meant 'nystrom'"),
         (lambda m, x: from_nystrom_attention(m, "linformer"), "would have to be learned"),
-        (lambda m, x: from_nystrom_attention(m, "softmax", zeros_in_front=True), "which is a rule of 'nystrom'"),
+        (lambda m, x: from_nystrom_attention(m, "softmax", zeros_in_front=True), "method is 'softmax'"),
+        (
+            lambda m, x: from_nystrom_attention(m, options={"z0": "paper"}, zeros_in_front=True),
+            "options are {'z0': 'paper'}: leave one",
+        ),
+        (
+            lambda m, x: from_nystrom_attention(m, zeros_in_front=True)(x, weight_queries=torch.tensor([-1])),
+            "weight_queries holds positions outside 0 ... 8",
+        ),
+        (lambda m, x: from_nystrom_attention(m)(x, weight_queries=[0]), "weight_queries is a list"),
+        (
+            lambda m, x: from_nystrom_attention(m, options={"landmarks": "uniform"}).train()(
+                x, weight_queries=torch.tensor([0])
+            ),
+            "Call eval",
+        ),
         (lambda m, x: from_nystrom_attention(m, zeros_in_front=1), "zeros_in_front is 1"),
         (lambda m, x: from_nystrom_attention(m)(x[0]), "x has shape"),
         (lambda m, x: from_nystrom_attention(m)(x[..., :3]), "width 24"),
