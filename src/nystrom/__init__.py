@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from nystrom.attention.caches.near_far_context import NearFarContext, near_far_context
     from nystrom.attention.heads import build_attention
     from nystrom.attention.layer import MultiheadAttention, NystromAttention
     from nystrom.attention.methods.bigbird import bigbird_attention
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from nystrom.attention.methods.linformer import linformer_attention
     from nystrom.attention.methods.longformer import longformer_attention
     from nystrom.attention.methods.near_far import near_far_attention, near_far_rows
-    from nystrom.attention.methods.near_far_context import NearFarContext, near_far_context
     from nystrom.attention.methods.nystrom import nystrom_attention, nystrom_factors, nystrom_rows
     from nystrom.attention.methods.performer import performer_attention
     from nystrom.attention.methods.reformer import reformer_attention
@@ -55,7 +55,7 @@ __all__ = [
 
 _HOMES = {
     "MultiheadAttention": "nystrom.attention.layer",
-    "NearFarContext": "nystrom.attention.methods.near_far_context",
+    "NearFarContext": "nystrom.attention.caches.near_far_context",
     "NystromAttention": "nystrom.attention.layer",
     "bigbird_attention": "nystrom.attention.methods.bigbird",
     "build_attention": "nystrom.attention.heads",
@@ -65,7 +65,7 @@ _HOMES = {
     "linformer_attention": "nystrom.attention.methods.linformer",
     "longformer_attention": "nystrom.attention.methods.longformer",
     "near_far_attention": "nystrom.attention.methods.near_far",
-    "near_far_context": "nystrom.attention.methods.near_far_context",
+    "near_far_context": "nystrom.attention.caches.near_far_context",
     "near_far_rows": "nystrom.attention.methods.near_far",
     "near_far_sizes": "nystrom.attention.options",
     "nystrom_attention": "nystrom.attention.methods.nystrom",

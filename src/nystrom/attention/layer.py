@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from nystrom.attention.caches.near_far_cache import NearFarCache
+from nystrom.attention.caches.near_far_context import NearFarContext, near_far_context
 from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
-from nystrom.attention.methods.near_far_cache import NearFarCache
-from nystrom.attention.methods.near_far_context import NearFarContext, near_far_context
 from nystrom.attention.registry import METHODS, find_in_home
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.attention.tracked_error import TrackedError

@@ -8,7 +8,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 from nystrom.attention.backend import check_backend
@@ -26,6 +26,7 @@ from nystrom.checks import (
     check_names,
     check_positive,
 )
+from nystrom.command_options import option_docs
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -393,20 +394,6 @@ def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, int]:
     heavy, clusters = (8 * math.ceil(size * growth / 8) for size in (32, 80))
     sizes = {"block_size": 128, "reach": 16, "num_heavy": heavy, "num_clusters": clusters}
     return sizes | ({"exact_up_to": 2048} if is_causal else {})
-
-
-def option_docs(options: type) -> dict[str, str]:
-    """What each field of an options class means, as its docstring says."""
-    text = inspect.getdoc(options) or ""
-    _, _, attributes = text.partition("Attributes:\n")
-    names, docs, name = {field.name for field in fields(options)}, {}, ""
-    for line in attributes.splitlines():
-        head, colon, rest = line.strip().partition(": ")
-        if colon and head in names and len(line) - len(line.lstrip()) == 4:
-            name, docs[head] = head, rest
-        elif name and line.strip():
-            docs[name] += "\n" + line.strip()
-    return docs
 
 
 # The masks of every function, see `nystrom.shapes.Masks`.

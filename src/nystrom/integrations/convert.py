@@ -14,21 +14,20 @@ from the first real token of the mask, where BERT also counts padding on the lef
 padding's, whatever the mask says; with their positions as `position_ids` real tokens agree.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from nystrom.attention.plan import PLAN, read_plan
+from nystrom.command_options import ConvertOptions, taking
 from nystrom.integrations.bert_names import FAMILIES
 from nystrom.integrations.new_model import POSITIONS, asked_attention, from_bert, from_own, one_tensor, with_weights
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
 from nystrom.models.files.folder import check_fresh, copy_tokenizer, fresh_folder
 from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights
-from nystrom.models.positions import Lengthening, resize_positions
+from nystrom.models.positions import resize_positions
 
 
 @dataclass(frozen=True)
@@ -70,33 +69,9 @@ class Conversion:
         return "\n".join(lines)
 
 
-def convert(
-    source: Path,
-    to: Path,
-    *,
-    attention: str | None = None,
-    options: Mapping[str, object] | None = None,
-    num_landmarks: int | Literal["auto"] = "auto",
-    plan: Path | None = None,
-    conv_kernel_size: int | Literal["auto"] | None = "auto",
-    max_position_embeddings: int | None = None,
-    positions: Lengthening = "interpolate",
-) -> Conversion:
+@taking(ConvertOptions)
+def convert(asked: ConvertOptions) -> Conversion:
     """Make a Nyströmformer of a BERT or RoBERTa, or give a Nyströmformer another number of positions.
-
-    Args:
-        source: Folder of a BERT, RoBERTa, XLM-RoBERTa, CamemBERT or Nyströmformer: config.json, safetensors and, if
-            there is one, its tokenizer.
-        to: Folder for the new model; made, or empty.
-        attention: Method, such as "near_far"; Nyström attention, or what a model of this library has, if not given.
-        options: Options of the method. A model that gets near_far has the sizes of `near_far_sizes` for its longest
-            input where they do not say others; a model that has it already keeps its own.
-        num_landmarks: Landmarks m, of methods that have them; "auto" is 64, or what a Nyströmformer has.
-        plan: File of a method for each layer, which `nystrom inspect --budget` writes, in place of one method for all.
-        conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33 with Nyström attention or a plan
-            and none with another method, or what a Nyströmformer has, which cannot be changed.
-        max_position_embeddings: The longest input, padding included; None is what the source has.
-        positions: How more positions are made of the trained ones: "interpolate" in their table, or "repeat" it.
 
     Returns:
         What was mapped, left behind and started.
@@ -104,20 +79,18 @@ def convert(
     Raises:
         ValueError: A source that cannot be read or represented, or options or a folder that do not fit.
     """
-    if plan is not None and num_landmarks != "auto":
-        raise ValueError(f"num_landmarks is {num_landmarks} but plan says what each layer does: leave one out.")
-    if plan is not None and (attention is not None or options):
-        raise ValueError("plan says what each layer does, and attention or its options are given too: leave one out.")
+    source, to, plan = asked.source, asked.to, asked.plan
     planned = None if plan is None else read_plan(plan)
-    asked = asked_attention(attention, options or {}, num_landmarks, max_position_embeddings)
+    most = asked.max_position_embeddings
+    chosen = asked_attention(asked.attention, asked.options or {}, asked.num_landmarks, most)
     check_fresh(to)
     check_weights(source)
     config = read_json(source / "config.json")
     kind = config.get("model_type")
     if kind in FAMILIES:
-        made = from_bert(source, asked, conv_kernel_size)
+        made = from_bert(source, chosen, asked.conv_kernel_size)
     elif kind in (EncoderConfig.model_type, "nystromformer"):
-        made = from_own(source, asked, conv_kernel_size)
+        made = from_own(source, chosen, asked.conv_kernel_size)
     else:
         known = ", ".join([*FAMILIES, "nystromformer", EncoderConfig.model_type])
         raise ValueError(
@@ -130,13 +103,13 @@ def convert(
         # The published format has one method for all layers.
         made.config.segment_means_seq_len = None
     before = made.config.max_position_embeddings
-    wanted = before if max_position_embeddings is None else max_position_embeddings
+    wanted = before if most is None else most
     if made.config.positions == "learned":
         name = f"{made.prefix}{POSITIONS}"
         table = one_tensor(made.tensors, name, source)
         # The token of the class has a position of its own, the first.
         kept = POSITION_OFFSET + (made.config.pooling == "cls")
-        resized = resize_positions(table[kept:], wanted, how=positions)
+        resized = resize_positions(table[kept:], wanted, how=asked.positions)
         made.tensors[name] = torch.cat([table[:kept], resized])
     made.config.max_position_embeddings = wanted
     model = with_weights(made, source)

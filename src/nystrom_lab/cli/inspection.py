@@ -1,9 +1,11 @@
 """The command that measures how near methods are to exact attention in a user's model, on texts of the user's."""
 
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Literal
 
 from nystrom.checks import check_at_least, check_positive
+from nystrom.command_options import taking
 from nystrom.whole_files import check_new, write_whole
 from nystrom_lab.cli.arguments import arguments_of, positional
 
@@ -16,24 +18,11 @@ def inspect_encoder(words: list[str]) -> None:
     inspect(**arguments_of(inspect, words, "inspect", model=positional(inspect, "model")))
 
 
-def inspect(
-    model: Path,
-    *,
-    texts: tuple[Path, ...],
-    methods: tuple[str, ...] = (),
-    length: int | None = None,
-    num_texts: int = 4,
-    num_queries: int = 128,
-    whole_model: bool = True,
-    budget: float | None = None,
-    seed: int = 0,
-    threads: int | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    to: Path | None = None,
-) -> None:
-    """Measure how near methods are to exact attention in a model: layer by layer, head by head, and in the whole.
+@dataclass(frozen=True)
+class InspectOptions:
+    """Options of `nystrom inspect`.
 
-    Args:
+    Attributes:
         model: Folder of an encoder with its tokenizer, of transformers or of this library.
         texts: Files of prose like what the model is for, compressed or not.
         methods: Methods with their sizes, such as nystrom-64 performer-256; Nyström attention with 64, 128 and 256
@@ -48,12 +37,33 @@ def inspect(
         threads: Threads on the CPU; torch's choice if not given.
         device: Where to run; "auto" takes a GPU if there is one.
         to: Folder for rows.csv, verdict.txt, the figures and plan.json; nothing is written if not given.
+    """
+
+    model: Path
+    _: KW_ONLY
+    texts: tuple[Path, ...]
+    methods: tuple[str, ...] = ()
+    length: int | None = None
+    num_texts: int = 4
+    num_queries: int = 128
+    whole_model: bool = True
+    budget: float | None = None
+    seed: int = 0
+    threads: int | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    to: Path | None = None
+
+
+@taking(InspectOptions)
+def inspect(asked: InspectOptions) -> None:
+    """Measure how near methods are to exact attention in a model: layer by layer, head by head, and in the whole.
 
     Raises:
         ValueError: A model that no method can serve, texts that are too short, an unknown method, a folder that
             holds files of these names, or a budget that no method meets, or that is given without a folder for the
             plan or for a model whose layers a plan cannot name.
     """
+    model, budget, to = asked.model, asked.budget, asked.to
     from nystrom_lab.report.plots.canvas import FORMATS, house_style, save_figure
     from nystrom_lab.report.plots.inspection import FIGURES, inspection_figures
 
@@ -69,7 +79,7 @@ def inspect(
             *(f"{each}{suffix}" for each in FIGURES for suffix in FORMATS),
         ):
             check_new(to / name)
-    names = methods or USUAL
+    names = asked.methods or USUAL
     import torch
     from transformers.utils import logging
 
@@ -89,32 +99,32 @@ def inspect(
     read_candidates(names)
     if to is not None:
         check_folder(to)
-    if threads is not None:
-        check_at_least("threads", threads, 1)
-        torch.set_num_threads(threads)
-    place = torch.device(usable_device(device))
+    if asked.threads is not None:
+        check_at_least("threads", asked.threads, 1)
+        torch.set_num_threads(asked.threads)
+    place = torch.device(usable_device(asked.device))
     logging.disable_progress_bar()
-    prose = read_prose(texts)
+    prose = read_prose(asked.texts)
     encoder = load_encoder(model)
     if budget is not None:
         check_can_be_planned(encoder)
-    batches = read_batches(prose, load_tokenizer(model), encoder, length=length, num_texts=num_texts)
+    batches = read_batches(prose, load_tokenizer(model), encoder, length=asked.length, num_texts=asked.num_texts)
     encoder.to(place)  # pyright: ignore[reportArgumentType]
     batches = [{name: x.to(place) for name, x in batch.items()} for batch in batches]
     found = inspect_model(
         encoder,
         batches,
         methods=names,
-        num_queries=num_queries,
-        whole_model=whole_model,
+        num_queries=asked.num_queries,
+        whole_model=asked.whole_model,
         exact_above=BADLY,
-        seed=seed,
+        seed=asked.seed,
     )
     rows = inspection_rows(found, device=torch.cuda.get_device_name(place) if place.type == "cuda" else None)
     text = inspection_text(rows, model=f"{model.resolve().name}, on {prose.name}")
     print(text, end="", flush=True)
     if budget is not None and to is not None:
-        plan = choose_plan(encoder, batches, budget=budget, methods=methods or (*USUAL, "softmax"))
+        plan = choose_plan(encoder, batches, budget=budget, methods=asked.methods or (*USUAL, "softmax"))
         plan.write(to / "plan.json")
         rows += plan_rows(plan, rows[0])
         said = plan_text(str(plan), plan.found, file=to / "plan.json") + "\n"

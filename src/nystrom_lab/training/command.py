@@ -4,7 +4,9 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from nystrom.command_options import signature_of
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.training.data.columns import NO_COLUMNS, Columns
 from nystrom_lab.training.run_settings import Settings
@@ -25,6 +27,31 @@ def option_words(named: Mapping[str, object]) -> list[str]:
         if value is not None and value is not True:
             words += map(str, value) if isinstance(value, tuple) else [str(value)]
     return words
+
+
+def asked_words(asked: Any, *, options: str = "options.") -> list[str]:
+    """The options of a command that are not their defaults, as words; and those that shape a result in any case.
+
+    Args:
+        asked: An instance of the command's class of options; an argument without a flag is not among the words.
+        options: What stands before the options of the method.
+    """
+    named: dict[str, Any] = {}
+    for name, parameter in signature_of(type(asked)).parameters.items():
+        value = getattr(asked, name)
+        flag = parameter.kind is parameter.KEYWORD_ONLY and name not in _WHERE
+        if flag and (name in _ALWAYS or value != parameter.default):
+            named[name] = value
+    named |= {f"{options}{name}": value for name, value in (named.pop("options", None) or {}).items()}
+    if (grid := named.pop("grid", None)) is not None:
+        named |= {f"search.{name}": values for name, values in grid.values().items()}
+    return option_words(named)
+
+
+# What a command that reproduces a run says even where it is the default, which another version may change.
+_ALWAYS = ("preset", "seed", "batch_size", "learning_rate", "device", "precision")
+# Of where and when it runs.
+_WHERE = ("resume", "jobs", "on", "slurm")
 
 
 def train_words(

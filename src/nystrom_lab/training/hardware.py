@@ -4,7 +4,7 @@ torch is imported only where it is needed, so that reading the choices costs not
 """
 
 import os
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from nystrom.checks import check_choice
 
@@ -15,7 +15,7 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
-def usable_device(device: str) -> str:
+def usable_device(device: str) -> Device:
     """The device to run on: "auto" means an accelerator where there is one.
 
     Raises:
@@ -28,10 +28,10 @@ def usable_device(device: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is 'cuda', but torch finds none here: take 'cpu' or 'auto'.")
-    return device
+    return cast("Device", device)
 
 
-def usable_precision(precision: str, device: str, *, has_bfloat16: bool | None = None) -> str:
+def usable_precision(precision: str, device: str, *, has_bfloat16: bool | None = None) -> Precision:
     """The precision to compute in: "auto" means bfloat16 on an accelerator that has it, and float32 elsewhere.
 
     Args:
@@ -48,14 +48,14 @@ def usable_precision(precision: str, device: str, *, has_bfloat16: bool | None =
             "precision is 'float16' but device is 'cpu', which trains without loss scaling: take 'bfloat16'."
         )
     if device == "cpu":
-        return "float32" if precision == "auto" else precision
+        return cast("Precision", "float32" if precision == "auto" else precision)
     if has_bfloat16 is None:
         import torch
 
         has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bfloat16" and not has_bfloat16:
         raise ValueError("precision is 'bfloat16', but this GPU does not compute in it: take 'float16' or 'float32'.")
-    return ("bfloat16" if has_bfloat16 else "float32") if precision == "auto" else precision
+    return cast("Precision", ("bfloat16" if has_bfloat16 else "float32") if precision == "auto" else precision)
 
 
 def visible_gpus(count: int | None = None) -> list[str]:

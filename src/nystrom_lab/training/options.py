@@ -1,17 +1,19 @@
-"""Options that several commands share: each stands once, with its documentation."""
+"""The options of trainings: a documented class for each command, and what several of them share.
 
-import functools
-import inspect
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar, cast
+From these come command lines, the functions' own arguments, the processes of a grid and the commands in rows.
+"""
 
-from nystrom.attention.options import option_docs
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, fields
+from pathlib import Path
+from typing import Any
+
 from nystrom.checks import Design, FeedForward, PooledNormKind, Pooling, PositionKind, check_at_least
 from nystrom_lab.training.hardware import TIMEOUT, Device, Precision
 from nystrom_lab.training.presets.recipe import LearningRateSchedule
 
-F = TypeVar("F", bound=Callable[..., Any])
+# Held-out instances of a pretraining that are scored.
+INSTANCES = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +38,10 @@ class LoopChanges:
     evaluate_every: int | None = None
     log_every: int | None = None
 
-    def asdict(self) -> dict[str, Any]:
-        """All of them by name."""
-        return asdict(self)
+    def changes(self) -> dict[str, Any]:
+        """What is changed in the preset, by name; None for what is not."""
+        kind = PresetChanges if isinstance(self, PresetChanges) else LoopChanges
+        return {entry.name: getattr(self, entry.name) for entry in fields(kind)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,47 +127,88 @@ class RunOptions:
             check_at_least("threads", self.threads, 1)
 
 
-def taking(**groups: type) -> Callable[[F], F]:
-    """Give a function the fields of classes of options as keyword arguments of its own, documentation included.
+@dataclass(frozen=True)
+class TrainOptions(PresetChanges, RunOptions):
+    """Options of a training on a task; what is not given is the preset's.
 
-    The function takes an instance of each class by name; where its docstring has a line `**name: ...`, callers, command
-    lines and readers see the fields.
-
-    Args:
-        **groups: Classes of options, by the names of the function's arguments.
+    Attributes:
+        task: Task, such as "listops".
+        attention: Method, a name of `nystrom methods`; or "none", values that pass through, to see what attention adds.
+            That of the model, or nystrom.
+        options: Options of the method.
+        preset: "nystromformer" or "skyformer", as published, and "nystromformer-1000" or "skyformer-1000" for Text cut
+            at 1,000 bytes; "official", that of the benchmark's own code; "modern", with what lifts attention since, or
+            "modern-small", for one core; or "demo" for a few minutes on two cores. That of the model's run, or
+            nystromformer.
+        model: Encoder to start from, such as RUN/best of `nystrom pretrain TASK`: its settings and weights; the head
+            is new.
+        mask_share: Share of the tokens that are masked and predicted in place of the class; 0 to learn the class.
+        data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made if it is missing and can be. A
+            resumed run uses its own. For text also your own labelled texts (.csv, .tsv, .jsonl, or a folder of them),
+            for retrieval your own pairs of texts; they are prepared under data/. For pathfinder pictures of any size:
+            the model has a position for each pixel.
+        text_field: Column of the texts, or of the first of each pair, in your own files; the usual names if not given.
+        label_field: Column of the labels in your own files.
+        pair_field: Column of the second text of each pair, for retrieval.
+        max_length: Tokens of the longest sequence, and positions of the model, in place of the preset's; the default
+            data are then data/TASK-LENGTH. Not for pictures, whose data have a size.
+        to: Folder of the run; runs/TASK-ATTENTION-PRESET-seedSEED.
+        conv_kernel_size: Size of the convolution of the values that is added to the attention; 0 for none.
+        compile: Compile the model, and pad every batch to the model's positions, so that one graph serves all steps.
     """
 
-    def give(function: F) -> F:
-        parameters: list[inspect.Parameter] = []
-        for parameter in inspect.signature(function).parameters.values():
-            kind = groups.get(parameter.name)
-            parameters += (
-                [parameter]
-                if kind is None
-                else [
-                    inspect.Parameter(entry.name, parameter.KEYWORD_ONLY, default=entry.default, annotation=entry.type)
-                    for entry in fields(kind)
-                ]
-            )
+    task: str
+    _: KW_ONLY
+    attention: str | None = None
+    options: Mapping[str, object] | None = None
+    preset: str | None = None
+    model: Path | None = None
+    mask_share: float = 0.0
+    data: Path | None = None
+    text_field: str | None = None
+    label_field: str | None = None
+    pair_field: str | None = None
+    max_length: int | None = None
+    to: Path | None = None
+    conv_kernel_size: int | None = None
+    compile: bool = False
 
-        @functools.wraps(function)
-        def call(*args: Any, **named: Any) -> Any:
-            for name, kind in groups.items():
-                given = {entry.name: named.pop(entry.name) for entry in fields(kind) if entry.name in named}
-                named[name] = kind(**given)
-            return function(*args, **named)
 
-        lines: list[str] = []
-        for line in (function.__doc__ or "").splitlines():
-            name, indent = line.strip().partition(":")[0], line[: len(line) - len(line.lstrip())]
-            if not name.startswith("**") or name[2:] not in groups:
-                lines.append(line)
-                continue
-            kinds = reversed(groups[name[2:]].__mro__[:-1])
-            for option, text in {name: text for kind in kinds for name, text in option_docs(kind).items()}.items():
-                lines.append(f"{indent}{option}: " + text.replace("\n", f"\n{indent}    "))
-        call.__doc__ = "\n".join(lines)
-        call.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
-        return cast("F", call)
+@dataclass(frozen=True, kw_only=True)
+class PretrainOptions(LoopChanges, RunOptions):
+    """Options of a pretraining on masked words and sentence order; what is not given is the preset's.
 
-    return give
+    Attributes:
+        data: What `nystrom data prepare mlm-sop` made. It serves instances of any length.
+        preset: "bert-small" or "bert-base", as published; "longer" gives a trained model more positions; "demo" is for
+            two cores.
+        attention: Method, a name of `nystrom methods`; that of the model, or nystrom.
+        options: Options of the method.
+        model: Folder of a trained model to start from: a BERT or RoBERTa, a Nyströmformer, or RUN/best.
+        to: Folder of the run; runs/pretrain-PRESET-ATTENTION-seedSEED.
+        length: Tokens of an instance.
+        num_hidden_layers: Layers.
+        hidden_size: Width of a token.
+        num_attention_heads: Heads.
+        intermediate_size: Width inside the feed-forward block.
+        conv_kernel_size: Size of the convolution of the values that is added to the attention; 0 for none.
+        instances: Held-out instances that an evaluation scores, at most; they are the same in all runs on the data.
+        workers: Processes that make batches ahead; they change nothing but speed.
+        compile: Compile the encoder, and pad every batch to `length`, so that one graph serves all steps.
+    """
+
+    data: Path
+    preset: str = "bert-small"
+    attention: str | None = None
+    options: Mapping[str, object] | None = None
+    model: Path | None = None
+    to: Path | None = None
+    length: int | None = None
+    num_hidden_layers: int | None = None
+    hidden_size: int | None = None
+    num_attention_heads: int | None = None
+    intermediate_size: int | None = None
+    conv_kernel_size: int | None = None
+    instances: int = INSTANCES
+    workers: int = 0
+    compile: bool = False

@@ -10,7 +10,7 @@ from nystrom.checks import check_at_least, check_names
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.training.hardware import processes, usable_device, usable_precision
 from nystrom_lab.training.lengths import attended, fit_options
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.presets.published import PRESETS, MethodSetting, Preset, find_preset
 from nystrom_lab.training.presets.recipe import ARGUMENTS, RECIPE, Recipe
 from nystrom_lab.training.schedule import RunSettings, Schedule
@@ -164,17 +164,9 @@ class Settings(Recipe, Schedule):
 
 
 def settle(
-    task: str,
-    how: RunOptions,
+    asked: TrainOptions,
     *,
-    attention: str | None = None,
-    options: Mapping[str, object] | None = None,
-    conv_kernel_size: int | None = None,
-    preset: str,
-    changes: Mapping[str, object],
     positions: int | None = None,
-    compile: bool = False,
-    mask_share: float = 0.0,
     start: "StartEncoder | None" = None,
     elsewhere: bool = False,
 ) -> Settings:
@@ -184,16 +176,8 @@ def settle(
     shorter interval of evaluation shortens the interval of the curve.
 
     Args:
-        task: Task.
-        how: How it runs.
-        attention: Method; None for that of the encoder, or "nystrom".
-        options: Options of the method, over those of the preset.
-        conv_kernel_size: Taps of the convolution of the values; 0 for none, None for the preset's.
-        preset: Name of the preset.
-        changes: Other arguments of `nystrom train`; None means the preset's.
+        asked: What is asked for; its preset is not None.
         positions: Number of positions of the model, see `nystrom_lab.training.lengths`; None for the preset's.
-        compile: Whether the model is compiled.
-        mask_share: Share of the tokens that are masked and predicted; 0 where the class is.
         start: The encoder that the run starts from, with its settings; None for none.
         elsewhere: Whether the run is for another machine, whose device is not looked for here.
 
@@ -204,15 +188,18 @@ def settle(
 
     from nystrom.attention.backend import check_backend_device
 
+    task, preset, attention = asked.task, asked.preset, asked.attention
+    options, taps, changes = asked.options or {}, asked.conv_kernel_size, asked.changes()
+    assert preset is not None, "what names no preset is settled by its caller"
     check_names("task", [task], LRA)
     base = find_preset(task, preset)
     if start is None:
         attention = attention or "nystrom"
         method = base.methods(base.data.max_length if positions is None else positions).get(attention, MethodSetting())
     else:
-        asked = {"attention": attention, "conv_kernel_size": conv_kernel_size}
-        asked |= {f"options.{name}": value for name, value in (options or {}).items()}
-        start.check(base, asked | {name: changes.get(name) for name in start.settings()})
+        named = {"attention": attention, "conv_kernel_size": taps}
+        named |= {f"options.{name}": value for name, value in options.items()}
+        start.check(base, named | {name: changes.get(name) for name in start.settings()})
         attention, method, positions = str(start.config.attention), start.method, start.positions(base, positions)
         base = start.within(base)
     fields_of = {argument: name for name, argument in ARGUMENTS.items()}
@@ -226,26 +213,26 @@ def settle(
     longest = attended(base, positions, (given | chosen)["pooling"])
     if start is not None:
         start.check_longest(longest)
-    device = how.device if elsewhere else usable_device(how.device)
+    device = asked.device if elsewhere else usable_device(asked.device)
     settings = Settings(
         task=task,
         attention=attention,
-        options=fit_options(attention, method.options, options or {}, longest if start is None else None),
-        conv_kernel_size=method.conv_kernel_size if conv_kernel_size is None else conv_kernel_size or None,
+        options=fit_options(attention, method.options, options, longest if start is None else None),
+        conv_kernel_size=method.conv_kernel_size if taps is None else taps or None,
         preset=preset,
-        seed=how.seed,
-        accumulation=how.accumulation,
+        seed=asked.seed,
+        accumulation=asked.accumulation,
         processes=processes(),
         device=device,
-        precision=usable_precision(how.precision, device, has_bfloat16=True if elsewhere else None),
+        precision=usable_precision(asked.precision, device, has_bfloat16=True if elsewhere else None),
         positions=positions,
-        compile=compile,
+        compile=asked.compile,
         share_projections=method.share_projections,
-        track_error=how.track_error,
-        mask_share=mask_share,
+        track_error=asked.track_error,
+        mask_share=asked.mask_share,
         model=None if start is None else str(start.folder),
         weights=None if start is None else start.weights,
-        context_parallel=how.context_parallel,
+        context_parallel=asked.context_parallel,
         **(given | chosen),
     )
     settings.encoder_config()

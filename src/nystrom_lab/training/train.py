@@ -6,40 +6,23 @@ machine and with the same number of processes, a run that was killed and resumed
 one that was not; up to rounding with more than two processes, which add gradients in an order that is not fixed.
 """
 
-from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from nystrom.checks import check_at_least
+from nystrom.command_options import taking
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.data.columns import Columns
 from nystrom_lab.training.hardware import Device, Precision, is_main, usable_device, usable_precision
 from nystrom_lab.training.lengths import data_positions, lengthened
-from nystrom_lab.training.options import PresetChanges, RunOptions, taking
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.presets.published import find_preset
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run_settings import settle
 
 
-@taking(changes=PresetChanges, how=RunOptions)
-def train(
-    task: str,
-    *,
-    attention: str | None = None,
-    options: Mapping[str, object] | None = None,
-    preset: str | None = None,
-    model: Path | None = None,
-    mask_share: float = 0.0,
-    data: Path | None = None,
-    text_field: str | None = None,
-    label_field: str | None = None,
-    pair_field: str | None = None,
-    max_length: int | None = None,
-    to: Path | None = None,
-    how: RunOptions,
-    changes: PresetChanges,
-    conv_kernel_size: int | None = None,
-    compile: bool = False,
-) -> Path:
+@taking(TrainOptions)
+def train(asked: TrainOptions) -> Path:
     """Train a model on a task, choose its best checkpoint on the validation split, and score that on the test split.
 
     With `mask_share` the model learns to predict masked tokens of the task's own inputs in place of their class, and
@@ -47,33 +30,6 @@ def train(
 
     Arguments that are not given take the preset's values. Under torchrun the processes share each batch. A run can be
     interrupted at any time and continued with `resume`.
-
-    Args:
-        task: Task, such as "listops".
-        attention: Method, a name of `nystrom methods`; or "none", values that pass through, to see what attention adds.
-            That of the model, or nystrom.
-        options: Options of the method.
-        preset: "nystromformer" or "skyformer", as published, and "nystromformer-1000" or "skyformer-1000" for Text cut
-            at 1,000 bytes; "official", that of the benchmark's own code; "modern", with what lifts attention since, or
-            "modern-small", for one core; or "demo" for a few minutes on two cores. That of the model's run, or
-            nystromformer.
-        model: Encoder to start from, such as RUN/best of `nystrom pretrain TASK`: its settings and weights; the head
-            is new.
-        mask_share: Share of the tokens that are masked and predicted in place of the class; 0 to learn the class.
-        data: Prepared data; data/TASK, or data/TASK-demo for the demo, which is made if it is missing and can be. A
-            resumed run uses its own. For text also your own labelled texts (.csv, .tsv, .jsonl, or a folder of them),
-            for retrieval your own pairs of texts; they are prepared under data/. For pathfinder pictures of any size:
-            the model has a position for each pixel.
-        text_field: Column of the texts, or of the first of each pair, in your own files; the usual names if not given.
-        label_field: Column of the labels in your own files.
-        pair_field: Column of the second text of each pair, for retrieval.
-        max_length: Tokens of the longest sequence, and positions of the model, in place of the preset's; the default
-            data are then data/TASK-LENGTH. Not for pictures, whose data have a size.
-        to: Folder of the run; runs/TASK-ATTENTION-PRESET-seedSEED.
-        **how: How it runs.
-        **changes: What is changed in the preset.
-        conv_kernel_size: Size of the convolution of the values that is added to the attention; 0 for none.
-        compile: Compile the model, and pad every batch to the model's positions, so that one graph serves all steps.
 
     Returns:
         The folder of the run; the best model is in its folder best.
@@ -84,49 +40,42 @@ def train(
     """
     from nystrom_lab.training.data.tasks import check_data
 
+    task, model, max_length = asked.task, asked.model, asked.max_length
     start = None
     if model is not None:
         from nystrom_lab.training.encoder_start import find_encoder
 
         start = find_encoder(Path(model))
-    preset = preset or (start and start.preset) or "nystromformer"
+    preset = asked.preset or (start and start.preset) or "nystromformer"
     chosen = find_preset(task, preset) if max_length is None else lengthened(find_preset(task, preset), max_length)
-    if mask_share:
+    if asked.mask_share:
         check_no_class(
-            pooling=changes.pooling,
-            pooled_norm=changes.pooled_norm,
-            label_smoothing=changes.label_smoothing,
-            denoise=changes.denoise,
+            pooling=asked.pooling,
+            pooled_norm=asked.pooled_norm,
+            label_smoothing=asked.label_smoothing,
+            denoise=asked.denoise,
         )
-    shown = attention or ("nystrom" if start is None else start.config.attention)
-    parts = ["pretrain"] if mask_share else []
+    shown = asked.attention or ("nystrom" if start is None else start.config.attention)
+    parts = ["pretrain"] if asked.mask_share else []
     parts += [task, shown, preset, *(["pretrained"] if model else []), *([str(max_length)] if max_length else [])]
-    run = RunFolder(Path("runs") / "-".join([*parts, f"seed{how.seed}"]) if to is None else Path(to))
-    columns = Columns(text_field, label_field, pair_field)
+    run = RunFolder(Path("runs") / "-".join([*parts, f"seed{asked.seed}"]) if asked.to is None else Path(asked.to))
+    data, columns = asked.data, Columns(asked.text_field, asked.label_field, asked.pair_field)
     if data is None:
         columns.check_unused("no data are named with --data")
         data = run.data_folder()
     data = None if data is None else Path(data)
     check_data(task, data)
     settings = settle(
-        task,
-        how,
-        attention=attention,
-        options=options,
-        conv_kernel_size=conv_kernel_size,
-        preset=preset,
-        changes=changes.asdict(),
+        replace(asked, preset=preset),
         positions=data_positions(chosen, data) if max_length is None else max_length,
-        compile=compile,
-        mask_share=mask_share,
         start=start,
     )
-    resume = run.is_resumed(how.resume)
+    resume = run.is_resumed(asked.resume)
     with run.held(settings, resume=resume, main=is_main()):
         from nystrom_lab.training.run.train_model import train_model
 
         train_model(
-            settings, chosen, data, run, columns=columns, resume=resume, threads=how.threads, timeout=how.timeout
+            settings, chosen, data, run, columns=columns, resume=resume, threads=asked.threads, timeout=asked.timeout
         )
     return run.path
 
@@ -142,22 +91,11 @@ def check_no_class(**given: object) -> None:
             raise ValueError(f"{name} is {value!r}, but masked tokens have no class: leave it out.")
 
 
-def evaluate(
-    task: str,
-    *,
-    model: Path,
-    data: Path,
-    text_field: str | None = None,
-    label_field: str | None = None,
-    pair_field: str | None = None,
-    split: str = "test",
-    batch_size: int = 64,
-    precision: Precision = "auto",
-    device: Device = "auto",
-) -> Row:
-    """Score a saved model on all samples of one split.
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Options of the score of a saved model.
 
-    Args:
+    Attributes:
         task: Task, such as "listops".
         model: Folder of a saved model, such as RUN/best.
         data: Prepared data, or your own texts, as `train` takes them.
@@ -168,6 +106,24 @@ def evaluate(
         batch_size: Samples at a time; affects only speed and memory.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
+    """
+
+    task: str
+    _: KW_ONLY
+    model: Path
+    data: Path
+    text_field: str | None = None
+    label_field: str | None = None
+    pair_field: str | None = None
+    split: str = "test"
+    batch_size: int = 64
+    precision: Precision = "auto"
+    device: Device = "auto"
+
+
+@taking(EvaluateOptions)
+def evaluate(asked: EvaluateOptions) -> Row:
+    """Score a saved model on all samples of one split.
 
     Returns:
         The accuracy as a row of `nystrom_lab.measure.rows`, between 0 and 1, with its 95 % interval.
@@ -176,22 +132,21 @@ def evaluate(
         ValueError: A name, folder, device or precision that cannot be used, or a model of another task or of other
             classes.
     """
-    check_at_least("batch_size", batch_size, 1)
-    device = usable_device(device)  # pyright: ignore[reportAssignmentType]
-    precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
+    check_at_least("batch_size", asked.batch_size, 1)
+    device = usable_device(asked.device)
+    precision = usable_precision(asked.precision, device)
 
     from nystrom_lab.training.data.tasks import check_data
     from nystrom_lab.training.scoring import score
 
-    check_data(task, Path(data))
-    columns = Columns(text_field, label_field, pair_field)
+    check_data(asked.task, Path(asked.data))
     return score(
-        task,
-        Path(model),
-        Path(data),
-        columns=columns,
-        split=split,
-        batch_size=batch_size,
+        asked.task,
+        Path(asked.model),
+        Path(asked.data),
+        columns=Columns(asked.text_field, asked.label_field, asked.pair_field),
+        split=asked.split,
+        batch_size=asked.batch_size,
         precision=precision,
         device=device,
     )

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from nystrom import build_attention, nystrom_attention, nystrom_factors, nystrom_rows
-from nystrom.attention.options import MASK_DOCS, option_docs
+from nystrom.attention.options import MASK_DOCS
 from nystrom.attention.registry import METHODS, find_function
+from nystrom.command_options import option_docs
 
 CALL = {*MASK_DOCS, "generator", "skip", "group", "query_positions", "key_positions", "is_causal"}
 

@@ -10,8 +10,7 @@ import pytest
 from nystrom_lab.cli.main import main
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.command import command_line, train_words
-from nystrom_lab.training.options import RunOptions
-from nystrom_lab.training.presets.recipe import ARGUMENTS, RECIPE
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
 
@@ -29,21 +28,8 @@ def trained(monkeypatch):
     return asked
 
 
-def settings_of(
-    task="listops", attention="nystrom", options=None, conv_kernel_size=None, accumulation=1, mask_share=0.0,
-    compile=False, track_error=False, **changes
-):  # fmt: skip
-    return settle(
-        task,
-        RunOptions(device="cpu", accumulation=accumulation, seed=3, track_error=track_error),
-        attention=attention,
-        options=options,
-        conv_kernel_size=conv_kernel_size,
-        preset="demo",
-        changes=changes,
-        mask_share=mask_share,
-        compile=compile,
-    )
+def settings_of(task="listops", **asked):
+    return settle(TrainOptions(task, **{"attention": "nystrom", "preset": "demo", "device": "cpu", "seed": 3} | asked))
 
 
 @pytest.mark.parametrize(
@@ -72,27 +58,7 @@ def test_the_words_make_the_settings(given, trained):
     settings = settings_of(**given)
     assert main(train_words(settings, data="data/x", to="runs/x", threads=2)) == 0
     assert (str(trained["data"]), str(trained["to"]), trained["threads"]) == ("data/x", "runs/x", 2)
-    changed = {name: trained[name] for name in trained.keys() & {
-        "steps", "batch_size", "learning_rate", "warmup_steps", "dropout", "evaluate_every", "log_every",
-        *(ARGUMENTS.get(name, name) for name in RECIPE),
-    }}  # fmt: skip
-    again = settle(
-        trained["task"],
-        RunOptions(
-            device=trained["device"],
-            precision=trained["precision"],
-            accumulation=trained.get("accumulation", 1),
-            seed=trained["seed"],
-            track_error=trained.get("track_error", False),
-        ),
-        attention=trained["attention"],
-        options=trained["options"],
-        conv_kernel_size=trained.get("conv_kernel_size"),
-        preset=trained["preset"],
-        changes=changed,
-        compile=trained.get("compile", False),
-    )
-    assert again == settings
+    assert settle(TrainOptions(**trained)) == settings
 
 
 def test_rows_record_the_command_however_the_run_was_started(whole, data):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run_settings import settle
 
 
@@ -10,11 +10,15 @@ from nystrom_lab.training.run_settings import settle
 def test_a_training_drops_what_the_authors_drop_if_it_is_asked_to(attention, share):
     def settled(track_error=False, **changes):
         return settle(
-            "listops",
-            RunOptions(device="cpu", precision="float32", track_error=track_error),
-            attention=attention,
-            preset="nystromformer",
-            changes=changes,
+            TrainOptions(
+                "listops",
+                device="cpu",
+                precision="float32",
+                track_error=track_error,
+                attention=attention,
+                preset="nystromformer",
+                **changes,
+            )
         )
 
     assert settled().encoder_config().attention_probs_dropout_prob == 0

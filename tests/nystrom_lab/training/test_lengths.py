@@ -16,7 +16,7 @@ from nystrom_lab.data.store.prepared_folder import new_folder
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.grid.run_grid import run_grid
 from nystrom_lab.training.lengths import data_positions, lengthened
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.presets.published import PRESETS, find_preset
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import evaluate
@@ -134,12 +134,7 @@ def test_a_run_keeps_its_size_of_pictures(root, small_run, tmp_path):
 
 def _settled(attention, preset, positions, options=None, **changes):
     return settle(
-        "pathfinder",
-        RunOptions(device="cpu"),
-        attention=attention,
-        options=options,
-        preset=preset,
-        changes=changes,
+        TrainOptions("pathfinder", device="cpu", attention=attention, options=options, preset=preset, **changes),
         positions=positions,
     )
 

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from nystrom.attention.heads import AttentionHeads
+from nystrom.command_options import ExportOptions, taking
 from nystrom.evaluation import evaluating
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import EncoderConfig
@@ -148,27 +149,19 @@ def export_onnx(
     return Exported(to, inputs, outputs, megabytes, runs, difference)
 
 
-def export(
-    folder: Path, to: Path, *, opset: int | None = None, token_type_ids: bool = False, check: bool = True
-) -> Exported:
+@taking(ExportOptions)
+def export(asked: ExportOptions) -> Exported:
     """Write the model of a folder as ONNX, for any batch and length.
-
-    Args:
-        folder: Where the model was saved, with config.json and model.safetensors.
-        to: The file, such as model.onnx, which must not exist yet.
-        opset: Version of ONNX, 18 to 22; None is what torch writes by default.
-        token_type_ids: Also take segments; otherwise all tokens belong to the first.
-        check: Run the file by onnxruntime, and compare it with the model.
 
     Raises:
         ValueError: A folder that cannot be read, or as for `export_onnx`.
         ArithmeticError: The file differs from the model.
     """
-    _check_file(to, ".onnx")
-    check_weights(folder)
-    config = EncoderConfig.from_pretrained(folder)
-    model = model_class(config, folder).from_pretrained(folder)
-    return export_onnx(model, to, opset=opset, token_type_ids=token_type_ids, check=check)
+    _check_file(asked.to, ".onnx")
+    check_weights(asked.folder)
+    config = EncoderConfig.from_pretrained(asked.folder)
+    model = model_class(config, asked.folder).from_pretrained(asked.folder)
+    return export_onnx(model, asked.to, opset=asked.opset, token_type_ids=asked.token_type_ids, check=asked.check)
 
 
 def _check_model(model: nn.Module) -> None:

@@ -34,7 +34,7 @@ from nystrom_lab.studies.arena.settled_steps import SettledSteps, cost_rows, est
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.training.runs import Training, train
 from nystrom_lab.training.hardware import Precision
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run_settings import Settings, settle
 
@@ -87,13 +87,16 @@ def settings_of(case: LengthCase, method: str, precision: Precision) -> Settings
     """The settings of a step."""
     attention, options = read_method(method)
     return settle(
-        case.task,
-        RunOptions(device="cpu", precision=precision),
-        attention=attention,
-        options=options,
-        conv_kernel_size=0,
-        preset=PRESET,
-        changes={"batch_size": case.batch},
+        TrainOptions(
+            case.task,
+            device="cpu",
+            precision=precision,
+            attention=attention,
+            options=options,
+            conv_kernel_size=0,
+            preset=PRESET,
+            batch_size=case.batch,
+        ),
         positions=case.n,
     )
 

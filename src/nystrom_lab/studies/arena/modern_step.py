@@ -30,7 +30,7 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.settled_steps import MEMORY, TIME, cost_rows, measure_in_turn
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.training.hardware import Precision
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run_settings import Settings, settle
 
 if TYPE_CHECKING:
@@ -55,11 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def settings_of(name: str, n: int, precision: Precision) -> Settings:
     """The settings of a model for n bytes."""
     return settle(
-        TASK,
-        RunOptions(device="cpu", precision=precision),
-        attention="nystrom",
-        preset=PRESET,
-        changes=MODELS[name],
+        TrainOptions(TASK, device="cpu", precision=precision, attention="nystrom", preset=PRESET, **MODELS[name]),
         positions=n,
     )
 

@@ -6,7 +6,9 @@ as many of held-out documents with other attentions, of one cache of r tokens a 
 - near_far (`is_causal`): two blocks of the window, heavy tokens, and clusters of all others;
 - a sliding window of r - 4 tokens, and the first four, the sinks (StreamingLLM, Xiao et al. 2024, arXiv:2309.17453);
 - heavy hitters: the same window as near_far, and the tokens on which most attention fell so far, as many as fill the
-  cache; the rest is dropped (H2O, Zhang et al. 2023, arXiv:2306.14048).
+  cache; the rest is dropped (H2O, Zhang et al. 2023, arXiv:2306.14048);
+- by levels (`nystrom_lab.studies.fidelity.causal_levels`): two blocks, and clusters of runs of all others, at most r
+  together at 2,048 tokens; for comparison, as what it keeps grows with the logarithm of the length.
 
 Rows hold the loss in nats a token over ranges of positions, each document's mean an observation: the mean, and the
 quartiles; and how much more it is than exact attention's, with two standard errors of the paired difference as `low`
@@ -14,14 +16,14 @@ and `high`. "trained" are the same after a short training with each of exact att
 one row: among n random keys one has the query as its key, and a head has found it where the output is nearer to its
 value than to any other. Times are of random tokens, 8 heads of width 64, forward and with the backward pass, of causal
 near_far with the sizes of `near_far_sizes(n, is_causal=True)`, of near_far that is not causal, and of fused causal
-attention, in turns.
+attention, in turns; and of the form by levels with about as many keys (448 at 8,192 tokens, 480).
 
 Claims of this library, and the rules that decide on them, on tokens from position 1,024 on:
 
 - near_far is nearer to exact attention than a window with sinks of the same cache: the difference of their losses is
   more than two of its standard errors. Where the window with sinks is itself within two of them of exact attention, the
   model makes no use of the past, and the rows cannot tell.
-- It is nearer than heavy hitters, by the same rule.
+- It is nearer than heavy hitters, and than the form by levels, by the same rule.
 - After a short training with near_far it loses at most .02 nats to exact attention after as long a training.
 - Forward, causal near_far takes less time than fused causal attention from 4,096 tokens on, at most 1.05 of it below,
   where it is exact, and at most 1.5 of the time of near_far that is not causal at 8,192. A ratio with quartiles on both
@@ -32,7 +34,7 @@ Claims of this library, and the rules that decide on them, on tokens from positi
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -48,13 +50,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig
 
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.options import near_far_sizes
-from nystrom.clock import seconds
 from nystrom_lab.data.language.prose import read_prose
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.measure.timing import in_turns, timed_rows
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
+from nystrom_lab.studies.fidelity.causal_levels import attend_by_levels
+from nystrom_lab.studies.fidelity.passes import PASSES, Attention, all_hold, is_at_most, time_passes
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.training.run.progress import no_file_bars
@@ -62,18 +64,20 @@ from nystrom_lab.training.run.progress import no_file_bars
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-EXACT, OURS, WINDOW, HEAVY = "softmax", "near_far", "window + sinks", "heavy hitters"
+EXACT, OURS, WINDOW, HEAVY, LEVELS = "softmax", "near_far", "window + sinks", "heavy hitters", "by levels"
 LOSS, MORE, FOUND = "loss", "loss - exact", "needles found"
 TRAINED = "trained"
 SINKS = 4
 OPTIONS: dict[str, Any] = {"block_size": 64, "num_heavy": 24, "num_clusters": 40, "exact_up_to": 0}
+# Clusters of a run, of the form by levels: five runs are four clusters fewer than the cache at 2,048 tokens.
+_RUN_CLUSTERS = 12
 # Two blocks, heavy tokens and clusters.
 CACHE = 2 * 64 + 24 + 40
 RANGES = (0, 128, 256, 512, 1024, 2048)
 NEEDLES = 4096
 LENGTHS, ROUNDS = (2048, 4096, 8192), 5
 NOT_CAUSAL = "near_far, not causal"
-TIMES = {"forward": ("forward time", "forward time / exact"), "both": ("training time", "training time / exact")}
+TIMES = {what: (time, f"{time} / exact") for what, time in PASSES.items()}
 # Characters of all texts, enough for the training.
 _ENOUGH = 50_000_000
 
@@ -104,8 +108,6 @@ class LanguageTraining(NamedTuple):
 
 SMALL = LanguageTraining(layers=4, width=256, vocabulary=4096, length=2048, batch=2, steps=2000, more=40, held_out=24)
 PAPER = SMALL._replace(steps=8000, more=400, held_out=100)
-
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _plan(setting: Setting) -> Plan:
@@ -247,7 +249,12 @@ def heavy_hitters(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(out, dim=1)[:, :n].unflatten(0, heads)
 
 
-ATTENTIONS: dict[str, Attention] = {OURS: near_far, WINDOW: window_with_sinks, HEAVY: heavy_hitters}
+ATTENTIONS: dict[str, Attention] = {
+    OURS: near_far,
+    WINDOW: window_with_sinks,
+    HEAVY: heavy_hitters,
+    LEVELS: partial(attend_by_levels, num_clusters=_RUN_CLUSTERS),
+}
 
 
 @contextmanager
@@ -300,7 +307,7 @@ def _read(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> It
     yield from _rows(losses, "", losses[EXACT])
     # Whether near_far is nearer than each of the others, document by document.
     late = slice(RANGES[-2], RANGES[-1])
-    for name in (WINDOW, HEAVY):
+    for name in (WINDOW, HEAVY, LEVELS):
         apart = (losses[name] - losses[OURS])[:, late].mean(dim=1).double()
         error = 2 * apart.std().item() / math.sqrt(len(apart))
         mean = apart.mean().item()
@@ -359,21 +366,11 @@ def _times(n: int, folder: Path) -> Iterable[Row]:
         EXACT: partial(F.scaled_dot_product_attention, is_causal=True),
         OURS: partial(near_far_attention, is_causal=True, **near_far_sizes(n, is_causal=True)),
         NOT_CAUSAL: partial(near_far_attention, **near_far_sizes(n)),
+        LEVELS: partial(attend_by_levels, block_size=128, num_clusters=32),
     }
 
-    def forward(call: Attention) -> None:
-        with torch.no_grad():
-            call(*given)
-
-    def both(call: Attention) -> None:
-        call(*given).sum().backward()
-
-    for what, run in (("forward", forward), ("both", both)):
-        clocks = {name: partial(seconds, partial(run, call), torch.device("cpu")) for name, call in calls.items()}
-        taken = in_turns(clocks, ROUNDS)
-        facts = {"b": 1, "h": 8, "d": 64, "threads": torch.get_num_threads()}
-        for name, each in taken.items():
-            yield from timed_rows(name, each, taken[EXACT], TIMES[what], n=n, facts=facts, device=cpu_name(), seed=0)
+    facts = {"b": 1, "h": 8, "d": 64, "threads": torch.get_num_threads()}
+    yield from time_passes(calls, given, ROUNDS, beside=EXACT, what="exact", n=n, facts=facts, seed=0)
 
 
 # What the rows say.
@@ -413,7 +410,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
     lengths = sorted({n for _, n in timed["forward time"]})
     lines = [
         [name, what] + [f"{timed[time][name, n].value:,.0f} ({timed[ratio][name, n].value:.2f})" for n in lengths]
-        for name in (EXACT, OURS, NOT_CAUSAL)
+        for name in (EXACT, OURS, NOT_CAUSAL, LEVELS)
         for what, (time, ratio) in TIMES.items()
         if all((name, n) in timed[time] for n in lengths) and lengths
     ]
@@ -427,27 +424,9 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
 
 
 def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    last = RANGES[-1]
-    more, apart = _of(rows, MORE), _of(rows, "loss - near_far")
     found = {row.method: row.value for row in rows if row.quantity == FOUND}
-    verdicts = []
-    for name, of_it in ((WINDOW, "a window with sinks"), (HEAVY, "heavy hitters")):
-        agrees, numbers = None, "Not measured."
-        if (name, last) in apart and (name, last) in more:
-            row, itself, ours = apart[name, last], more[name, last], more[OURS, last]
-            assert row.low is not None
-            assert row.high is not None
-            assert itself.low is not None
-            numbers = (
-                f"Beyond {RANGES[-2]:,} tokens {of_it} loses {itself.value:.4f} nats to exact attention and near_far "
-                f"{ours.value:.4f}; apart by {row.value:.4f}, {row.low:.4f} to {row.high:.4f}."
-            )
-            if itself.low > 0:
-                agrees = True if row.low > 0 else False if row.high < 0 else None
-        verdicts.append(
-            Verdict(f"near_far is nearer to exact attention than {of_it} of the same cache.", agrees, numbers)
-        )
-    trained = _of(rows, MORE, TRAINED).get((OURS, last))
+    verdicts = [_nearer(rows, WINDOW, "a window with sinks"), _nearer(rows, HEAVY, "heavy hitters")]
+    trained = _of(rows, MORE, TRAINED).get((OURS, RANGES[-1]))
     agrees = None
     if trained is not None:
         assert trained.low is not None
@@ -465,8 +444,8 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
     agrees, numbers = None, "Not measured."
     if (NOT_CAUSAL, 8192) in ratios and 8192 in ours:
         beside = ours[8192].value / ratios[NOT_CAUSAL, 8192].value
-        decided = [_is_less(row) if n >= 4096 else row.value <= 1.05 for n, row in ours.items()] + [beside <= 1.5]
-        agrees = False if False in decided else None if None in decided else True
+        decided = [is_at_most(row, 1) if n >= 4096 else row.value <= 1.05 for n, row in ours.items()] + [beside <= 1.5]
+        agrees = all_hold(decided)
         said = "; ".join(f"n = {n}: {row.value:.2f} of fused causal attention's time" for n, row in ours.items())
         numbers = f"{said}; {beside:.2f} of near_far's that is not causal at 8,192."
     verdicts.append(Verdict("Causal near_far takes no longer than fused causal attention.", agrees, numbers))
@@ -474,13 +453,25 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
     agrees = found[OURS] >= 0.9 and found[WINDOW] <= 0.1 if told else None
     said = "; ".join(f"{name}: {share:.2f}" for name, share in found.items()) or "Not measured"
     verdicts.append(Verdict("A token among thousands is found by near_far, and not by a window.", agrees, f"{said}."))
-    return verdicts
+    return [*verdicts, _nearer(rows, LEVELS, "a form by levels")]
 
 
-def _is_less(row: Row) -> bool | None:
-    """Whether a ratio is below 1, quartiles and all; None where they are on both sides."""
-    low, high = (row.value if bound is None else bound for bound in (row.low, row.high))
-    return True if high < 1 else False if low > 1 else None
+def _nearer(rows: Sequence[Row], name: str, of_it: str) -> Verdict:
+    """Whether near_far is nearer to exact attention than another of the same size."""
+    last, agrees, numbers = RANGES[-1], None, "Not measured."
+    more, apart = _of(rows, MORE), _of(rows, "loss - near_far")
+    if (name, last) in apart and (name, last) in more:
+        row, itself, ours = apart[name, last], more[name, last], more[OURS, last]
+        assert row.low is not None
+        assert row.high is not None
+        assert itself.low is not None
+        numbers = (
+            f"Beyond {RANGES[-2]:,} tokens {of_it} loses {itself.value:.4f} nats to exact attention and near_far "
+            f"{ours.value:.4f}; apart by {row.value:.4f}, {row.low:.4f} to {row.high:.4f}."
+        )
+        if itself.low > 0:
+            agrees = True if row.low > 0 else False if row.high < 0 else None
+    return Verdict(f"near_far is nearer to exact attention than {of_it} of the same size.", agrees, numbers)
 
 
 def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nystrom.attention.caches.near_far_context import near_far_context
 from nystrom.attention.methods.near_far import near_far_attention
-from nystrom.attention.methods.near_far_context import near_far_context
 from nystrom.attention.methods.softmax import softmax_attention
 from nystrom.clock import seconds
 from nystrom_lab.measure.rows import Row, cpu_name

@@ -71,17 +71,11 @@ def run_pretraining_speed(
     check_at_least("rounds", rounds, 1)
     if threads is not None:
         check_at_least("threads", threads, 1)
-    sizes = {
-        "num_hidden_layers": num_hidden_layers,
-        "hidden_size": hidden_size,
-        "num_attention_heads": num_attention_heads,
-        "intermediate_size": intermediate_size,
-    }
-    device = usable_device(device)  # pyright: ignore[reportAssignmentType]
-    precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
+    device = usable_device(device)
+    precision = usable_precision(precision, device)
 
     from nystrom_lab.studies.pretraining.loops import measure_loops
-    from nystrom_lab.training.options import RunOptions
+    from nystrom_lab.training.options import PretrainOptions
     from nystrom_lab.training.presets.pretraining import find_pretraining
     from nystrom_lab.training.pretrain.pretrain_settings import settle
 
@@ -89,18 +83,24 @@ def run_pretraining_speed(
     settings = settle(
         base,
         None,
-        RunOptions(seed=seed, device=device, precision=precision),
-        attention=attention,
-        length=length,
-        sizes=sizes,
-        changes={
+        PretrainOptions(
+            data=data,
+            seed=seed,
+            device=device,
+            precision=precision,
+            attention=attention,
+            length=length,
+            num_hidden_layers=num_hidden_layers,
+            hidden_size=hidden_size,
+            num_attention_heads=num_attention_heads,
+            intermediate_size=intermediate_size,
             # The first step is not measured.
-            "steps": steps + 1,
-            "batch_size": batch_size,
-            "warmup_steps": 0,
-            "evaluate_every": steps + 1,
-            "log_every": steps + 1,
-        },
-        instances=1,
+            steps=steps + 1,
+            batch_size=batch_size,
+            warmup_steps=0,
+            evaluate_every=steps + 1,
+            log_every=steps + 1,
+            instances=1,
+        ),
     )
     return measure_loops(Path(data), Path(to), base, settings, rounds=rounds, threads=threads)

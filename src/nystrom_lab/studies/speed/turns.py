@@ -38,7 +38,7 @@ from nystrom_lab.training.data.tasks import (
 )
 from nystrom_lab.training.hardware import Device, Precision
 from nystrom_lab.training.lengths import data_positions
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.presets.published import Preset, find_preset
 from nystrom_lab.training.results import Place, result_row, setting_facts
 from nystrom_lab.training.run.arguments import training_arguments
@@ -68,11 +68,16 @@ def measure_turns(
     base, whole = find_preset(task, preset), steps + _WARM_UP
     check_data(task, data)
     settings = settle(
-        task,
-        RunOptions(device=device, precision=precision, seed=seed),
-        attention=attention,
-        preset=preset,
-        changes={"steps": whole, "warmup_steps": 0},
+        TrainOptions(
+            task,
+            device=device,
+            precision=precision,
+            seed=seed,
+            attention=attention,
+            preset=preset,
+            steps=whole,
+            warmup_steps=0,
+        ),
         positions=data_positions(base, data),
     )
     check_rows(to / "overhead.csv")

@@ -17,7 +17,7 @@ from nystrom.attention.method_names import SIZES, near_far_keys
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.data.store.header import HEADER
 from nystrom_lab.training.data.tasks import LabelledSplit, Model, find_task
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.presets.published import Preset, find_preset
 from nystrom_lab.training.presets.sizes import DataSizes
 from nystrom_lab.training.run_settings import settle
@@ -121,13 +121,16 @@ def new_model(
         preset: Whose settings it has; "demo" begins with larger weights than the papers', and so learns sooner.
     """
     settings = settle(
-        source.task,
-        RunOptions(device="cpu", precision="float32", seed=seed),
-        attention=method,
-        options=options,
-        conv_kernel_size=0,
-        preset=preset,
-        changes={},
+        TrainOptions(
+            source.task,
+            device="cpu",
+            precision="float32",
+            seed=seed,
+            attention=method,
+            options=options,
+            conv_kernel_size=0,
+            preset=preset,
+        ),
         positions=source.sizes.max_length,
     )
     with torch.random.fork_rng(devices=[]):

@@ -23,8 +23,8 @@ from nystrom_lab.training.finetune.classifier import (
 )
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom_lab.training.finetune.finetune_outputs import best_logits, finish
-from nystrom_lab.training.finetune.finetune_settings import PRESET, Choices, FinetuneSettings
-from nystrom_lab.training.finetune.request import Material, Request
+from nystrom_lab.training.finetune.finetune_settings import PRESET, FinetuneSettings
+from nystrom_lab.training.finetune.request import FinetuneOptions, Material, Request
 from nystrom_lab.training.finetune.scores import scores
 from nystrom_lab.training.grid.slurm import Jobs
 from nystrom_lab.training.hardware import TIMEOUT, is_main, processes
@@ -39,20 +39,20 @@ from nystrom_lab.training.versions import versions
 
 
 @leaving_the_group
-def finetune_model(request: Request, material: Material, *, resume: bool, timeout: int, cluster: Jobs | None) -> None:
+def finetune_model(request: Request, material: Material, *, resume: bool, cluster: Jobs | None) -> None:
     """Fine-tune a model on texts that were read, or search; see `nystrom_lab.training.finetune.finetune.finetune`.
 
     Args:
         request: What the user asks for.
         material: The texts.
         resume: Continue the run in the folder.
-        timeout: Seconds that a process waits for the others.
         cluster: Where the trials of a search are jobs; None for here.
     """
-    if request.threads is not None and cluster is None:
-        torch.set_num_threads(request.threads)
+    asked = request.asked
+    if asked.threads is not None and cluster is None:
+        torch.set_num_threads(asked.threads)
     with no_file_bars():
-        start = find_classifier(request.model, attention=request.attention, options=request.options)
+        start = find_classifier(asked.model, attention=asked.attention, options=asked.options)
         if request.grid is not None:
             from nystrom_lab.training.finetune.search import jobs, search
 
@@ -61,18 +61,18 @@ def finetune_model(request: Request, material: Material, *, resume: bool, timeou
             else:
                 jobs.search_in_jobs(request, start, material, cluster, resume=resume)
             return
-        settings, run = settle(start, material, request.choices), RunFolder(request.folder)
+        settings, run = settle(start, material, asked), RunFolder(request.folder)
         with run.held(settings, resume=resume, main=is_main()):
-            run_once(start, material, settings, run, resume=resume, timeout=timeout)
+            run_once(start, material, settings, run, resume=resume, timeout=asked.timeout)
 
 
-def settle(start: StartClassifier, material: Material, choices: Choices) -> FinetuneSettings:
+def settle(start: StartClassifier, material: Material, asked: FinetuneOptions) -> FinetuneSettings:
     """Everything that determines the result of a run, checked.
 
     Raises:
         ValueError: A value that cannot be used.
     """
-    longest, max_length = positions_of(start.config), choices.max_length
+    longest, max_length = positions_of(start.config), asked.max_length
     if max_length is None:
         max_length = PRESET.max_length if longest is None else min(PRESET.max_length, longest)
     elif longest is not None and max_length > longest:
@@ -80,14 +80,14 @@ def settle(start: StartClassifier, material: Material, choices: Choices) -> Fine
             f"max_length is {max_length} but model {start.folder} has {longest} positions: take fewer, or make more "
             f"with `nystrom convert {start.folder} --to OTHER --max-position-embeddings {max_length}`."
         )
-    if choices.track_error and not start.own:
+    if asked.track_error and not start.own:
         raise ValueError(
             f"track_error is on, but model {start.folder} runs in transformers' own layers, which keep no estimate: "
             f"leave it out, or fine-tune what `nystrom convert {start.folder} --to OTHER` makes of it; nystrom inspect "
             "measures a trained model."
         )
-    check_pieces(choices.context_parallel, partial(blank_classifier, start))
-    check_backend_device(start.options.get("backend", "auto"), torch.device(choices.device))
+    check_pieces(asked.context_parallel, partial(blank_classifier, start))
+    check_backend_device(start.options.get("backend", "auto"), torch.device(asked.device))
     return FinetuneSettings(
         task=material.name,
         model=start.name,
@@ -95,15 +95,15 @@ def settle(start: StartClassifier, material: Material, choices: Choices) -> Fine
         attention=start.attention,
         options=start.options,
         max_length=max_length,
-        seed=choices.seed,
-        accumulation=choices.accumulation,
+        seed=asked.seed,
+        accumulation=asked.accumulation,
         processes=processes(),
-        learning_rate=choices.learning_rate,
-        device=choices.device,
-        precision=choices.precision,
-        track_error=choices.track_error,
-        context_parallel=choices.context_parallel,
-        **choices.extent.in_steps(len(material.data.splits["train"].texts)),
+        learning_rate=asked.learning_rate,
+        device=asked.device,
+        precision=asked.precision,
+        track_error=asked.track_error,
+        context_parallel=asked.context_parallel,
+        **asked.extent.in_steps(len(material.data.splits["train"].texts)),
     )
 
 

@@ -6,10 +6,9 @@ and gradients of norm 1 at most.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from nystrom.checks import check_at_least, check_positive
 from nystrom_lab.training.schedule import Schedule
@@ -161,42 +160,6 @@ def _divisor(every: int) -> int:
     wanted = max(1, every // _POINTS)
     near = max(step for step in range(1, wanted + 1) if every % step == 0)
     return near if 4 * near >= wanted else every
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What a user chose of one fine-tuning; steps and lengths follow from the texts and the model.
-
-    Attributes:
-        extent: How long to train.
-        learning_rate: At the end of the warm-up.
-        max_length: Tokens of a text, or a pair; None for the preset's, or the model's positions.
-        seed: Seed.
-        accumulation: Parts of a batch.
-        device: "cpu" or "cuda".
-        precision: "float32", "bfloat16" or "float16".
-        track_error: Whether the curves have the error of attention.
-        context_parallel: Processes that share the tokens of a text.
-    """
-
-    extent: TrainingExtent
-    learning_rate: float
-    max_length: int | None
-    seed: int
-    accumulation: int
-    device: str
-    precision: str
-    track_error: bool = False
-    context_parallel: int = 1
-
-    def changed(self, values: Mapping[str, float]) -> "Choices":
-        """The same with other values of the names in `SearchGrid`."""
-        names = {field.name for field in fields(TrainingExtent)}
-        extent: dict[str, Any] = {name: value for name, value in values.items() if name in names}
-        if "epochs" in extent:
-            extent["steps"] = None
-        others: dict[str, Any] = {name: value for name, value in values.items() if name not in names}
-        return replace(self, extent=replace(self.extent, **extent), **others)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 from nystrom.checks import check_at_least
+from nystrom.command_options import taking
 from nystrom.whole_files import check_folder, check_new, whole_text
 from nystrom_lab.data.language.labelled.glue import TASKS, LabelledTask, own_task
 from nystrom_lab.data.language.labelled.rows import read_texts, spoilt_rows
@@ -23,21 +25,11 @@ _POOL = 50
 _ENDINGS = (".tsv", ".csv", ".jsonl")
 
 
-def predict(
-    *,
-    model: str,
-    data: Path,
-    to: Path | None = None,
-    text_field: str | None = None,
-    pair_field: str | None = None,
-    batch_size: int = 32,
-    precision: Precision = "auto",
-    device: Device = "auto",
-    threads: int | None = None,
-) -> int:
-    """Write the label of each text and its probability, or its number, a row each in the order of the texts.
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """Options of the classification of texts.
 
-    Args:
+    Attributes:
         model: Folder of a fine-tuned model, such as RUN/best.
         data: The texts: a .txt file, with one in each line, or .tsv, .csv, .jsonl, .parquet; compressed or not.
         to: File to write, .tsv, .csv or .jsonl, which must not exist yet; standard output if not given.
@@ -47,6 +39,22 @@ def predict(
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" is an accelerator where there is one.
         threads: Threads on the CPU; torch's choice if not given.
+    """
+
+    model: str
+    data: Path
+    to: Path | None = None
+    text_field: str | None = None
+    pair_field: str | None = None
+    batch_size: int = 32
+    precision: Precision = "auto"
+    device: Device = "auto"
+    threads: int | None = None
+
+
+@taking(PredictOptions)
+def predict(asked: PredictOptions) -> int:
+    """Write the label of each text and its probability, or its number, a row each in the order of the texts.
 
     Returns:
         The number of texts.
@@ -54,26 +62,27 @@ def predict(
     Raises:
         ValueError: A folder, file, column, device or precision that cannot be used.
     """
+    data, to, batch_size = asked.data, asked.to, asked.batch_size
     check_at_least("batch_size", batch_size, 1)
-    if threads is not None:
-        check_at_least("threads", threads, 1)
+    if asked.threads is not None:
+        check_at_least("threads", asked.threads, 1)
     if not data.is_file():
         raise ValueError(f"data is {data}, which is not a file: name the file of the texts.")
     if to is not None and to.suffix.lower() not in _ENDINGS:
         raise ValueError(f"to is {to}; expected a name that ends in {', '.join(_ENDINGS)}.")
     if to is not None:
         check_new(to)
-    device = usable_device(device)  # pyright: ignore[reportAssignmentType]
-    precision = usable_precision(precision, device)  # pyright: ignore[reportAssignmentType]
+    device = usable_device(asked.device)
+    precision = usable_precision(asked.precision, device)
 
     import torch
 
     from nystrom_lab.training.finetune.saved import SavedClassifier
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    classifier = SavedClassifier(model, device=device, precision=precision)
-    task = _columns(classifier.task, classifier.pairs, model, text_field=text_field, pair_field=pair_field)
+    if asked.threads is not None:
+        torch.set_num_threads(asked.threads)
+    classifier = SavedClassifier(asked.model, device=device, precision=precision)
+    task = _columns(classifier.task, classifier.pairs, asked)
     spoilt: list[int] = []
     texts, count = read_texts(data, task, spoilt), 0
     with _opened(to) as file:
@@ -87,8 +96,9 @@ def predict(
     return count
 
 
-def _columns(name: str, pairs: bool, model: str, *, text_field: str | None, pair_field: str | None) -> LabelledTask:
+def _columns(name: str, pairs: bool, asked: PredictOptions) -> LabelledTask:
     """The columns of the texts, those of the task that the model was fine-tuned on where none are named."""
+    model, text_field, pair_field = asked.model, asked.text_field, asked.pair_field
     if pairs and pair_field is None and name not in TASKS:
         raise ValueError(f"model {model} classifies pairs of texts: name the column of the second with --pair-field.")
     if not pairs and pair_field is not None:

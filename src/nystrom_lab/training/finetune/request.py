@@ -1,14 +1,98 @@
 """What a user asks of a fine-tuning, in plain values: a job of a cluster is given the same and reads the rest anew."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from nystrom_lab.data.language.labelled.glue import NUMBER_METRICS, LabelledTask, find_labelled, own_task
 from nystrom_lab.data.language.labelled.splits import LabelKind, LabelledData, read_labelled
-from nystrom_lab.training.finetune.finetune_settings import Choices, SearchGrid
+from nystrom_lab.training.finetune.finetune_settings import PRESET, SearchGrid, TrainingExtent
+from nystrom_lab.training.grid.request import NO_SLURM, Slurm, Where
+from nystrom_lab.training.options import RunOptions
 
 OWN = "own"
+NO_GRID = SearchGrid()
+
+
+@dataclass(frozen=True)
+class FinetuneOptions(RunOptions):
+    """Options of a fine-tuning; the defaults are the paper's.
+
+    Attributes:
+        task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or imdb; left out for texts of your own.
+        model: Folder of an encoder with its tokenizer, or OWNER/NAME: of this library, a published Nyströmformer, or
+            any encoder of transformers.
+        data: GLUE's folder of the task, or files: .tsv, .csv, .jsonl, .parquet, compressed or not, named train, dev and
+            test; or a folder saved by Hugging Face datasets.
+        to: Folder of the run; runs/finetune-TASK-MODEL-ATTENTION-seedSEED if not given.
+        attention: Method in place of the model's attention; "softmax" is exact. The model's own if not given.
+        options: Options of the method.
+        plan: File of a method for each layer, which `nystrom inspect --budget` writes, in place of one for all.
+        text_field: Column of the texts, of the first of each pair; the usual names if not given.
+        label_field: Column of the labels.
+        pair_field: Column of the second text of each pair; your own data are single texts without it.
+        labels: Whether the labels of your own data are classes or numbers; "auto" means numbers if one is not whole.
+        val_share: Share of the training texts that becomes validation; a tenth where there is no validation split.
+        epochs: Passes over the training texts; 4 if neither this nor steps is given.
+        steps: Steps, in place of epochs.
+        batch_size: Texts per step, over all processes and accumulated parts.
+        learning_rate: Learning rate at the end of the warm-up.
+        max_length: Tokens that a text, or a pair, is cut to; 512, or the model's positions where these are fewer.
+        warmup_steps: Steps of linear warm-up; a tenth of all if not given.
+        evaluate_every: Steps between evaluations, each followed by a checkpoint; once per epoch if not given.
+        search: Train with each batch size of 8, 16, 32 and each learning rate of 2e-5, 3e-5, 4e-5, 5e-5, as the paper
+            for MRPC, and score the run that is best on validation.
+        grid: Other values to search.
+        jobs: Trials of a search at a time on a cluster; all if not given. Here they are trained one after the other.
+        on: "local", or "slurm": a job for each trial of a search, on the cluster that this machine submits to, on
+            one core if threads is not given. This process may end before they do; the same command waits for them
+            again.
+        slurm: What each job asks for.
+    """
+
+    task: str | None = None
+    _: KW_ONLY
+    model: str
+    data: tuple[Path, ...]
+    to: Path | None = None
+    attention: str | None = None
+    options: Mapping[str, object] | None = None
+    plan: Path | None = None
+    text_field: str | None = None
+    label_field: str | None = None
+    pair_field: str | None = None
+    labels: LabelKind = "auto"
+    val_share: float | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    batch_size: int = PRESET.batch_size
+    learning_rate: float = PRESET.learning_rate
+    max_length: int | None = None
+    warmup_steps: int | None = None
+    evaluate_every: int | None = None
+    search: bool = False
+    grid: SearchGrid = NO_GRID
+    jobs: int | None = None
+    on: Where = "local"
+    slurm: Slurm = NO_SLURM
+
+    @property
+    def extent(self) -> TrainingExtent:
+        """How long to train."""
+        return TrainingExtent(**{entry.name: getattr(self, entry.name) for entry in fields(TrainingExtent)})
+
+    @property
+    def texts(self) -> "Texts":
+        """The texts."""
+        values: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(Texts)}
+        values["data"] = tuple(self.data)
+        return Texts(**values)
+
+    def changed(self, values: Mapping[str, float]) -> "FinetuneOptions":
+        """The same with other values of the names in `SearchGrid`."""
+        others: dict[str, Any] = dict(values)
+        return replace(self, **({"steps": None} if "epochs" in others else {}), **others)
 
 
 @dataclass(frozen=True)
@@ -83,24 +167,16 @@ class Request:
     """A fine-tuning, or a search of the best one.
 
     Attributes:
+        asked: What the user asks for, with a device and a precision that are not "auto".
         texts: The texts.
-        choices: What is chosen of a run.
-        model: The model to start from.
-        attention: Method in place of its own.
-        options: Options of the method.
         folder: Of the run, or of the search.
-        threads: Threads on the CPU; None for torch's choice.
         grid: Values to try; None for one run.
         words: The command, behind `nystrom`.
     """
 
+    asked: FinetuneOptions
     texts: Texts
-    choices: Choices
-    model: str
-    attention: str | None
-    options: Mapping[str, object] | None
     folder: Path
-    threads: int | None
     grid: SearchGrid | None
     words: tuple[str, ...]
 

@@ -13,11 +13,14 @@ the result is that of an uninterrupted run. `lra.csv` is rewritten from the runs
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
 from nystrom.checks import check_at_least
+from nystrom.command_options import taking
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import check_rows, cores
 from nystrom_lab.training.grid.alone import alone
@@ -29,7 +32,7 @@ from nystrom_lab.training.grid.slurm import Jobs, Work, check_no_jobs
 from nystrom_lab.training.grid.table import TABLE, reached, write_table
 from nystrom_lab.training.hardware import Device, Precision, processes, usable_device, visible_gpus
 from nystrom_lab.training.lengths import data_positions, lengthened
-from nystrom_lab.training.options import PresetChanges, RunOptions, taking
+from nystrom_lab.training.options import PresetChanges, TrainOptions
 from nystrom_lab.training.presets.published import Preset, find_preset
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run_settings import settle
@@ -39,35 +42,11 @@ PresetName = Literal[
 ]
 
 
-@taking(changes=PresetChanges)
-def run_grid(
-    *,
-    to: Path,
-    tasks: Sequence[str] = tuple(LRA),
-    methods: Sequence[str] = ("softmax", "nystrom", "skyformer"),
-    seeds: Sequence[int] = (0, 1, 2),
-    preset: PresetName | None = None,
-    model: Path | None = None,
-    data: Path = Path("data"),
-    max_length: int | None = None,
-    changes: PresetChanges,
-    accumulation: int = 1,
-    conv_kernel_size: int | None = None,
-    jobs: int | None = None,
-    threads: int | None = None,
-    precision: Precision = "auto",
-    device: Device = "auto",
-    compile: bool = False,
-    track_error: bool = False,
-    on: Where = "local",
-    slurm: Slurm = NO_SLURM,
-) -> list[Failure]:
-    """Train every method on every task with every seed; the same command continues interrupted runs.
+@dataclass(frozen=True, kw_only=True)
+class GridOptions(PresetChanges):
+    """Options of a grid of trainings; what is not given is the preset's.
 
-    Arguments that are not given take the preset's values. Runs with other settings need another folder; several sizes
-    of a method share one.
-
-    Args:
+    Attributes:
         to: Folder of the runs.
         tasks: Tasks.
         methods: Names of `nystrom methods`; a number after a name sets its landmarks, features or window, as in
@@ -82,7 +61,6 @@ def run_grid(
             position for each pixel.
         max_length: Tokens of the longest sequence, and positions of the models, in place of the preset's; the data are
             then in TASK-LENGTH. Not for pictures, whose data have a size.
-        **changes: What is changed in the preset.
         accumulation: Parts in which a batch is computed, to save memory; in evaluations too.
         conv_kernel_size: Taps of the convolution of the values that is added to the attention of every method; 0 for
             none.
@@ -96,6 +74,52 @@ def run_grid(
         on: "local", or "slurm": a job for each run, on the cluster that this machine submits to. This process may end
             before they do; the same command waits for them again.
         slurm: What each job asks for.
+    """
+
+    to: Path
+    tasks: Sequence[str] = tuple(LRA)
+    methods: Sequence[str] = ("softmax", "nystrom", "skyformer")
+    seeds: Sequence[int] = (0, 1, 2)
+    preset: PresetName | None = None
+    model: Path | None = None
+    data: Path = Path("data")
+    max_length: int | None = None
+    accumulation: int = 1
+    conv_kernel_size: int | None = None
+    jobs: int | None = None
+    threads: int | None = None
+    precision: Precision = "auto"
+    device: Device = "auto"
+    compile: bool = False
+    track_error: bool = False
+    on: Where = "local"
+    slurm: Slurm = NO_SLURM
+
+    def training(self, task: str, preset: str, method: str, *, seed: int, device: Device) -> TrainOptions:
+        """What one run of the grid is asked for."""
+        attention, options = (method, {}) if method == NO_ATTENTION else read_method(method)
+        return TrainOptions(
+            task,
+            attention=attention,
+            options=options,
+            preset=preset,
+            conv_kernel_size=self.conv_kernel_size,
+            compile=self.compile,
+            seed=seed,
+            accumulation=self.accumulation,
+            precision=self.precision,
+            device=device,
+            track_error=self.track_error,
+            **self.changes(),
+        )
+
+
+@taking(GridOptions)
+def run_grid(asked: GridOptions) -> list[Failure]:
+    """Train every method on every task with every seed; the same command continues interrupted runs.
+
+    Arguments that are not given take the preset's values. Runs with other settings need another folder; several sizes
+    of a method share one.
 
     Returns:
         The runs that failed; an empty list if none did.
@@ -104,11 +128,12 @@ def run_grid(
         ValueError: A name, number, folder or data set that cannot be used, or a run in the folder that was made with
             other settings or data; raised before anything is trained.
     """
+    jobs, threads, on, slurm = asked.jobs, asked.threads, asked.on, asked.slurm
     slurm.check(on)
     check_at_least("jobs", 1 if jobs is None else jobs, 1)
     if on == "local" and (jobs or 1) > cores():
         raise ValueError(f"jobs is {jobs} but there are {cores()} cores for them: take at most {cores()}.")
-    for name, values in (("tasks", tasks), ("methods", methods), ("seeds", seeds)):
+    for name, values in (("tasks", asked.tasks), ("methods", asked.methods), ("seeds", asked.seeds)):
         if not values or len(set(values)) < len(values):
             raise ValueError(
                 f"{name} is {' '.join(map(str, values)) or 'empty'}; expected at least one, and each once."
@@ -118,51 +143,32 @@ def run_grid(
     if threads is None:
         threads = 1 if on == "slurm" else max(1, cores() // (jobs or 1))
     check_at_least("threads", threads, 1)
-    to = Path(to).resolve() if on == "slurm" else Path(to)
-    data = Path(data).resolve() if on == "slurm" else Path(data)
-    start = None
+    to = Path(asked.to).resolve() if on == "slurm" else Path(asked.to)
+    data = Path(asked.data).resolve() if on == "slurm" else Path(asked.data)
+    start, model, max_length = None, asked.model, asked.max_length
     if model is not None:
         from nystrom_lab.training.encoder_start import find_encoder
 
         start = find_encoder(Path(model).resolve() if on == "slurm" else Path(model))
-    named = preset or (start and start.preset) or "nystromformer"
+    named = asked.preset or (start and start.preset) or "nystromformer"
     cluster = Jobs(to, slurm, cpus=threads, at_once=jobs) if on == "slurm" else None
-    usable: Device = usable_device(device) if cluster is None else slurm.device(device, precision)  # pyright: ignore[reportAssignmentType]
+    usable: Device = usable_device(asked.device) if cluster is None else slurm.device(asked.device, asked.precision)  # pyright: ignore[reportAssignmentType]
     plans: list[tuple[Preset, Path, list[Planned]]] = []
-    for task in tasks:
+    for task in asked.tasks:
         base = find_preset(task, named) if max_length is None else lengthened(find_preset(task, named), max_length)
         folder = data / base.data.folder
         longest = data_positions(base, folder) if max_length is None else max_length
         planned = []
-        for method in methods:
-            attention, options = (method, {}) if method == NO_ATTENTION else read_method(method)
-            for seed in seeds:
-                settings = settle(
-                    task,
-                    RunOptions(
-                        device=usable,
-                        precision=precision,
-                        accumulation=accumulation,
-                        seed=seed,
-                        track_error=track_error,
-                    ),
-                    attention=attention,
-                    options=options,
-                    conv_kernel_size=conv_kernel_size,
-                    preset=named,
-                    changes=changes.asdict(),
-                    positions=longest,
-                    compile=compile,
-                    start=start,
-                    elsewhere=cluster is not None,
-                )
-                planned.append(Planned(run_name(task, method, named, seed, model, max_length), settings))
+        for method, seed in product(asked.methods, asked.seeds):
+            training = asked.training(task, named, method, seed=seed, device=usable)
+            settings = settle(training, positions=longest, start=start, elsewhere=cluster is not None)
+            planned.append(Planned(run_name(task, method, named, seed, model, max_length), settings))
         plans.append((base, folder, planned))
     with alone(to, "nystrom lra run"):
         check_rows(to / TABLE)
         if cluster is None:
             check_no_jobs(to)
-        _prepare(to, plans, check_compile=compile and usable == "cpu" and cluster is None)
+        _prepare(to, plans, check_compile=asked.compile and usable == "cpu" and cluster is None)
         runs = [
             run_of(to, each, folder, threads=threads, max_length=max_length)
             for _, folder, planned in plans

@@ -5,7 +5,6 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import set_seed
@@ -18,7 +17,7 @@ from nystrom_lab.data.store.header import read_header
 from nystrom_lab.training.additions.compiling import check_compiler
 from nystrom_lab.training.command import command_line
 from nystrom_lab.training.hardware import is_main
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import PretrainOptions
 from nystrom_lab.training.presets.pretraining import PretrainingPreset
 from nystrom_lab.training.pretrain.data import HeldOutInstances, open_instances
 from nystrom_lab.training.pretrain.pretrain_outputs import finish
@@ -35,36 +34,23 @@ from nystrom_lab.training.versions import versions
 
 
 @leaving_the_group
-def pretrain_model(
-    base: PretrainingPreset,
-    data: Path,
-    run: RunFolder,
-    *,
-    how: RunOptions,
-    model: Path | None,
-    workers: int,
-    words: Sequence[str],
-    **asked: Any,
-) -> None:
-    """Pretrain; what is not said here is that of `nystrom_lab.training.pretrain.pretrain.pretrain`.
+def pretrain_model(base: PretrainingPreset, run: RunFolder, asked: PretrainOptions, *, words: Sequence[str]) -> None:
+    """Pretrain; see `nystrom_lab.training.pretrain.pretrain.pretrain`.
 
     Args:
         base: The preset.
-        data: The prepared folder.
         run: The folder of the run.
-        how: How it runs, with a device and a precision that are not "auto".
-        model: Folder of a trained model to start from; None for none.
-        workers: Processes that make batches ahead.
+        asked: What is asked for, with a device and a precision that are not "auto".
         words: The command that reproduces the run, after `nystrom`.
-        **asked: Of `settle`.
 
     Raises:
         ValueError: A setting, data or a model that cannot be used, or a compiler that is missing.
         FloatingPointError: The loss or a weight is no longer finite.
         OSError: A file could not be written; the message names the folder and how to continue.
     """
-    source = None if model is None else find_source(model)
-    settings = settle(base, source, how, **asked)
+    data = Path(asked.data)
+    source = None if asked.model is None else find_source(Path(asked.model))
+    settings = settle(base, source, asked)
     train, held_out = open_instances(
         data,
         length=settings.length,
@@ -86,18 +72,18 @@ def pretrain_model(
     )
     # Unknown options, and sizes that do not fit each other, are found here.
     config = encoder_config(settings, preset_fields, vocabulary)
-    check_pieces(how.context_parallel, lambda: EncoderForPreTraining(config), compile=settings.compile)
+    check_pieces(asked.context_parallel, lambda: EncoderForPreTraining(config), compile=settings.compile)
     check_backend_device(settings.options.get("backend", "auto"), torch.device(settings.device))
     if settings.compile:
         check_compiler(settings.device)
-    if how.threads is not None:
-        torch.set_num_threads(how.threads)
-    with run.held(settings, resume=how.resume, main=is_main()):
+    if asked.threads is not None:
+        torch.set_num_threads(asked.threads)
+    with run.held(settings, resume=asked.resume, main=is_main()):
         fingerprint = hashlib.sha256(json.dumps(read_header(data)["files"], sort_keys=True).encode()).hexdigest()[:16]
         run.check_data(fingerprint)
         reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
         arguments = training_arguments(
-            settings, base, run, reports=reports, clip_norm=base.clip_norm, workers=workers, timeout=how.timeout
+            settings, base, run, reports=reports, clip_norm=base.clip_norm, workers=asked.workers, timeout=asked.timeout
         )
         set_seed(settings.seed)
         with no_file_bars():
@@ -115,7 +101,7 @@ def pretrain_model(
             # What the model was made of must not decide what is drawn in training.
             set_seed(settings.seed)
             trainer = PretrainingTrainer(network, arguments, settings=settings, train=train, held_out=held_out, run=run)
-            train_to_the_end(trainer, resume=how.resume)
+            train_to_the_end(trainer, resume=asked.resume)
             if is_main():
                 finish(trainer, settings, run, data, command=command_line(words, settings.processes))
 

@@ -8,7 +8,7 @@ from nystrom.checks import check_at_least
 from nystrom.integrations.bert_names import longest_input
 from nystrom_lab.training.hardware import processes
 from nystrom_lab.training.lengths import fit_options
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import PretrainOptions
 from nystrom_lab.training.presets.preset import MethodSetting
 from nystrom_lab.training.presets.pretraining import PretrainingPreset
 from nystrom_lab.training.schedule import Schedule
@@ -90,20 +90,7 @@ class PretrainingSettings(Schedule):
             check_at_least(name, getattr(self, name), 1)
 
 
-def settle(
-    base: PretrainingPreset,
-    source: StartModel | None,
-    how: RunOptions,
-    *,
-    attention: str | None = None,
-    options: Mapping[str, object] | None = None,
-    conv_kernel_size: int | None = None,
-    length: int | None = None,
-    sizes: Mapping[str, int | None],
-    changes: Mapping[str, float | None],
-    instances: int,
-    compile: bool = False,
-) -> PretrainingSettings:
+def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOptions) -> PretrainingSettings:
     """Combine a preset with its changes and with the model that the run starts from.
 
     If only the steps are changed, the warm-up keeps its proportion, and the run is evaluated at least at its end.
@@ -111,22 +98,14 @@ def settle(
     Args:
         base: The preset.
         source: The model that it starts from; None for none.
-        how: How it runs, with a device and a precision that are not "auto".
-        attention: Method; None for that of the model, or "nystrom".
-        options: Options of the method, over those of the model or of the preset.
-        conv_kernel_size: Taps of the convolution of the values; 0 for none, None for the model's or the preset's.
-        length: Tokens of an instance; None for the preset's.
-        sizes: Of the encoder, by name; None means the preset's.
-        changes: Other fields of `PretrainingSettings`; None means the preset's.
-        instances: Held-out instances that an evaluation scores, at most.
-        compile: Whether the encoder is compiled.
+        asked: What is asked for, with a device and a precision that are not "auto".
 
     Raises:
         ValueError: An unknown name, a value that cannot be used, or a model that does not fit.
     """
-    length = base.length if length is None else length
+    length = base.length if asked.length is None else asked.length
     check_at_least("length", length, 8)
-    chosen: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    chosen: dict[str, Any] = {name: value for name, value in asked.changes().items() if value is not None}
     whole = base.steps if source is None else base.steps_from_model
     steps = chosen.get("steps", whole)
     check_at_least("steps", steps, 1)
@@ -144,33 +123,33 @@ def settle(
     positions = _positions(base, source, length)
     # The attention of a BERT is exact: what takes its place is chosen as if it started from nothing.
     config = source.config if source is not None and source.own else None
-    if attention is None:
+    if (attention := asked.attention) is None:
         attention = "nystrom" if config is None else str(config.attention)
     method = base.methods(positions).get(attention, MethodSetting())
     if source is not None and config is not None and config.attention == attention:
         method = source.method
     kept = None if config is None else config.conv_kernel_size
-    taps = kept or method.conv_kernel_size if conv_kernel_size is None else conv_kernel_size or None
+    taps = kept or method.conv_kernel_size if asked.conv_kernel_size is None else asked.conv_kernel_size or None
     return PretrainingSettings(
         preset=base.name,
         attention=attention,
-        options=fit_options(attention, method.options, options or {}, positions),
+        options=fit_options(attention, method.options, asked.options or {}, positions),
         conv_kernel_size=taps,
         share_projections=method.share_projections,
         model=None if source is None else source.folder.name,
         weights=None if source is None else source.weights,
         length=length,
         positions=positions,
-        **_sizes(base, source, sizes),
-        seed=how.seed,
-        accumulation=how.accumulation,
+        **_sizes(base, source, {name: getattr(asked, name) for name in SIZES}),
+        seed=asked.seed,
+        accumulation=asked.accumulation,
         processes=processes(),
-        instances=instances,
-        device=how.device,
-        precision=how.precision,
-        compile=compile,
-        track_error=how.track_error,
-        context_parallel=how.context_parallel,
+        instances=asked.instances,
+        device=asked.device,
+        precision=asked.precision,
+        compile=asked.compile,
+        track_error=asked.track_error,
+        context_parallel=asked.context_parallel,
         **(given | chosen),
     )
 

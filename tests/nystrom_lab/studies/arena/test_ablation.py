@@ -15,7 +15,7 @@ from nystrom_lab.studies.arena.ablation_report import CLAIMS, NAMES, TASKS
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.studies.training.runs import Training, train
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run_settings import settle
 
 STUDY = STUDIES["arena-ablation"]
@@ -125,9 +125,7 @@ def test_every_arm_is_a_training_that_settles_and_is_found_again(data, tmp_path)
     for part in plan.parts[: len(ARMS) * len(STEPS)]:
         training = part.measure.args[0]
         words = dict(training.arguments)
-        named = {name: words.pop(name) for name in ("task", "attention", "options", "conv_kernel_size", "preset")}
-        how = RunOptions(device="cpu", **{name: words.pop(name) for name in ("precision", "seed")})
-        settings = settle(how=how, **named, changes=words)
+        settings = settle(TrainOptions(device="cpu", **words))
         models.add(json.dumps(settings.encoder_config().to_dict() | {"task": settings.task}))
         run = tmp_path / training.name
         run.mkdir()

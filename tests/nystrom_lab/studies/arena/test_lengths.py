@@ -12,7 +12,7 @@ from nystrom_lab.studies.arena.lengths_report import ESTIMATE, LOSS, METHODS
 from nystrom_lab.studies.arena.settled_steps import MEMORY, TIME
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run_settings import settle
 
 STUDY = STUDIES["arena-lengths"]
@@ -80,10 +80,8 @@ def test_the_table_and_the_figure_show_what_is_there():
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_trains_what_was_measured(case, method):
     words = dict(lengths._arguments(case, method, Setting(precision="float32"), EXTENTS["small"]))
-    named = {name: words.pop(name) for name in ("task", "attention", "options", "conv_kernel_size", "preset")}
-    how = RunOptions(device="cpu", **{name: words.pop(name) for name in ("precision", "seed")})
     assert words.pop("max_length", case.n) == case.n
-    trained = settle(how=how, **named, changes=words, positions=case.n)
+    trained = settle(TrainOptions(device="cpu", **words), positions=case.n)
     extent = {name: words[name] for name in ("steps", "evaluate_every", "log_every")}
     measured = asdict(settings_of(case, method, "float32")) | extent
     assert asdict(trained) | {"warmup_steps": 0} == measured | {"warmup_steps": 0}

@@ -34,8 +34,8 @@ def test_the_study_from_end_to_end(tmp_path, monkeypatch):
     for name in study.ATTENTIONS:
         assert loss[name, 128] == pytest.approx(loss[study.EXACT, 128], abs=1e-5)
     tables = study.STUDIES[NAME].tables(rows)
-    assert [len(table.lines) for table in tables] == [4, 2, 6, 4]
-    assert len(study.STUDIES[NAME].verdicts(rows)) == 5
+    assert [len(table.lines) for table in tables] == [5, 2, 8, 5]
+    assert len(study.STUDIES[NAME].verdicts(rows)) == 6
     assert study.STUDIES[NAME].figures(rows, tmp_path)
 
 
@@ -69,9 +69,12 @@ def row(quantity, method, value, low=None, high=None, after="", n=2048):
     )  # fmt: skip
 
 
+OTHERS = (study.WINDOW, study.HEAVY, study.LEVELS)
+
+
 def rows_of(window, apart, trained, found, times):
-    rows = [row(study.MORE, name, window[0], *window[1:]) for name in (study.WINDOW, study.HEAVY, study.OURS)]
-    rows += [row("loss - near_far", name, apart[0], *apart[1:]) for name in (study.WINDOW, study.HEAVY)]
+    rows = [row(study.MORE, name, window[0], *window[1:]) for name in (*OTHERS, study.OURS)]
+    rows += [row("loss - near_far", name, apart[0], *apart[1:]) for name in OTHERS]
     rows.append(row(study.MORE, study.OURS, trained[0], *trained[1:], after=study.TRAINED))
     ratio = study.TIMES["forward"][1]
     rows += [row(ratio, study.OURS, times[0], n=n) for n in (4096, 8192)]
@@ -106,7 +109,8 @@ def rows_of(window, apart, trained, found, times):
 )
 def test_verdicts_agree_disagree_and_cannot_tell(window, apart, trained, found, times, wanted):
     verdicts = study.STUDIES[NAME].verdicts(rows_of(window, apart, trained, found, times))
-    assert [verdict.agrees for verdict in verdicts] == wanted
+    # The form by levels is compared as the other two are.
+    assert [verdict.agrees for verdict in verdicts] == [*wanted, wanted[0]]
 
 
 @pytest.mark.parametrize(
@@ -129,4 +133,4 @@ def test_a_ratio_within_its_spread_of_one_cannot_tell(low, high, agrees):
 
 
 def test_nothing_measured_decides_nothing():
-    assert [verdict.agrees for verdict in study.STUDIES[NAME].verdicts([])] == [None] * 5
+    assert [verdict.agrees for verdict in study.STUDIES[NAME].verdicts([])] == [None] * 6

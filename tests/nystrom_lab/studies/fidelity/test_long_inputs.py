@@ -16,6 +16,9 @@ STUDY = STUDIES[NAME]
 def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatch):
     monkeypatch.setattr(long_inputs, "LENGTHS", (16, 1200, 5000))
     monkeypatch.setattr(long_inputs, "ROUNDS", 1)
+    monkeypatch.setattr(long_inputs, "SHORT_ROUNDS", 1)
+    monkeypatch.setattr(long_inputs, "SHORT_LENGTHS", (8,))
+    monkeypatch.setattr(long_inputs, "MIXED_LENGTHS", ((3, 8), (8, 300)))
     (tmp_path / "long.txt").write_text(prose.read_text() * 8)
     run_study(check_study(NAME, replace(tiny_setting, texts=(tmp_path / "long.txt",)), tmp_path), lambda line: None)
     folder = tmp_path / f"{NAME}-small"
@@ -29,7 +32,12 @@ def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatc
     assert {(row.fact("of"), row.n) for row in rows if row.quantity == MEMORY} == {
         (place, n) for place in ("attention", "encoder") for n in (16, 1200)
     }
-    table, short, positions = STUDY.tables(rows)
+    table, short, positions, passes = STUDY.tables(rows)
+    assert [line[:3] for line in passes.lines] == [
+        [of, lengths, time]
+        for of, lengths in (("short inputs", "8"), ("mixed lengths", "3 8"), ("mixed lengths", "8 300"))
+        for time in ("forward time", "training time")
+    ]
     assert [line[0] for line in positions.lines] == ["1200"]
     assert "nan" not in positions.lines[0]
     assert [line[0] for line in short.lines] == list(long_inputs.METHODS)
@@ -80,5 +88,26 @@ def test_positions_are_compared_at_one_length(quantity, repeated, word):
     assert STUDY.verdicts(rows)[3].word == word
 
 
+@pytest.mark.parametrize(
+    ("of", "beside", "spread", "word"),
+    [
+        ("short inputs", "exact", (1.0, 1.02, 1.05), "agrees"),
+        ("short inputs", "exact", (1.0, 1.02, 1.06), "cannot tell"),
+        ("short inputs", "exact", (1.06, 1.07, 1.08), "does not agree"),
+        ("mixed lengths", "near_far, exact_up_to=0", (0.7, 1.08, 1.1), "agrees"),
+        ("mixed lengths", "near_far, exact_up_to=0", (1.11, 1.12, 1.2), "does not agree"),
+    ],
+)
+def test_a_ratio_of_short_sequences_is_decided_with_its_quartiles(of, beside, spread, word):
+    low, value, high = spread
+    rows = [
+        new_row(
+            study="", quantity=f"training time / {beside}", method="near_far", value=value, low=low, high=high, unit="",
+            n=512, facts={"of": of, "lengths": "512"}, device="a CPU",
+        )
+    ]  # fmt: skip
+    assert STUDY.verdicts(rows)[4].word == word
+
+
 def test_what_was_not_measured_decides_nothing():
-    assert [verdict.word for verdict in STUDY.verdicts([row(MEMORY, 3, 512)])] == ["cannot tell"] * 4
+    assert [verdict.word for verdict in STUDY.verdicts([row(MEMORY, 3, 512)])] == ["cannot tell"] * 5

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 from nystrom.attention.tracked_error import tracked_errors
 from nystrom_lab.cli.main import main
 from nystrom_lab.training.additions.attention_error import error_quantities, restart_errors, take_errors
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run_settings import settle
 
 
@@ -65,12 +65,15 @@ def test_points_are_of_the_steps_since_the_last_one():
     from nystrom.models import EncoderModel
 
     settings = settle(
-        "listops",
-        RunOptions(device="cpu", precision="float32", track_error=True),
-        attention="nystrom",
-        options={"num_landmarks": 4},
-        preset="demo",
-        changes={},
+        TrainOptions(
+            "listops",
+            device="cpu",
+            precision="float32",
+            track_error=True,
+            attention="nystrom",
+            options={"num_landmarks": 4},
+            preset="demo",
+        )
     )
     torch.manual_seed(0)
     model = EncoderModel(settings.encoder_config()).train()

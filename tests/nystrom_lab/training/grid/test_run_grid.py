@@ -25,7 +25,7 @@ from nystrom_lab.report.lra.tables import lra_lines
 from nystrom_lab.training.grid.request import Slurm
 from nystrom_lab.training.grid.run_grid import run_grid
 from nystrom_lab.training.grid.runs import Planned, run_of
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
 
@@ -100,14 +100,18 @@ def test_a_grid_compiles_where_it_is_asked_to(grid, whole, monkeypatch):
 
 
 def test_a_run_is_given_all_that_a_training_takes(tmp_path):
-    changes = {"steps": 60, "batch_size": 8}
     settings = settle(
-        "listops",
-        RunOptions(device="cpu", accumulation=2, seed=3),
-        attention="softmax",
-        preset="demo",
-        changes=changes,
-        compile=True,
+        TrainOptions(
+            "listops",
+            device="cpu",
+            accumulation=2,
+            seed=3,
+            attention="softmax",
+            preset="demo",
+            steps=60,
+            batch_size=8,
+            compile=True,
+        )
     )
     arguments = run_of(tmp_path, Planned("one", settings), Path("data"), threads=1).arguments
     # The child resumes a run if there is one; a grid takes prepared data, and its rows are accuracies of a test.

@@ -11,7 +11,7 @@ from transformers import get_inverse_sqrt_schedule
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.data.tasks import find_task
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.presets.published import find_preset
 from nystrom_lab.training.run_settings import settle
 
@@ -19,7 +19,7 @@ TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 
 
 def config_of(task, **changes):
-    settings = settle(task, RunOptions(device="cpu"), attention="softmax", preset="official", changes=changes)
+    settings = settle(TrainOptions(task, device="cpu", attention="softmax", preset="official", **changes))
     return settings.encoder_config()
 
 

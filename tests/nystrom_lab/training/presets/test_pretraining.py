@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig
 
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import PretrainOptions
 from nystrom_lab.training.presets.pretraining import PRETRAINING, find_pretraining
 from nystrom_lab.training.pretrain.pretrain_settings import settle
 from nystrom_lab.training.start import StartModel
 
 
 def settled(preset, source=None, **changes):
-    how = RunOptions(device="cpu", precision="float32")
-    return settle(find_pretraining(preset), source, how, sizes={}, instances=10, changes=changes)
+    asked = PretrainOptions(data=Path("data"), device="cpu", precision="float32", instances=10, **changes)
+    return settle(find_pretraining(preset), source, asked)
 
 
 def trained(positions=512):

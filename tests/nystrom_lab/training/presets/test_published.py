@@ -7,7 +7,7 @@ from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.gpu import launch
 from nystrom_lab.training.hardware import usable_precision
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.presets.published import PRESETS, find_preset
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
@@ -16,9 +16,9 @@ TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 
 
 def settled(preset, attention="nystrom", task="listops", **changes):
-    how = {name: changes.pop(name) for name in ("seed", "accumulation", "precision", "device") if name in changes}
-    run = RunOptions(**({"device": "cpu"} | how))
-    return settle(task, run, attention=attention, preset=preset, **({"changes": {}} | changes))
+    how = {name: changes.pop(name) for name in ("positions", "start", "elsewhere") if name in changes}
+    asked = {"device": "cpu"} | changes.pop("changes", {}) | changes
+    return settle(TrainOptions(task, attention=attention, preset=preset, **asked), **how)
 
 
 @pytest.mark.parametrize("name", ["nystromformer", "skyformer", "demo"])

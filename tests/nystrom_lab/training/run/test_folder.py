@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from nystrom_lab.training.options import RunOptions
+from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run.folder import Point, RunFolder
 from nystrom_lab.training.run_settings import settle
 
@@ -18,7 +18,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def settings():
-    return settle("listops", RunOptions(device="cpu"), attention="nystrom", preset="demo", changes={})
+    return settle(TrainOptions("listops", device="cpu", attention="nystrom", preset="demo"))
 
 
 def save(run, step, complete=True):

@@ -100,11 +100,12 @@ def finish_in_job(request: Request) -> None:
 
 def _open(request: Request) -> tuple[StartClassifier, Material, list[Trial]]:
     """Read in a job what the command has read and checked."""
-    assert request.threads is not None
-    torch.set_num_threads(request.threads)
-    usable_precision(request.choices.precision, usable_device(request.choices.device))
+    asked = request.asked
+    assert asked.threads is not None
+    torch.set_num_threads(asked.threads)
+    usable_precision(asked.precision, usable_device(asked.device))
     material = request.read()
-    start = find_classifier(request.model, attention=request.attention, options=request.options)
+    start = find_classifier(asked.model, attention=asked.attention, options=asked.options)
     return start, material, plan_trials(request, start, material)
 
 

@@ -78,7 +78,7 @@ def plan_trials(request: Request, start: StartClassifier, material: Material) ->
     folder, trials = request.folder / TRIALS, []
     for values in request.grid.trials():
         name = "_".join(f"{key}-{value}" for key, value in values.items())
-        trials.append(Trial(values, settle(start, material, request.choices.changed(values)), RunFolder(folder / name)))
+        trials.append(Trial(values, settle(start, material, request.asked.changed(values)), RunFolder(folder / name)))
     return trials
 
 

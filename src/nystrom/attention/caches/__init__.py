@@ -1,0 +1,1 @@
+"""What near_far keeps of tokens that later queries attend to: a bounded cache, and a context compressed once."""
