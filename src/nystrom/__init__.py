@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nystrom.attention.options import near_far_sizes
     from nystrom.integrations.modules import replace_attention
     from nystrom.linalg.pinv import residual
+    from nystrom.tiles import heat_map, hilbert_order
 
 __version__ = "0.3.0"
 
@@ -32,6 +33,8 @@ __all__ = [
     "NystromAttention",
     "bigbird_attention",
     "build_attention",
+    "heat_map",
+    "hilbert_order",
     "informer_attention",
     "kernelized_attention",
     "linear_attention",
@@ -59,6 +62,8 @@ _HOMES = {
     "NystromAttention": "nystrom.attention.layer",
     "bigbird_attention": "nystrom.attention.methods.bigbird",
     "build_attention": "nystrom.attention.heads",
+    "heat_map": "nystrom.tiles",
+    "hilbert_order": "nystrom.tiles",
     "informer_attention": "nystrom.attention.methods.informer",
     "kernelized_attention": "nystrom.attention.methods.kernelized",
     "linear_attention": "nystrom.attention.methods.linear",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
 P = ParamSpec("P")
-Asked = TypeVar("Asked")
+OptionsClass = TypeVar("OptionsClass")
 R = TypeVar("R")
 
 
@@ -45,13 +45,13 @@ def arguments_doc(options: type) -> str:
     return "\n".join(["Args:", *lines])
 
 
-def taking(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], R]], Callable[P, R]]:
+def taking(options: Callable[P, OptionsClass]) -> Callable[[Callable[[OptionsClass], R]], Callable[P, R]]:
     """Let callers, command lines and readers see the fields of a class of options as a function's arguments.
 
     The function takes an instance. Its docstring has no "Args": they are put before what it returns or raises.
     """
 
-    def give(function: Callable[[Asked], R]) -> Callable[P, R]:
+    def give(function: Callable[[OptionsClass], R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **named: P.kwargs) -> R:
             return function(options(*args, **named))

@@ -37,11 +37,14 @@ class Masks(NamedTuple):
         keep: Real tokens (b, n) of self-attention, of queries and keys alike; None where all are.
         key_keep: Real keys (b, s) of cross-attention; None where all are.
         query_keep: Real queries (b, n) of cross-attention; None where all are.
+        cu_seqlens: Where packed sequences begin, and the last one ends, see `nystrom.attention.segments`; each is
+            self-attention of real tokens. None where a row of the batch is one sequence.
     """
 
     keep: Tensor | None = None
     key_keep: Tensor | None = None
     query_keep: Tensor | None = None
+    cu_seqlens: Tensor | None = None
 
     @property
     def is_self(self) -> bool:
@@ -108,7 +111,14 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, masks: Masks) -> tuple[Tensor 
         raise ValueError(f"k has head width {k.shape[-1]} but q has {q.shape[-1]}; expected the same width.")
     if v.shape[-2] != k.shape[-2]:
         raise ValueError(f"v holds {v.shape[-2]} tokens but k holds {k.shape[-2]}: pass one value per key.")
-    keep, key_keep, query_keep = masks
+    keep, key_keep, query_keep, cu_seqlens = masks
+    if cu_seqlens is not None:
+        given = [name for name, mask in masks._asdict().items() if mask is not None and name != "cu_seqlens"]
+        raise ValueError(
+            f"cu_seqlens is given, and {given[0]}: packed sequences have no padding. Leave one of them out."
+            if given
+            else "cu_seqlens is given, but what is asked for is of one sequence: cut the sequences out, one by one."
+        )
     if keep is None:
         check_keep("key_keep", key_keep, k, "k")
         check_keep("query_keep", query_keep, q, "q")

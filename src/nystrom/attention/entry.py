@@ -4,13 +4,16 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.attention.autograd_modes import refusing_by_name
+from nystrom.attention.segments import check_segments, in_segments
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, zero_masked
 
+_PACKED = "cu_seqlens is given, and packed sequences attend to themselves: pass queries and keys of the same tokens"
 # What `check_same_tokens` says for a method without cross-attention.
 SELF_ATTENTION = (
     "self-attention, of queries and keys of the same tokens: pass keep alone, or use 'nystrom' or 'softmax' for "
@@ -54,6 +57,8 @@ def attend(
         # Imported when it is asked for: it stands on the methods.
         over_ranks = import_module("nystrom.parallel.entry").attend_over_ranks
         return over_ranks(group, core, q, k, v, masks, *rest, same_tokens=same_tokens)
+    if masks.cu_seqlens is not None and masks.is_self and masks.keep is None:
+        return _attend_in_segments(core, q, k, v, masks.cu_seqlens, *rest, same_tokens=same_tokens, clean=clean)
     keep, query_keep = check_inputs(q, k, v, masks)
     if same_tokens is not None:
         check_same_tokens(same_tokens, q, k, masks)
@@ -66,6 +71,28 @@ def attend(
         dtype = v.dtype
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
         return narrowed(zero_masked(core(q, k, v, keep, query_keep, *rest), query_keep), dtype)
+
+
+def _attend_in_segments(
+    core: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *rest: Any, **how: Any
+) -> Float[Tensor, "1 h n e"]:
+    """Attend within each sequence of a packed batch, all with the same draws, as the sequences of a batch have."""
+    check_inputs(q, k, v, Masks())
+    check_same_tokens(_PACKED, q, k, Masks())
+    edges = check_segments(cu_seqlens, q)
+    if not q.shape[2]:
+        return nothing(q, k, v)
+    # A start value of the largest sum over the batch.
+    alone = any(getattr(each, "z0", None) == "authors" for each in rest)
+    drawing = next((each for each in rest if isinstance(each, torch.Generator)), None)
+    state = None if drawing is None else drawing.get_state()
+
+    def attend_some(q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None) -> Tensor:
+        if drawing is not None and state is not None:
+            drawing.set_state(state)
+        return attend(core, q, k, v, Masks(keep), *rest, **how)
+
+    return in_segments(attend_some, (q, k, v), edges, alone=alone)
 
 
 def nothing(

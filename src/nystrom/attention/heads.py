@@ -4,11 +4,12 @@ from dataclasses import asdict, fields
 from importlib import import_module
 from typing import Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nystrom.attention.options import refusing
 from nystrom.attention.registry import METHODS, find_function, find_in_home
+from nystrom.attention.segments import check_segments, in_segments
 from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip
 from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import check_at_least, check_names
@@ -51,6 +52,7 @@ class AttentionHeads(nn.Module):
         keep: Bool[Tensor, "b n"] | None = None,
         key_keep: Bool[Tensor, "b s"] | None = None,
         query_keep: Bool[Tensor, "b n"] | None = None,
+        cu_seqlens: Int[Tensor, " r"] | None = None,
         skip: Float[Tensor, "h 1 taps 1"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n e"]:
@@ -63,6 +65,7 @@ class AttentionHeads(nn.Module):
             keep: Real tokens of self-attention, see `nystrom.shapes.Masks`.
             key_keep: Real keys of cross-attention.
             query_keep: Real queries of cross-attention.
+            cu_seqlens: Where packed sequences begin, and the last one ends.
             skip: Kernel of a convolution of the values that is added, see `depthwise_skip`; self-attention only.
             is_causal: Whether a query sees no token after itself; where the method can, and without a skip.
 
@@ -85,17 +88,17 @@ class AttentionHeads(nn.Module):
         if self._takes_skip:
             arguments["skip"] = skip
         weights = () if self.weights is None else self.weights()
-        masks = Masks(keep, key_keep, query_keep)
+        masks = Masks(keep, key_keep, query_keep, cu_seqlens)
         out = self._function(q, k, v, *weights, **masks._asdict(), group=self.group, **arguments)
         if skip is None or self._takes_skip:
             return out
         if self.group is not None:
             # Imported when it is asked for: it stands on this module.
-            add_skip = import_module("nystrom.parallel.skip").add_skip_over_ranks
-            return add_skip(self.group, v, skip, q, masks, out)
+            over_ranks = import_module("nystrom.parallel.skip").add_skip_over_ranks
+            return over_ranks(self.group, v, skip, q, masks, out)
         check_kernel(v, skip)
         check_same_tokens(NEEDS_SAME_TOKENS, q, k, masks)
-        return depthwise_skip(v, skip, keep=keep, to=out)
+        return add_skip(out, v, skip, masks)
 
     def _check_causal(self, skip: Tensor | None) -> None:
         if not METHODS[self.method].causal:
@@ -112,6 +115,17 @@ class AttentionHeads(nn.Module):
     def extra_repr(self) -> str:
         """Method and options, for print."""
         return describe(self.method, self.options)
+
+
+def add_skip(out: Tensor, v: Tensor, skip: Tensor, masks: Masks) -> Float[Tensor, "b h n e"]:
+    """Add the convolution of the values, of packed sequences within each."""
+    if masks.cu_seqlens is None:
+        return depthwise_skip(v, skip, keep=masks.keep, to=out)
+
+    def convolve(v: Tensor, out: Tensor, *, keep: Tensor | None) -> Tensor:
+        return depthwise_skip(v, skip, keep=keep, to=out)
+
+    return in_segments(convolve, (v, out), check_segments(masks.cu_seqlens, v)) if v.shape[2] else out
 
 
 def describe(method: str, options: Any) -> str:
@@ -181,6 +195,11 @@ def attend_in_heads(
         raise ValueError(
             "track_error is True for tokens that lie on the ranks of a group, of which a rank sees its own: build "
             "the layer or model with track_error=False."
+        )
+    if tracked is not None and masks.cu_seqlens is not None:
+        raise ValueError(
+            "cu_seqlens is given, and track_error looks at whole rows of a batch: build the layer with "
+            "track_error=False, or pad the sequences."
         )
     q, k, v = (split_heads(x, heads.num_heads) for x in (q, k, v))
     skip = None if conv is None else conv.weight

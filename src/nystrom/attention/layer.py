@@ -149,6 +149,7 @@ class MultiheadAttention(nn.Module):
         is_causal: bool = False,
         *,
         query_padding_mask: Tensor | None = None,
+        cu_seqlens: Int[Tensor, " r"] | None = None,
         weight_queries: Int[Tensor, " r"] | None = None,
         context: NearFarContext | None = None,
         cache: NearFarCache | None = None,
@@ -165,6 +166,8 @@ class MultiheadAttention(nn.Module):
             average_attn_weights: Whether rows are averaged over heads.
             is_causal: Whether a query sees no token after itself; self-attention by `near_far`, without a skip.
             query_padding_mask: (b, n), True = ignore, of cross-attention; self-attention has one mask for both.
+            cu_seqlens: Where packed sequences begin, and the last one ends: 0, ..., n, of a batch of one, or of a query
+                (n, embed). Each is self-attention by itself.
             weight_queries: Positions of the queries whose rows are wanted.
             context: What `context` made of keys and values, in their place.
             cache: What `new_cache` made: the query holds the tokens that follow those that were read, and is_causal is
@@ -180,6 +183,7 @@ class MultiheadAttention(nn.Module):
         self._check_call(attn_mask, is_causal, need_weights, weight_queries)
         if is_causal and context is not None:
             raise ValueError("is_causal is True, and a context has no order: leave one of them out.")
+        self._check_packed(cu_seqlens, key_padding_mask, query_padding_mask, weight_queries, context or cache)
         if context is not None:
             if not all(x is None for x in (key, value, key_padding_mask, weight_queries)):
                 raise ValueError(
@@ -222,9 +226,11 @@ class MultiheadAttention(nn.Module):
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         keep = _real("key_padding_mask", key_padding_mask, key)
         query_keep = _real("query_padding_mask", query_padding_mask, query)
-        masks = Masks(keep)
+        masks = Masks(keep, cu_seqlens=cu_seqlens)
         if is_causal and not is_self:
             raise ValueError("is_causal is True, which is self-attention, but query and key are different tokens.")
+        if cu_seqlens is not None and not is_self:
+            raise ValueError("cu_seqlens is given, which is self-attention, but query and key are different tokens.")
         if not is_self:
             masks = cross_masks(key, keep, query_keep, declared=METHODS[self.method].positional)
         # The gradient of a weight is a sum over all tokens, in which not even a zero hides what is not a number.
@@ -408,6 +414,16 @@ class MultiheadAttention(nn.Module):
             )
         if weight_queries is not None and not METHODS[self.method].rows:
             raise ValueError(f"weight_queries is given, but {self.method} attention has no rows of weights to give.")
+
+    def _check_packed(self, cu_seqlens: Tensor | None, *others: object) -> None:
+        """Packed sequences are whole, and real."""
+        if cu_seqlens is None:
+            return
+        if any(x is not None for x in others):
+            raise ValueError(
+                "cu_seqlens is given, of packed sequences without padding: leave out key_padding_mask, "
+                "query_padding_mask, weight_queries, context and cache."
+            )
 
     def _is_self(
         self,

@@ -374,7 +374,7 @@ class NearFarOptions:
         check_backend(self.backend, {})
 
 
-def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, int]:
+def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, Any]:
     r"""Sizes of `near_far` with which its error hardly grows with the length: the square root of n, in time $n^{3/2}$.
 
     $32 \sqrt{n / 512}$ heavy keys and $80 \sqrt{n / 512}$ clusters in multiples of 8, blocks of 128 and a reach of 16.
@@ -401,6 +401,10 @@ MASK_DOCS = {
     "keep": "Real tokens of self-attention, of queries and keys alike; None where all are. Other queries give zeros.",
     "key_keep": "Real keys of cross-attention; None where all are.",
     "query_keep": "Real queries of cross-attention; None where all are. Other queries give zeros.",
+    "cu_seqlens": (
+        "Where packed sequences begin in a batch of one, and the last one ends: 0, ..., n, as flash-attn has it. Each\n"
+        "attends to itself alone."
+    ),
 }
 
 
@@ -444,6 +448,7 @@ _CANNOT_HONOUR = {
     "attn_mask": f"attends to whole sequences. {_MASKS}",
     "attn_bias": f"attends to whole sequences. {_MASKS}",
     "dropout_p": "has no n x s weights to drop. Put nn.Dropout on the output.",
+    "cu_seqlens": "is of one sequence. Cut the sequences out, one by one.",
     "key_keep": _SELF,
     "query_keep": _SELF,
     "enable_gqa": "takes as many heads of keys as of queries. Repeat grouped heads before the call.",

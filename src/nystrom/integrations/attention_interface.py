@@ -13,10 +13,14 @@ has none. Nothing is drawn: landmarks, samples and rotations are spread evenly, 
 fixed seed, alike in all layers, in training too.
 
 **Masks.** Padding, at either end, is honoured: padded queries reach no landmark and give zeros. What a method cannot
-honour raises, by name: causal attention (but `near_far`), a mask or bias per pair of tokens, packed sequences, any
-other pattern, and `output_attentions`. Local layers (ModernBERT's) and those in `exact_layers` run transformers' exact
+honour raises, by name: causal attention (but `near_far`), a mask or bias per pair of tokens, any other pattern, and
+`output_attentions`. Local layers (ModernBERT's) and those in `exact_layers` run transformers' exact
 attention, with its mask and dropout. Elsewhere there are no n x s weights, so a dropout of them has no effect; a
 warning says so once.
+
+**Packed sequences** in one row are each attended to alone, in all layers: by `cu_seq_lens_q` and `cu_seq_lens_k`, the
+keyword arguments of transformers' DataCollatorWithFlattening(return_flash_attn_kwargs=True), and in decoders also by
+position_ids that begin anew.
 
 **Decoders.** `near_far` serves causal layers too: a whole prompt or text by causal near_far, which is exact up to
 `exact_up_to` tokens, and tokens that follow exactly, over the cache that transformers keeps, so that `generate` works.
@@ -40,7 +44,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -77,6 +81,10 @@ _HARMLESS = {
     *("output_hidden_states", "output_router_logits", "return_dict", "num_items_in_batch", "position_ids", "use_cache"),
     *("cache_position", "deterministic", "training", "layer_idx", "target_dtype"),
 }
+# Those of a layer, and of packed sequences, which `choose_route` reads.
+_SERVED_ELSEWHERE = {
+    *("is_causal", "sliding_window", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+}
 # The sequence that a layer attends to where it is not its own, by the names that transformers' models give it.
 _SECOND_SEQUENCE = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
 
@@ -90,6 +98,7 @@ class Route(NamedTuple):
         causal: Whether a query sees no token after itself.
         keep: Real keys, for the method.
         options: Options of the method, for the method.
+        cu_seqlens: Where packed sequences begin, and the last one ends; None where a row is one sequence.
     """
 
     method: str
@@ -97,6 +106,7 @@ class Route(NamedTuple):
     causal: bool
     keep: Bool[Tensor, "b s"] | None
     options: dict[str, Any]
+    cu_seqlens: Int[Tensor, " r"] | None = None
 
 
 def register_methods() -> None:
@@ -139,8 +149,10 @@ def attend_layer(
         ValueError: What cannot be honoured, by name.
     """
     route, group = choose_route(method, module, attention_mask, named), getattr(module, GROUP, None)
-    if group is not None and route.exact:
-        route = _exact_over_ranks(attention_mask, named.get("sliding_window"))
+    if route.cu_seqlens is not None:
+        route = _of_packed(route, module, query, key, attention_mask, named.get("sliding_window"))
+    elif group is not None and route.exact:
+        route = _exact_of_tokens(attention_mask, named.get("sliding_window"))
     method = route.method
     # The tokens of a cache are read exactly.
     if route.exact or (route.causal and query.shape[2] != key.shape[2]):
@@ -159,8 +171,8 @@ def attend_layer(
         )
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    masks = Masks(route.keep)
-    if not route.causal:
+    masks = Masks(route.keep, cu_seqlens=route.cu_seqlens)
+    if not route.causal and route.cu_seqlens is None:
         masks = masks_of(module, query, key, route.keep, declared=METHODS[method].positional)
     scale = {"scale": scaling} if "scale" in _FIELDS[method] else {}
     usual = default_options(method, longest_input(getattr(module, "config", None)), is_causal=route.causal)
@@ -187,6 +199,8 @@ def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, 
     layers = _exact_layers(module, options.pop("exact_layers", ()))
     exact = exact or (bool(layers) and _number(module, f"exact_layers is {layers!r}") in layers)
     local = named.get("sliding_window") is not None
+    if (cu_seqlens := _packed(who, attention_mask, named, local=local)) is not None:
+        return Route(method, exact or local, causal, None, options, cu_seqlens)
     if attention_mask is None:
         return Route(method, exact or local, causal, None, options)
     if attention_mask.ndim != 4 or attention_mask.dtype != torch.bool:
@@ -200,8 +214,9 @@ def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, 
     if not exact and not local and not (causal and attention_mask.shape[2] != attention_mask.shape[3]):
         raise ValueError(
             f"{who} passes attention a mask of shape {tuple(attention_mask.shape)}, one per pair of tokens, which "
-            f"{method} attention cannot honour: pass (batch, tokens) on the model, name its layers in exact_layers, or "
-            'leave attn_implementation at "sdpa".'
+            f"{method} attention cannot honour: pass (batch, tokens) on the model, or for packed sequences "
+            "cu_seq_lens_q and cu_seq_lens_k, as DataCollatorWithFlattening(return_flash_attn_kwargs=True) gives them; "
+            'name its layers in exact_layers, or leave attn_implementation at "sdpa".'
         )
     return Route(method, True, causal, None, options)
 
@@ -218,8 +233,71 @@ def _causal_pairs(query: Tensor, key: Tensor, mask: Bool[Tensor, "b 1 #n s"] | N
     return pairs if mask is None else (mask & pairs) | pairs.triu(s - n)
 
 
-def _exact_over_ranks(mask: Bool[Tensor, "b 1 1 s"] | None, window: int | None) -> Route:
-    """What a layer of exact attention does over ranks: all keys, or those less than `window` tokens away."""
+def _packed(who: str, mask: Tensor | None, named: Mapping[str, Any], *, local: bool) -> Int[Tensor, " r"] | None:
+    """Where packed sequences begin, and the last one ends: by the call, or by the numbers that `make_mask` found.
+
+    Raises:
+        ValueError: Other boundaries of keys than of queries, or a mask beside them.
+    """
+    ours, theirs = named.get("cu_seq_lens_q"), named.get("cu_seq_lens_k")
+    numbers = mask is not None and mask.dtype == torch.int64
+    if ours is None and theirs is None:
+        if mask is None or not numbers:
+            return None
+        if mask.shape[0] != 1:
+            raise ValueError(
+                f"{who} is given packed sequences in {mask.shape[0]} rows; expected one row: flatten the batch, as "
+                "DataCollatorWithFlattening does."
+            )
+        if (mask.diff() < 0).any():
+            raise ValueError(
+                f"{who} is given numbers of packed sequences that fall; expected each sequence in one piece, one after "
+                "the other."
+            )
+        ends = mask[0, 0, 0].diff(append=mask.new_full((1,), -1)).nonzero()[:, 0] + 1
+        return torch.cat([ends.new_zeros(1), ends])
+    if ours is not theirs and not (
+        isinstance(ours, Tensor) and isinstance(theirs, Tensor) and torch.equal(ours, theirs)
+    ):
+        raise ValueError(f"{who} is given cu_seq_lens_q and other cu_seq_lens_k; expected the same in self-attention.")
+    # A mask of local layers, or of the packed sequences, says the same once more.
+    if mask is not None and not (numbers or local):
+        raise ValueError(
+            f"{who} is given packed sequences by cu_seq_lens_q, and a mask of shape {tuple(mask.shape)}: leave out "
+            "attention_mask, as packed sequences have no padding."
+        )
+    return ours
+
+
+def _of_packed(
+    route: Route, module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, window: int | None
+) -> Route:
+    """What a layer of packed sequences does, an exact one among them."""
+    who, n, edges = type(module).__name__, query.shape[2], route.cu_seqlens
+    assert edges is not None, "of packed sequences"
+    if n != key.shape[2] or (not route.causal and attends_elsewhere(module)):
+        raise ValueError(
+            f"{who} is given packed sequences, and keys of other tokens than the queries': pad the sequences instead, "
+            "and pass attention_mask."
+        )
+    if not route.exact:
+        return route
+    if not route.causal:
+        return _exact_of_tokens(None, window)._replace(cu_seqlens=edges)
+    if window is not None:
+        starts = edges[1:-1]
+        if mask is not None and not mask[0, 0, starts, starts - 1].any():
+            # The mask of the window keeps the sequences apart already.
+            return route._replace(cu_seqlens=None)
+        raise ValueError(
+            f"{who} is given packed sequences, and sees a sliding window of {window} tokens of the past, whose mask "
+            "does not keep them apart: pass position_ids that begin anew, too, or pad the sequences."
+        )
+    return Route("near_far", False, True, None, {"exact_up_to": n}, edges)
+
+
+def _exact_of_tokens(mask: Bool[Tensor, "b 1 1 s"] | None, window: int | None) -> Route:
+    """Exact attention as a method of this library, over ranks or packed: all keys, or those less than `window` away."""
     keep = None if mask is None else mask[:, 0, 0]
     if window is None:
         return Route("softmax", False, False, keep, {})
@@ -310,7 +388,7 @@ def _check_passed(method: str, module: nn.Module, named: Mapping[str, Any], know
             'attn_implementation to "eager".'
         )
     for name, value in named.items():
-        if name in known or name in _HARMLESS or name in ("is_causal", "sliding_window"):
+        if name in known or name in _HARMLESS or name in _SERVED_ELSEWHERE:
             continue
         if value is None or value is False:
             continue

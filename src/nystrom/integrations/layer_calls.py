@@ -193,6 +193,11 @@ class _Calls:
         ) -> tuple[Tensor, None]:
             number = self.next()
             route = choose_route(_ASKED, module, attention_mask, named)
+            if route.cu_seqlens is not None:
+                raise ValueError(
+                    "the model is given packed sequences, whose layers cannot be looked at one sequence at a time: pad "
+                    "them, and pass attention_mask."
+                )
             groups = query.shape[1] // key.shape[1]
             keys, values = repeat_kv(key, groups), repeat_kv(value, groups)
             masks = Masks(route.keep) if route.exact else masks_of(module, query, key, route.keep, declared=True)

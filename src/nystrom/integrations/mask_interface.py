@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import MODEL_MAPPING, NystromformerConfig, PreTrainedModel
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
+    packed_sequence_mask_function,
     prepare_padding_mask,
     sdpa_mask,
 )
@@ -37,8 +38,11 @@ def make_mask(
     allow_is_bidirectional_skip: bool = False,
     device: torch.device | str = "cpu",
     **_: Any,
-) -> Bool[Tensor, "b 1 #n s"] | None:
+) -> Bool[Tensor, "b 1 #n s"] | Int[Tensor, "b 1 1 n"] | None:
     """Make the mask of a model, as AttentionMaskInterface has it: the real keys, one row for all queries.
+
+    Of packed sequences, which transformers finds by positions that begin anew, it is the number of each token's
+    sequence instead.
 
     The other arguments that transformers passes to this interface (dtype, use_vmap, ...) say how to make a mask of
     n x s, and have no meaning for one row.
@@ -58,6 +62,8 @@ def make_mask(
         )
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}; expected (batch, tokens).")
+    if attention_mask is None and local_size is None and (numbers := _packed_numbers(mask_function)) is not None:
+        return numbers[:, None, None]
     whole = mask_function is causal_mask_function and q_length == kv_length
     if whole or (mask_function is bidirectional_mask_function and allow_is_bidirectional_skip):
         padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
@@ -72,8 +78,8 @@ def make_mask(
         )  # fmt: skip
     if mask_function is not bidirectional_mask_function and local_size is None:
         raise ValueError(
-            f"{who} asks for a mask of a pattern of its own (packed sequences, blocks), which {method} attention "
-            'cannot honour: leave its attn_implementation at "sdpa".'
+            f"{who} asks for a mask of a pattern of its own, such as blocks, which {method} attention cannot honour: "
+            'leave its attn_implementation at "sdpa".'
         )
     # A local layer, or a mask that the model goes on to change: n x s, and exact attention.
     return sdpa_mask(
@@ -121,6 +127,15 @@ def _model_of(config: Any) -> type[PreTrainedModel] | None:
         return None
     kind = MODEL_MAPPING.get(type(config), None)
     return kind[0] if isinstance(kind, list | tuple) else kind
+
+
+def _packed_numbers(function: Callable[..., Any]) -> Int[Tensor, "b n"] | None:
+    """The number of each token's sequence in a mask function of packed sequences; None in another."""
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    if function.__qualname__.startswith(packed_sequence_mask_function.__qualname__ + "."):
+        return next(cell for cell in cells if isinstance(cell, Tensor))
+    parts = [part for cell in cells for part in (cell if isinstance(cell, tuple) else (cell,)) if callable(part)]
+    return next((found for part in parts if (found := _packed_numbers(part)) is not None), None)
 
 
 def _holds(function: Callable[..., Any], wanted: Callable[..., Any]) -> bool:

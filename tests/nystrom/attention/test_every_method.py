@@ -7,6 +7,7 @@ sequence of a dozen tokens takes the method's own path, not its exact limit.
 import dataclasses
 import functools
 import inspect
+import itertools
 
 import pytest
 import torch
@@ -161,8 +162,22 @@ BY_HAND = (
         "junk": float("nan"),
         "count": 7,
         "words": 3,
+        "sizes": [3, 0, 17, 16, 9],
     },
-    {"n": 9, "s": 31, "b": 2, "h": 1, "d": 9, "e": 1, "before": 6, "after": 0, "junk": -1e30, "count": 12, "words": 5},
+    {
+        "sizes": [4, 11],
+        "n": 9,
+        "s": 31,
+        "b": 2,
+        "h": 1,
+        "d": 9,
+        "e": 1,
+        "before": 6,
+        "after": 0,
+        "junk": -1e30,
+        "count": 12,
+        "words": 5,
+    },
 )
 
 
@@ -219,8 +234,8 @@ class Causal(torch.nn.Module):
         self.attend, self.weights = attend, attend.weights
         self.method, self.options, self.num_heads = f"{attend.method} causal", attend.options, attend.num_heads
 
-    def forward(self, q, k, v, *, keep=None, key_keep=None, query_keep=None):
-        return self.attend(q, k, v, keep=keep, key_keep=key_keep, query_keep=query_keep, is_causal=True)
+    def forward(self, q, k, v, **masks):
+        return self.attend(q, k, v, **masks, is_causal=True)
 
 
 def build(name, options, *, h=2, d=4):
@@ -539,6 +554,50 @@ def test_a_neighbour_that_is_not_a_number_changes_nothing(name, options):
         results.append([out.detach(), *(x.grad[[0, 2]] for x in inputs)])
     for x, y in zip(*results, strict=True):
         torch.testing.assert_close(x, y, **CLOSE)
+
+
+@every_case
+@few
+@given(sizes=st.lists(st.integers(0, 25), min_size=1, max_size=6), seed=seeds)
+@example(sizes=[0], seed=0)
+# Sequences of one length, and of about one, attend in one call.
+@example(sizes=[20, 20, 19, 1, 20, 18], seed=1)
+def test_packed_sequences_are_each_alone(name, options, sizes, seed):
+    attend, edges = build(name, options), [0, *itertools.accumulate(sizes)]
+    results = []
+    for packed in (True, False):
+        inputs = [x.requires_grad_() for x in draw(seed, edges[-1], b=1)]
+        if packed:
+            out = attend(*inputs, cu_seqlens=torch.tensor(edges, device=DEVICE))
+        else:
+            found = [attend(*(x[:, :, a:b] for x in inputs)) for a, b in itertools.pairwise(edges)]
+            out = torch.cat(found, dim=2)
+        out.square().sum().backward()
+        results.append([out.detach(), *(x.grad for x in inputs)])
+    for ours, alone in zip(*results, strict=True):
+        torch.testing.assert_close(ours, alone, **CLOSE)
+
+
+@pytest.mark.refuses
+@every_case
+def test_packed_sequences_that_are_none_are_refused(name, options):
+    q, k, v = draw(0, 6, b=1)
+    attend = build(name, options)
+    for came, says in (
+        ([0, 3], r"cu_seqlens is \[0, 3\].*end at 6 tokens"),
+        ([1, 6], "expected to begin at 0"),
+        ([0, 4, 2, 6], "fall nowhere"),
+        ([], r"cu_seqlens is \[\]"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            attend(q, k, v, cu_seqlens=torch.tensor(came, dtype=torch.long, device=DEVICE))
+    edges = torch.tensor([0, 3, 6], device=DEVICE)
+    with pytest.raises(ValueError, match=r"batch of 2; expected 1"):
+        attend(*draw(0, 6), cu_seqlens=edges)
+    with pytest.raises(ValueError, match=r"cu_seqlens is given, and keep"):
+        attend(q, k, v, cu_seqlens=edges, keep=ones(1, 6))
+    with pytest.raises(ValueError, match=r"cu_seqlens is given inside torch\.compile"):
+        torch.func.vmap(lambda x: attend(x[None], k, v, cu_seqlens=edges))(q)
 
 
 # Law 4: the exact limit.

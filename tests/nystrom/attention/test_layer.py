@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -329,3 +331,43 @@ def test_heads_of_another_width_are_those_of_a_wider_layer(kdim):
 def test_a_head_without_width_raises():
     with pytest.raises(ValueError, match="head_dim is 0"):
         NystromAttention(12, 3, head_dim=0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        (lambda: NystromAttention(12, 3, num_landmarks=4, conv_kernel_size=5), {}),
+        (lambda: NystromAttention(12, 3, num_landmarks=4, batch_first=False), {}),
+        (lambda: MultiheadAttention(12, 3, method="linear", conv_kernel_size=5, head_dim=8), {}),
+        (
+            lambda: MultiheadAttention(12, 3, method="near_far", exact_up_to=0, num_heavy=2, num_clusters=2),
+            {"is_causal": True},
+        ),
+    ],
+)
+def test_packed_sequences_are_each_alone(layer, named):
+    torch.manual_seed(0)
+    layer, x = layer().double(), torch.randn(40, 12, dtype=torch.float64, requires_grad=True)
+    edges = torch.tensor([0, 11, 11, 22, 40])
+    alone = torch.cat([layer(x[a:b], **named)[0] for a, b in itertools.pairwise(edges) if a < b])
+    out, weights = layer(x, cu_seqlens=edges, **named)
+    assert weights is None
+    in_a_batch, there = (x[None], 0) if layer.batch_first else (x[:, None], 1)
+    for found in (out, layer(in_a_batch, cu_seqlens=edges, **named)[0].squeeze(there)):
+        torch.testing.assert_close(found, alone)
+        ours, theirs = (torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0] for y in (found, alone))
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.refuses
+def test_packed_sequences_are_whole_and_their_own():
+    edges, x = torch.tensor([0, 3, 6]), torch.randn(1, 6, 8)
+    layer = NystromAttention(8, 2, self_attention=None)
+    with pytest.raises(ValueError, match="cu_seqlens is given, of packed sequences without padding: leave out key_pad"):
+        layer(x, cu_seqlens=edges, key_padding_mask=torch.zeros(1, 6, dtype=torch.bool))
+    with pytest.raises(ValueError, match="leave out key_padding_mask, query_padding_mask, weight_queries"):
+        layer(x, cu_seqlens=edges, weight_queries=torch.tensor([0]), need_weights=True)
+    with pytest.raises(ValueError, match="which is self-attention, but query and key are different tokens"):
+        MultiheadAttention(8, 2, method="linear", self_attention=False)(x, x + 1, x + 1, cu_seqlens=edges)
+    with pytest.raises(ValueError, match="track_error looks at whole rows"):
+        NystromAttention(8, 2, track_error=True)(x, cu_seqlens=edges)

@@ -240,12 +240,14 @@ def test_other_masks_raise_by_name():
 
 
 @pytest.mark.refuses
-def test_packed_sequences_raise_by_name():
-    config = EsmcConfig(**SIZES, vocab_size=64, pad_token_id=0)
-    ids = text()["input_ids"]
-    packed = (torch.arange(21) > 9).long().expand(2, -1)
-    with pytest.raises(ValueError, match="asks for a mask of a pattern of its own"):
-        run(make(config, num_landmarks=4), input_ids=ids, sequence_id=packed)
+def test_sequences_of_a_model_that_numbers_them_stand_in_one_row_in_one_piece_each():
+    model, ids = make(EsmcConfig(**SIZES, vocab_size=64, pad_token_id=0), num_landmarks=4), text()["input_ids"]
+    numbers = (torch.arange(21) > 9).long()[None]
+    with pytest.raises(ValueError, match="packed sequences in 2 rows; expected one row"):
+        run(model, input_ids=ids, sequence_id=numbers.expand(2, -1))
+    with pytest.raises(ValueError, match="numbers of packed sequences that fall"):
+        run(model, input_ids=ids[:1], sequence_id=1 - numbers)
+    run(model, input_ids=ids[:1], sequence_id=numbers)
 
 
 def test_dropout_of_weights_is_reported_in_training_and_other_dropout_works():

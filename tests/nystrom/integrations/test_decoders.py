@@ -193,11 +193,3 @@ def test_other_methods_refuse_a_decoder_and_name_near_far():
     model.set_attn_implementation("nystrom")
     with pytest.raises(ValueError, match=r'asks for a causal mask, which nystrom attention cannot.*"near_far"'):
         logits(model, ids())
-
-
-@pytest.mark.refuses
-def test_packed_sequences_are_refused():
-    model = make("llama")
-    positions = torch.cat([torch.arange(30), torch.arange(30)])[None]
-    with pytest.raises(ValueError, match="a pattern of its own"):
-        logits(model, ids(b=1), position_ids=positions, use_cache=False)

@@ -51,6 +51,7 @@ def bigbird_attention(
     num_random_blocks: int = 3,
     scale: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     generator: Generator = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -72,7 +73,15 @@ def bigbird_attention(
     check_generator(generator)
     options = BigBirdOptions(block_size=block_size, num_random_blocks=num_random_blocks, scale=scale)
     return attend(
-        _bigbird, q, k, v, Masks(keep), options, generator, same_tokens=f"bigbird is {SELF_ATTENTION}", group=group
+        _bigbird,
+        q,
+        k,
+        v,
+        Masks(keep, cu_seqlens=cu_seqlens),
+        options,
+        generator,
+        same_tokens=f"bigbird is {SELF_ATTENTION}",
+        group=group,
     )
 
 

@@ -47,6 +47,7 @@ def informer_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     generator: Generator = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -67,7 +68,7 @@ def informer_attention(
     """
     check_generator(generator)
     options = InformerOptions(num_queries=num_queries, num_samples=num_samples, scale=scale)
-    return attend(_informer, q, k, v, Masks(keep, key_keep, query_keep), options, generator, group=group)
+    return attend(_informer, q, k, v, Masks(keep, key_keep, query_keep, cu_seqlens), options, generator, group=group)
 
 
 def _informer(

@@ -22,7 +22,7 @@ Source: Chen et al. (2021), arXiv:2111.00035, eq. (3).
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.entry import attend
@@ -53,6 +53,7 @@ def kernelized_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend by a kernel over real keys, in memory linear in n; computed in float32 at least.
@@ -73,7 +74,7 @@ def kernelized_attention(
         q,
         k,
         v,
-        Masks(keep, key_keep, query_keep),
+        Masks(keep, key_keep, query_keep, cu_seqlens),
         KernelizedOptions(kernel=kernel, scale=scale),
         group=group,
     )

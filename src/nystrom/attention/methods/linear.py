@@ -19,7 +19,7 @@ Departs from the authors' code: no constant is added to the denominator.
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.autograd_modes import is_forward_mode
@@ -40,6 +40,7 @@ def linear_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend by inner products of features over real keys, in time and memory linear in n and s.
@@ -58,7 +59,13 @@ def linear_attention(
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
     return attend(
-        _linear, q, k, v, Masks(keep, key_keep, query_keep), LinearOptions(feature_map=feature_map), group=group
+        _linear,
+        q,
+        k,
+        v,
+        Masks(keep, key_keep, query_keep, cu_seqlens),
+        LinearOptions(feature_map=feature_map),
+        group=group,
     )
 
 

@@ -20,7 +20,7 @@ N(0, 1/m). The two papers' own comparison had one projection for each head with 
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nystrom.attention.entry import attend
@@ -42,6 +42,7 @@ def linformer_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend to learned mixtures of the keys, in time and memory linear in n and s.
@@ -64,7 +65,7 @@ def linformer_attention(
         q,
         k,
         v,
-        Masks(keep, key_keep, query_keep),
+        Masks(keep, key_keep, query_keep, cu_seqlens),
         key_projection,
         value_projection,
         LinformerOptions(scale=scale),

@@ -50,6 +50,7 @@ def longformer_attention(
     num_global: int = 0,
     scale: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend within a sliding window and to global tokens, in time and memory linear in n. Self-attention only.
@@ -67,7 +68,14 @@ def longformer_attention(
     """
     options = LongformerOptions(window=window, num_global=num_global, scale=scale)
     return attend(
-        _longformer, q, k, v, Masks(keep), options, same_tokens=f"longformer is {SELF_ATTENTION}", group=group
+        _longformer,
+        q,
+        k,
+        v,
+        Masks(keep, cu_seqlens=cu_seqlens),
+        options,
+        same_tokens=f"longformer is {SELF_ATTENTION}",
+        group=group,
     )
 
 

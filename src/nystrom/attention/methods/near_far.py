@@ -92,6 +92,7 @@ def near_far_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     query_positions: Int[Tensor, "b n"] | None = None,
     key_positions: Int[Tensor, "b s"] | None = None,
     is_causal: bool = False,
@@ -125,7 +126,7 @@ def near_far_attention(
         scale=scale,
         backend=backend,
     )
-    masks = Masks(keep, key_keep, query_keep)
+    masks = Masks(keep, key_keep, query_keep, cu_seqlens)
     check_flag("is_causal", is_causal)
     if is_causal:
         _check_causal(q, masks, options, query_positions is not None or key_positions is not None, group)

@@ -82,6 +82,7 @@ def nystrom_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     generator: Generator = None,
     skip: Float[Tensor, "h 1 taps 1"] | None = None,
     group: Group = None,
@@ -112,7 +113,7 @@ def nystrom_attention(
         scale=scale,
         backend=backend,
     )
-    masks, same_tokens = Masks(keep, key_keep, query_keep), None if skip is None else NEEDS_SAME_TOKENS
+    masks, same_tokens = Masks(keep, key_keep, query_keep, cu_seqlens), None if skip is None else NEEDS_SAME_TOKENS
     core, clean = (_by_kernels, False) if uses_triton(backend) else (_nystrom, True)
     return attend(core, q, k, v, masks, options, generator, skip, same_tokens=same_tokens, clean=clean, group=group)
 

@@ -21,7 +21,7 @@ QR factor as it comes are not, without the signs of R); q and k are scaled once.
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
@@ -47,6 +47,7 @@ def performer_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     generator: Generator = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -72,7 +73,9 @@ def performer_attention(
     check_generator(generator)
     if projection is not None and generator is not None:
         raise ValueError("projection and generator are both given: pass one of them, the generator draws a projection.")
-    return attend(_performer, q, k, v, Masks(keep, key_keep, query_keep), options, projection, generator, group=group)
+    return attend(
+        _performer, q, k, v, Masks(keep, key_keep, query_keep, cu_seqlens), options, projection, generator, group=group
+    )
 
 
 def _performer(

@@ -54,6 +54,7 @@ def reformer_attention(
     across_buckets: bool = False,
     scale: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     generator: Generator = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -82,7 +83,15 @@ def reformer_attention(
         scale=scale,
     )
     return attend(
-        _reformer, q, k, v, Masks(keep), options, generator, same_tokens=f"reformer is {SELF_ATTENTION}", group=group
+        _reformer,
+        q,
+        k,
+        v,
+        Masks(keep, cu_seqlens=cu_seqlens),
+        options,
+        generator,
+        same_tokens=f"reformer is {SELF_ATTENTION}",
+        group=group,
     )
 
 

@@ -21,7 +21,7 @@ segments of the real tokens, so that no token is drawn twice; norms are per matr
 import functools
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.backend import check_backend_device, uses_triton
@@ -52,6 +52,7 @@ def skyformer_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     generator: Generator = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -81,9 +82,17 @@ def skyformer_attention(
     )
     if uses_triton(backend):
         return attend(
-            _by_kernels, q, k, v, Masks(keep, key_keep, query_keep), options, generator, clean=False, group=group
+            _by_kernels,
+            q,
+            k,
+            v,
+            Masks(keep, key_keep, query_keep, cu_seqlens),
+            options,
+            generator,
+            clean=False,
+            group=group,
         )
-    return attend(_skyformer, q, k, v, Masks(keep, key_keep, query_keep), options, generator, group=group)
+    return attend(_skyformer, q, k, v, Masks(keep, key_keep, query_keep, cu_seqlens), options, generator, group=group)
 
 
 def _skyformer(

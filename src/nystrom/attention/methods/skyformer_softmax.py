@@ -35,7 +35,7 @@ guard. The paper advises against training with it: gradients through the inverse
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.entry import attend
@@ -69,6 +69,7 @@ def skyformer_softmax_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     generator: Generator = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -90,7 +91,9 @@ def skyformer_softmax_attention(
     options = SkyformerSoftmaxOptions(
         num_landmarks=num_landmarks, gamma=gamma, pinv=pinv, pinv_steps=pinv_steps, scale=scale
     )
-    return attend(_skyformer_softmax, q, k, v, Masks(keep, key_keep, query_keep), options, generator, group=group)
+    return attend(
+        _skyformer_softmax, q, k, v, Masks(keep, key_keep, query_keep, cu_seqlens), options, generator, group=group
+    )
 
 
 def _skyformer_softmax(

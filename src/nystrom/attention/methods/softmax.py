@@ -8,7 +8,7 @@ Source: Vaswani et al. (2017), arXiv:1706.03762, eq. (1).
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.entry import attend
@@ -29,6 +29,7 @@ def softmax_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
+    cu_seqlens: Int[Tensor, " r"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Exact attention over real keys; queries that are not real, and sequences without a real key, give zeros.
@@ -45,7 +46,7 @@ def softmax_attention(
         ValueError: Shapes, dtypes, masks or options that do not fit.
     """
     options = SoftmaxOptions(form=form, scale=scale)
-    return attend(_softmax, q, k, v, Masks(keep, key_keep, query_keep), options, group=group)
+    return attend(_softmax, q, k, v, Masks(keep, key_keep, query_keep, cu_seqlens), options, group=group)
 
 
 def _softmax(

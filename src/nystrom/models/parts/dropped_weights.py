@@ -12,14 +12,14 @@ arXiv:2111.00035, code/models.
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.entry import attend
 from nystrom.attention.fused import softmax_rows
-from nystrom.attention.heads import AttentionHeads
+from nystrom.attention.heads import AttentionHeads, add_skip
 from nystrom.attention.options import KernelizedOptions, SoftmaxOptions
-from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip
+from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel
 from nystrom.kernels import KERNELS
 from nystrom.models.parts.dropout import dropout
 from nystrom.precision import at_least_float32
@@ -56,11 +56,12 @@ class DroppedWeights(AttentionHeads):
         keep: Bool[Tensor, "b n"] | None = None,
         key_keep: Bool[Tensor, "b s"] | None = None,
         query_keep: Bool[Tensor, "b n"] | None = None,
+        cu_seqlens: Int[Tensor, " r"] | None = None,
         skip: Float[Tensor, "h 1 taps 1"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n e"]:
         """Attend, see `AttentionHeads`."""
-        masks = Masks(keep, key_keep, query_keep)
+        masks = Masks(keep, key_keep, query_keep, cu_seqlens)
         if not self.training or is_causal:
             return super().forward(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal)
         out = attend(_dropped, q, k, v, masks, self.options, self.share)
@@ -68,7 +69,7 @@ class DroppedWeights(AttentionHeads):
             return out
         check_kernel(v, skip)
         check_same_tokens(NEEDS_SAME_TOKENS, q, k, masks)
-        return depthwise_skip(v, skip, keep=keep, to=out)
+        return add_skip(out, v, skip, masks)
 
     def extra_repr(self) -> str:
         """Method, options and the share that is dropped, for print."""

@@ -243,6 +243,12 @@ CATALOGUE: dict[str, Entry] = {
         needs=_ENCODER,
         minutes=0.5,
     ),
+    "slides": Entry(
+        shows="bags of tiles: the order of the tiles, and what a layer costs beside others",
+        source="this library",
+        home="fidelity.slides",
+        trains=True,
+    ),
     "causal-language": Entry(
         shows="a causal language model with near_far, a window with sinks and heavy hitters: perplexity by position",
         source="this library",

@@ -1,0 +1,98 @@
+"""Packed sequences: many of them one after the other in a batch of one, with no padding between.
+
+`cu_seqlens` says where they begin, and where the last one ends, as flash-attn has it: 0, 5, 12 for five tokens and
+seven. Sequences of about one length are padded to the longest of them and attend in one call, with at most one padded
+token to seven real ones; since padding and neighbours change nothing, each gets what it would get alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+# The most padded tokens of a call, as a share of all.
+_PADDED = 1 / 8
+
+
+def check_segments(cu_seqlens: object, x: Shaped[Tensor, "b h n d"]) -> list[int]:
+    """Check where the sequences of a packed batch begin and end, and give that as whole numbers.
+
+    Raises:
+        ValueError: No boundaries of packed sequences, or a graph that is recorded, which cannot hang on them.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        raise ValueError(
+            "cu_seqlens is given inside torch.compile, torch.export or torch.func, where its numbers cannot be looked "
+            "at: pad the sequences, and pass keep; or leave this call out of the graph (torch.compiler.disable)."
+        )
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        is_tensor = isinstance(cu_seqlens, Tensor)
+        came = f"{tuple(cu_seqlens.shape)} of {cu_seqlens.dtype}" if is_tensor else f"a {type(cu_seqlens).__name__}"
+        raise ValueError(f"cu_seqlens is {came}; expected one axis of integers: 0, the ends of the sequences.")
+    if x.shape[0] != 1:
+        raise ValueError(
+            f"cu_seqlens is given for a batch of {x.shape[0]}; expected 1: packed sequences stand one after the other "
+            "in a single row."
+        )
+    edges, n = cu_seqlens.tolist(), x.shape[2]
+    if not edges or edges[0] != 0 or edges[-1] != n or sorted(edges) != edges:
+        shown = edges if len(edges) < 9 else f"{edges[:4]} ... {edges[-4:]}"
+        raise ValueError(f"cu_seqlens is {shown}; expected to begin at 0, to fall nowhere, and to end at {n} tokens.")
+    return edges
+
+
+def in_segments(
+    attend: Callable[..., Tensor], tensors: Sequence[Tensor], edges: Sequence[int], *, alone: bool = False
+) -> Shaped[Tensor, "one h n e"]:
+    """Run a function of tensors and `keep` on each sequence of a packed batch.
+
+    Args:
+        attend: Is given the tensors of some sequences (r, h, most, d) and which of their tokens are real, None where
+            all are; gives (r, h, most, e).
+        tensors: Packed tokens (1, h, n, d).
+        edges: Where the sequences begin, and where the last one ends.
+        alone: Whether a call has one sequence, for what depends on its neighbours.
+    """
+    found, order = [], []
+    for sequences in _together(edges, alone=alone):
+        place, keep = _places(sequences, tensors[0].device)
+        if len(sequences) == 1:
+            ((start, end),) = sequences
+            out = attend(*(x[:, :, start:end] for x in tensors), keep=None)
+        else:
+            out = attend(*(x[0][:, place].transpose(0, 1) for x in tensors), keep=None if keep.all() else keep)
+        found.append(out.transpose(1, 2)[keep])
+        order.append(place[keep])
+    back = torch.cat(order).argsort()
+    return torch.cat(found)[back].transpose(0, 1)[None]
+
+
+def _together(edges: Sequence[int], *, alone: bool) -> Iterator[list[tuple[int, int]]]:
+    """The sequences of each call, as where they begin and end; those without a token are left out."""
+    some: list[tuple[int, int]] = []
+    tokens = 0
+    for start, end in sorted(pairwise(edges), key=lambda each: each[0] - each[1]):
+        length = end - start
+        if not length:
+            continue
+        if some:
+            whole = (some[0][1] - some[0][0]) * (len(some) + 1)
+            if alone or whole - tokens - length > _PADDED * whole:
+                yield some
+                some, tokens = [], 0
+        some.append((start, end))
+        tokens += length
+    if some:
+        yield some
+
+
+def _places(
+    sequences: Sequence[tuple[int, int]], device: torch.device
+) -> tuple[Int[Tensor, "r most"], Bool[Tensor, "r most"]]:
+    """Where the tokens of some sequences are, and which of them are no padding."""
+    starts = torch.tensor([start for start, _ in sequences], device=device)[:, None]
+    lengths = torch.tensor([end - start for start, end in sequences], device=device)[:, None]
+    rank = torch.arange(int(sequences[0][1] - sequences[0][0]), device=device)
+    return starts + rank.minimum(lengths - 1), rank < lengths

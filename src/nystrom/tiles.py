@@ -1,0 +1,97 @@
+"""Tokens with a place in the plane, such as tiles of a slide: in an order that keeps neighbours near, and as a picture.
+
+Attention with landmarks of segments, near tokens or a skip convolution reads the order of its tokens. The order of a
+file, row after row, keeps the neighbours on either side near and those above and below far.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nystrom.shapes import check_keep, check_tensor
+
+
+def hilbert_order(
+    coordinates: Int[Tensor, "*b n 2"], *, keep: Bool[Tensor, "b n"] | None = None
+) -> Int[Tensor, "*b n"]:
+    """The order in which a Hilbert curve passes tiles: `x[hilbert_order(xy)]` has neighbours of the plane near.
+
+    Args:
+        coordinates: x and y of each tile, whole numbers on any grid: columns and rows, or pixels.
+        keep: Real tiles of a batch; the others come last.
+
+    Returns:
+        Positions of the tiles; those of one place stay in their order.
+
+    Raises:
+        ValueError: Coordinates that are not whole numbers in pairs.
+    """
+    check_tensor("coordinates", coordinates)
+    if coordinates.ndim not in (2, 3) or coordinates.shape[-1] != 2 or coordinates.dtype not in _WHOLE:
+        raise ValueError(
+            f"coordinates are {tuple(coordinates.shape)} of {coordinates.dtype}; expected whole numbers (tiles, 2) or "
+            "(batch, tiles, 2): round them to the grid of the tiles."
+        )
+    if keep is not None:
+        check_keep("keep", keep, coordinates, "coordinates")
+    if not coordinates.numel():
+        return coordinates.new_zeros(coordinates.shape[:-1], dtype=torch.int64)
+    place = coordinates.long()
+    real = place if keep is None else place.masked_fill(~keep[..., None], torch.iinfo(torch.int64).max)
+    first = real.amin(dim=-2, keepdim=True)
+    x, y = ((place if keep is None else torch.where(keep[..., None], place, first)) - first).unbind(-1)
+    if torch.maximum(x, y).amax() >= 1 << _BITS:
+        raise ValueError(f"coordinates are more than 2^{_BITS} apart: count them in tiles, or in pixels.")
+    along = torch.zeros_like(x)
+    # As many as there may be, so that neighbours in a batch do not turn the curve.
+    for bit in reversed(range(_BITS)):
+        right, up = x >> bit & 1, y >> bit & 1
+        along += (3 * right ^ up) << 2 * bit
+        # The curve inside a quadrant is that of the whole, mirrored or turned.
+        mirrored = (up == 0) & (right == 1)
+        x, y = (torch.where(mirrored, (1 << bit) - 1 - each, each) for each in (x, y))
+        x, y = torch.where(up == 0, y, x), torch.where(up == 0, x, y)
+        x, y = (each & ((1 << bit) - 1) for each in (x, y))
+    if keep is not None:
+        along = torch.where(keep, along, torch.iinfo(torch.int64).max)
+    return along.argsort(dim=-1, stable=True)
+
+
+def heat_map(
+    values: Float[Tensor, " n"], coordinates: Int[Tensor, "n 2"], *, tile: int = 1
+) -> Float[Tensor, "rows columns"]:
+    """Values of tiles on the grid of the tiles, for a picture: `plt.imshow(heat_map(row, xy, tile=256))`.
+
+    Args:
+        values: A number for each tile, such as a row of the attention matrix (`weight_queries`).
+        coordinates: x and y of each tile, whole numbers.
+        tile: How far neighbours are apart: 1 where coordinates count tiles, else the pixels of a tile.
+
+    Returns:
+        The values by row y and column x from the first of each; NaN where no tile is, the sum where several are.
+
+    Raises:
+        ValueError: Another number of values than of tiles, or coordinates that are not whole numbers in pairs.
+    """
+    check_tensor("values", values)
+    check_tensor("coordinates", coordinates)
+    if values.ndim != 1 or coordinates.shape != (len(values), 2) or coordinates.dtype not in _WHOLE:
+        raise ValueError(
+            f"values are {tuple(values.shape)} and coordinates {tuple(coordinates.shape)} of {coordinates.dtype}; "
+            "expected (tiles) and whole numbers (tiles, 2)."
+        )
+    if tile < 1:
+        raise ValueError(f"tile is {tile}; expected at least 1, the distance of neighbours.")
+    if not len(values):
+        return values.new_zeros(0, 0)
+    x, y = ((coordinates - coordinates.amin(dim=0)) // tile).long().unbind(1)
+    shape = int(y.amax()) + 1, int(x.amax()) + 1
+    found, seen = (
+        values.new_zeros(shape).index_put((y, x), each, accumulate=True) for each in (values, torch.ones_like(values))
+    )
+    return torch.where(seen > 0, found, torch.nan)
+
+
+# A place along the curve has twice as many.
+_BITS = 31
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)

@@ -1,0 +1,117 @@
+"""The study of slides: what is drawn, its rules, and a small one from end to end."""
+
+import pytest
+import torch
+
+from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.studies.fidelity import slides
+from nystrom_lab.studies.fidelity.slides import (
+    ACCURACY,
+    CLOSER,
+    CURVE,
+    ERROR,
+    FILE,
+    NEAR_FAR,
+    ORDERS,
+    OURS,
+    PACKAGE,
+    SHUFFLED,
+    STUDIES,
+    TORCH,
+    TUMOUR_TILES,
+    SlideSizes,
+    draw_slide,
+    order_of,
+)
+from nystrom_lab.studies.reproduce.run import check_study, run_study
+from nystrom_lab.studies.reproduce.study import Setting
+
+NAME = "slides"
+STUDY = STUDIES[NAME]
+TINY = SlideSizes(side=12, slides=2, bags=4, small=10, epochs=1, seeds=1, lengths=(40,))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_tumour_of_a_slide_is_together_or_scattered(together):
+    slide = draw_slide(24, torch.Generator().manual_seed(0), together=together)
+    assert slide.features.shape == (len(slide.place), slides.FEATURES)
+    assert int(slide.tumour.sum()) == TUMOUR_TILES
+    spread = slide.place[slide.tumour].double().std(dim=0).max()
+    assert bool(spread < 3) is together
+    # Rows of the file, one after the other.
+    along = slide.place[:, 1] * 24 + slide.place[:, 0]
+    assert (along.diff() > 0).all()
+
+
+def test_orders_hold_every_tile_once():
+    slide = draw_slide(10, torch.Generator().manual_seed(0), together=True)
+    for name in ORDERS:
+        assert sorted(order_of(slide, name, torch.Generator().manual_seed(0)).tolist()) == list(range(len(slide.place)))
+
+
+def test_the_study_from_end_to_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(slides, "SMALL", TINY)
+    monkeypatch.setattr(slides, "ROUNDS", 1)
+    run_study(check_study(NAME, Setting(), tmp_path), lambda line: None)
+    rows = read_rows(tmp_path / f"{NAME}-small" / "rows.csv")
+    assert {(row.method, row.fact("order")) for row in rows if row.quantity == ERROR} == {
+        (method, name) for method in (NEAR_FAR, "nystrom-256") for name in ORDERS
+    }
+    # Both are exact for so few tiles.
+    assert all(row.value < 1e-5 for row in rows if row.quantity == ERROR)
+    assert [row.fact("order") for row in rows if row.quantity == ACCURACY] == list(ORDERS)
+    orders, costs = STUDY.tables(rows)
+    assert all(cell for line in orders.lines for cell in line)
+    assert [line[:2] for line in costs.lines][:2] == [[OURS, "forward"], [OURS, "training"]]
+    assert all("not measured" not in line[2] for line in costs.lines)
+    assert len(STUDY.verdicts(rows)) == 5
+    assert (tmp_path / f"{NAME}-small" / f"{NAME}.png").is_file()
+
+
+def test_what_takes_too_long_is_not_measured(monkeypatch):
+    monkeypatch.setattr(slides, "LIMIT", 0.0)
+    rows = list(slides._measure_costs(40, None))
+    assert {row.method for row in rows} >= {OURS, NEAR_FAR, TORCH}
+    assert all(row.value != row.value and "the limit is 0 s" in row.note for row in rows)
+
+
+def row(quantity, value, method=OURS, low=None, high=None, order="", n=10_000, repeats=400):
+    return new_row(
+        study="", quantity=quantity, method=method, value=value, unit="", low=low, high=high, n=n, repeats=repeats,
+        facts={"order": order}, device="a CPU",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"), [(0.1, 0.2, "agrees"), (-0.1, 0.2, "cannot tell"), (-0.2, -0.1, "does not agree")]
+)
+@pytest.mark.parametrize(("place", "method"), [(0, NEAR_FAR), (1, "nystrom-256")])
+def test_an_order_is_nearer_by_more_than_two_errors(low, high, word, place, method):
+    rows = [row(CLOSER, (low + high) / 2, method, low, high, order) for order in (FILE, SHUFFLED)]
+    assert STUDY.verdicts(rows)[place].word == word
+    assert STUDY.verdicts(rows)[1 - place].word == "cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("shares", "word"),
+    [
+        ({FILE: 0.8, CURVE: 0.9, SHUFFLED: 0.6}, "agrees"),
+        ({FILE: 0.9, CURVE: 0.9, SHUFFLED: 0.9}, "cannot tell"),
+        ({FILE: 0.99, CURVE: 0.8, SHUFFLED: 0.6}, "does not agree"),
+        ({FILE: 0.6, CURVE: 0.6, SHUFFLED: 0.9}, "does not agree"),
+    ],
+)
+def test_accuracies_are_compared_with_their_errors(shares, word):
+    rows = [row(ACCURACY, share, order=order) for order, share in shares.items() for _ in range(2)]
+    assert STUDY.verdicts(rows)[2].word == word
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"), [(2, 3, "agrees"), (0.9, 1.2, "cannot tell"), (0.5, 0.9, "does not agree")]
+)
+@pytest.mark.parametrize(("place", "other"), [(3, TORCH), (4, PACKAGE)])
+def test_times_are_decided_with_their_quartiles_from_10000_tiles_on(low, high, word, place, other):
+    rows = [row(f"forward time / {OURS}", (low + high) / 2, other, low, high)]
+    assert STUDY.verdicts(rows)[place].word == word
+    rows = [row(f"forward time / {OURS}", (low + high) / 2, other, low, high, n=1000)]
+    assert STUDY.verdicts(rows)[place].word == "cannot tell"
