@@ -16,12 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.fused import fused_softmax
 from nystrom.landmarks import all_real, first_tokens, is_known, ranks, short_sequences, take
 from nystrom.shapes import zero_masked
+
+# The share of padding from which on cutting a batch gains more than its calls cost.
+_PADDED = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -139,11 +143,46 @@ def exact_where_short(
     if not short.any():
         return approximate(q, k, v, keep, keep)
     rows, others = short.nonzero()[:, 0], (~short).nonzero()[:, 0]
-    found = exact(rows, max(1, int(count[rows].max())))
+    if q.device.type == "cpu":
+        found = exact_one_by_one(q[rows], k[rows], v[rows], keep[rows], scale)
+    else:
+        found = exact(rows, max(1, int(count[rows].max())))
     if not len(others):
         return found
     far = approximate(*(x[others] for x in (q, k, v, keep, keep)))
     return torch.cat([found, far.to(found.dtype)])[torch.cat([rows, others]).argsort()]
+
+
+def exact_one_by_one(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    keep: Bool[Tensor, "b n"] | None,
+    scale: float | None,
+) -> Float[Tensor, "b h n e"]:
+    """Exact self-attention, on a CPU without the time of much padding: each sequence by itself.
+
+    A fused call takes as long for a masked token as for a real one. Tokens before the first real one and after the last
+    give zeros where calls are cut.
+    """
+    if keep is None or q.shape[0] == 1 or q.device.type != "cpu" or not _may_branch(q):
+        return fused_softmax(q, k, v, keep=keep, scale=scale)
+    place = torch.arange(keep.shape[1])
+    first = torch.where(keep, place, keep.shape[1]).amin(dim=1).tolist()
+    end = torch.where(keep, place + 1, 0).amax(dim=1).tolist()
+    if sum(end) - sum(first) > (1 - _PADDED) * keep.numel():
+        return fused_softmax(q, k, v, keep=keep, scale=scale)
+    found = []
+    for row, (start, stop) in enumerate(zip(first, end, strict=True)):
+        if start >= stop:
+            # Its values are zeros.
+            found.append(v[row : row + 1])
+            continue
+        inside = keep[row : row + 1, start:stop]
+        some = (x[row : row + 1, :, start:stop] for x in (q, k, v))
+        out = fused_softmax(*some, keep=None if inside.all() else inside, scale=scale)
+        found.append(F.pad(out, (0, 0, start, keep.shape[1] - stop)))
+    return torch.cat(found)
 
 
 def _may_branch(x: Tensor) -> bool:

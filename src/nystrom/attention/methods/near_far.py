@@ -42,7 +42,7 @@ from torch import Tensor
 
 from nystrom.attention.backend import check_backend_device, uses_triton
 from nystrom.attention.entry import attend
-from nystrom.attention.exact_limit import exact_where_short
+from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
 from nystrom.attention.fused import fused_softmax, open_empty
 from nystrom.attention.options import NearFarOptions, documented
 from nystrom.attention.parts.at_positions import Positions, attend_at_positions, check_places, near_keys
@@ -243,7 +243,8 @@ def _near_far(
     s, exact_up_to = k.shape[2], options.exact_up_to if is_self and positions is None else 0
     most = max(options.num_heavy, options.num_clusters, *((options.block_size, exact_up_to) if is_self else ()))
     if isinstance(s, int) and s <= most:
-        return fused_softmax(q, k, v, keep=keep, scale=options.scale)
+        exact = exact_one_by_one if is_self else fused_softmax
+        return exact(q, k, v, keep=keep, scale=options.scale)
 
     def approximate(q, k, v, keep, query_keep):
         return _approximate(q, k, v, keep, query_keep, options, is_self, positions)
