@@ -562,6 +562,8 @@ def test_a_neighbour_that_is_not_a_number_changes_nothing(name, options):
 @example(sizes=[0], seed=0)
 # Sequences of one length, and of about one, attend in one call.
 @example(sizes=[20, 20, 19, 1, 20, 18], seed=1)
+# A logarithm of skyformer_softmax that is 0 but for rounding.
+@example(sizes=[14, 25, 21, 9], seed=1426772)
 def test_packed_sequences_are_each_alone(name, options, sizes, seed):
     attend, edges = build(name, options), [0, *itertools.accumulate(sizes)]
     results = []

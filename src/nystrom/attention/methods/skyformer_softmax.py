@@ -171,8 +171,10 @@ def _levelled_inverse(
     ridge = options.gamma * torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
     plain = torch.exp(kernel) + ridge
     root = plain.sum(dim=-1, keepdim=True).rsqrt()
-    # The levels' difference first: beside a level as such a small logarithm would be lost.
-    levelled = root * (torch.exp((kernel + (levels.mT - levels)).clamp(max=0)) + ridge) * root.mT
+    # The levels' difference first: beside a level as such a small logarithm would be lost. What is above 0 is rounding,
+    # which must not decide whether there is a gradient.
+    logs = kernel + (levels.mT - levels)
+    levelled = root * (torch.exp(logs - logs.detach().clamp(min=0)) + ridge) * root.mT
     inverse = pinv_similar(levelled, root * plain * root.mT, inverse=options.pinv, steps=options.pinv_steps)
     return root * inverse * root.mT
 
