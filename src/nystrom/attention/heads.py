@@ -52,7 +52,7 @@ class AttentionHeads(nn.Module):
         keep: Bool[Tensor, "b n"] | None = None,
         key_keep: Bool[Tensor, "b s"] | None = None,
         query_keep: Bool[Tensor, "b n"] | None = None,
-        cu_seqlens: Int[Tensor, " r"] | None = None,
+        cu_seqlens: Int[Tensor, " ends"] | None = None,
         skip: Float[Tensor, "h 1 taps 1"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n e"]:

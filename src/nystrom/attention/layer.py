@@ -149,7 +149,7 @@ class MultiheadAttention(nn.Module):
         is_causal: bool = False,
         *,
         query_padding_mask: Tensor | None = None,
-        cu_seqlens: Int[Tensor, " r"] | None = None,
+        cu_seqlens: Int[Tensor, " ends"] | None = None,
         weight_queries: Int[Tensor, " r"] | None = None,
         context: NearFarContext | None = None,
         cache: NearFarCache | None = None,

@@ -106,7 +106,7 @@ class Route(NamedTuple):
     causal: bool
     keep: Bool[Tensor, "b s"] | None
     options: dict[str, Any]
-    cu_seqlens: Int[Tensor, " r"] | None = None
+    cu_seqlens: Int[Tensor, " ends"] | None = None
 
 
 def register_methods() -> None:

@@ -234,7 +234,8 @@ class Causal(torch.nn.Module):
         self.attend, self.weights = attend, attend.weights
         self.method, self.options, self.num_heads = f"{attend.method} causal", attend.options, attend.num_heads
 
-    def forward(self, q, k, v, **masks):
+    def forward(self, q, k, v, *, keep=None, key_keep=None, query_keep=None, cu_seqlens=None):
+        masks = {"keep": keep, "key_keep": key_keep, "query_keep": query_keep, "cu_seqlens": cu_seqlens}
         return self.attend(q, k, v, **masks, is_causal=True)
 
 

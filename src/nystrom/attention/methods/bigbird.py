@@ -51,7 +51,7 @@ def bigbird_attention(
     num_random_blocks: int = 3,
     scale: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
-    cu_seqlens: Int[Tensor, " r"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
     generator: Generator = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:

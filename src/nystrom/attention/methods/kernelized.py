@@ -53,7 +53,7 @@ def kernelized_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    cu_seqlens: Int[Tensor, " r"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend by a kernel over real keys, in memory linear in n; computed in float32 at least.

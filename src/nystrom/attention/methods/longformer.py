@@ -50,7 +50,7 @@ def longformer_attention(
     num_global: int = 0,
     scale: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
-    cu_seqlens: Int[Tensor, " r"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend within a sliding window and to global tokens, in time and memory linear in n. Self-attention only.

@@ -92,7 +92,7 @@ def near_far_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    cu_seqlens: Int[Tensor, " r"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
     query_positions: Int[Tensor, "b n"] | None = None,
     key_positions: Int[Tensor, "b s"] | None = None,
     is_causal: bool = False,

@@ -82,7 +82,7 @@ def nystrom_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    cu_seqlens: Int[Tensor, " r"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
     generator: Generator = None,
     skip: Float[Tensor, "h 1 taps 1"] | None = None,
     group: Group = None,

@@ -54,7 +54,7 @@ def reformer_attention(
     across_buckets: bool = False,
     scale: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
-    cu_seqlens: Int[Tensor, " r"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
     generator: Generator = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:

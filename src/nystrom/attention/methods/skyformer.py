@@ -52,7 +52,7 @@ def skyformer_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    cu_seqlens: Int[Tensor, " r"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
     generator: Generator = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:

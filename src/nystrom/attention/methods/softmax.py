@@ -29,7 +29,7 @@ def softmax_attention(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    cu_seqlens: Int[Tensor, " r"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Exact attention over real keys; queries that are not real, and sequences without a real key, give zeros.
