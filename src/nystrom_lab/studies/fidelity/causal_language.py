@@ -106,7 +106,7 @@ class LanguageTraining(NamedTuple):
     held_out: int
 
 
-SMALL = LanguageTraining(layers=4, width=256, vocabulary=4096, length=2048, batch=2, steps=1000, more=40, held_out=24)
+SMALL = LanguageTraining(layers=4, width=256, vocabulary=4096, length=2048, batch=2, steps=2000, more=40, held_out=24)
 PAPER = SMALL._replace(steps=8000, more=400, held_out=100)
 
 
