@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Size = Literal["small", "paper"]
 TrainedIn = Literal["float32", "bfloat16"]
+NO_PAPER = "no paper has it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,11 @@ class Plan(NamedTuple):
     parts: Sequence[Part]
     setting: Mapping[str, str]
     differs: str
+
+
+def beside_none(setting: Setting, left_out: str) -> str:
+    """What `Plan.differs` says of a study that no paper has, with what its small size leaves out."""
+    return NO_PAPER if setting.size == "paper" else f"{left_out}; {NO_PAPER}"
 
 
 @dataclass(frozen=True, kw_only=True)
