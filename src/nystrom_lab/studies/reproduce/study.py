@@ -22,7 +22,7 @@ class Setting:
     """What a user asks of a study.
 
     Attributes:
-        size: "small", minutes on two cores, or "paper", the paper's setting in full.
+        size: "small", minutes on two cores, or "paper", the paper's setting but for what `Plan.differs` says.
         model: Folder of a Hugging Face encoder; None takes all-MiniLM-L6-v2 of the extra `real`.
         texts: Files of prose, compressed or not; none takes the reference of the Python language that Python carries.
         data: Folder with the data of tasks in folders of their names (listops, text, mlm, mrpc ...); None draws those
