@@ -215,6 +215,7 @@ class LinformerOptions:
         per_head: Whether each head has its own projections; otherwise all heads share them (headwise sharing).
         share_key_value: Whether one projection serves keys and values, E = F (key-value sharing).
         init_std: Standard deviation of the projections' start values; None means 1 / sqrt(num_features).
+        frozen: Whether the projections keep their start values in training.
         scale: Factor on the scores; None means 1 / sqrt(d).
     """
 
@@ -223,6 +224,7 @@ class LinformerOptions:
     per_head: bool = False
     share_key_value: bool = False
     init_std: float | None = None
+    frozen: bool = False
     scale: float | None = None
 
     def __post_init__(self):
@@ -232,6 +234,7 @@ class LinformerOptions:
         check_flag("share_key_value", self.share_key_value)
         if self.init_std is not None:
             check_positive("init_std", self.init_std)
+        check_flag("frozen", self.frozen)
         _check_scale(self.scale)
 
 

@@ -164,7 +164,7 @@ METHODS: dict[str, Method] = {
         exact_limit="softmax, where the projections are the identity and n = num_features",
         source="Wang et al. 2020, arXiv:2006.04768",
         weights="LinformerProjections",
-        weight_options=("num_features", "max_length", "per_head", "share_key_value", "init_std"),
+        weight_options=("num_features", "max_length", "per_head", "share_key_value", "init_std", "frozen"),
         positional=True,
         over_ranks=True,
     ),

@@ -41,9 +41,7 @@ def build_method(config: EncoderConfig, layer: int) -> AttentionHeads | None:
     if share := config.attention_probs_dropout_prob:
         kind = METHODS[method].options
         return DroppedWeights(method, kind(**options), config.num_attention_heads, config.head_size, share=share)
-    built = build_attention(method, num_heads=config.num_attention_heads, head_dim=config.head_size, **options)
-    # Linformer's projections, the only weights of a method, were left out of the authors' optimizer.
-    return built.requires_grad_(config.design != "authors")
+    return build_attention(method, num_heads=config.num_attention_heads, head_dim=config.head_size, **options)
 
 
 class EncoderSelfAttention(nn.Module):

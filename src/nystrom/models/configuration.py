@@ -44,6 +44,7 @@ from nystrom.checks import (
 from nystrom.models.field_checks import (
     check_attention,
     check_dropped_weights,
+    check_frozen,
     check_heads,
     check_no_option,
     check_numbers,
@@ -224,6 +225,7 @@ class EncoderConfig(PreTrainedConfig):
         check_attention(
             self.attention, self.attention_options, layers=self.num_hidden_layers, shared=self.share_attention_weights
         )
+        check_frozen(self.design, map(self.layer_attention, range(self.num_hidden_layers)))
         check_taps("conv_kernel_size", self.conv_kernel_size)
         check_taps("short_conv_kernel_size", self.short_conv_kernel_size)
         check_positions(

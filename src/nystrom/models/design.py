@@ -9,7 +9,6 @@ r"""Head, dropout and initial values of three codes: `design` of `EncoderConfig`
 | words start | normal, `initializer_range` | normal, 0.02 | normal, 1 |
 | table of positions starts | normal, `initializer_range` | normal, 0.02 | normal, 0.02 |
 | segments start | normal, `initializer_range` | at 0 | at 0 |
-| Linformer's projections | learned | keep their start | learned |
 
 Neither of the two codes has segments; at 0 they are none at first. Weights are dropped by
 `nystrom.models.parts.dropped_weights`, which stores them; 0 leaves exact attention fused.
@@ -17,7 +16,8 @@ Neither of the two codes has segments; at 0 they are none at first. Weights are 
 Source: the code of Xiong et al. (2021), arXiv:2102.03902, and of Chen et al. (2021), arXiv:2111.00035, for the Long
 Range Arena, LRA/code/model.py and code/models; of Tay et al. (2021), arXiv:2011.04006,
 lra_benchmarks/models/transformer/transformer.py and models/layers/common_layers.py.
-Departs from them: no dropout of the weights of other attentions, which Skyformer's code has for some; from the official
+Departs from them: pooling sees real tokens alone, where the papers' code takes the mean over all positions, padding as
+zeros; no dropout of the weights of other attentions, which Skyformer's code has for some; from the official
 code, no dropout of weights at all, and attention has biases.
 """
 

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.output_capturing import capture_outputs
 
+from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
@@ -134,7 +135,9 @@ class EncoderPreTrainedModel(PreTrainedModel):
                 "use_safetensors is False; expected True: no other format is read, since they can run code."
             )
         if pretrained_model_name_or_path is None:
-            return super().from_pretrained(None, *model_args, **kwargs)
+            made: Any = super().from_pretrained(None, *model_args, **kwargs)
+            _freeze(made[0] if isinstance(made, tuple) else made)
+            return made
         root = find_folder(pretrained_model_name_or_path, kwargs)
         folder = root / (kwargs.get("subfolder") or "")
         if kwargs.get("config") is None:
@@ -157,6 +160,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
                 check_shapes(report, folder)
             check_fit(model, report, folder)
             check_tied(model, model.get_expanded_tied_weights_keys(all_submodels=False), folder)
+        _freeze(model)
         model.name_or_path = model.config.name_or_path = str(pretrained_model_name_or_path)
         return (model, report) if wants_report else model
 
@@ -225,6 +229,13 @@ class EncoderPreTrainedModel(PreTrainedModel):
         else:
             # Attention methods and their convolution have start values of their own.
             start()
+
+
+def _freeze(model: nn.Module) -> None:
+    """Freeze the weights of methods whose options say so: transformers makes all that it loads learn."""
+    for module in model.modules():
+        if isinstance(module, AttentionHeads) and getattr(module.options, "frozen", False):
+            module.requires_grad_(False)
 
 
 class EncoderModel(EncoderPreTrainedModel):

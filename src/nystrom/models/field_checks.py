@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any, get_args
 
 from nystrom.attention.method_names import DROPS_WEIGHTS, NO_ATTENTION
-from nystrom.attention.plan import PLAN, plan_of_options
+from nystrom.attention.plan import PLAN, LayerChoice, plan_of_options
 from nystrom.attention.registry import METHODS
 from nystrom.checks import PositionKind, check_at_least, check_choice, check_flag, check_names
 
@@ -77,6 +77,20 @@ def check_attention(attention: object, options: object, *, layers: int, shared: 
         kind = METHODS[attention].options  # pyright: ignore[reportArgumentType]
         check_names(f"option of {attention}", options, {entry.name for entry in fields(kind)})
         kind(**options)
+
+
+def check_frozen(design: str, layers: Iterable[LayerChoice]) -> None:
+    """Check that Linformer in the design "authors" says which of the two papers' codes it follows.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if design == "authors" and any(method == "linformer" and "frozen" not in options for method, options in layers):
+        raise ValueError(
+            "design is 'authors', but linformer's option frozen is not given, in which the two papers' codes differ: "
+            "pass attention_options={'frozen': False} for Nyströmformer's, which trains the projections, or True for "
+            "Skyformer's; in nystrom train --options.frozen."
+        )
 
 
 def check_taps(name: str, value: object) -> None:

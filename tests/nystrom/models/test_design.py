@@ -1,5 +1,6 @@
 """Designs and the token of the class are what the codes of the papers and of the Long Range Arena say."""
 
+import json
 from typing import Any
 
 import pytest
@@ -126,14 +127,54 @@ def test_a_model_that_drops_weights_has_the_weights_and_the_output_of_one_that_d
         parallelize(dropped.nystromformer, None)
 
 
-def test_only_the_authors_projections_of_linformer_keep_their_start():
-    options = {"attention": "linformer", "attention_options": {"num_features": 4, "max_length": 12}}
-    for design, learned in (("authors", False), ("official", True), ("transformers", True)):
-        model = make(design=design, **options)
-        found = [weight.requires_grad for name, weight in model.named_parameters() if ".method." in name]
-        assert found
-        assert set(found) == {learned}
-        assert all(weight.requires_grad for name, weight in model.named_parameters() if ".method." not in name)
+LINFORMER = {"attention": "linformer", "attention_options": {"num_features": 4, "max_length": 12}}
+
+
+def projections(model):
+    return {name: weight for name, weight in model.named_parameters() if "_projection" in name}
+
+
+@pytest.mark.parametrize("design", ["transformers", "authors", "official"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_linformers_projections_are_frozen_where_its_options_say_so(design, frozen):
+    model = make(
+        design=design, attention="linformer", attention_options=LINFORMER["attention_options"] | {"frozen": frozen}
+    )
+    model(torch.ones(2, 7, dtype=torch.long)).logits.sum().backward()
+    found = projections(model)
+    assert len(found) == 4
+    assert {weight.requires_grad for weight in found.values()} == {not frozen}
+    assert all((weight.grad is None) == frozen for weight in found.values())
+    assert all(weight.requires_grad for name, weight in model.named_parameters() if name not in found)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_folder_says_whether_the_projections_are_frozen_and_an_old_one_that_they_were(tmp_path, frozen, shared):
+    options = LINFORMER["attention_options"] | {"frozen": frozen}
+    changes = {"design": "authors", "attention": "linformer", "share_attention_weights": shared}
+    model = make(attention_options=options, **changes).eval()
+    model.save_pretrained(tmp_path)
+    again = EncoderForSequenceClassification.from_pretrained(tmp_path)
+    from_state = EncoderForSequenceClassification.from_pretrained(
+        None, config=again.config, state_dict=model.state_dict()
+    )
+    for each in (again, from_state):
+        assert {weight.requires_grad for weight in projections(each).values()} == {not frozen}
+    # As files were before it was an option: the design froze them.
+    file = tmp_path / "config.json"
+    content = json.loads(file.read_text())
+    del content["attention_options"]["frozen"]
+    file.write_text(json.dumps(content))
+    old = EncoderForSequenceClassification.from_pretrained(tmp_path)
+    assert len(projections(old)) == (2 if shared else 4)
+    assert not any(weight.requires_grad for weight in projections(old).values())
+    ids = torch.randint(1, 30, (2, 7))
+    assert_close(old(ids).logits, model(ids).logits, rtol=0, atol=0)
+    # It may be trained on, and other designs had learned ones.
+    asked = EncoderConfig.from_pretrained(tmp_path, attention_options={"frozen": False})
+    assert asked.attention_options["frozen"] is False
+    assert "frozen" not in EncoderConfig.from_dict(content | {"design": "official"}).attention_options
 
 
 def test_the_token_of_the_class_is_a_word_before_the_others():
@@ -196,6 +237,10 @@ def test_a_saved_model_is_the_same_again(tmp_path):
             "dropout_prob is 0.5, but performer of design 'authors' stores no weights",
         ),
         (AUTHORS | {"design": "official"}, "is 0.5, but softmax of design 'official' stores no weights"),
+        (
+            LINFORMER | {"design": "authors"},
+            r"frozen is not given, .* pass attention_options={'frozen': False} for Nyströmformer's, .*Skyformer's",
+        ),
         (AUTHORS | {"track_error": True}, "track_error is True, but attention_probs_dropout_prob is 0.5"),
         ({"attention_size": 7}, "attention_size is 7 but num_attention_heads is 2; expected a multiple of the heads"),
         ({"attention_size": 0}, "attention_size is 0; expected a whole number of at least 1"),

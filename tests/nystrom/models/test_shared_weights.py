@@ -1,4 +1,4 @@
-"""One Module of a method can serve all layers, as Linformer's projections do in the two papers' code."""
+"""One Module of a method can serve all layers, as Linformer's projections do in Nyströmformer's code."""
 
 import pytest
 import torch

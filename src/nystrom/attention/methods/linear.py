@@ -15,7 +15,8 @@ four numbers per token and channel are kept. A compiler, a second derivative and
 operations instead.
 
 Source: Katharopoulos et al. (2020), arXiv:2006.16236, eq. (5) and (7).
-Departs from the authors' code: no constant is added to the denominator.
+Departs from the authors' code: no constant is added to the denominator. Nyströmformer's code for the Long Range Arena
+has no denominator at all, and divides by the square root of the number of positions instead.
 """
 
 import torch

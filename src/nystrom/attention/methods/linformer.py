@@ -15,8 +15,9 @@ share of the softmax at score 0. For a shorter sequence, identity projections ad
 
 Source: Wang et al. (2020), arXiv:2006.04768, eq. (7) and section 4 (sharing).
 Departs from the paper: positions are counted from the first real token. Initial values are those of its theorem 2,
-N(0, 1/m). The two papers' own comparison had one projection for each head with E = F (`per_head`,
-`share_key_value`), which it did not train: here E and F are parameters like any other.
+N(0, 1/m). The code of Nyströmformer and of Skyformer has one projection for each head with E = F (`per_head`,
+`share_key_value`), N(0, 0.02^2) at the start; the first trains it, one for all layers, and the second does not
+(`frozen`), one in each layer.
 """
 
 import torch
@@ -133,7 +134,7 @@ def _project(x: Float[Tensor, "b h s d"], projection: Float[Tensor, "g m length"
 
 
 class LinformerProjections(nn.Module):
-    """The learned projections of Linformer.
+    """The projections of Linformer, learned but where `frozen`.
 
     Attributes:
         key_projection: E, (h or 1, num_features, max_length).
@@ -146,6 +147,7 @@ class LinformerProjections(nn.Module):
         self.std = options.num_features**-0.5 if options.init_std is None else options.init_std
         self.key_projection = nn.Parameter(torch.empty(shape))
         self.value_projection = None if options.share_key_value else nn.Parameter(torch.empty(shape))
+        self.requires_grad_(not options.frozen)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

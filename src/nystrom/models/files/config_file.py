@@ -28,6 +28,9 @@ def as_own(content: dict[str, Any], changes: Mapping[str, Any], what: str) -> di
             f"{what} is of type {came!r}; expected {OWN_TYPE!r}, or {PUBLISHED_TYPE!r} for a published "
             "Nyströmformer: name a model of this library."
         )
+    if (content.get("design"), content.get("attention")) == ("authors", "linformer"):
+        # Until it was an option, this design froze the projections.
+        content = content | {"attention_options": {"frozen": True} | content.get("attention_options", {})}
     return content
 
 

@@ -2,6 +2,10 @@
 
 A run is the rows of one study, method with its size, preset with what was changed of it, and seed. Runs that differ in
 the seed alone make a cell; a mean over different settings would say nothing, so it raises an error.
+
+Rows of Linformer say whether its projections were trained. Those that do not are of a time when the design "authors",
+that of both papers' presets, froze one projection for all layers: they are shown as what was changed of the presets as
+they are, which follow each paper's code.
 """
 
 import math
@@ -9,12 +13,14 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nystrom_lab.measure.rows import Row
 
 FIRST_OPERATOR = "first operator of test"
 # Facts of a run's rows that its preset and its changes say already.
-OF_MODEL = ("layers", "width", "heads")
+PROJECTIONS = "projections"
+OF_MODEL = ("layers", "width", "heads", PROJECTIONS)
 
 
 @dataclass(frozen=True)
@@ -133,5 +139,41 @@ def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Accuracy:
 
 def line_of(row: Row) -> Line:
     """The line of the table that a row belongs to."""
-    changes = [f"{name}={value}" for name, value in sorted(row.facts.items()) if name not in ("preset", *OF_MODEL)]
-    return Line(row.method, ", ".join([row.facts["preset"], *changes]) if "preset" in row.facts else "")
+    facts = dict(row.facts) | ({} if (before := _before(row)) is None else {before.change: "True"})
+    changes = [f"{name}={value}" for name, value in sorted(facts.items()) if name not in ("preset", *OF_MODEL)]
+    return Line(row.method, ", ".join([facts["preset"], *changes]) if "preset" in facts else "")
+
+
+def lra_departures(rows: Sequence[Row]) -> list[str]:
+    """What differs from the presets as they are in rows that do not say it, a sentence for each line."""
+    found = {line_of(row): before.says for row in rows if (before := _before(row)) is not None}
+    return [f"{line.method} ({line.preset}): {says}" for line, says in found.items()]
+
+
+class _Before(NamedTuple):
+    """A setting of before, as a change of a preset and in words."""
+
+    change: str
+    says: str
+
+
+_FROZEN = _Before(
+    "options.frozen",
+    "measured when the preset froze the projection. Nyströmformer's code trains it, and so does the preset now: its "
+    "command measures this again with --options.frozen True.",
+)
+_SHARED = _Before(
+    "share_projections",
+    "measured when the layers of the preset shared one projection. Skyformer's code has one in each, and so has the "
+    "preset now: no command measures this again.",
+)
+
+
+def _before(row: Row) -> _Before | None:
+    """What the projections of Linformer were in a row that does not say it; None for what they are now."""
+    preset = row.fact("preset")
+    of_skyformer = preset.startswith("skyformer")
+    design = row.fact("design") or ("authors" if of_skyformer or preset.startswith("nystromformer") else "")
+    if not row.method.startswith("linformer") or row.fact(PROJECTIONS) or design != "authors":
+        return None
+    return _SHARED if of_skyformer else _FROZEN

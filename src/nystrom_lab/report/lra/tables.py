@@ -12,7 +12,7 @@ from textwrap import fill
 from typing import Any
 
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.lra.runs import Accuracy, Line, lra_cells, lra_guesses
+from nystrom_lab.report.lra.runs import Accuracy, Line, lra_cells, lra_departures, lra_guesses
 from nystrom_lab.report.printed import LRA_TASKS, PAPERS, SKYFORMER_TABLE_1
 from nystrom_lab.report.table import Table, markdown_table, print_table
 
@@ -120,8 +120,8 @@ def _notes(rows: Sequence[Row]) -> list[str]:
             preset = f" ({line.preset})" if line.preset else ""
             shared.setdefault((f"{task}{preset}", what), []).append(line.method)
     notes = [f"{task}: {what}; {', '.join(dict.fromkeys(methods))}." for (task, what), methods in shared.items()]
-    notes += lra_guesses(rows)
     tested = [row for row in rows if row.quantity == "test accuracy"]
+    notes += lra_departures(tested) + lra_guesses(rows)
     places = dict.fromkeys(
         f"{row.device}, {row.dtype}, torch {row.torch}, commit {row.commit or 'unknown'}, {row.date}." for row in tested
     )

@@ -53,7 +53,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
-from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, Weights, find_encoder
+from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, Weights, find_encoder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 
@@ -88,12 +88,12 @@ def _plan(setting: Setting) -> Plan:
         "features": " ".join(map(str, features)),
         "sequences": str(windows),
     }
-    differs = (
-        ""
-        if setting.size == "paper"
-        else (f"{encoder.name} instead of bert-base-cased, {windows} texts, lengths to {max(lengths)} instead of 4096")
-    )
-    return Plan(parts, said, differs)
+    if setting.size == "small":
+        model = f"{encoder.name} instead of bert-base-cased"
+        lacks = model, f"{windows} texts", f"lengths to {max(lengths)} instead of 4096"
+    else:
+        lacks = instead_of_bert_base(encoder.folder), f"{encoder.prose.name} instead of Wikitext-2"
+    return Plan(parts, said, ", ".join(filter(None, lacks)))
 
 
 def _measure(

@@ -31,7 +31,7 @@ from nystrom_lab.measure.rows import Row, cpu_name, new_row, read_rows
 from nystrom_lab.report.plots.curves import read_curves
 from nystrom_lab.studies.arena.lengths_report import ESTIMATE, LOSS, METHODS, figures, tables, verdicts
 from nystrom_lab.studies.arena.settled_steps import SettledSteps, cost_rows, estimated, measure_in_turn
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
 from nystrom_lab.studies.training.runs import Training, train
 from nystrom_lab.training.hardware import Precision
 from nystrom_lab.training.options import TrainOptions
@@ -116,8 +116,7 @@ def _plan(setting: Setting) -> Plan:
         "training": f"{extent.steps} steps, at most {extent.limit / 60:.0f} min",
         "precision": setting.precision,
     }
-    differs = f"{extent.steps} steps instead of 3,000; no paper has it"
-    return Plan(parts, said, "" if setting.size == "paper" else differs)
+    return Plan(parts, said, beside_none(setting, f"{extent.steps} steps instead of 3,000"))
 
 
 def _facts(name: str) -> dict[str, object]:

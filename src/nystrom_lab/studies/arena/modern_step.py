@@ -28,7 +28,7 @@ from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.settled_steps import MEMORY, TIME, cost_rows, measure_in_turn
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
 from nystrom_lab.training.hardware import Precision
 from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run_settings import Settings, settle
@@ -70,7 +70,7 @@ def _plan(setting: Setting) -> Plan:
         "rounds": str(rounds),
         "precision": setting.precision,
     }
-    return Plan(parts, said, "" if setting.size == "paper" else "to 16,384 bytes in 7 rounds; no paper has it")
+    return Plan(parts, said, beside_none(setting, "to 16,384 bytes in 7 rounds"))
 
 
 def _measure(n: int, rounds: int, precision: Precision, folder: Path) -> Iterable[Row]:

@@ -37,6 +37,7 @@ from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.margin import is_competitive
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.training.presets.published import DEPARTURES
 from nystrom_lab.training.run.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _plan(setting: Setting, printed: _Printed, preset: str) -> Plan:
                 f"{setting.runs}: make them with nystrom lra run --preset {preset} --seeds 0 1 2."
             )
     parts = [Part(name, partial(_measure, setting.runs / name)) for name in runs]
-    return Plan(parts, {"runs": " ".join(runs)}, "" if setting.size == "paper" else "the runs that are there")
+    return Plan(parts, {"runs": " ".join(runs)}, DEPARTURES if setting.size == "paper" else "the runs that are there")
 
 
 def _finished(runs: Path) -> dict[str, list[Row]]:

@@ -30,7 +30,7 @@ from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def _plan(setting: Setting) -> Plan:
     encoder.check_length(length, _TEXTS)
     parts = [Part(method, partial(_measure, encoder, method, length, draws)) for method in _METHODS]
     said = {"model": encoder.name, "texts": encoder.prose.name, "tokens": str(length), "draws": str(draws)}
-    return Plan(parts, said, "" if setting.size == "paper" else f"{draws} draws of each sample instead of 400")
+    return Plan(parts, said, beside_none(setting, f"{draws} draws of each sample instead of 400"))
 
 
 def _measure(encoder: Encoder, name: str, length: int, draws: int, folder: Path) -> Iterable[Row]:

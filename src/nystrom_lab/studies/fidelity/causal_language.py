@@ -58,7 +58,7 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.causal_levels import attend_by_levels
 from nystrom_lab.studies.fidelity.passes import PASSES, Attention, all_hold, is_at_most, time_passes
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
 from nystrom_lab.training.run.progress import no_file_bars
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def _plan(setting: Setting) -> Plan:
         *(Part(f"times-n={n}", partial(_times, n)) for n in LENGTHS),
     ]
     said = {"texts": prose.name, **{name: str(value) for name, value in sizes._asdict().items()}, "cache": str(CACHE)}
-    differs = f"{sizes.steps} steps instead of {PAPER.steps:,}; no paper has it"
-    return Plan(parts, said, "" if setting.size == "paper" else differs)
+    return Plan(parts, said, beside_none(setting, f"{sizes.steps} steps instead of {PAPER.steps:,}"))
 
 
 # The model.

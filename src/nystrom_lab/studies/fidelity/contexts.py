@@ -32,7 +32,7 @@ from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ def _plan(setting: Setting) -> Plan:
         Part("times", partial(_measure_times, encoder)),
     ]
     said = {"model": encoder.name, "texts": encoder.prose.name, "tokens": str(LENGTH), "sequences": str(texts)}
-    return Plan(parts, said, "" if setting.size == "paper" else f"{texts} texts instead of 8; no paper has it")
+    return Plan(parts, said, beside_none(setting, f"{texts} texts instead of 8"))
 
 
 def sizes_of(entries: int) -> dict[str, Any]:

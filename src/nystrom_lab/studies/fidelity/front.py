@@ -36,7 +36,7 @@ from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +72,7 @@ def _plan(setting: Setting) -> Plan:
         "sequences": str(windows),
         "rounds": str(_ROUNDS),
     }
-    return Plan(parts, said, "" if setting.size == "paper" else f"{windows} texts instead of 10; no paper has it")
+    return Plan(parts, said, beside_none(setting, f"{windows} texts instead of 10"))
 
 
 def _measure_errors(encoder: Encoder, layers: tuple[int, ...], n: int, windows: int, folder: Path) -> Iterable[Row]:

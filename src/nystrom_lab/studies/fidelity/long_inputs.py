@@ -47,7 +47,7 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.passes import PASSES, Attention, all_hold, is_at_most, time_passes
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
 from nystrom_lab.training.run.progress import no_file_bars
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def _plan(setting: Setting) -> Plan:
         "sequences": str(texts),
         "rounds": str(ROUNDS),
     }
-    differs = f"{texts} texts instead of 8, to 4,096 tokens instead of 8,192; no paper has it"
-    return Plan(parts, said, "" if setting.size == "paper" else differs)
+    left_out = f"{texts} texts instead of 8, to 4,096 tokens instead of 8,192"
+    return Plan(parts, said, beside_none(setting, left_out))
 
 
 def _measure_errors(encoder: Encoder, n: int, texts: int, folder: Path) -> Iterable[Row]:

@@ -44,7 +44,7 @@ from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
 from nystrom_lab.studies.reproduce.margin import MARGIN
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
 from nystrom_lab.training.results import wilson
 from nystrom_lab.training.run.progress import no_file_bars
 
@@ -90,9 +90,7 @@ def _plan(setting: Setting) -> Plan:
         "budgets": " ".join(map(str, BUDGETS)),
         "rounds": str(_ROUNDS),
     }
-    return Plan(
-        parts, said, "" if setting.size == "paper" else "a quarter of the texts, without the longest; no paper has it"
-    )
+    return Plan(parts, said, beside_none(setting, "a quarter of the texts, without the longest"))
 
 
 def _measure(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterable[Row]:

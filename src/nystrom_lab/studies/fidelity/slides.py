@@ -50,7 +50,7 @@ from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.passes import PASSES, all_hold, is_at_most
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +98,7 @@ def _plan(setting: Setting) -> Plan:
         *(Part(f"costs-n={n}", partial(_measure_costs, n)) for n in sizes.lengths),
     ]
     said = {name: str(value) for name, value in sizes._asdict().items()}
-    return Plan(parts, said, "" if setting.size == "paper" else "fewer slides and shorter trainings; no paper has it")
+    return Plan(parts, said, beside_none(setting, "fewer slides and shorter trainings"))
 
 
 class Slide(NamedTuple):

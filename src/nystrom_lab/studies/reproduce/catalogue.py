@@ -54,7 +54,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_N}, Table 2",
         home="training.finetuned",
         needs="--data with sst2, mrpc ...",
-        paper_needs="a pretrained BERT-base, days on a GPU",
+        paper_needs=f"{_TRAINED_BERT}, days on a GPU",
         trains=True,
     ),
     "nystromformer-table-3": Entry(
@@ -94,7 +94,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_N}, Fig. 6",
         home="training.pretrained",
         needs="--data with mlm",
-        paper_needs="a pretrained BERT-base, weeks on a GPU",
+        paper_needs=f"{_TRAINED_BERT}, weeks on a GPU",
         trains=True,
     ),
     "supplement-table-1": Entry(
@@ -102,7 +102,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_U}, Table 1",
         home="training.finetuned",
         needs="--data with imdb",
-        paper_needs="a pretrained BERT-base, days on a GPU",
+        paper_needs=f"{_TRAINED_BERT}, days on a GPU",
         trains=True,
     ),
     "supplement-figure-1": Entry(

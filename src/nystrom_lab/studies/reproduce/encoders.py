@@ -199,6 +199,13 @@ def find_folder(model: Path | None) -> tuple[Path, int]:
     return folder, config.num_hidden_layers
 
 
+def instead_of_bert_base(folder: Path) -> str:
+    """What `nystrom_lab.studies.reproduce.study.Plan.differs` says of a model without BERT-base's sizes; "" for one."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    is_base = (config.model_type, config.num_hidden_layers, config.hidden_size) == ("bert", 12, 768)
+    return "" if is_base else f"{folder.name} instead of BERT-base"
+
+
 def _record(model: PreTrainedModel, ids: Int[Tensor, "b n"], layers: tuple[int, ...]) -> dict[int, Recording]:
     """Run a model with exact attention, and keep what its layers were given."""
     kept: dict[int, Recording] = {}

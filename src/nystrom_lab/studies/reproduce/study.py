@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Size = Literal["small", "paper"]
 TrainedIn = Literal["float32", "bfloat16"]
+NO_PAPER = "no paper has it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class Setting:
     """What a user asks of a study.
 
     Attributes:
-        size: "small", minutes on two cores, or "paper", the paper's setting in full.
+        size: "small", minutes on two cores, or "paper", the paper's setting but for what `Plan.differs` says.
         model: Folder of a Hugging Face encoder; None takes all-MiniLM-L6-v2 of the extra `real`.
         texts: Files of prose, compressed or not; none takes the reference of the Python language that Python carries.
         data: Folder with the data of tasks in folders of their names (listops, text, mlm, mrpc ...); None draws those
@@ -64,6 +65,11 @@ class Plan(NamedTuple):
     parts: Sequence[Part]
     setting: Mapping[str, str]
     differs: str
+
+
+def beside_none(setting: Setting, left_out: str) -> str:
+    """What `Plan.differs` says of a study that no paper has, with what its small size leaves out."""
+    return NO_PAPER if setting.size == "paper" else f"{left_out}; {NO_PAPER}"
 
 
 @dataclass(frozen=True, kw_only=True)

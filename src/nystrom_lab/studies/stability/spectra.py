@@ -42,6 +42,7 @@ from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.stability.arena import ArenaTask, Batch, new_model, preset_of, random_batches
 from nystrom_lab.studies.stability.loop import evaluate, train_plainly
 from nystrom_lab.training.data.tasks import Model, class_names, find_task
+from nystrom_lab.training.presets.published import DEPARTURES
 from nystrom_lab.training.presets.sizes import DataSizes
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.progress import no_file_bars
@@ -81,7 +82,7 @@ def _plan(setting: Setting) -> Plan:
         )
     parts = [Part(task, partial(_measure_run, task, *found)) for task, found in runs.items()]
     said = {"tasks": " ".join(runs), "runs": " ".join(model.parent.name for model, _ in runs.values())}
-    return Plan(parts, said, f"without {', '.join(missing)}" if missing else "")
+    return Plan(parts, said, "; ".join([*([f"without {', '.join(missing)}"] if missing else []), DEPARTURES]))
 
 
 def _find_runs(setting: Setting) -> dict[str, tuple[Path, Path]]:

@@ -32,6 +32,7 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.stability.arena import ArenaTask, new_model, size_of
 from nystrom_lab.studies.stability.loop import train_plainly, validation_batches
+from nystrom_lab.training.presets.published import DEPARTURES
 from nystrom_lab.training.presets.sizes import DataSizes
 from nystrom_lab.training.run.folder import RunFolder
 
@@ -74,7 +75,7 @@ def _plan(setting: Setting) -> Plan:
             f"--size paper needs runs of {', '.join(missing)} with the preset skyformer in {setting.runs}."
         )
     parts = [Part(name, partial(_measure_run, setting.runs / name, *found)) for name, found in curves.items()]
-    return Plan(parts, {"runs": " ".join(curves)}, "" if setting.size == "paper" else "the runs that are there")
+    return Plan(parts, {"runs": " ".join(curves)}, DEPARTURES if setting.size == "paper" else "the runs that are there")
 
 
 def _find_curves(runs: Path, *, paper: bool) -> dict[str, tuple[str, str, int]]:

@@ -38,7 +38,7 @@ from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.measure.rows import Row, cpu_name, new_row, read_rows
-from nystrom_lab.studies.reproduce.encoders import find_folder
+from nystrom_lab.studies.reproduce.encoders import find_folder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.training.by_length import rows_by_length
 from nystrom_lab.studies.training.finetuned_report import (
@@ -108,10 +108,19 @@ _SMALL_DIFFERS = (
     "our own, instead of 4 epochs of the published ones; MRPC as in the paper"
 )
 
+_PAPER_DIFFERS = (
+    "Nyström attention without a convolution in place of the exact one in the same model, instead of a model that was "
+    "pretrained with it; MNLI's matched texts alone"
+)
+_LONG_DIFFERS = (
+    "1,024 tokens by repeating the table of positions, instead of 40,000 steps of pretraining at that length; both "
+    "lengths with both attentions"
+)
+
 
 def _table_2(setting: Setting) -> Plan:
     cases = _present(setting, SMALL if setting.size == "small" else PAPER)
-    model, _ = find_folder(setting.model)
+    model = _model(setting)
     trainings = _trainings(setting, cases, str(model))
     searched = () if "mrpc" not in cases else ("nystrom-32",) if setting.size == "small" else (EXACT, "nystrom-64")
     for method in searched:
@@ -135,16 +144,14 @@ def _table_2(setting: Setting) -> Plan:
             for task, case in cases.items()
         ),
     ]
-    return Plan(
-        parts, _said(model, cases, search=" ".join(searched)), _SMALL_DIFFERS if setting.size == "small" else ""
-    )
+    differs = _SMALL_DIFFERS if setting.size == "small" else _paper_differs(model)
+    return Plan(parts, _said(model, cases, search=" ".join(searched)), differs)
 
 
 def _table_1(setting: Setting) -> Plan:
     """The tasks at 512 tokens and, with more positions, at 1,024."""
     cases = _present(setting, LONG if setting.size == "small" else PAPER)
-    model, _ = find_folder(setting.model)
-    longer = setting.model is not None and setting.size == "paper"
+    model = _model(setting)
     trainings = _trainings(setting, cases, str(model))
     made = f"{model.name}-{_LONG}"
     trainings += _trainings(setting, cases, made, f"-{_LONG}", {"max_length": _LONG})
@@ -160,7 +167,25 @@ def _table_1(setting: Setting) -> Plan:
         "IMDB alone, since the other texts are far shorter than 512 tokens; all-MiniLM-L6-v2 with its table of "
         "positions repeated instead of a model that was pretrained on 1,024 tokens; 200 steps"
     )
-    return Plan(parts, _said(model, cases, lengths=f"512 {_LONG}"), "" if longer else differs)
+    if setting.size == "paper":
+        differs = f"{_paper_differs(model)}; {_LONG_DIFFERS}"
+    return Plan(parts, _said(model, cases, lengths=f"512 {_LONG}"), differs)
+
+
+def _model(setting: Setting) -> Path:
+    """The folder of the model that is fine-tuned.
+
+    Raises:
+        ValueError: As `find_folder`, or the paper's size without a model.
+    """
+    if setting.size == "paper" and setting.model is None:
+        raise ValueError("--size paper fine-tunes a trained BERT-base: name its folder with --model.")
+    model, _ = find_folder(setting.model)
+    return model
+
+
+def _paper_differs(model: Path) -> str:
+    return "; ".join(filter(None, [instead_of_bert_base(model), _PAPER_DIFFERS]))
 
 
 def _present(setting: Setting, cases: Mapping[str, Case]) -> dict[str, Case]:

@@ -22,25 +22,31 @@ from nystrom_lab.training.presets.sizes import published_sizes
 def _methods(length: int) -> Mapping[str, MethodSetting]:
     return {
         "nystrom": MethodSetting({"num_landmarks": 128, "pinv_steps": 6}, conv_kernel_size=35),
-        "linformer": linformer(256, length),
+        "linformer": linformer(256, length, frozen=False),
         "performer": MethodSetting({"num_features": 256}),
         "reformer": reformer(length),
         "linear": MethodSetting({"feature_map": "elu"}),
     }
 
 
-def linformer(num_features: int, length: int) -> MethodSetting:
-    """Linformer as in the code of both papers: one projection per head, for keys and values, shared by all layers."""
-    return MethodSetting(
-        {
-            "num_features": num_features,
-            "max_length": length,
-            "per_head": True,
-            "share_key_value": True,
-            "init_std": 0.02,
-        },
-        share_projections=True,
-    )
+def linformer(num_features: int, length: int, *, frozen: bool | None = None) -> MethodSetting:
+    """Linformer as in the code of both papers: one projection a head, for keys and values.
+
+    Nyströmformer's code trains it, and all layers share it; Skyformer's leaves it as it was drawn, one in each layer.
+
+    Args:
+        num_features: Mixtures of the tokens.
+        length: Positions of the model.
+        frozen: Whether it stays as it was drawn, as in Skyformer's code; None outside the design "authors".
+    """
+    options = {
+        "num_features": num_features,
+        "max_length": length,
+        "per_head": True,
+        "share_key_value": True,
+        "init_std": 0.02,
+    }
+    return MethodSetting(options if frozen is None else options | {"frozen": frozen}, share_projections=not frozen)
 
 
 def reformer(length: int) -> MethodSetting:

@@ -9,14 +9,18 @@ one core (`nystrom_lab.training.presets.modern`). "official" is that of the code
 (`nystrom_lab.training.presets.demo`).
 
 The papers share one model: 2 layers of width 64, 128 inside the feed-forward block, 2 heads of 32, pre-norm, mean
-pooling, dropout 0.1; AdamW(0.9, 0.999, 1e-6) without weight decay, linear warm-up, then linear decay. Head, dropout,
-initial values and Linformer's untrained projections are those of their code, the design "authors" of
-`nystrom.models.design`.
+pooling, dropout 0.1; AdamW(0.9, 0.999, 1e-6) without weight decay, linear warm-up, then linear decay. Head, dropout
+and initial values are those of their code, the design "authors" of `nystrom.models.design`. Linformer's projections are
+those of each paper's own code: see `nystrom_lab.training.presets.nystromformer.linformer`.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, and its code's LRA/code; Chen et al. (2021), arXiv:2111.00035, and its
 code's code/config.py and code/main.py.
 Departs from their code:
 
+- the mean that the head reads is over the real tokens, where theirs is over all positions, of which padding counts as
+  zeros: theirs is ours times the share of real tokens, so that it depends on the padding, which no result here does;
+- linear attention is divided by its sum of weights, where Nyströmformer's code has no denominator and divides by the
+  square root of the positions, padding included;
 - there is no dropout of attention weights, which their exact and kernelized attention have, and other methods of
   Skyformer's code too; `--drop-weights True` is that of exact and kernelized attention;
 - the learning rate rises from 0 and falls to 0, where theirs rises from 1/25 of its peak and falls to 1/250,000 of it
@@ -39,6 +43,11 @@ from nystrom_lab.training.presets.skyformer import SKYFORMER
 
 __all__ = ["PRESETS", "DataSizes", "MethodSetting", "Preset", "find_preset"]
 
+# The departures above in short, for what is measured with the papers' presets.
+DEPARTURES = (
+    "pooling of real tokens alone, a denominator in linear attention, no dropped attention weights, a learning rate "
+    "that begins and ends at 0"
+)
 PRESETS: dict[tuple[str, str], Preset] = {
     (preset.task, preset.name): preset for preset in (*NYSTROMFORMER, *SKYFORMER, *MODERN, *OFFICIAL, *DEMO)
 }

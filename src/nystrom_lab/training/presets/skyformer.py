@@ -20,7 +20,7 @@ def _methods(length: int) -> Mapping[str, MethodSetting]:
     return {
         "nystrom": MethodSetting({"num_landmarks": 128, "pinv_steps": 6}),
         "skyformer": MethodSetting({"num_landmarks": 128, "gamma": 0.1, "pinv_steps": 6}),
-        "linformer": linformer(128, length),
+        "linformer": linformer(128, length, frozen=True),
         "performer": MethodSetting({"num_features": 128}),
         "reformer": reformer(length),
         "bigbird": MethodSetting({"block_size": 64, "num_random_blocks": 3}),

@@ -68,6 +68,33 @@ def test_what_the_first_operator_tells_is_said_below():
     assert "first operator" not in lra_markdown(rows)
 
 
+@pytest.mark.parametrize(
+    ("preset", "changes", "change", "says"),
+    [
+        ("nystromformer", {}, "options.frozen=True", "Nyströmformer's code trains it"),
+        ("demo", {"design": "authors"}, "design=authors, options.frozen=True", "Nyströmformer's code trains it"),
+        ("skyformer-1000", {}, "share_projections=True", "Skyformer's code has one in each"),
+    ],
+)
+def test_trainings_of_linformer_that_do_not_say_their_projections_are_marked(preset, changes, change, says):
+    old, new = (
+        rows_of("text", "linformer-32", [share], preset, **changes, **facts)
+        for share, facts in ((0.6, {}), (0.7, {"projections": "trained"}))
+    )
+    now = ", ".join([preset, *(f"{name}={value}" for name, value in changes.items())])
+    # The same seed, and no mean of both.
+    assert dict(lra_lines([*old, *new]))[f"linformer-32, {preset}, {change}"][1] == "60.0 (1; 1.1)"
+    assert dict(lra_lines([*old, *new]))[f"linformer-32, {now}"][1] == "70.0 (1; 1.0)"
+    note = f"- linformer-32 ({preset}, {change}): measured when"
+    text = lra_markdown([*old, *new])
+    assert text.count(note) == 1
+    assert text.count(says) == 1
+    assert "measured when" not in lra_markdown(new)
+    other = rows_of("text", "linformer-32", [0.6], preset, design="official")
+    assert "measured when" not in lra_markdown(other)
+    assert "measured when" not in lra_markdown(rows_of("text", "nystrom-32", [0.6], preset, **changes))
+
+
 def test_the_mean_needs_all_five_tasks():
     rows = [row for i, task in enumerate(LRA_TASKS) for row in rows_of(task, "linear", [0.1 * (i + 1)])]
     assert lra_lines(rows) == [

@@ -118,3 +118,6 @@ def test_what_cannot_run_is_one_line(tiny_bert, prose):
         STUDY.plan(Setting(model=tiny_bert, texts=(prose,)))
     with pytest.raises(ValueError, match="expected at least 40960"):
         STUDY.plan(Setting(size="paper", model=tiny_bert, texts=(prose,)))
+    plan = STUDY.plan(Setting(size="paper", model=tiny_bert, texts=(prose,) * 16))
+    assert plan.differs.startswith("tiny-bert instead of BERT-base, ")
+    assert plan.differs.endswith(" instead of Wikitext-2")

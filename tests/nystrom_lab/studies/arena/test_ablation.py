@@ -142,7 +142,7 @@ def test_every_arm_is_a_training_that_settles_and_is_found_again(data, tmp_path)
 def test_the_paper_size_has_the_steps_of_the_preset(data):
     plan = STUDY.plan(Setting(size="paper", data=data))
     assert plan.setting["steps"] == "listops 5000, text 5000"
-    assert plan.differs == ""
+    assert plan.differs == "no paper has it"
     assert STUDY.plan(Setting(data=data)).setting["steps"] == "listops 1200, text 1000"
 
 

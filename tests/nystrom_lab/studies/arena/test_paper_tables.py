@@ -1,10 +1,12 @@
 """The tables of the Long Range Arena from runs, and their rules on rows made by hand."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from nystrom_lab.measure.rows import append_rows, new_row
+from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3
 from nystrom_lab.studies.arena.paper_tables import STUDIES
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
@@ -128,3 +130,27 @@ def test_what_is_missing_is_named(runs, tmp_path):
         check_study("skyformer-table-1", Setting(runs=tmp_path / "none"), tmp_path)
     with pytest.raises(ValueError, match="three finished runs with the preset skyformer of softmax on listops"):
         check_study("skyformer-table-1", Setting(runs=runs, size="paper"), tmp_path)
+
+
+def test_the_papers_size_says_how_its_presets_depart_from_the_papers_code(tmp_path):
+    made = row("listops", "softmax", 0.35)
+    sizes = {"nystrom": "-128+skip", "linformer": "-256"}
+    for task, method, seed in product(LRA_TASKS, NYSTROMFORMER_TABLE_3, range(3)):
+        run = RunFolder(tmp_path / f"{task}-{method}-nystromformer-seed{seed}")
+        run.path.mkdir()
+        (run.path / "run.json").write_text("{}")
+        facts = {"preset": "nystromformer"} | ({"projections": "trained"} if method == "linformer" else {})
+        result = replace(
+            made, study=f"train {task}", quantity="test accuracy", method=method + sizes.get(method, ""), seed=seed
+        )
+        result = replace(result, facts=facts)
+        append_rows(run.rows, [result, replace(result, quantity="steps", value=5_000.0)])
+    plan = NYSTROMFORMER.plan(Setting(runs=tmp_path, size="paper"))
+    assert plan.differs.startswith("pooling of real tokens alone, a denominator in linear attention")
+    # A training with another projection is not the preset's.
+    run = RunFolder(tmp_path / "listops-linformer-nystromformer-seed2")
+    run.rows.unlink()
+    old = replace(made, study="train listops", quantity="test accuracy", method="linformer-256", seed=2)
+    append_rows(run.rows, [replace(old, facts={"preset": "nystromformer"})])
+    with pytest.raises(ValueError, match="needs three finished runs with the preset nystromformer of linformer on lis"):
+        NYSTROMFORMER.plan(Setting(runs=tmp_path, size="paper"))

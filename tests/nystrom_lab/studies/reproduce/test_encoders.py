@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModel, BertConfig, BertLMHeadModel, T5Config, T5EncoderModel
 
 from nystrom.attention.registry import find_function
-from nystrom_lab.studies.reproduce.encoders import find_encoder
+from nystrom_lab.studies.reproduce.encoders import find_encoder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.study import Setting
 
 
@@ -126,3 +126,13 @@ def test_the_reference_of_python_is_prose_enough(tiny_bert):
     encoder = find_encoder(Setting(model=tiny_bert))
     assert "reference of Python" in encoder.prose.name
     assert encoder.tokens(4096, 10).shape == (10, 4096)
+
+
+def test_a_model_with_other_sizes_than_bert_base_is_named(tmp_path):
+    for name, changes, says in (
+        ("any-name", {}, ""),
+        ("shallow", {"num_hidden_layers": 6}, "shallow instead of BERT-base"),
+        ("narrow", {"hidden_size": 384}, "narrow instead of BERT-base"),
+    ):
+        BertConfig(**changes).save_pretrained(tmp_path / name)
+        assert instead_of_bert_base(tmp_path / name) == says

@@ -63,6 +63,8 @@ def test_trained_runs_are_measured_beside_initialised_weights(runs, data, tmp_pa
     plan = STUDY.plan(Setting(runs=runs))
     assert [part.name for part in plan.parts] == ["listops"]
     assert plan.setting["runs"] == "listops-softmax-demo-seed0"
+    assert plan.differs.startswith("without ")
+    assert "; pooling of real tokens alone, " in plan.differs
     rows = list(plan.parts[0].measure(tmp_path))
     trained = [row for row in rows if "weights=trained" in row.words and row.quantity.startswith("singular")]
     # No sequence of the batch has 64 tokens.

@@ -12,7 +12,7 @@ from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.studies.training import finetuned
 from nystrom_lab.studies.training.by_length import rows_by_length
-from nystrom_lab.studies.training.finetuned import SMALL, STUDIES
+from nystrom_lab.studies.training.finetuned import PAPER, SMALL, STUDIES
 from nystrom_lab.studies.training.finetuned_report import SHARE, scores
 from nystrom_lab.studies.training.runs import Training
 from nystrom_lab.studies.training.step_times import ROUNDS, step_times
@@ -288,6 +288,18 @@ def test_what_is_missing_is_said_before_any_work(tiny_bert, tmp_path):
     assert names == [*runs, "imdb-steps", "imdb-1024-steps"]
     with pytest.raises(ValueError, match="holds no folder of sst2, qnli"):
         TABLE_2.plan(Setting(model=tiny_bert, data=tmp_path, size="paper"))
+
+
+def test_the_papers_size_asks_for_a_model_and_says_what_it_lacks(tiny_bert, tmp_path):
+    for task in PAPER:
+        (tmp_path / task).mkdir()
+    for study in (TABLE_2, TABLE_1):
+        with pytest.raises(ValueError, match="--size paper fine-tunes a trained BERT-base: name its folder with --mod"):
+            study.plan(Setting(size="paper", data=tmp_path))
+        differs = study.plan(Setting(size="paper", data=tmp_path, model=tiny_bert)).differs
+        assert differs.startswith("tiny-bert instead of BERT-base; Nyström attention without a convolution")
+        assert "instead of a model that was pretrained with it" in differs
+        assert ("instead of 40,000 steps of pretraining at that length" in differs) == (study is TABLE_1)
 
 
 def test_the_trainings_are_in_the_precision_that_is_asked_for(tiny_bert, tmp_path):

@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+from torch.nn.functional import elu
+from torch.testing import assert_close
 
+from nystrom.attention.heads import build_attention
 from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.gpu import launch
+from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.training.hardware import usable_precision
 from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.presets.published import PRESETS, find_preset
@@ -96,14 +100,52 @@ def test_reformer_has_as_many_more_buckets_as_a_picture_has_pixels():
     assert options["num_buckets"] == 128
 
 
-@pytest.mark.parametrize("name", ["nystromformer", "skyformer"])
-def test_linformer_has_one_projection_a_head_for_keys_and_values(name):
-    settings = settled(name, "linformer")
-    options = settings.options
-    assert (options["per_head"], options["share_key_value"], options["init_std"]) == (True, True, 0.02)
-    # One Parameter is shared by both layers.
-    assert settings.encoder_config().share_attention_weights is True
-    assert settled(name, "performer").encoder_config().share_attention_weights is False
+@pytest.mark.parametrize(
+    ("name", "frozen"),
+    [("nystromformer", False), ("nystromformer-1000", False), ("skyformer", True), ("skyformer-1000", True)],
+)
+def test_linformer_has_the_projections_of_each_papers_code(name, frozen):
+    config = settled(name, "linformer", task="text").encoder_config()
+    torch.manual_seed(0)
+    model = EncoderForSequenceClassification(config)
+    found = {name: weight for name, weight in model.named_parameters() if "projection" in name}
+    # One a head, for keys and values: Nyströmformer's code shares it and trains it, Skyformer's does neither.
+    assert len(found) == (2 if frozen else 1)
+    features = 128 if frozen else 256
+    for weight in found.values():
+        assert weight.shape == (2, features, 1_000 if name.endswith("1000") else 4_000)
+        # A quarter of a million normal numbers and more: a standard deviation is known to a percent.
+        assert weight.std().item() == pytest.approx(0.02, rel=0.01)
+        assert weight.requires_grad is not frozen
+    model(torch.randint(1, 200, (1, 300))).logits.square().sum().backward()
+    for weight in found.values():
+        assert weight.grad is None if frozen else weight.grad.abs().max() > 0
+
+
+def test_the_mean_of_the_papers_code_is_ours_times_the_share_of_real_tokens():
+    config = settled("nystromformer", "softmax").encoder_config()
+    torch.manual_seed(0)
+    model = EncoderForSequenceClassification(config).eval()
+    ids, keep = torch.randint(1, 16, (2, 64)), torch.arange(64) < torch.tensor([[16], [48]])
+    seen = []
+    model.classifier.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model(ids, keep)
+    # LRA/code/model.py multiplies by the mask, and pooling in model_wrapper.py divides by all positions.
+    theirs = (model.nystromformer(ids, keep).last_hidden_state * keep[..., None]).mean(dim=1)
+    assert_close(theirs, seen[0] * torch.tensor([[0.25], [0.75]]))
+
+
+def test_linear_attention_of_nystromformers_code_is_ours_without_its_denominator():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 30, 8)
+    keep = torch.arange(30) < torch.tensor([[20], [30]])
+    options = find_preset("listops", "nystromformer").methods(30)["linear"].options
+    ours = build_attention("linear", num_heads=2, head_dim=8, **options)(q, k, v, keep=keep)
+    phi_q, phi_k = elu(q) + 1, (elu(k) + 1) * keep[:, None, :, None]
+    # LRA/code/attention_linear.py, in which each feature is divided by the fourth root of the positions.
+    theirs = (phi_q / 30**0.25) @ ((phi_k / 30**0.25).mT @ v)
+    sums = phi_q @ phi_k.sum(dim=2)[..., None]
+    assert_close(theirs, torch.where(keep[:, None, :, None], ours * sums / 30**0.5, theirs))
 
 
 def test_text_comes_in_the_length_of_the_tables_and_in_that_of_the_released_code():

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from nystrom.attention.fused import softmax_rows
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
+from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Size
 
 LENGTH, SHOWN = 512, 6
@@ -105,8 +105,10 @@ class RealHeads:
             **said,
         }
         read = "1 text" if self.texts == 1 else f"{self.texts} texts"
-        differs = "" if self.size == "paper" else f"{self.encoder.name} instead of BERT-base, {read}"
-        return Plan(parts, setting, differs)
+        if self.size == "small":
+            return Plan(parts, setting, f"{self.encoder.name} instead of BERT-base, {read}")
+        lacks = filter(None, [instead_of_bert_base(self.encoder.folder), f"windows of {self.encoder.prose.name}"])
+        return Plan(parts, setting, f"{', '.join(lacks)} instead of texts that the paper does not name")
 
 
 def find_heads(setting: Setting, *, small_texts: int = 2) -> RealHeads:

@@ -38,4 +38,5 @@ def test_what_cannot_run_is_one_line(tiny_bert, prose):
     plan = find_heads(Setting(model=tiny_bert, texts=(prose,))).plan([], (64,))
     assert plan.differs == "tiny-bert instead of BERT-base, 2 texts"
     paper = find_heads(Setting(size="paper", model=tiny_bert, texts=(prose, prose)))
-    assert (paper.texts, paper.plan([], (64,)).differs) == (10, "")
+    assert paper.texts == 10
+    assert paper.plan([], (64,)).differs.startswith("tiny-bert instead of BERT-base, windows of ")
