@@ -53,7 +53,7 @@ def main() -> None:
 
         args.model = Path(get_model_path())
     with TemporaryDirectory() as folder:
-        convert(args.model, Path(folder, "long"), attention=args.attention, max_position_embeddings=args.max_length)
+        convert(args.model, Path(folder, "long"), attention=args.attention, max_position_embeddings=args.max_length, positions="repeat")
 
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Transformer

@@ -24,7 +24,7 @@ from nystrom.command_options import ConvertOptions, taking
 from nystrom.integrations.bert_names import FAMILIES
 from nystrom.integrations.new_model import POSITIONS, asked_attention, from_bert, from_own, one_tensor, with_weights
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
-from nystrom.models.files.folder import check_fresh, copy_tokenizer, fresh_folder
+from nystrom.models.files.folder import check_fresh, copy_sentence_modules, copy_tokenizer, fresh_folder
 from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights
 from nystrom.models.positions import resize_positions
@@ -44,6 +44,7 @@ class Conversion:
         parameters: Number of weights of the new model.
         positions: The longest input of the source, and of the new model.
         tokenizer: Files of the tokenizer; empty where the source had none.
+        modules: Files and folders of sentence-transformers; empty where the source had none.
     """
 
     folder: Path
@@ -55,6 +56,7 @@ class Conversion:
     parameters: int
     positions: tuple[int, int]
     tokenizer: tuple[str, ...]
+    modules: tuple[str, ...]
 
     def __str__(self) -> str:
         """A summary in a few lines."""
@@ -65,6 +67,8 @@ class Conversion:
             f"started at zero: {f'{len(self.started)} skip convolutions' if self.started else 'nothing'}",
             f"positions: {self.positions[0]} -> {self.positions[1]}",
             f"tokenizer: {', '.join(self.tokenizer) or 'none in the source; copy one into the folder'}",
+            *([f"sentence-transformers: {', '.join(self.modules)}"] if self.modules else []),
+            "to load it in Python: import nystrom.integrations first, then as any folder of transformers",
         ]
         return "\n".join(lines)
 
@@ -117,6 +121,7 @@ def convert(asked: ConvertOptions) -> Conversion:
         model.save_pretrained(partial)
         default = FAMILIES[kind].tokenizer if kind in FAMILIES else None
         tokenizer = copy_tokenizer(source, partial, max_length=wanted, default_class=default)
+        modules = copy_sentence_modules(source, partial, max_length=wanted)
     return Conversion(
         folder=to,
         source=kind,
@@ -127,4 +132,5 @@ def convert(asked: ConvertOptions) -> Conversion:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         positions=(before, wanted),
         tokenizer=tokenizer,
+        modules=modules,
     )

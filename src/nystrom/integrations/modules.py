@@ -1,8 +1,8 @@
 """The attention of an existing model, replaced in place by a method of the library.
 
-Each `nn.MultiheadAttention`, and each `Attention` of timm (a ViT's), is replaced by a module that holds the same
-parameters under the same names. So the state dict and the optimizers stay valid, and where the method reaches its exact
-limit ("nystrom" with as many landmarks as tokens) the model's results stay the same.
+Each `nn.MultiheadAttention`, and each attention of timm's ViT, Eva (DINOv3) and BEiT, is replaced by a module that
+holds the same parameters under the same names. So the state dict and the optimizers stay valid, and where the method
+reaches its exact limit ("nystrom" with as many landmarks as tokens) the model's results stay the same.
 
 In evaluation `nn.TransformerEncoder` would hand the weights of a layer to a fused exact attention instead of calling
 it, and padded sequences as nested tensors: neither happens after a replacement. What a method draws it draws as its
@@ -16,7 +16,7 @@ Departs from the modules that it replaces: weights are not returned, nor dropped
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,6 @@ from nystrom.integrations.nystrom_attention import NystromReplacement, is_nystro
 
 # What the attributes of transformers' modules say, by their names; a pooling head asks with a query of its own.
 _SAID_BY_TRANSFORMERS = {"self_attn": True, "cross_attn": False, "multihead_attn": False}
-_TIMM = {"timm.layers.attention", "timm.models.vision_transformer"}
 
 
 def default_options(method: str, longest: int | None = None, *, is_causal: bool = False) -> dict[str, Any]:
@@ -113,44 +112,119 @@ class MultiheadReplacement(MultiheadAttention):
 
 
 class TimmReplacement(nn.Module):
-    """Any method in the place of timm's `Attention`, with its layers: the joint projection, norms, gate and output."""
+    """Any method in the place of an attention of timm, with its layers: projections, norms, gate and output."""
 
-    qkv: nn.Linear
-    q_norm: nn.Module
-    k_norm: nn.Module
     attn_drop: nn.Dropout
     proj: nn.Module
     proj_drop: nn.Module
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj: nn.Module
+    k_bias: Tensor
+    v_bias: Tensor
 
     def __init__(self, source: nn.Module, method: str, options: Mapping[str, Any]):
         super().__init__()
         for name, child in source.named_children():
             self.add_module(name, child)
+        for name, parameter in source.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in source.named_buffers(recurse=False):
+            self.register_buffer(name, buffer, persistent=name not in source._non_persistent_buffers_set)
         assert isinstance(source.num_heads, int), "timm counts heads"
         self.num_heads, self.method = source.num_heads, method
-        head_dim = self.qkv.out_features // (3 * self.num_heads)
-        self.heads = _build(method, self.num_heads, head_dim, options, self.qkv.weight)
+        joint = getattr(source, "qkv", None)
+        to_queries = source.q_proj if joint is None else joint
+        assert isinstance(to_queries, nn.Linear), (
+            "timm projects queries by one layer, or queries, keys and values by one"
+        )
+        head_dim = to_queries.out_features // self.num_heads // (1 if joint is None else 3)
+        self.heads = _build(method, self.num_heads, head_dim, options, to_queries.weight)
 
     def forward(
-        self, x: Float[Tensor, "b n w"], attn_mask: Tensor | None = None, is_causal: bool = False
+        self,
+        x: Float[Tensor, "b n w"],
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        shared_rel_pos_bias: Tensor | None = None,
     ) -> Float[Tensor, "b n o"]:
         """Attend within each sequence.
 
         Raises:
-            ValueError: A mask, which cannot be honoured.
+            ValueError: A mask or a bias of pairs, which cannot be honoured.
         """
-        if attn_mask is not None or is_causal:
-            raise ValueError(
-                f"{'is_causal' if attn_mask is None else 'attn_mask'} cannot be honoured: {self.method} attention sees "
-                "the whole sequence. Leave timm's Attention in a model that masks."
-            )
+        said = {"attn_mask": attn_mask, "is_causal": is_causal or None, "shared_rel_pos_bias": shared_rel_pos_bias}
+        for name, value in said.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} cannot be honoured: {self.method} attention sees the whole sequence, without a weight per "
+                    "pair. Leave timm's attention in a model that passes it."
+                )
+        return self._attend(x)
+
+    def _attend(
+        self, x: Float[Tensor, "b n w"], rotate: Callable[[Tensor], Tensor] | None = None
+    ) -> Float[Tensor, "b n o"]:
         _warn_of_dropout(self.method, self.attn_drop.p if self.training else 0.0)
-        q, k, v = (split_heads(part, self.num_heads) for part in self.qkv(x).chunk(3, dim=-1))
-        out = merge_heads(self.heads(self.q_norm(q), self.k_norm(k), v))
-        norm, gate = getattr(self, "norm", None), getattr(self, "gate", None)
-        out = out if norm is None else norm(out)
-        out = out if gate is None else out * gate(x).sigmoid()
-        return self.proj_drop(self.proj(out))
+        q, k, v = self._project(x)
+        q, k = self._child("q_norm", q), self._child("k_norm", k)
+        if rotate is not None:
+            q, k = rotate(q).type_as(v), rotate(k).type_as(v)
+        groups = self.num_heads // k.shape[1]
+        if groups > 1:
+            k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
+        out = self._child("norm", merge_heads(self.heads(q, k, v)))
+        gate = getattr(self, "gate", None)
+        return self.proj_drop(self.proj(out if gate is None else out * gate(x).sigmoid()))
+
+    def _project(self, x: Float[Tensor, "b n w"]) -> tuple[Float[Tensor, "b h n d"], ...]:
+        joint, heads = getattr(self, "qkv", None), self.num_heads
+        if joint is None:
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+            d = q.shape[-1] // heads
+            return tuple(split_heads(part, part.shape[-1] // d) for part in (q, k, v))
+        together = joint(x)
+        if (bias := getattr(self, "q_bias", None)) is not None:
+            # That of keys is zero: it would change no softmax.
+            together = together + torch.cat((bias, self.k_bias, self.v_bias))
+        return tuple(split_heads(part, heads) for part in together.chunk(3, dim=-1))
+
+    def _child(self, name: str, x: Tensor) -> Tensor:
+        child = getattr(self, name, None)
+        return x if child is None else child(x)
+
+
+class TimmRotaryReplacement(TimmReplacement):
+    """Any method in the place of an attention of timm with rotary positions (Eva, DINOv3)."""
+
+    def __init__(self, source: nn.Module, method: str, options: Mapping[str, Any]):
+        from timm.layers import apply_rot_embed_cat  # type: ignore[import-not-found]
+
+        super().__init__(source, method, options)
+        self.rotate, self.rotate_half = apply_rot_embed_cat, getattr(source, "rotate_half", False)
+        self.num_prefix_tokens = source.num_prefix_tokens
+
+    def forward(  # type: ignore[override]
+        self, x: Float[Tensor, "b n w"], rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal=False
+    ) -> Float[Tensor, "b n o"]:
+        """Attend within each sequence, queries and keys rotated; see `TimmReplacement.forward`."""
+        if attn_mask is not None or is_causal:
+            return super().forward(x, attn_mask, is_causal)
+
+        def rotate(heads: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
+            first, rest = heads[:, :, : self.num_prefix_tokens], heads[:, :, self.num_prefix_tokens :]
+            return torch.cat([first, self.rotate(rest, rope, half=self.rotate_half)], dim=2)
+
+        return self._attend(x, None if rope is None else rotate)
+
+
+_TIMM: dict[str, type[TimmReplacement]] = {
+    "timm.layers.attention.Attention": TimmReplacement,
+    "timm.models.vision_transformer.Attention": TimmReplacement,
+    "timm.models.beit.Attention": TimmReplacement,
+    "timm.layers.attention.AttentionRope": TimmRotaryReplacement,
+    "timm.models.eva.EvaAttention": TimmRotaryReplacement,
+}
 
 
 def replace_attention(
@@ -177,7 +251,7 @@ def replace_attention(
             then as it was.
     """
     check_weightless(method)
-    if isinstance(model, nn.MultiheadAttention) or _is_timm(model) or is_nystrom_attention(model):
+    if isinstance(model, nn.MultiheadAttention) or _timm_kind(model) or is_nystrom_attention(model):
         raise ValueError(
             f"model is itself {type(model).__name__}, which cannot be replaced in place: pass the model that holds it, "
             "or make a NystromAttention."
@@ -200,10 +274,10 @@ def replace_attention(
                 )
             names[declared].append(name)
             made[module] = MultiheadReplacement(module, method, options, declared)
-        elif _is_timm(module):
-            _check_hooks(name, module)
+        elif (kind := _timm_kind(module)) is not None:
+            _check_timm(name, module, model)
             names[True].append(name)
-            made[module] = TimmReplacement(module, method, options)
+            made[module] = kind(module, method, options)
         elif is_nystrom_attention(module):
             _check_hooks(name, module)
             names[True].append(name)
@@ -252,8 +326,22 @@ def _said_by(parent: nn.Module, name: str) -> bool | None:
     return _SAID_BY_TRANSFORMERS.get(name)
 
 
-def _is_timm(module: nn.Module) -> bool:
-    return type(module).__name__ == "Attention" and type(module).__module__ in _TIMM
+def _timm_kind(module: nn.Module) -> type[TimmReplacement] | None:
+    return _TIMM.get(_path(module))
+
+
+def _path(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__name__}"
+
+
+def _check_timm(name: str, module: nn.Module, model: nn.Module) -> None:
+    own = getattr(module, "relative_position_bias_table", None) is not None
+    if own or any(_path(part) == "timm.models.beit.RelativePositionBias" for part in model.modules()):
+        raise ValueError(
+            f"{name} adds a learned bias for each pair of positions, which no method here can honour: leave it as it "
+            "is, or build the model without it (use_rel_pos_bias=False, use_shared_rel_pos_bias=False)."
+        )
+    _check_hooks(name, module)
 
 
 def _check_multihead(name: str, module: nn.MultiheadAttention) -> None:

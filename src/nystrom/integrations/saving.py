@@ -10,36 +10,46 @@ whose layers do not know by themselves the numbers by which a plan or `exact_lay
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
 from nystrom.attention.plan import PLAN
 from nystrom.integrations.attention_interface import SERVED
 from nystrom.integrations.layer_numbers import PLACE
+from nystrom.models.files.folder import SENTENCE_MODULES, sentence_modules
 from nystrom.models.files.json_object import read_json
 from nystrom.whole_files import write_whole
 
 
-def save_with_attention(model: PreTrainedModel, folder: Path) -> None:
+def save_with_attention(model: nn.Module, folder: Path) -> None:
     """Save a model; a method of this library, or a plan, that `set_attention` gave to all of it is kept.
 
     Args:
-        model: The model.
-        folder: Where `save_pretrained` puts it.
+        model: A model of transformers, or a `SentenceTransformer` whose encoder is one.
+        folder: Where its `save_pretrained` puts it.
 
     Raises:
-        ValueError: As for `check_can_be_saved`; nothing is written.
+        ValueError: As for `check_can_be_saved`, or no such model; nothing is written.
     """
-    check_can_be_saved(model)
-    model.save_pretrained(folder)
-    method = model.config._attn_implementation
+    encoder = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)
+    if encoder is None or not isinstance(save := getattr(model, "save_pretrained", None), Callable):
+        raise ValueError(
+            f"model is a {type(model).__name__}; expected a PreTrainedModel of transformers, or a SentenceTransformer "
+            "that holds one. Save another by its state_dict."
+        )
+    check_can_be_saved(encoder)
+    save(str(folder))
+    method = encoder.config._attn_implementation
     if method not in SERVED:
         return
-    path = Path(folder) / CONFIG_NAME
+    listed = Path(folder) / SENTENCE_MODULES
+    place = "" if encoder is model else sentence_modules(listed)[0]
+    path = Path(folder) / place / CONFIG_NAME
     content = read_json(path) | {"attn_implementation": method}
     write_whole(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
 

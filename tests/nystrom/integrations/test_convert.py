@@ -1,6 +1,7 @@
 """A converted model equals its source wherever the landmarks suffice, and reports what was left out."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -569,3 +570,46 @@ def test_drawing_start_values_leaves_the_generator_alone(tmp_path):
     torch.manual_seed(7)
     convert(tmp_path / "a", tmp_path / "b")
     assert_close(torch.rand(3), wanted, rtol=0, atol=0)
+
+
+def make_sentence_model(folder, pooling="1_Pooling"):
+    """The files of a model of sentence-transformers around a BERT; its norm has no folder, as in published ones."""
+    save(make(BertModel), folder)
+    make_tokenizer(folder)
+    places = ["", pooling, "2_Normalize"]
+    (folder / "modules.json").write_text(json.dumps([{"idx": i, "path": place} for i, place in enumerate(places)]))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8, "do_lower_case": False}))
+    if pooling == "1_Pooling":
+        (folder / pooling).mkdir()
+        (folder / pooling / "config.json").write_text('{"word_embedding_dimension": 16}')
+    return folder
+
+
+def test_a_model_of_sentence_transformers_stays_one(tmp_path):
+    source = make_sentence_model(tmp_path / "a")
+    done = convert(source, tmp_path / "b", max_position_embeddings=40, positions="repeat")
+    assert done.modules == ("modules.json", "sentence_bert_config.json", "1_Pooling")
+    for name in ("modules.json", "1_Pooling/config.json"):
+        assert (tmp_path / "b" / name).read_bytes() == (source / name).read_bytes()
+    settings = json.loads((tmp_path / "b" / "sentence_bert_config.json").read_text())
+    assert settings == {"max_seq_length": 40, "do_lower_case": False}
+    assert "import nystrom.integrations" in str(done)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("modules", "says"),
+    [
+        ('[{"path": ""}, {"path": "../elsewhere"}]', "names the module '../elsewhere'; expected a folder inside"),
+        ('[{"path": "0_Transformer"}]', "has its encoder in '0_Transformer'; expected it beside this file"),
+        ('[{"name": "0"}]', "is no list of modules with a path each"),
+        ("[]", "lists no modules"),
+        ("{", "is no list of modules"),
+    ],
+)
+def test_a_list_of_modules_that_cannot_be_followed_raises(tmp_path, modules, says):
+    source = make_sentence_model(tmp_path / "a")
+    (source / "modules.json").write_text(modules)
+    with pytest.raises(ValueError, match=re.escape(says)):
+        convert(source, tmp_path / "b")
+    assert not (tmp_path / "b").exists()

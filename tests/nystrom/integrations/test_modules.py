@@ -1,6 +1,8 @@
 """A model whose attention was replaced keeps its parameters, runs the method, and equals itself at the exact limit."""
 
 import copy
+import sys
+import types
 
 import pytest
 import torch
@@ -259,6 +261,91 @@ def test_attention_of_timm_equals_its_source_at_a_landmark_per_token(make, optio
     assert list(exact.state_dict()) == list(source.state_dict())
     assert_close(exact(x), source(x), **CLOSE)
     assert (few(x) - source(x)).abs().max() > 0.01
+
+
+class Eva(nn.Module):
+    """The structure of timm's EvaAttention and AttentionRope: rotary positions, biases apart, grouped keys."""
+
+    def __init__(self, dim, num_heads, *, joint, num_kv_heads=4):
+        super().__init__()
+        self.num_heads, self.num_prefix_tokens, self.rotate_half = num_heads, 2, True
+        self.head_dim = d = dim // num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False) if joint else None
+        if joint:
+            self.q_bias, self.v_bias = nn.Parameter(torch.randn(dim)), nn.Parameter(torch.randn(dim))
+            self.register_buffer("k_bias", torch.zeros(dim), persistent=False)
+        else:
+            self.q_proj = nn.Linear(dim, dim)
+            self.k_proj, self.v_proj = nn.Linear(dim, num_kv_heads * d), nn.Linear(dim, num_kv_heads * d)
+        self.proj, self.gate = nn.Linear(dim, dim), None
+        self.q_norm, self.k_norm, self.norm = nn.LayerNorm(d), nn.LayerNorm(d), nn.LayerNorm(dim)
+        self.attn_drop, self.proj_drop = nn.Dropout(0.0), nn.Dropout(0.0)
+
+    def forward(self, x, rope=None, attn_mask=None, is_causal=False):
+        b, n, _ = x.shape
+        if self.qkv is None:
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        else:
+            q, k, v = (self.qkv(x) + torch.cat([self.q_bias, self.k_bias, self.v_bias])).chunk(3, dim=-1)
+        q, k, v = (part.reshape(b, n, -1, self.head_dim).transpose(1, 2) for part in (q, k, v))
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = (torch.cat([p[:, :, :2], rotated(p[:, :, 2:], rope, half=True)], dim=2) for p in (q, k))
+        out = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return self.proj(self.norm(out.transpose(1, 2).flatten(2)))
+
+
+Eva.__name__, Eva.__module__ = "EvaAttention", "timm.models.eva"
+
+
+def rotated(x, rope, half):
+    assert half
+    sin, cos = rope.chunk(2, -1)
+    return x * cos + torch.cat([-x[..., 2:], x[..., :2]], dim=-1) * sin
+
+
+@pytest.mark.parametrize("options", [{"joint": True}, {"joint": False}, {"joint": False, "num_kv_heads": 2}])
+@pytest.mark.parametrize("rope", [None, torch.randn(18, 8, generator=torch.Generator().manual_seed(3))])
+def test_rotary_attention_of_timm_equals_its_source_at_a_landmark_per_token(monkeypatch, options, rope):
+    layers = types.ModuleType("timm.layers")
+    layers.apply_rot_embed_cat = rotated  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", types.ModuleType("timm"))
+    monkeypatch.setitem(sys.modules, "timm.layers", layers)
+    torch.manual_seed(0)
+    source, x = nn.ModuleDict({"attn": Eva(16, 4, **options)}), tokens()
+    exact, few = copy.deepcopy(source), copy.deepcopy(source)
+    assert replace_attention(exact, options={"num_landmarks": 20}).self_attention == ("attn",)
+    replace_attention(few, options={"num_landmarks": 4})
+    assert list(exact.state_dict()) == list(source.state_dict())
+    assert_close(exact["attn"](x, rope=rope), source["attn"](x, rope=rope), **CLOSE)
+    assert (few["attn"](x, rope=rope) - source["attn"](x, rope=rope)).abs().max() > 0.01
+    exact["attn"](x, rope=rope).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in exact.parameters())
+    with pytest.raises(ValueError, match="attn_mask cannot be honoured"):
+        exact["attn"](x, rope=rope, attn_mask=torch.ones(20, 20))
+
+
+@pytest.mark.refuses
+def test_biases_of_pairs_of_timms_beit_raise_and_leave_the_model():
+    class Attention(StandIn):
+        pass
+
+    class RelativePositionBias(nn.Module):
+        pass
+
+    Attention.__module__ = RelativePositionBias.__module__ = "timm.models.beit"
+    RelativePositionBias.__qualname__ = "RelativePositionBias"
+    model = nn.Sequential(Attention(16, 4))
+    assert len(replace_attention(copy.deepcopy(model))) == 1
+    for part, biased in ((model[0], model), (RelativePositionBias(), nn.Sequential(model[0], RelativePositionBias()))):
+        part.relative_position_bias_table = nn.Parameter(torch.zeros(3, 4))
+        with pytest.raises(ValueError, match="0 adds a learned bias for each pair of positions"):
+            replace_attention(biased)
+        assert type(model[0]) is Attention
+        part.relative_position_bias_table = None
+    replace_attention(model)
+    with pytest.raises(ValueError, match="shared_rel_pos_bias cannot be honoured"):
+        model[0](tokens(), shared_rel_pos_bias=torch.zeros(1, 4, 20, 20))
 
 
 def test_a_module_of_that_name_that_is_not_timms_stays():

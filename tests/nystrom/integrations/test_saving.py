@@ -89,3 +89,47 @@ def test_parts_with_options_of_their_own_are_saved_where_the_configuration_has_t
     with pytest.raises(ValueError, match=r"vision_model attends with attention_options=\{'num_landmarks': 2\}, which"):
         save_with_attention(model, tmp_path / "lost")
     assert not (tmp_path / "lost").exists()
+
+
+class Sentences(torch.nn.Sequential):
+    """What a SentenceTransformer saves: its encoder, and a list of modules that says where."""
+
+    def save_pretrained(self, folder):
+        self[0].save_pretrained(f"{folder}/{PLACE}")
+        with open(f"{folder}/modules.json", "w") as file:
+            json.dump([{"path": PLACE}, {"path": "1_Pooling"}], file)
+
+
+PLACE = "0_Transformer"
+
+
+def test_a_model_of_sentence_transformers_comes_back_with_its_method(bert, tmp_path):
+    set_attention(bert, "near_far", {"num_heavy": 3})
+    save_with_attention(Sentences(bert, torch.nn.Identity()), tmp_path / "kept")
+    loaded = AutoModel.from_pretrained(tmp_path / "kept" / PLACE)
+    assert (loaded.config._attn_implementation, loaded.config.attention_options) == ("near_far", {"num_heavy": 3})
+
+
+@pytest.mark.long
+def test_a_loaded_sentence_transformer_gives_the_same_embeddings(bert, tmp_path):
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    from sentence_transformers import SentenceTransformer
+    from transformers import BertTokenizer
+
+    bert.save_pretrained(tmp_path / "a")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
+    BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(tmp_path / "a")
+    model = SentenceTransformer(modules=[modules.Transformer(str(tmp_path / "a")), modules.Pooling(32)], device="cpu")
+    exact = model.encode(["a b c d e f g h a b c"])
+    set_attention(model[0].auto_model, "nystrom", {"num_landmarks": 2})
+    wanted = model.encode(["a b c d e f g h a b c"])
+    save_with_attention(model, tmp_path / "kept")
+    assert_close(SentenceTransformer(str(tmp_path / "kept"), device="cpu").encode(["a b c d e f g h a b c"]), wanted)
+    assert abs(wanted - exact).max() > 1e-3
+
+
+@pytest.mark.refuses
+def test_a_model_that_holds_none_of_transformers_raises(tmp_path):
+    with pytest.raises(ValueError, match="model is a Linear; expected a PreTrainedModel of transformers"):
+        save_with_attention(torch.nn.Linear(2, 2), tmp_path / "no")
+    assert not (tmp_path / "no").exists()

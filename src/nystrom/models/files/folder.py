@@ -5,6 +5,7 @@ checks of weights before they are read are in `nystrom.models.files.loading`.
 """
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,10 @@ _TOKENIZER_FILES = (
     *("tokenizer.json", _TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json"),
     *("merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
 )
+
+SENTENCE_MODULES = "modules.json"
+# The first holds the longest input.
+_SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -95,3 +100,55 @@ def copy_tokenizer(source: Path, to: Path, *, max_length: int, default_class: st
         settings["tokenizer_class"] = default_class
     write_whole(to / _TOKENIZER_CONFIG, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
     return tuple(dict.fromkeys([*there, _TOKENIZER_CONFIG]))
+
+
+def copy_sentence_modules(source: Path, to: Path, *, max_length: int) -> tuple[str, ...]:
+    """Copy what makes an encoder a model of sentence-transformers: its list of modules, pooling, norm and prompts.
+
+    Args:
+        source: Folder of the encoder, which is the first of the modules.
+        to: Folder that receives the rest.
+        max_length: Tokens to which texts are truncated from now on.
+
+    Returns:
+        The names of files and folders; empty where `source` is no such model.
+
+    Raises:
+        ValueError: The list of modules cannot be read, or names another folder for the encoder, or one outside.
+    """
+    listed = source / SENTENCE_MODULES
+    if not listed.is_file():
+        return ()
+    places = sentence_modules(listed)
+    if places[0]:
+        raise ValueError(f"{listed} has its encoder in {places[0]!r}; expected it beside this file: move it there.")
+    copied = [SENTENCE_MODULES, *(name for name in _SENTENCE_SETTINGS if (source / name).is_file())]
+    for name in copied:
+        write_whole(to / name, (source / name).read_bytes())
+    if _SENTENCE_SETTINGS[0] in copied:
+        settings = read_json(source / _SENTENCE_SETTINGS[0]) | {"max_seq_length": max_length}
+        write_whole(to / _SENTENCE_SETTINGS[0], json.dumps(settings, indent=2) + "\n")
+    # One without settings of its own, a norm, may have no folder.
+    folders = [place for place in places[1:] if (source / place).is_dir()]
+    for place in folders:
+        shutil.copytree(source / place, to / place)
+    return (*copied, *folders)
+
+
+def sentence_modules(listed: Path) -> list[str]:
+    """The folders of the modules in a modules.json of sentence-transformers, relative to it.
+
+    Raises:
+        ValueError: It is no such list, or a folder lies outside.
+    """
+    try:
+        places = [module["path"] for module in json.loads(listed.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{listed} is no list of modules with a path each: {error}.") from error
+    root = listed.parent.resolve()
+    for place in places:
+        if not isinstance(place, str) or not (root / place).resolve().is_relative_to(root):
+            raise ValueError(f"{listed} names the module {place!r}; expected a folder inside {listed.parent}.")
+    if not places:
+        raise ValueError(f"{listed} lists no modules; expected an encoder first.")
+    return places
