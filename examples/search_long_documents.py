@@ -1,6 +1,6 @@
 """Search among long documents: a sentence encoder of 512 positions reads all of them, with an efficient attention.
 
-`convert` repeats the encoder's table of positions and puts a method in the place of its attention; the rest stays.
+`convert` repeats the table of positions, so that short texts stay as they were, and puts a method in the place of its attention; the rest stays.
 The longest paragraph of the second half of each long document is held out, and should find its document: among whole
 texts, and among their first 512 tokens, as the encoder comes. Without texts, Python's documentation is searched.
 
@@ -53,7 +53,13 @@ def main() -> None:
 
         args.model = Path(get_model_path())
     with TemporaryDirectory() as folder:
-        convert(args.model, Path(folder, "long"), attention=args.attention, max_position_embeddings=args.max_length, positions="repeat")
+        convert(
+            args.model,
+            Path(folder, "long"),
+            attention=args.attention,
+            max_position_embeddings=args.max_length,
+            positions="repeat",
+        )
 
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Transformer
