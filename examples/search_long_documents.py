@@ -1,6 +1,6 @@
 """Search among long documents: a sentence encoder of 512 positions reads all of them, with an efficient attention.
 
-`convert` repeats the table of positions, so that short texts stay as they were, and puts a method in the place of its attention; the rest stays.
+`convert` repeats the table of positions, so that short texts stay as they were, and replaces the attention by a method.
 The longest paragraph of the second half of each long document is held out, and should find its document: among whole
 texts, and among their first 512 tokens, as the encoder comes. Without texts, Python's documentation is searched.
 
