@@ -6,10 +6,10 @@
 
 The rows of the studies in the folder become a file, results/reproduce-small_DEVICE_DATE.csv, those of the studies that
 train another, results/reproduce-trained-small_DEVICE_DATE.csv; rows that older files have of these studies are
-taken out there. Figures and summaries go to docs/gallery/, and docs/gallery.md is written from all summaries there,
-those of earlier days too; what it says of devices, precisions, commits and dates is read from the rows in results/.
-Rows of a checkout with changes raise an error, and so do rows of several commits of one study where nothing is trained:
-numbers that are printed together must be measured together. Trainings take days.
+taken out there. Figures and summaries go to docs/gallery/, and docs/gallery.md and docs/gallery-tables.md are written
+from all summaries there, those of earlier days too; what it says of devices, precisions, commits and dates is read
+from the rows in results/. Rows of a checkout with changes raise an error, and so do rows of several commits of one
+study where nothing is trained: numbers that are printed together must be measured together. Trainings take days.
 
 With --restore the rows in results/ become folders of studies again, each without the figures, where there is none yet:
 `nystrom reproduce NAME --to runs/reproduce` then goes on with the parts that have no rows.
@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 from PIL import Image
 
 from nystrom_lab.measure.rows import Row, append_rows, read_rows
-from nystrom_lab.report.markdown_gallery import gallery_markdown
+from nystrom_lab.report.markdown_gallery import gallery_markdown, gallery_tables_markdown
 from nystrom_lab.report.plots.canvas import house_style, save_figure
 from nystrom_lab.report.summary import Summary, provenance_of, read_summary, write_summary
 from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study
@@ -126,7 +126,7 @@ def _draw_again(name: str, rows: list[Row], kept: Summary, pictures: Path) -> No
 
 
 def write_page(docs: Path) -> None:
-    """Write the page from the summaries in DOCS/gallery."""
+    """Write the pages of claims and of tables from the summaries in DOCS/gallery."""
     kept = {name: read_summary(docs / "gallery", f"{name}.json") for name in CATALOGUE}
     summaries: dict[str, Summary] = {name: summary for name, summary in kept.items() if summary is not None}
     missing = {
@@ -134,7 +134,11 @@ def write_page(docs: Path) -> None:
         for name, entry in CATALOGUE.items()
         if name not in summaries
     }
-    (docs / "gallery.md").write_text(gallery_markdown(list(summaries.values()), missing, "gallery"), encoding="utf-8")
+    takes = {name: entry.paper_needs for name, entry in CATALOGUE.items()}
+    found = list(summaries.values())
+    claims = gallery_markdown(found, missing, takes, pictures="gallery", tables="gallery-tables.md")
+    (docs / "gallery.md").write_text(claims, encoding="utf-8")
+    (docs / "gallery-tables.md").write_text(gallery_tables_markdown(found, "gallery.md"), encoding="utf-8")
 
 
 def _gathered(results: Path) -> dict[str, list[Row]]:

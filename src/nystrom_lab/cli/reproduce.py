@@ -69,7 +69,7 @@ def reproduce_study(words: list[str]) -> None:
     import torch
 
     torch.set_num_threads(asked["threads"])
-    from nystrom_lab.report.gallery import check_gallery, print_summary, write_gallery
+    from nystrom_lab.report.gallery import check_gallery, print_summary, print_verdicts, write_gallery
     from nystrom_lab.report.summary import SUMMARY
     from nystrom_lab.studies.reproduce.catalogue import CATALOGUE
     from nystrom_lab.studies.reproduce.run import check_study, folder_of, run_study
@@ -105,9 +105,11 @@ def reproduce_study(words: list[str]) -> None:
     missing |= failed
     for each in failed:
         del jobs[each]
+    found = []
     for job in jobs.values():
-        run_study(job)
+        found.append(run_study(job))
         write_gallery({other: done.folder for other, done in jobs.items()}, missing, to / "index.html")
+    print_verdicts(found)
     print(f"Page: {to / 'index.html'}")
 
 

@@ -7,7 +7,7 @@ studies; nothing is measured.
 import base64
 import html
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nystrom.whole_files import write_whole
@@ -103,6 +103,16 @@ def print_summary(summary: Summary, folder: Path) -> None:
     print(f"Rows: {folder / 'rows.csv'}")
     for figure in summary.figures:
         print(f"Figure: {folder / figure}, and the same as .svg")
+
+
+def print_verdicts(summaries: Sequence[Summary]) -> None:
+    """Print every claim of some studies with its verdict, a line each, and how many there are of each."""
+    from rich.console import Console
+
+    verdicts = [(summary.name, verdict) for summary in summaries for verdict in summary.verdicts]
+    lines = [(name, verdict.claim, verdict.word) for name, verdict in verdicts]
+    print_table(Table("", ("study", "claim", "verdict"), lines, 3), Console())
+    print(f"{len(verdicts)} claims: {verdict_counts([verdict for _, verdict in verdicts]) or 'none'}.")
 
 
 def _contents(found: Mapping[str, Summary]) -> str:

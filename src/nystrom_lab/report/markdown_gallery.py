@@ -1,20 +1,24 @@
-"""What studies found, as a page in Markdown with its pictures beside it."""
+"""What studies found, as two pages in Markdown: the claims with their figures, and the tables behind them."""
 
 from collections.abc import Mapping, Sequence
 
 from nystrom_lab.report.summary import Summary, Verdict, verdict_counts
 from nystrom_lab.report.table import Table, markdown_table
 
-_ANSWERS = {True: "Agrees", False: "**Does not agree**", None: "*Cannot tell*"}
+_ANSWERS = {True: "agrees", False: "**does not agree**", None: "*cannot tell*"}
 
 
-def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], pictures: str) -> str:
-    """The page: an index, then a section for each study.
+def gallery_markdown(
+    summaries: Sequence[Summary], missing: Mapping[str, str], takes: Mapping[str, str], *, pictures: str, tables: str
+) -> str:
+    """The page of claims: an index, then a section for each study.
 
     Args:
         summaries: What the studies found.
         missing: Why others were not run, by name.
+        takes: What the paper's size of a study takes, by name.
         pictures: The folder of the figures, as the page links to it.
+        tables: The page of the tables, as this one links to it.
     """
     verdicts = [verdict for summary in summaries for verdict in summary.verdicts]
     counts = {word: sum(verdict.agrees is word for verdict in verdicts) for word in (True, False, None)}
@@ -25,19 +29,32 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], p
         "",
         f"{len(summaries)} studies of Nyströmformer and Skyformer{ours}, run by `nystrom reproduce`. Of "
         f"{len(verdicts)} claims of {whose} {counts[True]} agree with what was measured and {counts[False]} do not; "
-        f"for {counts[None]} the rows cannot tell. A rule on the rows decides each, and the "
-        "documentation of the study states it.",
-        "",
-        "Each study ends with its command, and with the precisions, devices, commits and dates of its rows, which are "
-        "in [results](../results/README.md). All studies by name:",
-        "",
-        "```bash\nnystrom reproduce --list\n```",
+        f"for {counts[None]} the rows cannot tell. A rule on the rows decides each; the documentation of the study "
+        f"states it. [The tables]({tables}) have the numbers, settings and commands.",
         "",
         markdown_table(("study", "shows", "the claims"), (_line(summary) for summary in summaries), left=3),
-        *(_section(summary, pictures) for summary in summaries),
+        *(_claims(summary, takes.get(summary.name, ""), pictures, tables) for summary in summaries),
     ]
     if missing:
         parts += ["## Not run", "", *(f"- `{name}`: {why}" for name, why in missing.items()), ""]
+    return "\n".join(parts)
+
+
+def gallery_tables_markdown(summaries: Sequence[Summary], claims: str) -> str:
+    """The page of tables: for each study its numbers, setting and command.
+
+    Args:
+        summaries: What the studies found.
+        claims: The page of claims, as this one links to it.
+    """
+    parts = [
+        "# Tables of the gallery",
+        "",
+        f"The numbers behind [the claims]({claims}). Each study ends with its command, and with the precisions, "
+        "devices, commits and dates of its rows, which are in [results](../results/README.md).",
+        "",
+        *(_numbers(summary) for summary in summaries),
+    ]
     return "\n".join(parts)
 
 
@@ -50,23 +67,30 @@ def tables_markdown(tables: Sequence[Table]) -> str:
 
 
 def verdicts_markdown(verdicts: Sequence[Verdict]) -> str:
-    """The verdicts of a study, a line each."""
-    return "".join(f"- {verdict.claim} {_ANSWERS[verdict.agrees]}: {verdict.numbers}\n" for verdict in verdicts)
+    """The verdicts of a study as a table, a line each; "" for none."""
+    lines = ((verdict.claim, _ANSWERS[verdict.agrees], verdict.numbers) for verdict in verdicts)
+    return markdown_table(("claim", "verdict", "what decides"), lines, left=3) if verdicts else ""
 
 
 def _line(summary: Summary) -> tuple[str, str, str]:
     return f"[{summary.name}](#{summary.name})", summary.shows, verdict_counts(summary.verdicts) or "none"
 
 
-def _section(summary: Summary, pictures: str) -> str:
+def _claims(summary: Summary, takes: str, pictures: str, tables: str) -> str:
     images = "".join(f"![{summary.shows}]({pictures}/{figure})\n\n" for figure in summary.figures)
-    setting = "; ".join(f"{name}: {value}" for name, value in summary.setting.items())
     differs = f"Differs from the paper: {summary.differs}. " if summary.differs else ""
+    needs = f"The paper's size takes {takes}. " if takes else ""
+    return (
+        f"## {summary.name}\n\n{summary.shows[0].upper()}{summary.shows[1:]} ({summary.source}).\n\n"
+        f"{verdicts_markdown(summary.verdicts)}\n{images}{differs}{needs}[Tables]({tables}#{summary.name}).\n"
+    )
+
+
+def _numbers(summary: Summary) -> str:
+    setting = "; ".join(f"{name}: {value}" for name, value in summary.setting.items())
     # Rows that were gathered elsewhere say nothing of it.
     time = f" in {summary.minutes:.1f} minutes" if summary.minutes else ""
     return (
-        f"## {summary.name}\n\n{summary.shows[0].upper()}{summary.shows[1:]} ({summary.source}).\n\n"
-        f"{verdicts_markdown(summary.verdicts)}\n{images}{tables_markdown(summary.tables)}\n"
-        f"{differs}Setting: {setting}. {summary.rows} rows{time}. "
+        f"## {summary.name}\n\n{tables_markdown(summary.tables)}\nSetting: {setting}. {summary.rows} rows{time}. "
         f"`{summary.command}`, on {summary.provenance}.\n"
     )

@@ -55,7 +55,7 @@ def test_gathered_rows_are_printed_as_tables(gathered, capsys):
     out = capsys.readouterr().out
     assert out.startswith("share held by the interval:\n\n| method | r=128 |\n")
     assert out.count("| near_far | 0.960 |") == 1
-    assert out.count("Agrees: shares: 0.960 (near_far).") == 2
+    assert out.count("| agrees | shares: 0.960 (near_far). |") == 2
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from nystrom_lab.report.catalogue import StudyLine, catalogue_text
-from nystrom_lab.report.gallery import print_summary, write_gallery
+from nystrom_lab.report.gallery import print_summary, print_verdicts, write_gallery
 from nystrom_lab.report.summary import Summary, Verdict, write_summary
 from nystrom_lab.report.table import Table
 
@@ -61,6 +61,14 @@ def test_the_summary_is_printed_with_its_words(folder, capsys):
     printed = capsys.readouterr().out
     for words in ("Errors fall. Agrees: from 2 to 1.", "Does not agree", "Cannot tell", "nystrom", "bounds.png"):
         assert words in printed
+
+
+def test_all_claims_are_printed_as_one_table(capsys):
+    print_verdicts([summary(), summary()])
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines() if "Errors" in line] == ["bounds"] * 6
+    assert [printed.count(word) for word in ("agrees", "does not agree", "cannot tell")] == [2, 2, 2]
+    assert printed.endswith("6 claims: 2 agree, 2 do not, 2 unknown.\n")
 
 
 def test_the_list_fits_the_terminal():

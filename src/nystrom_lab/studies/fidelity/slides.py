@@ -86,8 +86,8 @@ class SlideSizes(NamedTuple):
     lengths: tuple[int, ...]
 
 
-SMALL = SlideSizes(64, 4, 256, 24, 24, 3, (1_000, 10_000))
-PAPER = SMALL._replace(slides=16, bags=1024, seeds=5, lengths=(1_000, 10_000, 100_000))
+SMALL = SlideSizes(64, 4, 256, 24, 24, 3, (1_000, 10_000, 100_000))
+PAPER = SMALL._replace(slides=16, bags=1024, seeds=5)
 
 
 def _plan(setting: Setting) -> Plan:
