@@ -41,7 +41,7 @@ from nystrom.models.positions import Lengthening
 from nystrom.shapes import Masks
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.measure.timing import in_turns, timed_rows
-from nystrom_lab.report.plots.lines import draw_lines
+from nystrom_lab.report.plots.canvas import COLUMN, figure_of, method_look
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.passes import PASSES, Attention, all_hold, is_at_most, time_passes
@@ -59,6 +59,8 @@ LENGTHS, ROUNDS, SHORT_ROUNDS = (512, 1024, 2048, 4096, 8192), 7, 51
 ERROR, HIDDEN = "relative error of the output", "relative error of the hidden states"
 TIME, RATIO, MEMORY = "forward time", "forward time / exact", "forward memory"
 PLACES = ("attention", "encoder")
+# Points by which the name of a line stands above its end.
+_ABOVE = {EXACT: -3, "nystrom-64": -13, "nystrom-256": -18, OURS: 8}
 SHORT, MIXED, APPROXIMATE = "short inputs", "mixed lengths", "near_far, exact_up_to=0"
 # Tokens of short inputs, all of a batch of one length; and of the sequences of a batch that is padded to the longest.
 SHORT_LENGTHS, MIXED_LENGTHS = (256, 512, 1024), ((256, 512, 768, 1024), (256, 512, 1024, 4096))
@@ -330,15 +332,22 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    panels = {
-        "error of the hidden states": [row for row in rows if row.quantity == HIDDEN and row.method != EXACT],
-        "time of the encoder beside exact attention": list(_found(rows, RATIO, "encoder").values()),
-    }
-    return {
-        "": draw_lines(
-            panels, over=lambda row: row.n, x_label="tokens n", y_label="", band="", log_y=False, share_y=False
-        )
-    }
+    """Time of attention over the length, in one column: each line is named at its end, with its error there."""
+    times, errors = _found(rows, TIME, "attention"), _found(rows, ERROR)
+    lines = {name: sorted((n, row.value) for (n, each), row in times.items() if each == name) for name in METHODS}
+    figure = figure_of(COLUMN, 3.2)
+    axes = figure.subplots()
+    for name, points in lines.items():
+        look, end = method_look(name), points[-1]
+        axes.plot(*zip(*points, strict=True), color=look.colour, linestyle=look.line, marker=look.marker)
+        said = "exact attention" if name == EXACT else f"{name}: error {errors[end[0], name].value:.2f}"
+        place = {"xytext": (-2, _ABOVE[name]), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(said, end, **place, color=look.colour, fontsize=9)
+    longest = max(n for n, _ in times)
+    axes.set(xlabel="tokens", ylabel="time of attention, ms", xticks=[longest // 4 * part for part in range(5)])
+    # Room for the lowest name.
+    axes.margins(y=0.1)
+    return {"": figure}
 
 
 STUDIES = {"long-inputs": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}

@@ -1,12 +1,13 @@
 """The study of long inputs: its rules, and two lengths of it on a small model."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from nystrom_lab.measure.rows import new_row, read_rows
 from nystrom_lab.studies.fidelity import long_inputs
-from nystrom_lab.studies.fidelity.long_inputs import ERROR, HIDDEN, MEMORY, RATIO, STUDIES, TIME
+from nystrom_lab.studies.fidelity.long_inputs import ERROR, HIDDEN, MEMORY, METHODS, RATIO, STUDIES, TIME
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 
 NAME = "long-inputs"
@@ -111,3 +112,12 @@ def test_a_ratio_of_short_sequences_is_decided_with_its_quartiles(of, beside, sp
 
 def test_what_was_not_measured_decides_nothing():
     assert [verdict.word for verdict in STUDY.verdicts([row(MEMORY, 3, 512)])] == ["cannot tell"] * 5
+
+
+def test_the_figure_names_each_line_at_its_end_with_its_error_there():
+    rows = [row(TIME, 10.0 * n * (method == "softmax") + n, n, method) for n in (512, 8192) for method in METHODS]
+    rows += [row(ERROR, 0.0 if method == "softmax" else n / 1e5, n, method) for n in (512, 8192) for method in METHODS]
+    [figure] = STUDY.figures(rows, Path()).values()
+    said = {text.get_text() for text in figure.axes[0].texts}
+    assert said == {"exact attention", *(f"{method}: error 0.08" for method in METHODS[1:])}
+    assert {len(line.get_xdata()) for line in figure.axes[0].get_lines()} == {2}
