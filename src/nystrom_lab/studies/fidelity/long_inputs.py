@@ -341,8 +341,8 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
         look, end = method_look(name), points[-1]
         axes.plot(*zip(*points, strict=True), color=look.colour, linestyle=look.line, marker=look.marker)
         said = "exact attention" if name == EXACT else f"{name}: error {errors[end[0], name].value:.2f}"
-        place = {"xytext": (-2, _ABOVE[name]), "textcoords": "offset points", "ha": "right"}
-        axes.annotate(said, end, **place, color=look.colour, fontsize=9)
+        place = {"xytext": (5, _ABOVE[name]), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(said, end, **place, color=look.colour, fontsize=8.5)
     longest = max(n for n, _ in times)
     axes.set(xlabel="tokens", ylabel="time of attention, ms", xticks=[longest // 4 * part for part in range(5)])
     # Room for the lowest name.
