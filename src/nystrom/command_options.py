@@ -105,7 +105,7 @@ class ConvertOptions:
             )
         if self.plan is not None and (self.attention is not None or self.options):
             raise ValueError(
-                "plan says what each layer does, and attention or its options are given too: leave one out."
+                "plan says what each layer does, and attention or its options are also given: leave one out."
             )
 
 
