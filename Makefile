@@ -48,8 +48,15 @@ shapes: $(VENV)/.dev  ## the mathematics again, each shape and dtype in a signat
 tables: $(VENV)/.dev  ## write the tables of the pages from the rows in results/
 	$(BIN)/python tools/write_tables.py
 
-docs: $(VENV)/.dev  ## build the site into site/; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+$(VENV)-docs/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	@echo "Installing what the site needs into $(VENV)-docs: the extra 'docs' alone, without PyTorch."
+	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(VENV)-docs/needs.txt
+	$(VENV)-docs/bin/python -m pip install --progress-bar off --constraint constraints.txt --requirement $(VENV)-docs/needs.txt
+	@touch $@
+
+docs: $(VENV)-docs/.made  ## build the site into site/, in an environment of its own; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
 
 bare: | $(VENV)/.made  ## the core, in an environment with torch and jaxtyping alone
 	rm -rf $(VENV)-bare
@@ -79,4 +86,4 @@ gpu:  ## on a machine with a GPU: tests, tiles, tables, errors and runs, 40 minu
 check: lint types layers docs whole readme shapes bare  ## all that a change must pass
 
 clean:  ## remove environments and caches, not runs or data
-	rm -rf $(VENV) $(VENV)-bare .pytest_cache .ruff_cache .hypothesis .import_linter_cache build site src/*.egg-info
+	rm -rf $(VENV) $(VENV)-bare $(VENV)-docs .pytest_cache .ruff_cache .hypothesis .import_linter_cache build site src/*.egg-info

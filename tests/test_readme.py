@@ -34,6 +34,9 @@ NOT_RUN += (
     "nystrom predict",
     "nystrom convert my-model --to planned",
     "nystrom convert my-bert",
+    "nystrom convert all-MiniLM-L6-v2",
+    "nystrom reproduce long-inputs",
+    "nystrom report study results/",
 )
 NOT_RUN += (
     "nystrom pretrain --preset bert",

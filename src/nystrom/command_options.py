@@ -70,21 +70,21 @@ def taking(options: Callable[P, OptionsClass]) -> Callable[[Callable[[OptionsCla
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Make a Nyströmformer of a BERT or RoBERTa, or give a Nyströmformer another number of positions.
+    """Make a Nyströmformer from a BERT or RoBERTa, or give a Nyströmformer another number of positions.
 
     Attributes:
         source: Folder of a BERT, RoBERTa, XLM-RoBERTa, CamemBERT or Nyströmformer: config.json, safetensors and, if
             there is one, its tokenizer.
-        to: Folder for the new model; made, or empty.
+        to: Folder for the new model; it is made, or must be empty.
         attention: Method, such as "near_far"; Nyström attention, or what a model of this library has, if not given.
         options: Options of the method. A model that gets near_far has the sizes of `near_far_sizes` for its longest
             input where they do not say others; a model that has it already keeps its own.
         num_landmarks: Landmarks m, of methods that have them; "auto" is 64, or what a Nyströmformer has.
-        plan: File of a method for each layer, which `nystrom inspect --budget` writes, in place of one method for all.
+        plan: Plan of `nystrom inspect --budget`, with a method for each layer, in place of one method for all.
         conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33 with Nyström attention or a plan
             and none with another method, or what a Nyströmformer has, which cannot be changed.
-        max_position_embeddings: The longest input, padding included; None is what the source has.
-        positions: How more positions are made of the trained ones: "interpolate" in their table, or "repeat" it.
+        max_position_embeddings: The longest input, padding included; that of the source if not given.
+        positions: How new positions are made from the trained table: "interpolate" stretches it, "repeat" repeats it.
     """
 
     source: Path
@@ -105,7 +105,7 @@ class ConvertOptions:
             )
         if self.plan is not None and (self.attention is not None or self.options):
             raise ValueError(
-                "plan says what each layer does, and attention or its options are given too: leave one out."
+                "plan says what each layer does, and attention or its options are also given: leave one out."
             )
 
 

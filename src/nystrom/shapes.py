@@ -117,7 +117,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, masks: Masks) -> tuple[Tensor 
         raise ValueError(
             f"cu_seqlens is given, and {given[0]}: packed sequences have no padding. Leave one of them out."
             if given
-            else "cu_seqlens is given, but what is asked for is of one sequence: cut the sequences out, one by one."
+            else "cu_seqlens is given, but this takes one sequence: cut the sequences out, one by one."
         )
     if keep is None:
         check_keep("key_keep", key_keep, k, "k")

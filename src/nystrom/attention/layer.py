@@ -406,7 +406,7 @@ class MultiheadAttention(nn.Module):
                 "positions of the queries whose rows you want, or need_weights=False."
             )
         if weight_queries is not None and not need_weights:
-            raise ValueError("weight_queries is given but need_weights is False: pass need_weights=True too.")
+            raise ValueError("weight_queries is given but need_weights is False: also pass need_weights=True.")
         if weight_queries is not None and self.training and getattr(self.heads.options, "landmarks", None) == "uniform":
             raise ValueError(
                 "weight_queries is given in training, where each call draws landmarks: rows would be those of other "
@@ -438,8 +438,8 @@ class MultiheadAttention(nn.Module):
         one_length = query.shape[tokens] == key.shape[tokens]
         if alone and declared is False:
             raise ValueError(
-                "query came alone, as in self-attention, but the layer was built with self_attention=False: pass key "
-                "and value, too."
+                "query came alone, as in self-attention, but the layer was built with self_attention=False: also "
+                "pass key and value."
             )
         is_self = alone or (query is key if declared is None else declared)
         if is_self:

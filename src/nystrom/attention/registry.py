@@ -62,7 +62,7 @@ class Method:
     second_derivatives: str = "never"
 
     def abilities(self) -> tuple[list[str], list[str]]:
-        """What it can do and what it cannot, of what methods differ in; what it cannot do raises by name."""
+        """Capabilities that differ between methods; unsupported ones raise an error."""
         options = {field.name for field in fields(self.options)}
         able = {
             "cross-attention": self.cross_attention,

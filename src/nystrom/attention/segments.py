@@ -24,8 +24,8 @@ def check_segments(cu_seqlens: object, x: Shaped[Tensor, "b h n d"]) -> list[int
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         raise ValueError(
-            "cu_seqlens is given inside torch.compile, torch.export or torch.func, where its numbers cannot be looked "
-            "at: pad the sequences, and pass keep; or leave this call out of the graph (torch.compiler.disable)."
+            "cu_seqlens is given inside torch.compile, torch.export or torch.func, which cannot read its numbers: "
+            "pad the sequences, and pass keep; or leave this call out of the graph (torch.compiler.disable)."
         )
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         is_tensor = isinstance(cu_seqlens, Tensor)

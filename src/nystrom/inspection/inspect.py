@@ -114,7 +114,7 @@ def inspect_model(
         num_queries: Queries r to sample of each sequence in each layer.
         whole_model: Also compare hidden states and predictions, which takes a run with exact attention.
         exact_above: Layers whose heads have a larger mean error get exact attention in `mended`.
-        seed: Of the sample.
+        seed: Seed of the sample.
 
     Raises:
         ValueError: No batch, a method that is unknown or cannot serve the model, or a model whose attention no method

@@ -291,7 +291,7 @@ def _of_packed(
             return route._replace(cu_seqlens=None)
         raise ValueError(
             f"{who} is given packed sequences, and sees a sliding window of {window} tokens of the past, whose mask "
-            "does not keep them apart: pass position_ids that begin anew, too, or pad the sequences."
+            "does not keep them apart: also pass position_ids that begin anew, or pad the sequences."
         )
     return Route("near_far", False, True, None, {"exact_up_to": n}, edges)
 

@@ -75,7 +75,7 @@ class Conversion:
 
 @taking(ConvertOptions)
 def convert(asked: ConvertOptions) -> Conversion:
-    """Make a Nyströmformer of a BERT or RoBERTa, or give a Nyströmformer another number of positions.
+    """Make a Nyströmformer from a BERT or RoBERTa, or give a Nyströmformer another number of positions.
 
     Returns:
         What was mapped, left behind and started.

@@ -86,7 +86,7 @@ def asked_attention(
     found = dict(options)
     if num_landmarks != "auto":
         if "num_landmarks" in found:
-            raise ValueError(f"num_landmarks is {num_landmarks}, and options have num_landmarks too: leave one out.")
+            raise ValueError(f"num_landmarks is {num_landmarks}, and options also have num_landmarks: leave one out.")
         found["num_landmarks"] = num_landmarks
     if attention is None:
         return AskedAttention(None, found, longest)

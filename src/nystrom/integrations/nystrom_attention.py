@@ -83,7 +83,7 @@ class NystromReplacement(nn.Module):
         check_keep("mask", mask, x, "x")
         if mask is not None and self.zeros_in_front:
             raise ValueError(
-                "mask is given, and zeros_in_front is True: the package's landmarks then hang on where the padding is. "
+                "mask is given, and zeros_in_front is True: the package's landmarks then depend on the padding. "
                 "Convert with zeros_in_front=False for masks."
             )
         if weight_queries is not None:

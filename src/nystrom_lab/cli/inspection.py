@@ -24,16 +24,16 @@ class InspectOptions:
 
     Attributes:
         model: Folder of an encoder with its tokenizer, of transformers or of this library.
-        texts: Files of prose like what the model is for, compressed or not.
+        texts: Text files like those that the model will read, compressed or not.
         methods: Methods with their sizes, such as nystrom-64 performer-256; Nyström attention with 64, 128 and 256
             landmarks, and near_far in two sizes, if none is named.
         length: Tokens of a text; the model's positions, but at most 512, if not given.
         num_texts: Texts of that length, spread evenly over the files.
-        num_queries: Queries to sample of each text in each layer; more narrow the intervals.
-        whole_model: Also compare hidden states and predictions; this alone takes more than linear time.
+        num_queries: Queries sampled per text and layer; more of them give narrower intervals.
+        whole_model: Also compare hidden states and predictions, the only part that takes more than linear time.
         budget: Largest relative error of the hidden states, such as .05: chooses the cheapest method for each layer
             among those named, or the usual ones and exact attention (softmax), and writes plan.json.
-        seed: Of the sample.
+        seed: Seed of the sample.
         threads: Threads on the CPU; torch's choice if not given.
         device: Where to run; "auto" takes a GPU if there is one.
         to: Folder for rows.csv, verdict.txt, the figures and plan.json; nothing is written if not given.
@@ -56,7 +56,7 @@ class InspectOptions:
 
 @taking(InspectOptions)
 def inspect(asked: InspectOptions) -> None:
-    """Measure how near methods are to exact attention in a model: layer by layer, head by head, and in the whole.
+    """Measure how close methods are to exact attention in a model: by layer, by head, and for the whole model.
 
     Raises:
         ValueError: A model that no method can serve, texts that are too short, an unknown method, a folder that

@@ -135,16 +135,16 @@ COMMANDS: dict[str, Command] = {
     "lra run": Command(
         "train methods on the tasks of the Long Range Arena, several runs at a time", train.lra_run, lasting=True
     ),
-    "lra status": Command("how far these runs, or the trials of a search, are", train.lra_status),
+    "lra status": Command("show the progress of these runs, or of the trials of a search", train.lra_status),
     "lra table": Command("accuracies of these runs over seeds, beside those of the two papers", train.lra_table),
     "lra curves": Command("accuracies of these runs over the time of training (Fig. 2 of Skyformer)", train.lra_curves),
     "lra overhead": Command("time of a training step beside one of a bare loop", train.lra_overhead),
     "fill-mask": Command("fill in the [MASK] of a text with a masked language model", models.fill_masks),
     "inspect": Command(
-        "measure how near methods are to exact attention in a model, on texts of yours", inspection.inspect_encoder
+        "measure how close methods are to exact attention in your model, on your texts", inspection.inspect_encoder
     ),
     "convert": Command(
-        "make a Nyströmformer of a BERT or RoBERTa, or give a model more positions", models.convert_model
+        "make a Nyströmformer from a BERT or RoBERTa, or give a model more positions", models.convert_model
     ),
     "export": Command("write a model as ONNX, for any batch and length", models.export_model),
     "methods": Command("list the attention methods and their options", studies.list_methods),
@@ -161,9 +161,7 @@ COMMANDS: dict[str, Command] = {
         studies.bench_model,
         lasting=True,
     ),
-    "bench plan": Command(
-        "what a training step of a long sequence over GPUs costs on paper, beside ring attention", studies.bench_plan
-    ),
+    "bench plan": Command("estimate a long-sequence training step on GPUs, against ring attention", studies.bench_plan),
     "bench ranks": Command(
         "time, memory and bytes of a sequence cut over processes, beside one process", studies.bench_ranks, lasting=True
     ),
@@ -181,6 +179,6 @@ COMMANDS: dict[str, Command] = {
     ),
     "report model": Command("the same for rows of whole encoders", studies.report_study("model")),
     "report ranks": Command("the same for rows of sequences over processes", studies.report_study("ranks")),
-    "report study": Command("print the tables of a study of nystrom reproduce again", reproduce.report_gathered),
+    "report study": Command("print or draw the rows of a study of nystrom reproduce again", reproduce.report_gathered),
     "report training": Command("the same for rows of training steps", studies.report_study("training")),
 }

@@ -128,18 +128,24 @@ def report_gathered(words: list[str]) -> None:
     """Print the tables of one study from gathered rows."""
     from nystrom_lab.measure.rows import read_rows
     from nystrom_lab.report.markdown_gallery import tables_markdown, verdicts_markdown
+    from nystrom_lab.report.plots.canvas import check_figure, house_style, save_figure
     from nystrom_lab.studies.reproduce.catalogue import find_study
     from nystrom_lab.studies.reproduce.run import rows_of
 
-    def report(file: Path, *, study: str, table: int | None = None, verdicts: bool = False) -> None:
-        """Print what a study of `nystrom reproduce` says of rows, as Markdown.
+    def report(
+        file: Path, *, study: str, table: int | None = None, verdicts: bool = False, figure: Path | None = None
+    ) -> None:
+        """Print the tables of a study of `nystrom reproduce` from its rows, as Markdown.
 
         Args:
             file: Rows, of this study or of several.
             study: Its name.
             table: Number of the only table to print, from 1; all if not given.
-            verdicts: Also print the claims, and what the rows say of them.
+            verdicts: Also print the claims, and whether the rows agree with them.
+            figure: File to draw the study's first figure to, .png or .svg; none is drawn if not given.
         """
+        if figure is not None:
+            check_figure(figure)
         found = find_study(study)
         rows = rows_of(read_rows(file), study)
         tables = list(found.tables(rows))
@@ -151,6 +157,9 @@ def report_gathered(words: list[str]) -> None:
         print(tables_markdown(tables), end="")
         if verdicts:
             print(f"\n{verdicts_markdown(found.verdicts(rows))}", end="")
+        if figure is not None:
+            with house_style():
+                save_figure(next(iter(found.figures(rows, file.parent).values())), figure)
 
     report(**arguments_of(report, words, "report study", file=positional(report, "file")))
 

@@ -91,7 +91,7 @@ def bench_pretraining(words: list[str]) -> None:
 
 
 def bench_plan(words: list[str]) -> None:
-    """Say what a training step over GPUs costs on paper."""
+    """Estimate a training step on GPUs."""
     from nystrom_lab.studies.parallel.plan import run_plan
 
     print(run_plan(**arguments_of(run_plan, words, "bench plan")))

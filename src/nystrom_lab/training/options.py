@@ -18,11 +18,11 @@ INSTANCES = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class LoopChanges:
-    """What a run changes of its preset's training; None leaves the preset's value.
+    """Changes to the preset's training; None leaves the preset's value.
 
     Attributes:
         steps: Steps. A shorter run has a warm-up shorter in proportion.
-        batch_size: Samples per step, over all processes and accumulated parts.
+        batch_size: Global batch size: samples per step, over all processes and accumulation steps.
         learning_rate: Learning rate at the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
         dropout: Dropout on the hidden states.
@@ -46,7 +46,7 @@ class LoopChanges:
 
 @dataclass(frozen=True, kw_only=True)
 class PresetChanges(LoopChanges):
-    """What a run of the Long Range Arena changes in its preset, beside the training itself.
+    """Further changes to a preset of the Long Range Arena.
 
     Attributes:
         positions: "learned", a table; "rotary", queries and keys turned by their position; or "none".
@@ -64,12 +64,12 @@ class PresetChanges(LoopChanges):
             other methods have none to drop.
         schedule: The learning rate after the warm-up: "linear" or "cosine" to 0, "constant", or "rsqrt", the inverse
             root of the step.
-        clip_norm: Largest norm of the gradient of a step; 0 for any.
+        clip_norm: Gradients are clipped to this norm; 0 for no clipping.
         adam_betas: Decay of AdamW's running means.
         weight_decay: Weight decay of AdamW, on all weights but biases and norms.
         label_smoothing: Share of a label that is spread evenly over the classes, in training.
         ema: Decay of a running mean of the weights, which is evaluated and kept in their place; 0 for none.
-        augment: Vary training samples anew in each pass: the arguments of ListOps in another order, texts cropped,
+        augment: Augment training samples anew in each pass: the arguments of ListOps in another order, texts cropped,
             pictures mirrored, shifted and scaled (Pathfinder: mirrored).
         denoise: Weight of the loss of predicting every token of an input of which 30 % is corrupted; 0 for clean
             inputs.
@@ -96,15 +96,15 @@ class PresetChanges(LoopChanges):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a training runs.
+    """How a training is run.
 
     Attributes:
-        seed: Determines new weights, the order of the samples, what is drawn, and dropout.
+        seed: Seed of new weights, the order of samples, random draws and dropout.
         resume: Continue the run in the folder, from its last complete checkpoint.
-        accumulation: Parts in which a process computes its share of a batch, to save memory; in evaluations too.
+        accumulation: Gradient-accumulation steps, which save memory; evaluations are split likewise.
         context_parallel: Processes that share the tokens of each sample, for samples that do not fit into one.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" is an accelerator where there is one.
+        device: "auto" takes an accelerator if there is one.
         track_error: Also record the error of attention against exact attention, estimated from a few queries; for
             models of this library.
         threads: Threads on the CPU; torch's choice if not given.
@@ -133,7 +133,7 @@ class TrainOptions(PresetChanges, RunOptions):
 
     Attributes:
         task: Task, such as "listops".
-        attention: Method, a name of `nystrom methods`; or "none", values that pass through, to see what attention adds.
+        attention: Attention method, see `nystrom methods`; "none" passes values through, to see what attention adds.
             That of the model, or nystrom.
         options: Options of the method.
         preset: "nystromformer" or "skyformer", as published, and "nystromformer-1000" or "skyformer-1000" for Text cut
@@ -193,7 +193,7 @@ class PretrainOptions(LoopChanges, RunOptions):
         intermediate_size: Width inside the feed-forward block.
         conv_kernel_size: Size of the convolution of the values that is added to the attention; 0 for none.
         instances: Held-out instances that an evaluation scores, at most; they are the same in all runs on the data.
-        workers: Processes that make batches ahead; they change nothing but speed.
+        workers: Processes that load batches ahead; they change nothing but speed.
         compile: Compile the encoder, and pad every batch to `length`, so that one graph serves all steps.
     """
 

@@ -32,8 +32,8 @@ class Settings(Recipe, Schedule):
         preset: Name of the preset.
         seed: Of the initial weights, the order of the samples, dropout and the method's draws.
         steps: Steps.
-        batch_size: Samples per step, over all processes and accumulated parts.
-        accumulation: Parts in which a process computes its share of a batch.
+        batch_size: Global batch size: samples per step, over all processes and accumulation steps.
+        accumulation: Gradient-accumulation steps.
         processes: Processes.
         learning_rate: At the end of the warm-up.
         warmup_steps: Steps of linear warm-up.

@@ -12,7 +12,7 @@ class Schedule:
 
     Attributes:
         steps: Steps.
-        batch_size: Samples per step, over all processes and accumulated parts.
+        batch_size: Global batch size: samples per step, over all processes and accumulation steps.
         accumulation: Parts that a process computes its share of a batch in.
         processes: Processes.
         context_parallel: Processes that share the tokens of a sample.
@@ -101,7 +101,7 @@ class RunSettings(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Samples per step, over all processes and accumulated parts."""
+        """Global batch size: samples per step, over all processes and accumulation steps."""
         ...
 
     @property

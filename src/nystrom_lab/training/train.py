@@ -105,7 +105,7 @@ class EvaluateOptions:
         split: train, val or test.
         batch_size: Samples at a time; affects only speed and memory.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" is an accelerator where there is one.
+        device: "auto" takes an accelerator if there is one.
     """
 
     task: str

@@ -67,7 +67,7 @@ def test_equal_tensors_raise_where_it_would_make_a_difference(method):
 @pytest.mark.refuses
 def test_what_contradicts_the_declaration_raises():
     x, mask = inputs()
-    with pytest.raises(ValueError, match=r"query came alone, .* self_attention=False: pass key and value"):
+    with pytest.raises(ValueError, match=r"query came alone, .* self_attention=False: also pass key and value"):
         layer_of("nystrom", False)(x)
     with pytest.raises(ValueError, match=r"query holds 40 tokens and key 30, .* self_attention=True"):
         layer_of("nystrom", True)(x, x[:, :30], x[:, :30])

@@ -7,6 +7,7 @@ made of others.
 
 import inspect
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -308,3 +309,8 @@ def test_every_family_that_asks_for_an_attention_is_in_a_table():
     assert asking - set(WORKS) - set(RAISE) - COMPOSED == set()
     assert len(asking & set(WORKS)) > 50
     assert not any(asks(family) for family in DEAF)
+
+
+def test_the_guide_names_every_family_that_works():
+    page = (Path(__file__).parents[3] / "docs" / "transformers.md").read_text(encoding="utf-8")
+    assert not [name for name in WORKS if f"`{name}`" not in page]

@@ -51,7 +51,9 @@ def gathered(tmp_path):
 
 def test_gathered_rows_are_printed_as_tables(gathered, capsys):
     words = ["report", "study", str(gathered), "--study", "inspect-calibration"]
-    assert main([*words, "--table", "2", "--verdicts"]) == 0
+    picture = gathered.with_name("shares.png")
+    assert main([*words, "--table", "2", "--verdicts", "--figure", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
     assert out.startswith("share held by the interval:\n\n| method | r=128 |\n")
     assert out.count("| near_far | 0.960 |") == 1

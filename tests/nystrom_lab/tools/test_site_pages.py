@@ -13,7 +13,7 @@ from tools.site_pages import ELSEWHERE, ROOT, Formulas, page_of, site_links
     [
         ("README.md", "[a](docs/gpu.md#use-it) [b](results/README.md)", "[a](gpu.md#use-it) [b](results.md)"),
         ("results/README.md", "[a](../docs/gallery.md)", "[a](gallery.md)"),
-        ("docs/gpu.md", "[a](../CONTRIBUTING.md) ![p](near-far.png)", "[a](contributing.md) ![p](near-far.png)"),
+        ("docs/gpu.md", "[a](../CONTRIBUTING.md) ![p](long-inputs.png)", "[a](contributing.md) ![p](long-inputs.png)"),
         ("docs/methods/nystrom.md", "[a](../gpu.md) [b](../../README.md)", "[a](../gpu.md) [b](../index.md)"),
         # Not on the site.
         ("README.md", "see [CITATION.cff](CITATION.cff).", "see CITATION.cff."),

@@ -26,7 +26,7 @@ def as_own(content: dict[str, Any], changes: Mapping[str, Any], what: str) -> di
     elif came != OWN_TYPE:
         raise ValueError(
             f"{what} is of type {came!r}; expected {OWN_TYPE!r}, or {PUBLISHED_TYPE!r} for a published "
-            "Nyströmformer: name a model of this library."
+            "Nyströmformer: nystrom convert makes one of a BERT or RoBERTa."
         )
     if (content.get("design"), content.get("attention")) == ("authors", "linformer"):
         # Until it was an option, this design froze the projections.

@@ -7,6 +7,8 @@ near_far is as `nystrom convert --attention near_far` makes it: sizes of `near_f
 - the relative error of the attention's output, $\|\tilde Y - Y\|_F / \|Y\|_F$ of a head, on what the layers of the
   exact encoder are given: the mean over layers, heads and texts, and their quartiles;
 - the relative error of the hidden states after the last layer, over all texts;
+- the same error, and time and memory of the attention, of the package nystrom-attention with as many landmarks as
+  it has by default, where it is installed;
 - time and memory of a forward pass, of the attention of the middle layer and of the whole encoder, on one text, all
   in turn: medians and quartiles of the rounds, and the ratio to exact attention within a round;
 - times of near_far's default on short sequences of random tokens, forward and in training: beside fused exact
@@ -25,8 +27,9 @@ Claims of this library, and the rules that decide on them, each at every length 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -41,7 +44,7 @@ from nystrom.models.positions import Lengthening
 from nystrom.shapes import Masks
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.measure.timing import in_turns, timed_rows
-from nystrom_lab.report.plots.lines import draw_lines
+from nystrom_lab.report.plots.canvas import COLUMN, figure_of, method_look
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.passes import PASSES, Attention, all_hold, is_at_most, time_passes
@@ -55,10 +58,14 @@ if TYPE_CHECKING:
 
 EXACT, OURS = "softmax", "near_far"
 METHODS = (EXACT, "nystrom-64", "nystrom-256", OURS)
+# The attention of a package, which is not put into the encoder.
+PACKAGE = "nystrom-attention-256"
 LENGTHS, ROUNDS, SHORT_ROUNDS = (512, 1024, 2048, 4096, 8192), 7, 51
 ERROR, HIDDEN = "relative error of the output", "relative error of the hidden states"
 TIME, RATIO, MEMORY = "forward time", "forward time / exact", "forward memory"
 PLACES = ("attention", "encoder")
+# Points by which the name of a line stands above its end.
+_ABOVE = {EXACT: 5, "nystrom-64": -13, "nystrom-256": -18, OURS: 8}
 SHORT, MIXED, APPROXIMATE = "short inputs", "mixed lengths", "near_far, exact_up_to=0"
 # Tokens of short inputs, all of a batch of one length; and of the sequences of a batch that is padded to the longest.
 SHORT_LENGTHS, MIXED_LENGTHS = (256, 512, 1024), ((256, 512, 768, 1024), (256, 512, 1024, 4096))
@@ -109,9 +116,10 @@ def _errors(longer: Encoder, methods: Sequence[str], n: int, texts: int, facts: 
     candidates = {each.name: each for each in read_candidates(methods, n)}
     errors: dict[str, list[torch.Tensor]] = {}
     for given in longer.record(n, texts, tuple(range(longer.layers))).values():
-        exact = _attend(candidates[EXACT], given)
-        for name, candidate in candidates.items():
-            off = (_attend(candidate, given) - exact).flatten(2).norm(dim=2)
+        calls = _calls(candidates, given)
+        exact = calls[EXACT]()
+        for name, call in calls.items():
+            off = (call() - exact).flatten(2).norm(dim=2)
             errors.setdefault(name, []).append(off / exact.flatten(2).norm(dim=2))
     shared: dict[str, Any] = {"n": n, "facts": {"layers": longer.layers, "b": texts, **facts}}
     for name, values in errors.items():
@@ -136,7 +144,7 @@ def _measure_times(encoder: Encoder, n: int, folder: Path) -> Iterable[Row]:
     layer = encoder.layers // 2
     given, model, ids = longer.record(n, 1, (layer,))[layer], _load(longer), encoder.tokens(n, 1)
     calls = {
-        "attention": {name: partial(_attend, each, given) for name, each in candidates.items()},
+        "attention": _calls(candidates, given),
         "encoder": {name: partial(_hidden, model, each, ids) for name, each in candidates.items()},
     }
     for place, of_methods in calls.items():
@@ -177,6 +185,33 @@ def _load(encoder: Encoder) -> torch.nn.Module:
 @torch.no_grad()
 def _attend(candidate: Candidate, given: Recording) -> torch.Tensor:
     return attend_by(candidate.method, LayerCall(0, "", *given, Masks(), None), candidate.options)
+
+
+def _calls(candidates: Mapping[str, Candidate], given: Recording) -> dict[str, Callable[[], torch.Tensor]]:
+    """The attention of each candidate; and, beside Nyström attention, of the package where it is installed."""
+    calls: dict[str, Callable[[], torch.Tensor]] = {
+        name: partial(_attend, each, given) for name, each in candidates.items()
+    }
+    if "nystrom-256" in candidates and find_spec("nystrom_attention") is not None:
+        calls[PACKAGE] = _package(given)
+    return calls
+
+
+def _package(given: Recording) -> Callable[[], torch.Tensor]:
+    """`NystromAttention` of the package without its projections and its skip."""
+    from nystrom_attention import NystromAttention
+
+    _, heads, _, width = given.q.shape
+    layer = NystromAttention(heads * width, dim_head=width, heads=heads, num_landmarks=256, residual=False).eval()
+    layer.add_module("to_qkv", torch.nn.Identity())
+    layer.add_module("to_out", torch.nn.Identity())
+    packed = torch.cat([x.transpose(1, 2).flatten(2) for x in given], dim=-1)
+
+    @torch.no_grad()
+    def attend() -> torch.Tensor:
+        return layer(packed).unflatten(2, (heads, width)).transpose(1, 2)
+
+    return attend
 
 
 @torch.no_grad()
@@ -243,7 +278,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
                 for quantity, digits in ((TIME, ".3g"), (RATIO, ".2f"), (MEMORY, ".3g"))
             ),
         ]
-        for key in sorted(errors, key=lambda key: (key[0], METHODS.index(key[1])))
+        for key in sorted(errors, key=lambda key: (key[0], (*METHODS, PACKAGE).index(key[1])))
     ]
     of = [f"{place}: {what}" for place in PLACES for what in ("ms", "/ exact", "MB")]
     lengths, ratios = sorted({n for n, _ in hidden}), measured[RATIO, "encoder"]
@@ -330,15 +365,22 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    panels = {
-        "error of the hidden states": [row for row in rows if row.quantity == HIDDEN and row.method != EXACT],
-        "time of the encoder beside exact attention": list(_found(rows, RATIO, "encoder").values()),
-    }
-    return {
-        "": draw_lines(
-            panels, over=lambda row: row.n, x_label="tokens n", y_label="", band="", log_y=False, share_y=False
-        )
-    }
+    """Time of attention over the length, in one column: each line is named at its end, with its error there."""
+    times, errors = _found(rows, TIME, "attention"), _found(rows, ERROR)
+    lines = {name: sorted((n, row.value) for (n, each), row in times.items() if each == name) for name in METHODS}
+    figure = figure_of(COLUMN, 3.2)
+    axes = figure.subplots()
+    for name, points in lines.items():
+        look, end = method_look(name), points[-1]
+        axes.plot(*zip(*points, strict=True), color=look.colour, linestyle=look.line, marker=look.marker)
+        said = "exact attention" if name == EXACT else f"{name}: error {errors[end[0], name].value:.2f}"
+        place = {"xytext": (5, _ABOVE[name]), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(said, end, **place, color=look.colour, fontsize=8.5)
+    longest = max(n for n, _ in times)
+    axes.set(xlabel="tokens", ylabel="time of attention, ms", xticks=[longest // 4 * part for part in range(5)])
+    # Room for the lowest name.
+    axes.margins(y=0.1)
+    return {"": figure}
 
 
 STUDIES = {"long-inputs": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}

@@ -1,4 +1,4 @@
-"""`nystrom bench plan`: what a training step of a long sequence over GPUs costs on paper."""
+"""`nystrom bench plan`: an estimate of a long-sequence training step on GPUs."""
 
 from typing import Any
 
@@ -38,28 +38,28 @@ def run_plan(
     memory: float = 80.0,
     markdown: bool = False,
 ) -> str:
-    """Say what a training step of one long sequence over GPUs costs on paper, beside ring attention. Nothing is run.
+    """Estimate a long-sequence training step on GPUs, against ring attention. Nothing is run.
 
     The defaults are an encoder of BERT-base's size on H100 SXM with 400 Gb/s of InfiniBand for each GPU, as NVIDIA
     publishes them (H100 and DGX H100 datasheets). The formulas are in nystrom_lab.studies.parallel.costs.
 
     Args:
         tokens: Tokens of the sequence, such as 65536, 64K or 16M (16 x 2^20).
-        ranks: GPUs, each with as many tokens.
+        ranks: GPUs; each has an equal share of the tokens.
         attention: Methods that work over ranks.
-        landmarks: Landmarks, clusters or features of the methods that have such; by default those of the method.
+        landmarks: Landmarks, clusters or features; the method's default if not given.
         layers: Layers.
         width: Width of the model.
         heads: Heads of each layer.
         feed_forward: Width of the feed-forward blocks; by default four times that of the model.
         taps: Width of the skip convolution of the values; 0 for none.
-        checkpointing: Compute layers again in the backward pass instead of keeping what is inside of them.
+        checkpointing: Recompute layers in the backward pass instead of keeping their activations.
         flops: Multiplications and additions of a GPU in a second; bfloat16 without sparsity.
-        utilisation: Share of them that is reached, an assumption.
+        utilisation: Share of these operations that is reached; an assumption.
         bandwidth: GB (10^9 bytes) that a GPU sends in a second.
-        latency: Microseconds that a collective takes however little it sends, an assumption.
+        latency: Microseconds that any collective takes; an assumption.
         memory: GB of a GPU.
-        markdown: Give the table as Markdown, without the formulas.
+        markdown: Print the table as Markdown, without the formulas.
 
     Returns:
         A table, and the formulas.

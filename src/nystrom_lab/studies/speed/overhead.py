@@ -40,7 +40,7 @@ def run_overhead(
         steps: Steps to measure, of each of the two.
         seed: Determines initial weights and batches.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" is an accelerator where there is one.
+        device: "auto" takes an accelerator if there is one.
         threads: Threads on the CPU; torch's choice if not given.
 
     Returns:

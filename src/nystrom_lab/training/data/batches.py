@@ -45,7 +45,7 @@ class TrainingOrder(Sampler[int]):
 
     Args:
         lengths: Tokens of each sample.
-        batch_size: Samples per step, over all processes and accumulated parts.
+        batch_size: Global batch size: samples per step, over all processes and accumulation steps.
         steps: Steps of the run.
         seed: Determines the order.
     """

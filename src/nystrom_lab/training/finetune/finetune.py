@@ -33,7 +33,7 @@ def finetune(asked: FinetuneOptions) -> Path:
         FloatingPointError: The loss or a weight is no longer finite.
     """
     if asked.plan is not None and (asked.attention is not None or asked.options):
-        raise ValueError("plan says what each layer does, and attention or its options are given too: leave one out.")
+        raise ValueError("plan says what each layer does, and attention or its options are also given: leave one out.")
     planned = None if asked.plan is None else read_plan(asked.plan)
     _, texts = asked.extent, asked.texts
     if asked.search and asked.grid:

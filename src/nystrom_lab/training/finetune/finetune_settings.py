@@ -59,7 +59,7 @@ class FinetuneSettings(Schedule):
         max_length: Tokens that a text, or a pair, is cut to.
         seed: Of the new head, the order of the texts and dropout.
         steps: Steps.
-        batch_size: Texts per step, over all processes and accumulated parts.
+        batch_size: Global batch size: texts per step, over all processes and accumulation steps.
         accumulation: Parts that a process computes its share of a batch in.
         processes: Processes.
         learning_rate: At the end of the warm-up.

@@ -37,7 +37,7 @@ class PredictOptions:
         pair_field: Column of the second text of each pair.
         batch_size: Texts at a time; affects only speed and memory.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" is an accelerator where there is one.
+        device: "auto" takes an accelerator if there is one.
         threads: Threads on the CPU; torch's choice if not given.
     """
 

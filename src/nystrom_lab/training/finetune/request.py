@@ -20,7 +20,7 @@ class FinetuneOptions(RunOptions):
     """Options of a fine-tuning; the defaults are the paper's.
 
     Attributes:
-        task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or imdb; left out for texts of your own.
+        task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or imdb; leave it out for your own texts.
         model: Folder of an encoder with its tokenizer, or OWNER/NAME: of this library, a published Nyströmformer, or
             any encoder of transformers.
         data: GLUE's folder of the task, or files: .tsv, .csv, .jsonl, .parquet, compressed or not, named train, dev and
@@ -28,21 +28,21 @@ class FinetuneOptions(RunOptions):
         to: Folder of the run; runs/finetune-TASK-MODEL-ATTENTION-seedSEED if not given.
         attention: Method in place of the model's attention; "softmax" is exact. The model's own if not given.
         options: Options of the method.
-        plan: File of a method for each layer, which `nystrom inspect --budget` writes, in place of one for all.
-        text_field: Column of the texts, of the first of each pair; the usual names if not given.
+        plan: Plan of `nystrom inspect --budget`, with a method for each layer, in place of one method for all.
+        text_field: Column of the texts, or of the first text of each pair; the usual names if not given.
         label_field: Column of the labels.
         pair_field: Column of the second text of each pair; your own data are single texts without it.
         labels: Whether the labels of your own data are classes or numbers; "auto" means numbers if one is not whole.
         val_share: Share of the training texts that becomes validation; a tenth where there is no validation split.
         epochs: Passes over the training texts; 4 if neither this nor steps is given.
         steps: Steps, in place of epochs.
-        batch_size: Texts per step, over all processes and accumulated parts.
+        batch_size: Global batch size: texts per step, over all processes and accumulation steps.
         learning_rate: Learning rate at the end of the warm-up.
         max_length: Tokens that a text, or a pair, is cut to; 512, or the model's positions where these are fewer.
         warmup_steps: Steps of linear warm-up; a tenth of all if not given.
         evaluate_every: Steps between evaluations, each followed by a checkpoint; once per epoch if not given.
         search: Train with each batch size of 8, 16, 32 and each learning rate of 2e-5, 3e-5, 4e-5, 5e-5, as the paper
-            for MRPC, and score the run that is best on validation.
+            does for MRPC, and score the run that is best on validation.
         grid: Other values to search.
         jobs: Trials of a search at a time on a cluster; all if not given. Here they are trained one after the other.
         on: "local", or "slurm": a job for each trial of a search, on the cluster that this machine submits to, on

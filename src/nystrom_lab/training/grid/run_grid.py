@@ -61,14 +61,14 @@ class GridOptions(PresetChanges):
             position for each pixel.
         max_length: Tokens of the longest sequence, and positions of the models, in place of the preset's; the data are
             then in TASK-LENGTH. Not for pictures, whose data have a size.
-        accumulation: Parts in which a batch is computed, to save memory; in evaluations too.
+        accumulation: Gradient-accumulation steps, which save memory; evaluations are split likewise.
         conv_kernel_size: Taps of the convolution of the values that is added to the attention of every method; 0 for
             none.
         jobs: Runs at a time; one here, and all on a cluster, if not given. Each has one GPU where there are several. On
             the CPU a run waits while the others leave less free memory than runs so far needed.
         threads: Threads of each run on the CPU; its share of the cores if not given, and one core on a cluster.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" is an accelerator where there is one.
+        device: "auto" takes an accelerator if there is one.
         compile: Compile the models, see `nystrom train`.
         track_error: Also record the error of attention against exact attention, estimated from a few queries.
         on: "local", or "slurm": a job for each run, on the cluster that this machine submits to. This process may end

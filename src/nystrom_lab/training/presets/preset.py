@@ -39,7 +39,7 @@ class Preset(Recipe):
         source: The paper that the settings come from.
         data: The data set.
         methods: From the number of positions of a model to the settings of each method, by name.
-        batch_size: Samples per step, over all processes and accumulated parts.
+        batch_size: Global batch size: samples per step, over all processes and accumulation steps.
         learning_rate: At the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
         steps: Steps.

@@ -51,7 +51,7 @@ class PretrainingPreset:
         length: Tokens of an instance.
         steps: Steps.
         steps_from_model: Steps of a run that starts from a trained model.
-        batch_size: Instances per step, over all processes and accumulated parts.
+        batch_size: Global batch size: instances per step, over all processes and accumulation steps.
         learning_rate: At the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
         evaluate_every: Steps between evaluations, each followed by a checkpoint.

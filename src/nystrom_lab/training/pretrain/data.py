@@ -20,7 +20,7 @@ class InstanceOrder(TrainingOrder):
 
     Args:
         data: Instances.
-        batch_size: Instances per step, over all processes and accumulated parts.
+        batch_size: Global batch size: instances per step, over all processes and accumulation steps.
         steps: Steps of the run.
         seed: Determines the order.
     """

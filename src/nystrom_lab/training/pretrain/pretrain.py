@@ -58,7 +58,7 @@ class EvaluatePretrainedOptions:
         instances: Held-out instances, at most; the same as in the evaluations of a run.
         batch_size: Instances at a time; affects only speed and memory.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" is an accelerator where there is one.
+        device: "auto" takes an accelerator if there is one.
     """
 
     model: Path

@@ -38,8 +38,8 @@ class PretrainingSettings(Schedule):
         intermediate_size: Width inside the feed-forward block.
         seed: Of the initial weights, the instances, their order, dropout and the method's draws.
         steps: Steps.
-        batch_size: Instances per step, over all processes and accumulated parts.
-        accumulation: Parts in which a process computes its share of a batch.
+        batch_size: Global batch size: instances per step, over all processes and accumulation steps.
+        accumulation: Gradient-accumulation steps.
         processes: Processes.
         learning_rate: At the end of the warm-up.
         warmup_steps: Steps of linear warm-up.

@@ -66,7 +66,7 @@ def training_arguments(
         run: The folder.
         reports: Other places that the Trainer reports to.
         schedule: Of the learning rate, after its linear warm-up.
-        clip_norm: Largest norm of the gradient of a step; 0 for any.
+        clip_norm: Gradients are clipped to this norm; 0 for no clipping.
         workers: Processes that make batches ahead; 0 for none but this one.
         timeout: Seconds that a process waits for the others.
     """

@@ -1,12 +1,13 @@
 """The study of long inputs: its rules, and two lengths of it on a small model."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from nystrom_lab.measure.rows import new_row, read_rows
 from nystrom_lab.studies.fidelity import long_inputs
-from nystrom_lab.studies.fidelity.long_inputs import ERROR, HIDDEN, MEMORY, RATIO, STUDIES, TIME
+from nystrom_lab.studies.fidelity.long_inputs import ERROR, HIDDEN, MEMORY, METHODS, RATIO, STUDIES, TIME
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 
 NAME = "long-inputs"
@@ -42,8 +43,12 @@ def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatc
     assert "nan" not in positions.lines[0]
     assert [line[0] for line in short.lines] == list(long_inputs.METHODS)
     assert short.lines[0][1:] == ["0.00 / 1.00", "0.00 / 1.00"]
-    assert [line[:2] for line in table.lines] == [[n, name] for n in ("16", "1200") for name in long_inputs.METHODS]
-    assert all(cell for line in table.lines for cell in line)
+    in_table = (*METHODS, long_inputs.PACKAGE)
+    assert [line[:2] for line in table.lines] == [[n, name] for n in ("16", "1200") for name in in_table]
+    # The package is not put into the encoder. What it computes is Nyström attention, beside other zeros in front.
+    assert all(all(line) == (line[1] != long_inputs.PACKAGE) for line in table.lines)
+    package, ours = (found[ERROR, name, 1200] for name in (long_inputs.PACKAGE, "nystrom-256"))
+    assert package == pytest.approx(ours, rel=0.3)
     assert (folder / f"{NAME}.png").is_file()
     # The longer model is made once, and once with repeated positions.
     assert len(list(folder.glob("*-1200*"))) == 2
@@ -111,3 +116,12 @@ def test_a_ratio_of_short_sequences_is_decided_with_its_quartiles(of, beside, sp
 
 def test_what_was_not_measured_decides_nothing():
     assert [verdict.word for verdict in STUDY.verdicts([row(MEMORY, 3, 512)])] == ["cannot tell"] * 5
+
+
+def test_the_figure_names_each_line_at_its_end_with_its_error_there():
+    rows = [row(TIME, 10.0 * n * (method == "softmax") + n, n, method) for n in (512, 8192) for method in METHODS]
+    rows += [row(ERROR, 0.0 if method == "softmax" else n / 1e5, n, method) for n in (512, 8192) for method in METHODS]
+    [figure] = STUDY.figures(rows, Path()).values()
+    said = {text.get_text() for text in figure.axes[0].texts}
+    assert said == {"exact attention", *(f"{method}: error 0.08" for method in METHODS[1:])}
+    assert {len(line.get_xdata()) for line in figure.axes[0].get_lines()} == {2}

@@ -65,7 +65,7 @@ def test_splits_share_no_document_and_negatives_are_no_links(folder, tmp_path, c
     assert not seen["val"] & seen["test"]
     said = capsys.readouterr().err
     assert "notice: a stand-in for the papers' pairs" in said
-    assert "notice: the words alone tell" in said
+    assert "notice: a TF-IDF baseline to beat has" in said
 
 
 def test_one_text_under_two_ids_is_in_one_split_and_no_pair_has_both_labels(folder, tmp_path, capsys):
