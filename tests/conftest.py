@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import gc
 import json
 import os
 import subprocess
@@ -80,6 +81,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Refuse `-m gpu` where there is none: tests of full sizes are far too slow in the interpreter."""
     if config.option.markexpr == "gpu" and not torch.cuda.is_available():
         raise pytest.UsageError("-m gpu needs a CUDA device, and torch finds none here: leave it out.")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of each later collection of garbage; Trainer asks for a whole one after each run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+
+@pytest.fixture(autouse=True)
+def drawn_roughly(request, monkeypatch):
+    """Runs and studies draw; the tests of reports look at figures, and elsewhere a rough one will do."""
+    if "report" in request.path.parts:
+        return
+    savefig = Figure.savefig
+
+    def rough(self, *args, **kwargs):
+        self.set_layout_engine("none")
+        return savefig(self, *args, **(kwargs | {"dpi": 20}))
+
+    monkeypatch.setattr(Figure, "savefig", rough)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,9 @@ def draw(m, dtype=torch.float64, seed=0):
 
 
 # In registers up to 64 (32 backward), in scratch memory above; there torch differentiates the start value.
-@pytest.mark.parametrize(("m", "steps"), [(1, 6), (5, 0), (5, 1), (32, 6), (40, 1), (64, 1), (66, 1)])
+@pytest.mark.parametrize(
+    ("m", "steps"), [(1, 6), (5, 0), (5, 1), (32, 6), (40, 1), (64, 1), pytest.param(66, 1, marks=pytest.mark.long)]
+)
 def test_values_and_gradients_are_those_of_the_reference(m, steps):
     a = draw(m).requires_grad_()
     expected = pinv_iterative(a, steps=steps)
@@ -30,7 +32,7 @@ def test_values_and_gradients_are_those_of_the_reference(m, steps):
     torch.testing.assert_close(mine, wanted, rtol=1e-8, atol=1e-8 * wanted.abs().max().item())
 
 
-@pytest.mark.parametrize("m", [5, 34])
+@pytest.mark.parametrize("m", [5, pytest.param(34, marks=pytest.mark.long)])
 def test_a_divisor_has_its_gradient(m):
     a, divisors = draw(m).requires_grad_(), torch.tensor([[3.0, 5.0], [4.0, 6.0]]).double().to(DEVICE).requires_grad_()
     z = a.mT / divisors[..., None, None]
