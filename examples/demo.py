@@ -5,7 +5,7 @@
 2. Paragraphs from beyond the first 512 tokens of the pages are held out, and each should find its page. The table of
    positions is repeated: a paragraph of up to 512 tokens is then read as the encoder was trained to.
 
-Nothing is trained. What was found is printed and drawn, in about two minutes on two cores.
+Nothing is trained. What was found is printed and drawn, in a few minutes on two cores.
 
     pip install 'nystrom[lab,real]'
     python examples/demo.py --text my-document.txt
@@ -169,8 +169,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, help="a long text to read; the longest page of Python's documentation")
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192], help="tokens of it to read")
-    parser.add_argument("--seconds", type=float, default=40, help="for the turns of a length; one turn is taken anyway")
-    parser.add_argument("--tokens", type=int, default=2048, help="tokens of a page to search")
+    parser.add_argument("--seconds", type=float, default=25, help="for the turns of a length; one turn is taken anyway")
+    parser.add_argument("--tokens", type=int, default=1536, help="tokens of a page to search")
     parser.add_argument("--pages", type=int, default=1000, help="pages to search, the longest")
     parser.add_argument("--to", type=Path, default=Path("runs/demo"), help="folder for the picture")
     args = parser.parse_args()
