@@ -20,7 +20,7 @@ $(VENV)/.cli: pyproject.toml constraints.txt | $(VENV)/.made
 	@echo "Without a GPU, stop here and choose the CPU build, which is much smaller:"
 	@echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $(MAKECMDGOALS)"
 	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt torch
-	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --editable '.[lab]'
+	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --editable '.[lab,real]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.cli
@@ -28,8 +28,8 @@ $(VENV)/.dev: $(VENV)/.cli
 	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.cli  ## install, make data, train a small model on ListOps (a few minutes)
-	$(BIN)/nystrom train listops --attention nystrom --preset demo --to $(DEMO) $(if $(wildcard $(DEMO)/run.json),--resume)
+demo: $(VENV)/.cli  ## install; read and search long texts with a pretrained encoder (a few minutes)
+	$(BIN)/python examples/demo.py --to $(DEMO)
 
 test: $(VENV)/.dev  ## the fast tests
 	$(BIN)/python -m pytest -n auto

