@@ -177,8 +177,16 @@ CATALOGUE: dict[str, Entry] = {
         minutes=0.7,
     ),
     "skyformer-figure-2": Entry(
+        shows="validation accuracy over the seconds and steps of training",
+        source=f"{_S}, Fig. 2",
+        home="stability.validation_accuracy",
+        needs="--runs with those of nystrom lra run, or the file of their curves",
+        paper_needs="days on a GPU",
+        trains=True,
+    ),
+    "learning-rates": Entry(
         shows="learning rates, seeds and gradient norms: which methods diverge",
-        source=f"{_S}, Fig. 2 and section 5",
+        source=f"{_S}, section 5",
         home="stability.learning_rates",
         paper_needs="days on two cores",
         minutes=7,
