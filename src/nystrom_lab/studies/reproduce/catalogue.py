@@ -191,12 +191,26 @@ CATALOGUE: dict[str, Entry] = {
         paper_needs="days on two cores",
         minutes=7,
     ),
+    "skyformer-lemma-1": Entry(
+        shows="smallest eigenvalues of score matrices, and of their completion to queries and keys",
+        source=f"{_S}, Lemma 1 and eq. 4",
+        home="approximation.completion",
+        needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
+    ),
     "skyformer-theorem-2": Entry(
         shows="error of independent draws beside the statistical dimension",
         source=f"{_S}, Definition 2 and Theorem 2",
         home="approximation.statistical_dimension",
         needs=_ENCODER,
         minutes=4,
+    ),
+    "skyformer-lemma-3": Entry(
+        shows="singular values of the scaled landmark matrix, beside the lemma's sharp form",
+        source=f"{_S}, Lemma 3",
+        home="approximation.preconditioner",
+        needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
     ),
     "skyformer-appendix-a": Entry(
         shows="validation loss over seconds and steps",
@@ -218,6 +232,13 @@ CATALOGUE: dict[str, Entry] = {
         home="stability.instability",
         paper_needs="--data with text, retrieval and image",
         minutes=3,
+    ),
+    "inversion": Entry(
+        shows="inverses by iterations beside solvers: time, error, and error of the gradient",
+        source=f"{_S}, section 4.4; {_N}, section 3",
+        home="approximation.inversion",
+        needs=_ENCODER,
+        paper_needs="a GPU",
     ),
     "complexity": Entry(
         shows="counted multiplications and stored numbers beside the formulas",
