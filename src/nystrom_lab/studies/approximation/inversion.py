@@ -275,14 +275,14 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     drawn = partial(draw_bands, over=lambda row: row.m, looks=looks, x_label="landmarks m", log_x=True)
     made = {q: lines(q, matrix="made", where="CPU") for q in (ERROR, GRADIENT)}
     return {
-        "": drawn(errors, band="quartiles over heads", y_label="relative error", limits=(1e-7, 1e3)),
+        "": drawn(errors, band="quartiles over heads", y_label="relative error", limits=(3e-8, 10)),
         "made": draw_bands(
             made, over=lambda row: 10.0 ** int(row.fact("condition")), looks=looks, band="quartiles of 8 matrices",
-            x_label="condition number", y_label="relative error", limits=(1e-7, 1e3), log_x=True,
+            x_label="condition number", y_label="relative error", limits=(3e-8, 10), log_x=True,
         ),
         "time": drawn(
             {f"batch of 8, {where}": lines(TIME, where=where) for where in places},
-            band="quartiles over turns", y_label="time, ms", limits=(1e-2, 1e4),
+            band="quartiles over turns", y_label="time, ms", limits=(1e-2, 1e4), columns=len(places),
         ),
     }  # fmt: skip
 

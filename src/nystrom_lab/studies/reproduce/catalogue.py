@@ -1,4 +1,4 @@
-"""Every table, figure and measurable claim of the papers, by name, in one literal table that needs no torch."""
+"""The tables, figures and measurable claims of the papers, by name, in one literal table that needs no torch."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -197,6 +197,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.completion",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
+        minutes=0.5,
     ),
     "skyformer-theorem-2": Entry(
         shows="error of independent draws beside the statistical dimension",
@@ -211,6 +212,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.preconditioner",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
+        minutes=0.6,
     ),
     "skyformer-appendix-a": Entry(
         shows="validation loss over seconds and steps",
@@ -239,6 +241,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.inversion",
         needs=_ENCODER,
         paper_needs="a GPU",
+        minutes=2,
     ),
     "complexity": Entry(
         shows="counted multiplications and stored numbers beside the formulas",

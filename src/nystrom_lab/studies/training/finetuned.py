@@ -7,7 +7,8 @@ texts, and on the validation texts where the test labels are not published. A fo
 is not the published split: its rows say splits=own.
 
 Two attentions only differ on texts with more tokens than landmarks. The share of such texts is in the table; where it
-is 0 the scores are those of exact attention, by construction, and were not measured again.
+is 0 the scores are those of exact attention, by construction, and were not measured again. Where DATA/mnli has the
+mismatched texts too, the same models are scored on them, in lines of their own; no claim rests on these.
 
 On IMDB short and long texts are scored apart too, which shows where a gap to exact attention comes from.
 
