@@ -44,7 +44,7 @@ def reproduce_study(words: list[str]) -> None:
             model: Folder of an encoder in Hugging Face format; all-MiniLM-L6-v2 of nystrom[real] if not given.
             texts: Files of prose, compressed or not; the reference of the Python language if not given.
             data: Folder with the data of tasks in folders of their names: data/text, data/mlm, data/mrpc ...
-            runs: Folder of the trained runs of `nystrom lra run`.
+            runs: Folder of the trained runs of `nystrom lra run`; skyformer-figure-2 takes a file of their curves too.
             precision: What the studies that pretrain and fine-tune train in at size "small": float32 is faster where
                 the processor multiplies bfloat16 no faster.
             threads: Threads on the CPU. Most matrices of the studies are small, and slower with more.

@@ -33,6 +33,7 @@ from nystrom_lab.report.printed import LRA_CLASSES, LRA_TASKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Shown = Literal["accuracy", "loss", "gradient-norm"]
 Axis = Literal["seconds", "steps"]
@@ -63,13 +64,21 @@ _Curve = dict[int, tuple[float, float]]
 _Settings = dict[tuple[str, str, str], tuple[Path, dict[str, Any]]]
 
 
-class _Drawn(NamedTuple):
-    """A run: what it is of, its curve, and its name."""
+class ArenaRun(NamedTuple):
+    """A curve of a run.
+
+    Attributes:
+        task: Its task.
+        method: Its attention, with the size.
+        preset: Its preset, with what its encoder came from.
+        curve: Seconds of training and value, by step.
+        name: Of its folder.
+    """
 
     task: str
     method: str
     preset: str
-    curve: _Curve
+    curve: dict[int, tuple[float, float]]
     name: str
 
 
@@ -93,11 +102,29 @@ def draw_lra_curves(
     check_figure(path)
     check_choice("quantity", quantity, get_args(Shown))
     check_choice("over", over, get_args(Axis))
-    name, sources = _QUANTITIES[quantity], [source] if isinstance(source, str | Path) else list(source)
+    sources = [source] if isinstance(source, str | Path) else list(source)
     if not sources:
         raise ValueError(f"source is an empty list; expected {_WANTED}.")
-    runs = _by_method(_read(sources, name))
-    _check_shared(" and ".join(map(str, sources)), runs)
+    found = read_lra_curves(sources, quantity)
+    save_figure(lra_curves_figure(found, " and ".join(map(str, sources)), quantity=quantity, over=over), path)
+
+
+def lra_curves_figure(
+    found: Sequence[ArenaRun], source: str, *, quantity: Shown = "accuracy", over: Axis = "seconds"
+) -> "Figure":
+    """The figure of some runs.
+
+    Args:
+        found: The runs; one with a single point is left out.
+        source: Where they are from, for an error.
+        quantity: What their curves are of.
+        over: "seconds" of training, or "steps".
+
+    Raises:
+        ValueError: Seeds of a method share fewer than two steps.
+    """
+    name, runs = _QUANTITIES[quantity], _by_method(found)
+    _check_shared(source, runs)
     tasks = sorted({task for task, _ in runs}, key=lambda task: (*LRA_TASKS, task).index(task))
     methods = sorted({method for _, method in runs}, key=_by_size)
     looks = method_looks(methods)
@@ -130,7 +157,7 @@ def draw_lra_curves(
     if diverged := _diverged(runs):
         said = f"no line where a value is not finite: {', '.join(diverged)}"
         figure.supxlabel(fill(said, round(_CHARACTERS * width)), fontsize=7.5)
-    save_figure(figure, path)
+    return figure
 
 
 def gather_curves(folder: Path, to: Path) -> None:
@@ -159,9 +186,19 @@ def gather_curves(folder: Path, to: Path) -> None:
                 )
 
 
-def _read(sources: Sequence[Path], quantity: str) -> list[_Drawn]:
-    """The runs of all sources, none of them twice, and of each source some that can be drawn."""
-    found: list[_Drawn] = []
+def read_lra_curves(sources: Sequence[Path], shown: Shown) -> list[ArenaRun]:
+    """The runs of all sources, none of them twice, and of each source some that can be drawn.
+
+    Args:
+        sources: Folders of `nystrom lra run`, and CSV files that `gather_curves` wrote.
+        shown: What the curves are of.
+
+    Raises:
+        ValueError: A source that does not exist or has no run with two points, a run that two sources hold, curves
+            without seconds, or a file of another format.
+    """
+    quantity = _QUANTITIES[shown]
+    found: list[ArenaRun] = []
     holders: dict[str, Path] = {}
     settings: _Settings = {}
     for source in map(Path, sources):
@@ -178,11 +215,11 @@ def _read(sources: Sequence[Path], quantity: str) -> list[_Drawn]:
     return found
 
 
-def _has_two(run: _Drawn) -> bool:
+def _has_two(run: ArenaRun) -> bool:
     return len(run.curve) > 1
 
 
-def _by_method(found: Sequence[_Drawn]) -> dict[tuple[str, str], list[_Curve]]:
+def _by_method(found: Sequence[ArenaRun]) -> dict[tuple[str, str], list[_Curve]]:
     """Curves of all seeds by task and method; the preset is named where there are several."""
     several = len({run.preset for run in found}) > 1
     runs: dict[tuple[str, str], list[_Curve]] = {}
@@ -228,7 +265,7 @@ def _diverged(runs: Mapping[tuple[str, str], Sequence[_Curve]]) -> list[str]:
     return said
 
 
-def _read_runs(folder: Path, quantity: str, before: _Settings) -> Iterator[_Drawn]:
+def _read_runs(folder: Path, quantity: str, before: _Settings) -> Iterator[ArenaRun]:
     for curves, content in _classifying(folder):
         points = read_curves(curves).get(quantity, [])
         if any(math.isnan(seconds) for *_, seconds in points):
@@ -237,7 +274,7 @@ def _read_runs(folder: Path, quantity: str, before: _Settings) -> Iterator[_Draw
         # Runs of an earlier version do not name their size.
         method = content.get("method", settings["attention"])
         curve = {int(step): (seconds, value) for step, value, seconds in points}
-        drawn = _Drawn(
+        drawn = ArenaRun(
             settings["task"],
             method,
             _preset(settings["preset"], "pretrained" if settings.get("model") else None, settings.get("positions")),
@@ -274,7 +311,7 @@ def _preset(name: str, start: str | None, positions: str | int | None) -> str:
     return ", ".join(str(word) for word in (name, start, positions) if word)
 
 
-def _read_gathered(path: Path, wanted: str) -> Iterator[_Drawn]:
+def _read_gathered(path: Path, wanted: str) -> Iterator[ArenaRun]:
     runs: dict[str, _Curve] = {}
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.reader(file)
@@ -294,7 +331,7 @@ def _read_gathered(path: Path, wanted: str) -> Iterator[_Drawn]:
             raise ValueError(f"{path} names the run {run!r}; expected TASK-METHOD-PRESET-seedSEED.")
         besides = f", {named['besides']}" if named["besides"] else ""
         preset = _preset(named["preset"], named["start"], named["positions"])
-        yield _Drawn(named["task"], named["method"] + besides, preset, curve, run)
+        yield ArenaRun(named["task"], named["method"] + besides, preset, curve, run)
 
 
 def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, look: Look, over: Axis, factor: float) -> None:

@@ -1,4 +1,4 @@
-"""Every table, figure and measurable claim of the papers, by name, in one literal table that needs no torch."""
+"""The tables, figures and measurable claims of the papers, by name, in one literal table that needs no torch."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -177,11 +177,27 @@ CATALOGUE: dict[str, Entry] = {
         minutes=0.7,
     ),
     "skyformer-figure-2": Entry(
+        shows="validation accuracy over the seconds and steps of training",
+        source=f"{_S}, Fig. 2",
+        home="stability.validation_accuracy",
+        needs="--runs with those of nystrom lra run, or the file of their curves",
+        paper_needs="days on a GPU",
+        trains=True,
+    ),
+    "learning-rates": Entry(
         shows="learning rates, seeds and gradient norms: which methods diverge",
-        source=f"{_S}, Fig. 2 and section 5",
+        source=f"{_S}, section 5",
         home="stability.learning_rates",
         paper_needs="days on two cores",
         minutes=7,
+    ),
+    "skyformer-lemma-1": Entry(
+        shows="smallest eigenvalues of score matrices, and of their completion to queries and keys",
+        source=f"{_S}, Lemma 1 and eq. 4",
+        home="approximation.completion",
+        needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
+        minutes=0.5,
     ),
     "skyformer-theorem-2": Entry(
         shows="error of independent draws beside the statistical dimension",
@@ -189,6 +205,14 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.statistical_dimension",
         needs=_ENCODER,
         minutes=4,
+    ),
+    "skyformer-lemma-3": Entry(
+        shows="singular values of the scaled landmark matrix, beside the lemma's sharp form",
+        source=f"{_S}, Lemma 3",
+        home="approximation.preconditioner",
+        needs=_ENCODER,
+        paper_needs=_TRAINED_BERT,
+        minutes=0.6,
     ),
     "skyformer-appendix-a": Entry(
         shows="validation loss over seconds and steps",
@@ -210,6 +234,14 @@ CATALOGUE: dict[str, Entry] = {
         home="stability.instability",
         paper_needs="--data with text, retrieval and image",
         minutes=3,
+    ),
+    "inversion": Entry(
+        shows="inverses by iterations beside solvers: time, error, and error of the gradient",
+        source=f"{_S}, section 4.4; {_N}, section 3",
+        home="approximation.inversion",
+        needs=_ENCODER,
+        paper_needs="a GPU",
+        minutes=2,
     ),
     "complexity": Entry(
         shows="counted multiplications and stored numbers beside the formulas",

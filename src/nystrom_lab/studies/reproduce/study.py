@@ -27,7 +27,7 @@ class Setting:
         texts: Files of prose, compressed or not; none takes the reference of the Python language that Python carries.
         data: Folder with the data of tasks in folders of their names (listops, text, mlm, mrpc ...); None draws those
             that can be.
-        runs: Folder of trained runs of `nystrom lra run`, for the studies that read them.
+        runs: Folder of trained runs of `nystrom lra run`, for the studies that read them, or the file of their curves.
         precision: What studies of size "small" train in.
     """
 

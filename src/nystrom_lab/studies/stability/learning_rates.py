@@ -277,4 +277,4 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     return {"": figure}
 
 
-STUDIES = {"skyformer-figure-2": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
+STUDIES = {"learning-rates": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}

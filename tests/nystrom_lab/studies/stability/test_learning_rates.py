@@ -10,7 +10,7 @@ from nystrom_lab.studies.stability import learning_rates
 from nystrom_lab.studies.stability.learning_rates import METHODS, STUDIES
 from nystrom_lab.studies.stability.loop import Trace
 
-STUDY = STUDIES["skyformer-figure-2"]
+STUDY = STUDIES["learning-rates"]
 
 
 def runs(norms, diverged=None):

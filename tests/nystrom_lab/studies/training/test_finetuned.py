@@ -52,6 +52,29 @@ def test_a_score_is_that_of_the_test_texts_or_of_validation_where_they_have_no_l
     assert found["sst2", "softmax"][1:] == (872, False, "validation", None)
 
 
+def test_the_mismatched_texts_of_mnli_are_lines_of_their_own_beside_their_printed_scores():
+    rows = [share("mnli", 64, 0.3), share("sst2", 64, 0.3)]
+    for task, split, score in (
+        ("mnli", "test", 0.7), ("mnli", "validation_mismatched", 0.6), ("sst2", "test", 0.9)
+    ):  # fmt: skip
+        for method, gain in (("softmax", 0.0), ("nystrom-64", 0.02)):
+            rows.append(result(task, method, score + gain, split=split, facts={"splits": "own"}))
+    lines = [[*line[:3], *line[5:]] for line in TABLE_2.tables(rows)[0].lines]
+    assert lines == [
+        ["mnli", "softmax", "test, own", "70.0", "", "82.4"],
+        ["mnli", "nystrom-64", "test, own", "72.0", "+2.0", "80.9"],
+        ["mnli mismatched", "softmax", "validation", "60.0", "", "82.4"],
+        ["mnli mismatched", "nystrom-64", "validation", "62.0", "+2.0", "82.2"],
+        ["sst2", "softmax", "test, own", "90.0", "", "90.0"],
+        ["sst2", "nystrom-64", "test, own", "92.0", "+2.0", "91.4"],
+    ]
+    # A verdict is of the task.
+    assert ["mismatched" in verdict.claim for verdict in TABLE_2.verdicts(rows)] == [False, False]
+    longer = [replace(row, n=1024) for row in rows]
+    found = {tuple(line[:2]): line[5] for line in TABLE_1.tables(longer)[0].lines}
+    assert found["mnli mismatched", "nystrom-64"] == "81.4"
+
+
 def test_a_mean_is_over_the_seeds_of_one_precision_that_of_most():
     runs = [result("mrpc", "softmax", value, seed=seed) for seed, value in enumerate((0.8, 0.84, 0.86))]
     mixed = [replace(run, dtype=dtype) for run, dtype in zip(runs, ("bfloat16", "float32", "float32"), strict=True)]

@@ -1,0 +1,243 @@
+r"""Lemma 1 of Skyformer and eq. 4: which matrices of queries and keys are positive semi-definite.
+
+With $X = (Q; K)$ the 2n queries and keys of a head and c the scale of the scores, of each head:
+
+- "softmax kernel, Q": $\mathrm{SM}(Q, Q) = \exp(c\, Q Q^\top)$, Lemma 1,
+- "softmax kernel, completed": $\mathrm{SM}(X, X)$, eq. 4 with that kernel,
+- "Gaussian, completed": $\kappa(X, X)$, eq. 4 as Skyformer takes it,
+- "Gaussian": the scores $C = \kappa(Q, K)$ themselves, "softmax": $S = D^{-1} \mathrm{SM}(Q, K)$, and "softmax,
+  completed": $D^{-1} \mathrm{SM}(X, X)$, the softmax matrix of all 2n tokens.
+
+The last three are not symmetric: $x^\top M x \ge 0$ for every x is asked of their symmetric part. The first three are
+so by $\mathrm{SM}(x, y) = e^{c \|x\|^2 / 2} \kappa(x, y)\, e^{c \|y\|^2 / 2}$ and Bochner's theorem. Measured is the
+smallest eigenvalue over the largest one in size, in float64. With N rows it is known to about
+$N \epsilon\, (1 + c \max \|x\|^2)$, since the exponents round with the norms: a matrix is positive semi-definite but
+for rounding where it is not below minus four times that.
+
+Inputs are real heads and made ones: random tokens, every token twice, keys opposite to the queries, long tokens,
+tokens in a small cluster, and tokens that a gradient descent on the smallest eigenvalue of each matrix has found.
+
+Claims and the rules that decide on them:
+
+- Lemma 1: no head of any kind of input has a smallest eigenvalue below rounding; and eq. 4, the same of the Gaussian
+  scores completed. It cannot be told where a kind of input is missing or rounding is above $10^{-6}$.
+- Both attention matrices are "non-PSD": in at least three quarters of the real heads S and C are below rounding;
+  refused where one of them is in a quarter at most.
+
+Source: Chen et al. (2021), arXiv:2111.00035, Lemma 1 and eq. 4. Its inline Gaussian lacks the minus sign.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.attention.fused import softmax_rows
+from nystrom.kernels import gaussian_kernel, softmax_kernel
+from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.report.plots.canvas import MARKERS, PAGE, figure_of
+from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.table import Table
+from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, find_heads
+from nystrom_lab.studies.reproduce.spread import spread_row
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LEMMA, COMPLETED, SOFTMAX, SCORES = "softmax kernel, Q", "Gaussian, completed", "softmax", "Gaussian"
+LEAST, BELOW, ROUNDING = "least eigenvalue over the largest", "share below rounding", "rounding"
+_TOKENS, _FINEST = 128, 1e-6
+_DRAWN, _SEARCHED = ("random", "every token twice", "opposite keys", "long tokens", "small cluster"), "searched"
+MADE = (*_DRAWN, _SEARCHED)
+_Heads = Float[Tensor, "t n d"]
+
+
+def matrices(q: _Heads, k: _Heads) -> dict[str, Float[Tensor, "t r r"]]:
+    """The symmetric parts of the matrices of each head, by name."""
+    x, scale = torch.cat([q, k], dim=1), q.shape[-1] ** -0.5
+    found = {
+        LEMMA: softmax_kernel(q, q, scale=scale),
+        "softmax kernel, completed": softmax_kernel(x, x, scale=scale),
+        COMPLETED: gaussian_kernel(x, x, scale=scale),
+        SCORES: gaussian_kernel(q, k, scale=scale),
+        SOFTMAX: softmax_rows(q[None], k[None])[0],
+        "softmax, completed": softmax_rows(x[None], x[None])[0],
+    }
+    return {name: (matrix + matrix.mT) / 2 for name, matrix in found.items()}
+
+
+def least_eigenvalue(matrix: Float[Tensor, "t r r"]) -> Float[Tensor, " t"]:
+    """The smallest eigenvalue of each matrix over the largest in size."""
+    values = torch.linalg.eigvalsh(matrix)
+    return values[:, 0] / values.abs().amax(dim=-1)
+
+
+def _plan(setting: Setting) -> Plan:
+    real, tokens = find_heads(setting, small_texts=1), LENGTH if setting.size == "paper" else _TOKENS
+
+    def measured(heads: LayerHeads, folder: Path) -> Iterable[Row]:
+        q, k = (x[:, :, :tokens].flatten(0, 1) for x in (heads.q, heads.k))
+        return eigenvalue_rows(q, k, heads.weights, layer=heads.layer)
+
+    made = [Part(name.replace(" ", "-"), partial(_measure_drawn, name)) for name in _DRAWN]
+    said = {"tokens": str(tokens), "made inputs": ", ".join(MADE)}
+    plan = real.plan([*real.by_layer(measured), *made, Part(_SEARCHED, _measure_searched)], (), **said)
+    said = {name: words for name, words in plan.setting.items() if name != "landmarks"}
+    return plan._replace(setting=said, differs="the paper proves it, and measures nothing of it")
+
+
+def eigenvalue_rows(q: _Heads, k: _Heads, inputs: str, *, layer: int | None = None) -> Iterable[Row]:
+    """Rows of the smallest eigenvalues of the matrices of some heads.
+
+    Args:
+        q: Queries, in float64.
+        k: As many keys.
+        inputs: What the rows call them.
+        layer: Of an encoder.
+    """
+    for name, matrix in matrices(q, k).items():
+        yield from _rows_of(name, matrix, torch.cat([q, k], dim=1), inputs, layer)
+
+
+def _rows_of(
+    name: str, matrix: Float[Tensor, "t r r"], x: Float[Tensor, "t s d"], inputs: str, layer: int | None
+) -> Iterable[Row]:
+    least, n = least_eigenvalue(matrix), x.shape[1] // 2
+    size = x.shape[-1] ** -0.5 * x.square().sum(-1).amax(-1)
+    rounding = 4 * matrix.shape[-1] * torch.finfo(torch.float64).eps * (1 + size)
+    facts = {"inputs": inputs, "layer": layer}
+    yield spread_row(BELOW, name, (least < -rounding).double(), n=n, facts=facts, dtype="float64")
+    for quantity, value in ((LEAST, least.min()), (ROUNDING, rounding.max())):
+        yield new_row(
+            study="", quantity=quantity, method=name, value=value.item(), unit="", n=n, facts=facts, dtype="float64",
+            repeats=len(least), device=cpu_name(),
+        )  # fmt: skip
+
+
+def made_heads(inputs: str) -> tuple[_Heads, _Heads]:
+    """Queries and keys of one of the kinds that are drawn."""
+    q, k = torch.randn(2, 8, 64, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return {
+        "random": (q, k),
+        "every token twice": (torch.cat([q[:, :32]] * 2, dim=1), torch.cat([k[:, :32]] * 2, dim=1)),
+        "opposite keys": (q, -q),
+        "long tokens": (3 * q, 3 * k),
+        "small cluster": (1 + 1e-3 * q, 1 + 1e-3 * k),
+    }[inputs]
+
+
+def _measure_drawn(inputs: str, folder: Path) -> Iterable[Row]:
+    return eigenvalue_rows(*made_heads(inputs), inputs)
+
+
+def _measure_searched(folder: Path) -> Iterable[Row]:
+    start = torch.randn(8, 32, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for which in matrices(start[:, :16], start[:, 16:]):
+        x = searched(start, which)
+        yield from _rows_of(which, matrices(x[:, :16], x[:, 16:])[which], x, _SEARCHED, None)
+
+
+def searched(x: Float[Tensor, "t s d"], which: str, *, steps: int = 100) -> Float[Tensor, "t s d"]:
+    """Queries and keys moved against the smallest eigenvalue of a matrix, by Adam.
+
+    Args:
+        x: Where to start, the queries above the keys.
+        which: Name of the matrix.
+        steps: How many.
+    """
+    x, half = x.clone().requires_grad_(), x.shape[1] // 2
+    optimizer = torch.optim.Adam([x], lr=0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        least_eigenvalue(matrices(x[:, :half], x[:, half:])[which]).sum().backward()
+        optimizer.step()
+    return x.detach()
+
+
+def _found(rows: Sequence[Row], quantity: str, method: str) -> dict[str, list[Row]]:
+    """Rows of a matrix, by inputs."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if (row.quantity, row.method) == (quantity, method):
+            found.setdefault(row.fact("inputs"), []).append(row)
+    return found
+
+
+def _share(rows: Sequence[Row]) -> float:
+    return sum(row.value * row.repeats for row in rows) / sum(row.repeats for row in rows)
+
+
+def _tables(rows: Sequence[Row]) -> Sequence[Table]:
+    methods = list(dict.fromkeys(row.method for row in rows))
+    found = {method: _found(rows, LEAST, method) for method in methods}
+    lines = []
+    for kind in dict.fromkeys(row.fact("inputs") for row in rows):
+        coarse = max(row.value for row in rows if row.quantity == ROUNDING and row.fact("inputs") == kind)
+        lines.append([kind, *(f"{min(row.value for row in found[m][kind]):.1g}" for m in methods), f"{coarse:.1g}"])
+    title = "smallest eigenvalue over the largest, the least of all heads"
+    return [Table(title, ["inputs", *methods, "known to"], lines)]
+
+
+def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
+    return [
+        _semidefinite(rows, "SM(Q, Q) of the softmax kernel is positive semi-definite.", LEMMA),
+        _semidefinite(rows, "Gaussian scores completed to 2n rows are positive semi-definite.", COMPLETED),
+        _indefinite(rows),
+    ]
+
+
+def _semidefinite(rows: Sequence[Row], claim: str, method: str) -> Verdict:
+    least, below = _found(rows, LEAST, method), _found(rows, BELOW, method)
+    coarse = max((row.value for each in _found(rows, ROUNDING, method).values() for row in each), default=1.0)
+    if missing := [kind for kind in (*WEIGHTS, *MADE) if kind not in least]:
+        return Verdict(claim, None, f"not measured: {', '.join(missing)}.")
+    kind, value = min(((kind, row.value) for kind, each in least.items() for row in each), key=lambda each: each[1])
+    failed = any(row.value > 0 for each in below.values() for row in each)
+    return Verdict(
+        claim,
+        False if failed else None if coarse > _FINEST else True,
+        f"the smallest eigenvalue over the largest is at least {value:.1g} ({kind}), known to {coarse:.1g} at worst.",
+    )
+
+
+def _indefinite(rows: Sequence[Row]) -> Verdict:
+    claim = "The softmax matrix and the Gaussian scores themselves are not positive semi-definite."
+    real = {
+        method: [row for kind, each in _found(rows, BELOW, method).items() if kind in WEIGHTS for row in each]
+        for method in (SOFTMAX, SCORES)
+    }
+    if not all(real.values()):
+        return Verdict(claim, None, "real heads were not measured.")
+    shares = {method: _share(each) for method, each in real.items()}
+    agrees = True if min(shares.values()) >= 0.75 else False if min(shares.values()) <= 0.25 else None
+    said = " and ".join(f"{share:.0%} of the real heads ({method})" for method, share in shares.items())
+    return Verdict(claim, agrees, f"the symmetric part has an eigenvalue below 0 in {said}.")
+
+
+def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    kinds = list(dict.fromkeys(row.fact("inputs") for row in rows))
+    figure = figure_of(PAGE, 3.4)
+    axes = figure.subplots()
+    methods = dict.fromkeys(row.method for row in rows)
+    for place, method in enumerate(methods):
+        least = _found(rows, LEAST, method)
+        shift = (place - (len(methods) - 1) / 2) * 0.11
+        values = [min(row.value for row in least[kind]) for kind in kinds]
+        axes.plot([x + shift for x in range(len(kinds))], values, MARKERS[place], linestyle="", label=method)
+    axes.axhline(0, color="0.6", linewidth=0.8)
+    axes.set_yscale("symlog", linthresh=1e-12)
+    axes.set_ylim(-3, 3)
+    axes.set_yticks([sign * 10.0**power for sign in (-1, 1) for power in (0, -4, -8, -12)] + [0])
+    axes.set_xticks(range(len(kinds)), [kind.replace(" ", "\n", 1) for kind in kinds])
+    axes.set_ylabel("smallest eigenvalue over the largest")
+    axes.grid(True, axis="y")
+    figure.legend(loc="outside lower center", ncols=3)
+    return {"": figure}
+
+
+STUDIES = {"skyformer-lemma-1": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
