@@ -10,13 +10,18 @@ one sequence ("sequence"), or "ridge", which inverts with a ridge and needs no i
 Claims and the rules that decide on them, for pretrained weights and float64:
 
 - "The iterative method achieves a good approximation of the ground truth only with 6 iterations": in at least half of
-  the heads, with 64 landmarks, $\|Z_6 - A^+\|_F \le 0.1 \|A^+\|_F$.
+  the heads, with 64 landmarks, $\|Z_6 - A^+\|_F \le 0.1 \|A^+\|_F$; where half is within what is known of the share
+  (`nystrom_lab.studies.reproduce.known`), the rows cannot tell.
 - Lemma 1, "converges in the third-order" from $\|A A^+ - A Z_0\| < 1$: every step from an error $e_k < 1$ ends at most
-  at $e_k^3$, but for rounding, and the lower quartile of the observed orders is at least 2.9, at every m.
+  at $e_k^3$, but for rounding, and the lower quartile of the observed orders is at least 2.9, at every m. Fewer than 12
+  orders at an m cannot tell.
 - "This choice ensures that $\|I - A Z_0\|_2 < 1$" (the paper itself): it is so in every head at every m. The norm is
   $1 - \sigma_{\min}^2 / (\|A\|_1 \|A\|_\infty)$, often so near 1 that it is 1 as computed; it counts as below where
-  $\sigma_{\min}$ is above $m\, \epsilon\, \sigma_{\max}$. The shares as computed are in the table and in the verdict.
-- Fig. 4, six heads: the rule of the first claim for those six, the similarity being shown below each.
+  $\sigma_{\min}$ is above $m\, \epsilon\, \sigma_{\max}$, and cannot be told of the other heads. The claim fails where
+  the upper quartile of the norm is above 1 by more than $10^{-9}$ at some m. The shares as computed are in the table
+  and in the verdict.
+
+Fig. 4 shows six of these heads, the distance below each: its claim is the first of these, and is decided there.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Lemma 1; its supplement, (B), Fig. 3 and 4, without numbers.
 """
@@ -34,11 +39,9 @@ from nystrom.linalg.pinv import pinv_iterative
 from nystrom.linalg.spectrum import condition_number
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.maps import draw_maps
-from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.convergence import (
     CONDITION,
-    NEAR_ENOUGH,
     attention_rows,
     convergence_rows,
     landmark_matrix,
@@ -126,19 +129,6 @@ def _tables_of_six(rows: Sequence[Row]) -> Sequence[Table]:
     return [Table(f"relative distance to the pseudoinverse after k steps, m = {SHOWN}", heads, lines, left=2)]
 
 
-def _verdicts_of_six(rows: Sequence[Row]) -> Sequence[Verdict]:
-    distances = sorted(row.value for row in rows_of(rows, _EACH, k=str(ITERATIONS)))
-    near = sum(value <= NEAR_ENOUGH for value in distances)
-    return [
-        Verdict(
-            "Six iterations approximate the pseudoinverse of six heads.",
-            near >= len(distances) / 2,
-            f"within {NEAR_ENOUGH} of it: {near} of {len(distances)} heads; relative distances "
-            f"{distances[0]:.2g} to {distances[-1]:.2g}.",
-        )
-    ]
-
-
 def _shown_maps(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, float]]]:
     """The inverses of each head relative to the largest entry of the true one, and its numbers."""
     lines, numbers = {}, {}
@@ -195,6 +185,6 @@ STUDIES = {
         figures=_figures_of_convergence,
     ),
     "supplement-figure-4": Study(
-        plan=_plan_six, tables=_tables_of_six, verdicts=_verdicts_of_six, figures=_figures_of_six
+        plan=_plan_six, tables=_tables_of_six, verdicts=lambda rows: (), figures=_figures_of_six
     ),
 }

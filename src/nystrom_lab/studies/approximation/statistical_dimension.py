@@ -16,24 +16,26 @@ scores at $\varepsilon = 0.1$. Besides, for all these heads with either kind of 
 first heads the errors with other kernels in the place of the Gaussian. The paper states the theorem and measures
 nothing.
 
-Claims and the rules that decide on them:
+Claims and the rules that decide on them. Where a limit lies inside of what is known
+(`nystrom_lab.studies.reproduce.known`), the rows cannot tell; a number of one head is known to a tenth.
 
 - "If the Loewner order holds, the error is at most $\lambda$": in no draw is the error of C above that of its
-  completion, and no draw in the order has an error of C above $\lambda$, at any $\varepsilon$.
-- There is a constant: where a number of draws was enough for the order, it is at most the bound with the constant 1,
-  and where none was enough, the bound is beyond the measured draws too. Where none was enough for half of the heads and
-  $\varepsilon$ or more, it is open.
-- The draws that are needed grow with $d_{stat}$: their rank correlation over all heads and $\varepsilon$ for which they
-  were found, at least six, is at least 0.9.
-- Leverage scores are the better probabilities, with $\beta = 1$: in at least three quarters of the cells of head and d
-  the error of the completion that a tenth of the draws exceed is smaller than with uniform ones.
+  completion, and no draw in the order has an error of C above $\lambda$, at any $\varepsilon$. One breach refutes it.
+- The bound with the constant 1 is enough: where a number of draws was enough for the order, it is at most the bound. It
+  is refuted by a number above, and where none was enough, by a bound that is within the measured draws. Where none was
+  enough for half of the heads and $\varepsilon$ or more, it is open.
+- The draws that are needed grow with $d_{stat}$: of the pairs of heads at the same $\varepsilon$ whose dimensions are
+  at least a tenth apart, the one with the larger dimension needs more draws in at least three quarters; where none were
+  found, it needs more than the most that were measured. (At a smaller $\varepsilon$ both grow by definition.)
 - Limitations: "for small n the statistical dimension might be close to n": at the shortest n it is n/2 or more in some
   head, and d_stat / n falls from the shortest to the longest n in every head ($\varepsilon = 0.1$).
 - "$d_{stat}$ should be $\tilde O(1)$", that is a power of log n: from the last n but one to the last it grows at most
-  as $(\log n)^2$ in at least three quarters of the heads; for initialised and for pretrained weights, for which the
-  paper leaves it open.
+  as $(\log n)^2$ in at least three quarters of the heads, the growth of a head being known to a twentieth; for
+  initialised and for pretrained weights, for which the paper leaves it open.
 - Equations 4-6 take "any PSD kernel": with each kernel the most draws have at most half of the mean error of the
   fewest, in the mean over the heads.
+
+That draws in proportion to the leverage scores need fewer columns is no claim of the paper; tables have their numbers.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Definitions 1 and 2, Theorem 2 and Limitations.
 """

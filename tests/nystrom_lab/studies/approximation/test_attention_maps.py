@@ -57,21 +57,24 @@ def test_an_interrupted_study_goes_on_and_its_maps_are_those_of_the_attention(ti
     ]  # fmt: skip
 
 
-def test_the_rule_decides_both_ways_and_figure_2_claims_nothing():
-    def rows(share):
-        return [
-            new_row(
-                study="",
-                quantity=quantity,
-                method="nystrom",
-                value=value,
-                unit="",
-                device="cpu",
-                facts={"weights": "pretrained", "layer": 0},
-            )
-            for quantity, value in ((SIMILAR, share), ("cosine similarity", 0.8), ("total variation of a row", 0.2))
-        ]
+def rows_of_share(share, heads=144):
+    return [
+        new_row(
+            study="", quantity=quantity, method="nystrom", value=value, unit="", device="cpu", repeats=heads,
+            facts={"weights": "pretrained", "layer": 0},
+        )
+        for quantity, value in ((SIMILAR, share), ("cosine similarity", 0.8), ("total variation of a row", 0.2))
+    ]  # fmt: skip
 
-    assert STUDY.verdicts(rows(0.5))[0].agrees
-    assert not STUDY.verdicts(rows(0.4))[0].agrees
-    assert STUDIES["nystromformer-figure-2"].verdicts(rows(0.4)) == ()
+
+@pytest.mark.parametrize(
+    ("share", "heads", "expected"),
+    [(0.7, 144, True), (0.3, 144, False), (0.45, 144, None), (0.55, 144, None), (0.7, 10, None)],
+)
+def test_the_rule_decides_where_the_share_is_known_to_be_on_one_side(share, heads, expected):
+    (verdict,) = STUDY.verdicts(rows_of_share(share, heads))
+    assert verdict.agrees is expected
+
+
+def test_figure_2_claims_nothing():
+    assert STUDIES["nystromformer-figure-2"].verdicts(rows_of_share(0.4)) == ()

@@ -106,8 +106,28 @@ def test_each_rule_decides_both_ways(quantity, method, change, disagreeing):
     assert [verdict.agrees for verdict in STUDY.verdicts(changed)] == [place not in disagreeing for place in range(7)]
 
 
-def test_fewer_than_three_lengths_cannot_tell(rows):
-    assert [verdict.agrees for verdict in STUDY.verdicts([row for row in rows if row.n == 128])] == [None]
+@pytest.mark.parametrize(
+    ("keep", "unknown"),
+    [
+        # Two lengths have no exponent; that a count by hand is met can be told at each of them.
+        (lambda row: row.n < 2**16, [0, 1, 2, 3, 5, 6]),
+        (lambda row: row.quantity != complexity.HAND, [4]),
+        (lambda row: row.quantity != complexity.COST, [6]),
+        (lambda row: row.quantity != complexity.PAPER, [1]),
+        (lambda row: row.quantity != complexity.PAPER_STORED, [2]),
+        (lambda row: row.method != "softmax", [3]),
+        (lambda row: row.method != "nystrom", [0, 1, 2]),
+        (lambda row: row.method == "softmax", [0, 1, 2, 5]),
+    ],
+)
+def test_without_the_rows_of_a_claim_its_rule_cannot_tell(keep, unknown):
+    verdicts = STUDY.verdicts([row for row in agreeing() if keep(row)])
+    assert [verdict.agrees for verdict in verdicts] == [None if place in unknown else True for place in range(7)]
+
+
+def test_landmarks_that_are_not_far_below_the_length_cannot_tell():
+    many = [replace(row, m=row.m and 2**10) for row in agreeing()]
+    assert [verdict.agrees for verdict in STUDY.verdicts(many)] == [None, None, None, True, True, None, None]
 
 
 def test_an_interrupted_study_goes_on_and_equals_an_uninterrupted_one(rows, tmp_path):

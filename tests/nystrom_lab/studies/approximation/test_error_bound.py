@@ -65,21 +65,46 @@ def test_an_interrupted_study_goes_on_and_ends_like_one_that_was_not(tiny_settin
     assert all(row.repeats == 24 for row in rows)
 
 
-def row_of(quantity, value, *, m=64, k=None):
+def row_of(quantity, value, *, m=64, weights="pretrained", inverse="iterative", k=None, **spread):
     return new_row(
         study="", quantity=quantity, method="nystrom", value=value, unit="", device="cpu", n=512, m=m,
-        facts={"weights": "pretrained", "inverse": "iterative", "k": k},
+        facts={"weights": weights, "inverse": inverse, "k": k}, **spread,
     )  # fmt: skip
 
 
-def test_each_rule_decides_both_ways():
-    def agrees(within=1.0, lemma=1.0, last=1e-4):
-        rows = [row_of(WITHIN, 1.0, m=16), row_of(WITHIN, within), row_of(RATIO, 9.0), row_of(PLAIN, 3.0)]
-        rows += [row_of(BOUND, 9.0), row_of(ALL_WITHIN, lemma, k=3)]
-        rows += [row_of(ALL_ERROR, 0.1, k=6), row_of(ALL_ERROR, last, k=24)]
-        return [verdict.agrees for verdict in STUDY.verdicts(rows)]
+def bounds_of(*, within=1.0, lemma=1.0, last=1e-4, low=1e-5, high=2e-4):
+    rows = [row_of(WITHIN, 1.0, weights=w, inverse=i) for w in ("pretrained", "initialised") for i in INVERSES]
+    rows += [row_of(ALL_WITHIN, 1.0, weights=weights, k=3) for weights in ("pretrained", "initialised")]
+    rows += [row_of(WITHIN, within, m=16), row_of(ALL_WITHIN, lemma, k=4)]
+    rows += [row_of(RATIO, 9.0), row_of(PLAIN, 3.0), row_of(BOUND, 9.0)]
+    return [*rows, row_of(ALL_ERROR, 0.1, k=6), row_of(ALL_ERROR, last, k=24, low=low, high=high, repeats=144)]
 
-    assert agrees() == [True, True, True]
-    assert agrees(within=0.99) == [False, True, True]
-    assert agrees(lemma=0.99) == [True, False, True]
-    assert agrees(last=0.01) == [True, True, False]
+
+INVERSES = ("iterative", "exact")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [True, True, True]),
+        ({"within": 0.99}, [False, True, True]),
+        ({"lemma": 0.99}, [True, False, True]),
+        ({"last": 0.1, "low": 0.01, "high": 0.2}, [True, True, False]),
+        ({"high": 0.01}, [True, True, None]),
+        ({"last": 0.01, "high": 0.1}, [True, True, None]),
+    ],
+)
+def test_each_rule_agrees_refuses_and_cannot_tell(changes, expected):
+    assert [verdict.agrees for verdict in STUDY.verdicts(bounds_of(**changes))] == expected
+
+
+def test_a_bound_is_told_of_all_kinds_and_refuted_by_one_head_of_any():
+    def agrees(rows, **of):
+        kept = [row for row in rows if row.facts.items() >= of.items()]
+        return [verdict.agrees for verdict in STUDY.verdicts(kept)][:2]
+
+    for of in ({"weights": "pretrained"}, {"weights": "initialised"}):
+        assert agrees(bounds_of(), **of) == [None, None]
+    assert agrees(bounds_of(), inverse="iterative") == [None, True]
+    assert agrees(bounds_of(within=0.99, lemma=0.99), weights="pretrained") == [False, False]
+    assert [verdict.agrees for verdict in STUDY.verdicts([])] == [None] * 3

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -157,31 +159,49 @@ def row_of(quantity, value, *, method="paper", facts=None, m=64, **spread):
     )  # fmt: skip
 
 
-def convergence_of(*, near=0.6, cubed=1.0, order=3.1, starts=1.0):
+def convergence_of(*, near=0.7, heads=72, cubed=1.0, order=3.1, steps=50, starts=1.0, above=1.0):
     rows = [row_of(CONDITION, 10.0, method="softmax"), row_of(STARTS_BELOW, 0.5, facts={"k": 0})]
-    rows += [row_of(REGULAR, starts, facts={"k": 0})]
+    rows += [row_of(REGULAR, starts, facts={"k": 0}), row_of(RESIDUAL, 1.0, facts={"k": 0}, low=0.9, high=above)]
     rows += [row_of(CUBED, cubed), row_of(MATRIX, 0.5, method="exact"), row_of(RESIDUAL, 0.1, facts={"k": 6})]
-    rows += [row_of(ORDER, 3.2, low=order, high=3.3)] if order else []
+    rows += [row_of(ORDER, 3.2, low=order, high=3.3, repeats=steps)]
     for k in range(25):
-        rows += [row_of(NEAR, near, facts={"k": k}), row_of(MATRIX, 0.4, facts={"k": k})]
+        rows += [row_of(NEAR, near, facts={"k": k}, repeats=heads), row_of(MATRIX, 0.4, facts={"k": k})]
     return rows
 
 
-def test_each_rule_of_the_convergence_decides_both_ways():
-    def agrees(**changes):
-        return [verdict.agrees for verdict in CONVERGENCE.verdicts(convergence_of(**changes))]
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [True, True, True]),
+        ({"near": 0.3}, [False, True, True]),
+        ({"near": 0.45}, [None, True, True]),
+        ({"heads": 10}, [None, True, True]),
+        ({"cubed": 0.999}, [True, False, True]),
+        ({"order": 2.8}, [True, False, True]),
+        ({"steps": 11}, [True, None, True]),
+        ({"steps": 11, "cubed": 0.999}, [True, False, True]),
+        # Heads whose matrix may be singular, and a start value that is too large.
+        ({"starts": 0.99}, [True, True, None]),
+        ({"above": 1.01}, [True, True, False]),
+    ],
+)
+def test_each_rule_of_the_convergence_agrees_refuses_and_cannot_tell(changes, expected):
+    assert [verdict.agrees for verdict in CONVERGENCE.verdicts(convergence_of(**changes))] == expected
 
-    assert agrees() == [True, True, True]
-    assert agrees(near=0.4) == [False, True, True]
-    assert agrees(cubed=0.999) == agrees(order=2.8) == [True, False, True]
-    assert agrees(order=None) == [True, None, True]
-    assert agrees(starts=0.99) == [True, True, False]
+
+def test_without_rows_no_claim_of_the_convergence_can_be_told():
+    for rows in ([], [row for row in convergence_of() if row.quantity != ORDER and row.method == "softmax"]):
+        assert [verdict.agrees for verdict in CONVERGENCE.verdicts(rows)] == [None] * 3
 
 
-def test_the_rule_of_the_six_heads_decides_both_ways():
-    def agrees(*distances):
-        name = "distance of one head to the pseudoinverse"
-        return SIX.verdicts([row_of(name, value, facts={"k": 6}) for value in distances])[0].agrees
+def test_the_norm_of_the_start_is_1_or_less_and_a_start_that_is_too_large_is_refused(rows):
+    start = one(rows, RESIDUAL, k="0")
+    assert start.high <= 1 + 1e-12
+    assert CONVERGENCE.verdicts(rows)[2].agrees is True
+    doubled = [replace(row, value=1.5, high=2.0) if row is start else row for row in rows]
+    assert CONVERGENCE.verdicts(doubled)[2].agrees is False
 
-    assert agrees(0.01, 0.1, 0.9, 1.0)
-    assert not agrees(0.01, 0.2, 0.9, 1.0)
+
+def test_the_six_heads_have_no_claim_of_their_own():
+    rows = [row_of("distance of one head to the pseudoinverse", 0.01, facts={"k": 6})]
+    assert SIX.verdicts(rows) == ()
