@@ -71,7 +71,7 @@ METHOD_LOOKS: dict[str, Look] = {
     "near_far": Look("#000000", "*"),
     "skyformer": Look("#D55E00", "s"),
     "skyformer_softmax": Look("#D55E00", "D", "--"),
-    "skyformer-independent": Look("#D55E00", "P", ":"),
+    "skyformer-printed": Look("#D55E00", "P", ":"),
     "kernelized": Look("#882255", "X", "-"),
     "performer": Look("#009E73", "^"),
     "linear": Look("#999933", "v"),

@@ -48,6 +48,9 @@ class Known(NamedTuple):
         return Known(max(self.low, 0.0) / other.high, self.high / other.low if other.low > 0 else math.inf)
 
 
+UNKNOWN = Known(math.nan, math.nan)
+
+
 def mean_of(row: Row) -> Known:
     """What is known of a mean; a row without quartiles is taken as exact."""
     farther = max(abs(end - row.value) for end in quartiles_of(row))
