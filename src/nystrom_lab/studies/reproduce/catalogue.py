@@ -176,12 +176,19 @@ CATALOGUE: dict[str, Entry] = {
         paper_needs=_BERT,
         minutes=0.7,
     ),
-    "skyformer-figure-2": Entry(
+    "learning-rates": Entry(
         shows="learning rates, seeds and gradient norms: which methods diverge",
-        source=f"{_S}, Fig. 2 and section 5",
+        source=f"{_S}, sections 1 and 5",
         home="stability.learning_rates",
         paper_needs="days on two cores",
         minutes=7,
+    ),
+    "skyformer-gradients": Entry(
+        shows="gradients through eq. 4-6 as printed, and through this library's variant, beside softmax's",
+        source=f"{_S}, section 4.5 (remark)",
+        home="stability.gradients",
+        needs=_ENCODER,
+        minutes=0.7,
     ),
     "skyformer-theorem-2": Entry(
         shows="error of independent draws beside the statistical dimension",
