@@ -188,7 +188,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_S}, section 4.5 (remark)",
         home="stability.gradients",
         needs=_ENCODER,
-        minutes=0.7,
+        minutes=0.4,
     ),
     "skyformer-theorem-2": Entry(
         shows="error of independent draws beside the statistical dimension",

@@ -159,9 +159,9 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
         f"layer {int(layer) + 1}": [row for row in rows if row.quantity == RATIO and row.fact("layer") == layer]
         for layer in ends
     }
-    figure = draw_lines(
-        panels, over=lambda row: row.m, x_label="landmarks m", y_label=RATIO, band="quartiles over heads and texts"
-    )
+    band = "quartiles over heads and texts"
+    figure = draw_lines(panels, over=lambda row: row.m, x_label="landmarks m", y_label=RATIO, band=band, log_y=False)
+    figure.legends[0].set_title(f"lines: medians; bands: {band}")
     for axes in figure.axes[: len(panels)]:
         axes.axhline(1, color=REFERENCE, linewidth=0.6, linestyle=":")
     return {"": figure}
