@@ -40,7 +40,8 @@ def test_what_cannot_run_ends_in_one_line(words, says, tmp_path, capsys):
 @pytest.fixture
 def gathered(tmp_path):
     file = tmp_path / "rows.csv"
-    shared = {"study": "inspect-calibration", "method": "near_far", "unit": "", "n": 512, "m": 128, "device": "a CPU"}
+    shared = {"study": "inspect-calibration", "method": "near_far", "unit": "", "n": 512, "m": 128, "device": "a CPU",
+              "repeats": 2880}  # fmt: skip
     rows = [
         new_row(quantity=quantity, value=0.96, facts={"texts": 4, "part": "near_far"}, command="nystrom", **shared)
         for quantity in ("within 20 %", "held by the interval")

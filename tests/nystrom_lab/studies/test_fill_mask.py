@@ -47,6 +47,7 @@ def test_the_posts_own_words_and_scores_agree_and_others_do_not(rows):
     assert word([replace(rows[0], value=rows[0].value + 0.0006), *rows[1:]]) == "does not agree"
     swapped = [row.with_facts(word=row.facts["word"].replace("name", "town")) for row in rows]
     assert word(swapped) == "does not agree"
+    assert word(rows[:4]) == word([]) == "cannot tell"
 
 
 def test_without_a_model_that_fills_masks_one_line_ends_it(published, tokenizer, tmp_path, capsys):

@@ -2,7 +2,8 @@
 
 A line per method with its size and per preset, and below the lines of a method what the papers print for it.
 "37.4 ± 0.5 (3; 1.1)" is the mean and the standard deviation over seeds in percent, the number of seeds, and the
-binomial standard error of one run. A dash means not run, or not printed.
+binomial standard error of one run. A dash means not run, or not printed. A cell of fewer than 500 steps, which no
+preset has, names them, and the papers' lines are left out where a method has no other.
 """
 
 import shlex
@@ -16,7 +17,7 @@ from nystrom_lab.report.lra.runs import Accuracy, Line, lra_cells, lra_departure
 from nystrom_lab.report.printed import LRA_TASKS, PAPERS, SKYFORMER_TABLE_1
 from nystrom_lab.report.table import Table, markdown_table, print_table
 
-_DASH, _LABEL = "–", 20
+_DASH, _LABEL, _FEW = "–", 20, 500
 _TITLE = "accuracy in %"
 _CAPTION = (
     "mean ± standard deviation over seeds (number of seeds; binomial standard error of one run on the test samples)"
@@ -36,14 +37,16 @@ def lra_lines(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
     lines = []
     order = [*SKYFORMER_TABLE_1, *(line.base for line in cells)]
     for method in sorted({line.base for line in cells}, key=order.index):
-        for line in (line for line in cells if line.base == method):
+        lines_of = [line for line in cells if line.base == method]
+        for line in lines_of:
             row = [cells[line].get(task) for task in LRA_TASKS]
             found = [cell.mean for cell in row if cell is not None]
             mean = f"{statistics.fmean(found):.1f}" if len(found) == len(LRA_TASKS) else _DASH
             name = f"{line.method}, {line.preset}" if line.preset else line.method
             lines.append((name, [*(_text(cell) for cell in row), mean]))
+        trained = any(not _is_short(cell) for line in lines_of for cell in cells[line].values())
         for paper, table in PAPERS.items():
-            if method in table:
+            if method in table and trained:
                 printed = [f"{value:.2f}" for value in table[method]]
                 lines.append((f"  {paper}", [*printed, f"{statistics.fmean(table[method]):.2f}"]))
     return lines
@@ -100,7 +103,13 @@ def _text(cell: Accuracy | None) -> str:
     if cell is None:
         return _DASH
     deviation = "" if cell.deviation is None else f" ± {cell.deviation:.1f}"
-    return f"{cell.mean:.1f}{deviation} ({cell.seeds}; {cell.error:.1f})"
+    steps = f", {cell.steps} steps" if _is_short(cell) else ""
+    return f"{cell.mean:.1f}{deviation} ({cell.seeds}; {cell.error:.1f}){steps}"
+
+
+def _is_short(cell: Accuracy) -> bool:
+    """Whether runs were too short to stand beside those of the papers."""
+    return cell.steps is not None and cell.steps < _FEW
 
 
 def _known(cells: dict[Line, dict[str, Accuracy]]) -> dict[Line, dict[str, Accuracy]]:

@@ -167,7 +167,12 @@ def _printed(given: Recording, m: int) -> Float[Tensor, "b h n e"]:
 
 
 def printed_form(
-    q: Float[Tensor, "n d"], k: Float[Tensor, "s d"], v: Float[Tensor, "s e"], drawn: Int[Tensor, " m"]
+    q: Float[Tensor, "n d"],
+    k: Float[Tensor, "s d"],
+    v: Float[Tensor, "s e"],
+    drawn: Int[Tensor, " m"],
+    *,
+    inverse: Callable[[Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "n e"]:
     r"""Softmax attention of one head by eq. 4-6 of Skyformer as printed.
 
@@ -181,10 +186,13 @@ def printed_form(
         k: Keys.
         v: Values.
         drawn: Landmarks L: queries below n, keys from n on.
+        inverse: Replaces the Moore-Penrose inverse by eigenvalues, which has no gradient where a landmark is drawn
+            twice; `torch.linalg.pinv` has one.
     """
     scale = q.shape[-1] ** -0.5
     norms = half_norms(k, scale=scale)
-    a = nystrom_off_diagonal(partial(gaussian_kernel, scale=scale), q, k, drawn) * torch.exp(norms - norms.amax()).mT
+    a = nystrom_off_diagonal(partial(gaussian_kernel, scale=scale), q, k, drawn, inverse=inverse)
+    a = a * torch.exp(norms - norms.detach().amax()).mT
     return a @ v / a.sum(dim=-1, keepdim=True)
 
 

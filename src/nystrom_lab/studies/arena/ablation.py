@@ -19,9 +19,9 @@ sqrt(p (1 - p) / N) and, from three seeds on, that of the seeds, deviation / sqr
 of the sum of both squared. An arm is above or below another by more than two of these, otherwise they are equal.
 
 - A part lifts the accuracy, if the arm with it is above the one before it on a task and below it on none; it does not
-  where it is below on one; the rows cannot tell where both are equal on all tasks, or were not trained. Where neither
-  is above the best guess without a model, the largest class or what the first operator of an expression tells, they
-  are said to be at it.
+  where it is below on one; the rows cannot tell where both are equal on all tasks, or were not trained on one. Where
+  neither is above the best guess without a model, the largest class or what the first operator of an expression tells,
+  they are said to be at it, and count as equal.
 - An attention adds to convolutions by the same rule, beside the arm with all of it and none; and what a window does not
   see adds by the same rule, of exact attention beside the window.
 

@@ -13,8 +13,9 @@ begun: its row says so. The curves are those of the training loss; so few steps 
 leave chance, whose loss is 0.693.
 
 The rule: at a length only a linear method trains here, where exact attention was not begun for its time or its memory,
-and Nyström attention or near_far came to the end of its steps; it is not so where exact attention came there too, or
-none did.
+of which it needs at least one and a half times the limit, and Nyström attention or near_far came to the end of its
+steps; it is not so where exact attention came there too, or none did. Where it is nearer to the limit, another machine
+or hour would have begun it, and the rows cannot tell.
 
 Source: ours; the tasks are those of Tay et al. (2021), arXiv:2011.04006.
 """
@@ -144,7 +145,8 @@ def _measure_run(name: str, method: str, setting: Setting, extent: Extent, folde
         cost = estimated(run, case.n, case.batch, limit_seconds=extent.limit / extent.steps)
         if cost.note:
             minutes = cost.estimate * extent.steps / 60
-            yield new_row(quantity=ESTIMATE, value=minutes, unit="min", note=cost.note, facts=_facts(name), **shared)
+            yield new_row(quantity=ESTIMATE, value=minutes, unit="min", note=cost.note,
+                          facts=_facts(name) | {"over": f"{cost.over:.3g}"}, **shared)  # fmt: skip
             return
     data = _draw(case, runs / f"data-{name}")
     run = train(training._replace(arguments={**training.arguments, "data": str(data)}), runs)

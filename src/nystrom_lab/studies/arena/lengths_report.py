@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 EXACT = "softmax"
 METHODS = (EXACT, "nystrom-32", "near_far")
 LOSS, ESTIMATE = "train loss", "estimated training time"
+# How far above the limit exact attention has to be, and the limit, in minutes, of rows that do not say how far it is.
+_CLEARLY, _LIMIT = 1.5, 20.0
 
 
 def _cases(rows: Sequence[Row]) -> dict[str, int]:
@@ -78,8 +80,17 @@ def _verdict(rows: Sequence[Row], case: str, n: int) -> Verdict:
         agrees = linear and not trained[EXACT]
     elif known[EXACT] and linear:
         agrees = True
+    if agrees and _over(rows, case) < _CLEARLY:
+        agrees = None
     said = [f"{method} {_ran(rows, case, method) or 'not trained yet'}" for method in METHODS]
     return Verdict(f"At {n:,} tokens ({case}) only a linear method trains here.", agrees, f"{'; '.join(said)}.")
+
+
+def _over(rows: Sequence[Row], case: str) -> float:
+    """How many times above the limit exact attention would be, which was not begun."""
+    row = _row(rows, case, EXACT, ESTIMATE)
+    assert row is not None, "what was not begun has its estimate"
+    return float(row.fact("over") or row.value / _LIMIT)
 
 
 def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":

@@ -40,11 +40,13 @@ class StepCosts:
         estimate: Seconds of a step, by that of one sample.
         weights: Numbers that are learned.
         note: Why it was not run; "" where it was.
+        over: How many times above the limit that the note names.
     """
 
     estimate: float
     weights: int
     note: str
+    over: float = 0.0
     seconds: list[float] = field(default_factory=list)
     peak: int | None = None
 
@@ -91,12 +93,14 @@ def estimated(run: SettledSteps, n: int, batch: int, *, limit_seconds: float) ->
     one = whole_samples(run.settings.task, n, 1)
     run.step(one)
     estimate = run.seconds(one) * batch
-    note, need, free = "", run.peak_bytes(one) * batch, MEMORY_SHARE * free_bytes(_CPU)
+    note, over, need, free = "", 0.0, run.peak_bytes(one) * batch, MEMORY_SHARE * free_bytes(_CPU)
     if need > free:
+        over = need / free
         note = f"needs about {need / 1e9:.3g} GB, {MEMORY_SHARE:.0%} of the free memory is {free / 1e9:.3g} GB"
     elif estimate > limit_seconds:
+        over = estimate / limit_seconds
         note = f"would take about {estimate:.3g} s a step, the limit is {limit_seconds:g} s"
-    return StepCosts(estimate, run.weights, note)
+    return StepCosts(estimate, run.weights, note, over)
 
 
 def measure_in_turn(

@@ -186,7 +186,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "learning-rates": Entry(
         shows="learning rates, seeds and gradient norms: which methods diverge",
-        source=f"{_S}, section 5",
+        source=f"{_S}, sections 1 and 5",
         home="stability.learning_rates",
         paper_needs="days on two cores",
         minutes=7,
@@ -198,6 +198,13 @@ CATALOGUE: dict[str, Entry] = {
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
         minutes=0.5,
+    ),
+    "skyformer-gradients": Entry(
+        shows="gradients through eq. 4-6 as printed, and through this library's variant, beside softmax's",
+        source=f"{_S}, section 4.5 (remark)",
+        home="stability.gradients",
+        needs=_ENCODER,
+        minutes=0.4,
     ),
     "skyformer-theorem-2": Entry(
         shows="error of independent draws beside the statistical dimension",

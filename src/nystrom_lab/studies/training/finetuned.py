@@ -16,12 +16,14 @@ Claims and the rules that decide on them. The standard error of a score over N t
 its counts to first order, and where there are several seeds that of their mean is added; N stays, since the texts are
 the same. That of a difference is the root of the sum of both squared, as if each were scored on other texts: as both
 are right on much the same ones, it is less. Competitive means at most two points below
-(`nystrom_lab.studies.reproduce.margin`): with two standard errors, or the errors are too wide to tell.
+(`nystrom_lab.studies.reproduce.margin`): with two standard errors, or the errors are too wide to tell. A score to
+compare with that is not above a guess of one class for all texts, by two standard errors, decides nothing.
 
 - Table 2, "Our Nyströmformer performs competitively with BERT-base", a verdict a task: with 64 landmarks, or with as
   many as were measured where fewer, it is competitive with exact attention. It decides where at least
   a tenth of the texts is longer than the landmarks.
-- MRPC's search: the run that is best on validation is, on the test texts, competitive with exact attention.
+- MRPC's search: the run that is best on validation is, on the test texts, competitive with exact attention after a
+  search of as many; where exact attention was not searched, the rows cannot tell.
 - Supplement, Table 1, "fairly similar results": with 1,024 positions it is within two points of 512, in the same way.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 2; its supplement, Table 1.

@@ -60,6 +60,14 @@ def test_lines_are_shown_with_both_papers_and_missing_cells_are_dashes():
     assert lra_lines(rows)[1][1] == ["37.15", "65.52", "79.56", "41.58", "70.94", "58.95"]
 
 
+def test_runs_of_a_few_steps_name_them_and_do_not_stand_over_the_papers():
+    few = rows_of("listops", "nystrom-32", [0.17], steps=20)
+    assert lra_lines(few) == [("nystrom-32, skyformer", ["17.0 (1; 0.8), 20 steps", *["–"] * 5])]
+    both = lra_lines([*few, *rows_of("listops", "nystrom-64", [0.37])])
+    assert [name for name, _ in both[2:]] == ["  Nyströmformer T3", "  Skyformer T1"]
+    assert both[1][1][0] == "37.0 (1; 1.1)"
+
+
 def test_what_the_first_operator_tells_is_said_below():
     rows = rows_of("listops", "nystrom-32", [0.36, 0.37], preset="demo")
     guess = "- listops: the first operator of an expression alone tells 35.1 % of the test samples."

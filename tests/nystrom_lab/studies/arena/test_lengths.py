@@ -31,8 +31,9 @@ def trained(method, minutes=5.0):
     return [*losses, row(method, "training time", 60 * minutes, unit="s")]
 
 
-def refused(method):
-    return [row(method, ESTIMATE, 90.0, unit="min", note="would take about 18 s a step, the limit is 6 s")]
+def refused(method, minutes=90.0, **facts):
+    note = "would take about 18 s a step, the limit is 6 s"
+    return [row(method, ESTIMATE, minutes, unit="min", note=note, facts=facts)]
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,10 @@ def refused(method):
         ([refused("softmax"), refused("nystrom-32"), refused("near_far")], False),
         ([refused("softmax"), refused("nystrom-32")], None),
         ([trained("nystrom-32")], None),
+        # Twenty minutes are the limit of rows that do not say how far above it they are.
+        ([refused("softmax", 21.0), trained("nystrom-32"), trained("near_far")], None),
+        ([refused("softmax", 40.0, over=1.2), trained("nystrom-32"), refused("near_far")], None),
+        ([refused("softmax", 21.0, over=1.6), trained("nystrom-32"), refused("near_far")], True),
     ],
 )
 def test_only_a_linear_method_trains_where_exact_attention_was_not_begun(made, agrees):
@@ -109,6 +114,7 @@ def test_what_would_take_too_long_is_not_begun(tmp_path, monkeypatch):
     rows = read_rows(job.folder / "rows.csv")
     assert {r.quantity for r in rows} == {TIME, MEMORY, ESTIMATE}
     assert all(r.value > 0 for r in rows)
+    assert all(float(r.facts["over"]) > 1 for r in rows if r.quantity == ESTIMATE)
 
 
 @pytest.mark.slow

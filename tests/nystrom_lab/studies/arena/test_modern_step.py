@@ -24,13 +24,17 @@ from nystrom_lab.training.presets.modern import MODERN
 STUDY = STUDIES["modern-step"]
 
 
-def rows(*, ratio=1.2, power=1.0, lengths=(1024, 2048, 4096)):
+def rows(*, ratio=1.2, power=1.0, lengths=(1024, 2048, 4096), spread=0.0):
     shared = {"study": "", "method": "modern", "device": "a CPU"}
     made = []
     for n in lengths:
         for quantity, unit in ((TIME, "ms"), (MEMORY, "MB")):
-            made.append(new_row(quantity=quantity, value=0.1 * n**power, unit=unit, n=n, **shared))
-        made.append(new_row(quantity=RATIO, value=ratio if n == max(lengths) else 1.0, unit="", n=n, **shared))
+            value = 0.1 * n**power
+            ends = {"low": value * (1 - spread), "high": value * (1 + spread)}
+            made.append(new_row(quantity=quantity, value=value, unit=unit, n=n, **ends, **shared))
+        value = ratio if n == max(lengths) else 1.0
+        ends = {"low": value * (1 - spread), "high": value * (1 + spread)}
+        made.append(new_row(quantity=RATIO, value=value, unit="", n=n, **ends, **shared))
     return made
 
 
@@ -42,6 +46,11 @@ def rows(*, ratio=1.2, power=1.0, lengths=(1024, 2048, 4096)):
         ({"power": 1.2}, [True, False, False]),
         ({"lengths": (1024, 2048)}, [True, None, None]),
         ({"lengths": ()}, [None, None, None]),
+        # The limit is within the quartiles; and a cost that hardly grows.
+        ({"ratio": 1.45, "power": 1.05, "spread": 0.05}, [None, None, None]),
+        ({"ratio": 1.6, "power": 1.3, "spread": 0.05}, [False, False, False]),
+        ({"power": 0.4}, [True, None, None]),
+        ({"power": -0.4}, [True, None, None]),
     ],
 )
 def test_each_rule_decides_both_ways(changes, agrees):

@@ -32,8 +32,10 @@ def test_all_entries_are_heavy_or_clusters():
     assert all(sum(sizes_of(entries).values()) == entries for entries in ENTRIES)
 
 
-def row(quantity, method, value, m=192):
-    return new_row(study="", quantity=quantity, method=method, value=value, unit="", n=2048, m=m, device="a CPU")
+def row(quantity, method, value, m=192, part=0.0):
+    """A row whose quartiles are a part of its value away."""
+    return new_row(study="", quantity=quantity, method=method, value=value, unit="", n=2048, m=m, device="a CPU",
+                   repeats=16, low=value * (1 - part), high=value * (1 + part))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,9 @@ def row(quantity, method, value, m=192):
         ([], ["agrees", "agrees"]),
         ([row(ERROR, OURS, 0.2, 768)], ["does not agree", "agrees"]),
         ([row(TIME, OURS, 20, 768)], ["agrees", "does not agree"]),
+        # The limit is within the errors.
+        ([row(ERROR, OURS, 0.14, 768, 0.2)], ["cannot tell", "agrees"]),
+        ([row(TIME, OURS, 14.5, 768, 0.05)], ["agrees", "cannot tell"]),
     ],
 )
 def test_each_claim_is_decided_by_its_rule(changed, words):

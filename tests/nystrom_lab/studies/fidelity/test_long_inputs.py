@@ -57,11 +57,13 @@ def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatc
     assert stretched.value == found[stretched.quantity, "near_far", 1200]
 
 
-def row(quantity, value, n, method="near_far", of="attention", positions=None):
+def row(quantity, value, n, method="near_far", of="attention", positions=None, part=0.0):
+    """A row whose quartiles are a part of its value away."""
     facts = {"of": of} if quantity in (TIME, RATIO, MEMORY) else {}
     if positions is not None:
         facts["positions"] = positions
-    return new_row(study="", quantity=quantity, method=method, value=value, unit="", n=n, facts=facts, device="a CPU")
+    return new_row(study="", quantity=quantity, method=method, value=value, unit="", n=n, facts=facts, device="a CPU",
+                   repeats=16, low=value * (1 - part), high=value * (1 + part))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,11 @@ def row(quantity, value, n, method="near_far", of="attention", positions=None):
         ([row(ERROR, 0.14, 4096)], ["does not agree", "agrees", "agrees"]),
         ([row(ERROR, 0.15, 8192)], ["agrees"] * 3),
         ([row(ERROR, 0.17, 8192)], ["does not agree", "agrees", "agrees"]),
-        ([row(HIDDEN, 0.21, 2048)], ["agrees", "does not agree", "agrees"]),
+        ([row(HIDDEN, 0.22, 2048)], ["agrees", "does not agree", "agrees"]),
+        # The limits are within the errors.
+        ([row(ERROR, 0.125, 4096, part=0.1)], ["cannot tell", "agrees", "agrees"]),
+        ([row(HIDDEN, 0.195, 2048)], ["agrees", "cannot tell", "agrees"]),
+        ([row(RATIO, 0.97, 4096, part=0.05)], ["agrees", "agrees", "cannot tell"]),
         ([row(RATIO, 1.06, 1024)], ["agrees", "agrees", "does not agree"]),
         ([row(RATIO, 1.01, 2048)], ["agrees", "agrees", "does not agree"]),
         # Another method's rows, and those of the encoder, decide nothing.
@@ -79,12 +85,12 @@ def row(quantity, value, n, method="near_far", of="attention", positions=None):
     ],
 )
 def test_each_claim_is_decided_by_its_rule(changed, words):
-    rows = [row(ERROR, 0.1, 2048), row(HIDDEN, 0.19, 2048), row(RATIO, 1.04, 512), row(RATIO, 0.7, 2048)]
+    rows = [row(ERROR, 0.1, 2048), row(HIDDEN, 0.18, 2048), row(RATIO, 1.04, 512), row(RATIO, 0.7, 2048)]
     assert [verdict.word for verdict in STUDY.verdicts([*rows, *changed])][:3] == words
 
 
 @pytest.mark.parametrize(
-    ("repeated", "word"), [({2048: 0.2}, "agrees"), ({2048: 0.1}, "does not agree"), ({4096: 0.2}, "cannot tell")]
+    ("repeated", "word"), [({2048: 0.2}, "agrees"), ({2048: 0.09}, "does not agree"), ({4096: 0.2}, "cannot tell")]
 )
 @pytest.mark.parametrize("quantity", [ERROR, HIDDEN])
 def test_positions_are_compared_at_one_length(quantity, repeated, word):
@@ -112,6 +118,13 @@ def test_a_ratio_of_short_sequences_is_decided_with_its_quartiles(of, beside, sp
         )
     ]  # fmt: skip
     assert STUDY.verdicts(rows)[4].word == word
+
+
+def test_positions_that_differ_within_the_errors_cannot_tell():
+    for quantity, part in ((ERROR, 0.2), (HIDDEN, 0.0)):
+        rows = [row(quantity, value, 2048, positions=how, part=part)
+                for how, value in (("interpolate", 0.11), ("repeat", 0.118))]  # fmt: skip
+        assert STUDY.verdicts(rows)[3].word == "cannot tell"
 
 
 def test_what_was_not_measured_decides_nothing():

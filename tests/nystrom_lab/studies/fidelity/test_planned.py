@@ -55,17 +55,23 @@ def test_a_length_beyond_the_positions(long_setting, tmp_path):
     assert "layer" in tables[1].lines[0][2]
 
 
-def row(quantity, method, value, n=512):
-    return new_row(study="", quantity=quantity, method=method, value=value, unit="", n=n, repeats=200, device="a CPU")
+def row(quantity, method, value, n=512, part=0.0):
+    """A row whose quartiles are a part of its value away."""
+    return new_row(study="", quantity=quantity, method=method, value=value, unit="", n=n, repeats=200, device="a CPU",
+                   low=value * (1 - part), high=value * (1 + part))  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("error", "ratio", "found", "agrees"),
-    [(0.055, 1.03, 0.785, [True] * 3), (0.056, 1.04, 0.775, [False] * 3)],
-)
-def test_each_claim_is_decided_by_its_rule(error, ratio, found, agrees):
-    rows = [row(ERROR, "plan 0.05", error), row(RATIO, "plan 0.05", ratio)]
-    rows += [row(FOUND, "softmax", 0.80), row(FOUND, "plan 0.05", found)]
+    ("error", "ratio", "found", "changed", "agrees"),
+    [
+        (0.05, 1.02, 0.80, 0.0, [True] * 3), (0.056, 1.05, 0.70, 0.1, [False] * 3),
+        # Above the budget by less than a tenth, a limit within the quartiles, and halves lost within the noise.
+        (0.054, 1.03, 0.785, 0.1, [None] * 3),
+    ],
+)  # fmt: skip
+def test_each_claim_is_decided_by_its_rule(error, ratio, found, changed, agrees):
+    rows = [row(ERROR, "plan 0.05", error), row(RATIO, "plan 0.05", ratio, part=0.005)]
+    rows += [row(FOUND, "softmax", 0.80), row(FOUND, "plan 0.05", found), row(CHANGED, "plan 0.05", changed)]
     assert [verdict.agrees for verdict in STUDIES[NAME].verdicts(rows)] == agrees
 
 

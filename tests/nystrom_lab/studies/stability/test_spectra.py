@@ -30,21 +30,38 @@ def test_singular_values_are_those_of_the_second_layers_attention_over_real_toke
         torch.testing.assert_close(found[: len(wanted)], wanted, rtol=0, atol=1e-5 * wanted[0].item())
 
 
-def errors(task, value):
-    return new_row(
-        study="", quantity="relative error at rank r", method="softmax", value=value, unit="", device="cpu", m=16,
-        facts={"task": task, "weights": "trained", "b": 1},
-    )  # fmt: skip
+def errors(task, value, *, far=0.0, right=0.9):
+    """Rows of a trained model, and what the one with random weights has right."""
+    shared = {"study": "", "method": "softmax", "unit": "", "device": "cpu"}
+    facts = {"task": task, "weights": "trained", "b": 100}
+    return [
+        new_row(quantity="relative error at rank r", value=value, low=value - far, high=value + far, repeats=100, m=16,
+                facts=facts, **shared),
+        new_row(quantity="test accuracy", value=right, facts=facts, **shared),
+        new_row(quantity="test accuracy", value=0.2, facts=facts | {"weights": "initialised"}, **shared),
+    ]  # fmt: skip
 
 
-def test_each_claim_can_fail():
-    def words(**tasks):
-        return [verdict.word for verdict in STUDY.verdicts([errors(task, value) for task, value in tasks.items()])]
-
-    assert words(text=0.01, listops=0.02, retrieval=0.04, pathfinder=0.03) == ["agrees", "agrees"]
-    assert words(text=0.01, listops=0.2, retrieval=0.04, pathfinder=0.03) == ["does not agree", "does not agree"]
-    assert words(listops=0.1) == ["agrees", "cannot tell"]
-    assert words(listops=0.11) == ["does not agree", "cannot tell"]
+@pytest.mark.parametrize(
+    ("tasks", "named", "words"),
+    [
+        ({"text": 0.01, "listops": 0.02, "retrieval": 0.04, "pathfinder": 0.03}, {}, ["agrees", "agrees"]),
+        (
+            {"text": 0.01, "listops": 0.2, "retrieval": 0.04, "pathfinder": 0.03},
+            {},
+            ["does not agree", "does not agree"],
+        ),
+        # Two standard errors are 0.3 of a distance of a quartile from the mean.
+        ({"text": 0.09, "listops": 0.09, "retrieval": 0.11, "pathfinder": 0.11}, {"far": 0.05}, ["cannot tell"] * 2),
+        ({"listops": 0.09}, {}, ["agrees", "cannot tell"]),
+        ({"listops": 0.11}, {}, ["does not agree", "cannot tell"]),
+        # No more samples right than with random weights.
+        ({"text": 0.01, "listops": 0.2, "retrieval": 0.04, "pathfinder": 0.03}, {"right": 0.25}, ["cannot tell"] * 2),
+    ],
+)
+def test_each_claim_can_agree_fail_and_be_undecided(tasks, named, words):
+    rows = [row for task, value in tasks.items() for row in errors(task, value, **named)]
+    assert [verdict.word for verdict in STUDY.verdicts(rows)] == words
 
 
 @pytest.fixture(scope="module")

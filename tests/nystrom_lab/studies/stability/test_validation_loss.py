@@ -31,12 +31,18 @@ def test_each_claim_can_agree_fail_and_be_undecided():
     softmax = curve("softmax", (0, 0, 2.0), (10, 6, 1.5), (20, 12, 1.0))
     fast = curve("skyformer", (0, 0, 2.0), (10, 4, 1.6), (20, 8, 1.2))
     assert words(softmax, SLOW, fast) == ["agrees", "agrees"]
-    late = curve("skyformer", (0, 0, 2.0), (10, 4, 1.2), (20, 13, 0.9))
+    late = curve("skyformer", (0, 0, 2.0), (10, 4, 1.2), (20, 14, 0.9))
     assert words(softmax, SLOW, late) == ["does not agree", "agrees"]
     # When it ends, softmax has come to 1.5.
     worse = curve("skyformer", (0, 0, 2.0), (10, 4, 1.6), (20, 8, 1.6))
     assert words(softmax, SLOW, worse) == ["agrees", "does not agree"]
     assert words(softmax, fast) == words(softmax, SLOW, fast[:2]) == ["cannot tell", "cannot tell"]
+    # By a hair, and beside a loss that has not fallen.
+    near = curve("skyformer", (0, 0, 2.0), (10, 4, 1.6), (20, 11.5, 1.47))
+    assert words(softmax, SLOW, near) == ["cannot tell", "cannot tell"]
+    idle = curve("softmax", (0, 0, 2.0), (10, 6, 1.95), (20, 12, 1.9))
+    for ours in (fast, late, worse):
+        assert words(idle, SLOW, ours) == ["cannot tell", "cannot tell"]
     # A loss that is not finite is no lower one.
     lost = curve("skyformer", (0, 0, 2.0), (10, 4, 1.6))
     assert words(softmax, SLOW, lost) == ["cannot tell", "cannot tell"]

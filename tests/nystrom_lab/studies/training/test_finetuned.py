@@ -104,6 +104,18 @@ def test_nystrom_attention_is_competitive_within_two_points_where_the_errors_and
     assert verdict.agrees is None
 
 
+@pytest.mark.parametrize(("task", "guess"), [("imdb", 0.5), ("mnli", 1 / 3), ("mrpc", 2 * 0.67 / 1.67)])
+def test_exact_attention_that_has_not_learned_decides_nothing(task, guess):
+    for exact, agrees in ((guess + 0.1, False), (guess + 0.001, None)):
+        rows = [share(task, 64, 0.9)]
+        rows += [
+            result(task, method, value, texts=25_000) for method, value in (("softmax", exact), ("nystrom-64", 0.3))
+        ]
+        [verdict] = TABLE_2.verdicts(rows)
+        assert verdict.agrees is agrees
+        assert ("no better than a guess" in verdict.numbers) is (agrees is None)
+
+
 @pytest.mark.parametrize(("task", "found", "missed", "wrong"), [("mrpc", 0.6, 0.07, 0.16), ("imdb", 0.4, 0.1, 0.1)])
 def test_the_standard_error_is_that_of_drawn_texts(task, found, missed, wrong):
     g = torch.Generator().manual_seed(0)
@@ -125,7 +137,23 @@ def test_the_size_nearest_to_the_papers_decides():
     assert "nystrom-32" in verdict.numbers
 
 
-def test_the_search_is_judged_by_its_test_score():
+@pytest.mark.parametrize(
+    ("value", "texts", "searched", "agrees"),
+    [(0.83, 100_000, True, True), (0.81, 100_000, True, False), (0.83, 400, True, None), (0.83, 100_000, False, None)],
+)
+def test_a_search_is_judged_beside_one_of_exact_attention(value, texts, searched, agrees):
+    rows = [
+        result("mrpc", "softmax", 0.90, texts=texts),
+        result("mrpc", "nystrom-32", value, kind="search", texts=texts),
+    ]
+    if searched:
+        rows.append(result("mrpc", "softmax", 0.84, kind="search", texts=texts))
+    [verdict] = TABLE_2.verdicts(rows)
+    assert verdict.agrees is agrees
+    assert ("was not searched" in verdict.numbers) is not searched
+
+
+def test_the_search_is_shown_by_its_test_score():
     texts = 100_000
     rows = [
         result("mrpc", "softmax", 0.84, texts=texts),
@@ -135,8 +163,6 @@ def test_the_search_is_judged_by_its_test_score():
         sizes = {"batch_size": batch, "learning_rate": "2e-05"}
         trial = result("mrpc", "nystrom-32", value, split="validation", kind="search", facts=sizes)
         rows.append(replace(trial, quantity="validation F1 of a trial"))
-    [verdict] = TABLE_2.verdicts(rows)
-    assert verdict.agrees is True
     table = TABLE_2.tables(rows)[-1]
     assert table.lines == [["nystrom-32", "8", "2e-05", "80.0", ""], ["nystrom-32", "16", "2e-05", "85.0", "83.0"]]
 
@@ -250,10 +276,16 @@ def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path, monkey
 
 
 def test_longer_positions_are_compared_with_512_both_ways():
-    for long, agrees in ((0.90, True), (0.86, False), (0.94, False)):
-        texts = 25_000
-        rows = [result("imdb", "softmax", value, texts=texts, n=n) for value, n in ((0.90, 512), (long, 1024))]
+    cases = ((0.90, 0.90, True), (0.90, 0.86, False), (0.90, 0.94, False), (0.501, 0.501, None))
+    for short, long, agrees in cases:
+        rows = [
+            result("imdb", method, value, texts=25_000, n=n)
+            for method in ("softmax", "nystrom-64")
+            for value, n in ((short, 512), (long, 1024))
+        ]
         assert [verdict.agrees for verdict in TABLE_1.verdicts(rows)] == [agrees]
+    few = [result("imdb", "nystrom-64", 0.90, texts=400, n=n) for n in (512, 1024)]
+    assert [verdict.agrees for verdict in TABLE_1.verdicts(few)] == [None]
 
 
 def test_a_step_stands_beside_the_score_of_its_length():
