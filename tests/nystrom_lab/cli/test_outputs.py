@@ -57,6 +57,7 @@ OUTPUTS = {
         ("complexity --to {to}/..", STUDY),
         ("--all --to {to}", ("index.html",)),
     ],
+    ("report study", "figure"): [("{curves} --study complexity --figure {to}" + end, [""]) for end in (".png", ".svg")],
     ("bench efficiency", "to"): [("--to {to}", ("efficiency.csv", "efficiency.png", "efficiency.svg"))],
     ("bench model", "to"): [("--to {to}", ("model.csv", "model.png", "model.svg"))],
     ("bench ranks", "to"): [("--to {to}", ("ranks.csv",))],

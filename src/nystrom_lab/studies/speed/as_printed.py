@@ -267,7 +267,8 @@ def _over_others(cells: _Cells) -> Verdict:
     )
     limits = ((time, 3), (memory, 1.2), (linformer, 1.7))
     return Verdict(
-        "At n = 8192 it takes a third of Longformer's time, and 1.2 and 1.7 times less memory than Longformer and Linformer.",
+        "At n = 8192 it takes a third of Longformer's time, and 1.2 and 1.7 times less memory than Longformer and "
+        "Linformer.",
         most(known.within(least=0.9 * limit) for known, limit in limits),
         "n = 8192 was not measured."
         if any(math.isnan(known.low) for known, _ in limits)
