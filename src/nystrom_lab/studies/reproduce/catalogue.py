@@ -40,6 +40,8 @@ _S = "Skyformer, arXiv:2111.00035"
 _ENCODER = "an encoder: nystrom[real] or --model"
 _BERT = "--model with bert-base-cased"
 _TRAINED_BERT = "--model with a trained BERT-base"
+# Hours by the arithmetic in docs/papers.md, not measured.
+_ARENA = "about 50 hours on an H200"
 
 CATALOGUE: dict[str, Entry] = {
     "nystromformer-table-1": Entry(
@@ -54,7 +56,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_N}, Table 2",
         home="training.finetuned",
         needs="--data with sst2, mrpc ...",
-        paper_needs=f"{_TRAINED_BERT}, days on a GPU",
+        paper_needs=f"{_TRAINED_BERT}, about 1 hour on an A100, and 75 to pretrain one with Nyström attention",
         trains=True,
     ),
     "nystromformer-table-3": Entry(
@@ -62,7 +64,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_N}, Table 3",
         home="arena.paper_tables",
         needs="--runs with those of nystrom lra run",
-        paper_needs="days on a GPU",
+        paper_needs=_ARENA,
         trains=True,
     ),
     "nystromformer-figure-2": Entry(
@@ -86,7 +88,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_N}, Fig. 5",
         home="training.pretrained",
         needs="--data with mlm",
-        paper_needs="days on a GPU",
+        paper_needs="about 10 hours on an A100",
         trains=True,
     ),
     "nystromformer-figure-6": Entry(
@@ -94,7 +96,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_N}, Fig. 6",
         home="training.pretrained",
         needs="--data with mlm",
-        paper_needs=f"{_TRAINED_BERT}, weeks on a GPU",
+        paper_needs=f"{_TRAINED_BERT}, about 190 hours on an A100",
         trains=True,
     ),
     "supplement-table-1": Entry(
@@ -102,7 +104,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_U}, Table 1",
         home="training.finetuned",
         needs="--data with imdb",
-        paper_needs=f"{_TRAINED_BERT}, days on a GPU",
+        paper_needs=f"{_TRAINED_BERT}, about 10 hours on an A100",
         trains=True,
     ),
     "supplement-figure-1": Entry(
@@ -142,7 +144,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_U}, Fig. 5",
         home="training.pretrained",
         needs="--data with mlm",
-        paper_needs="weeks on a GPU",
+        paper_needs="about 45 hours on an A100",
         trains=True,
     ),
     "supplement-proposition-1": Entry(
@@ -158,7 +160,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_S}, Table 1",
         home="arena.paper_tables",
         needs="--runs with those of nystrom lra run",
-        paper_needs="days on a GPU",
+        paper_needs=_ARENA,
         trains=True,
     ),
     "skyformer-table-2": Entry(
@@ -181,7 +183,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_S}, Fig. 2",
         home="stability.validation_accuracy",
         needs="--runs with those of nystrom lra run, or the file of their curves",
-        paper_needs="days on a GPU",
+        paper_needs=_ARENA,
         trains=True,
     ),
     "learning-rates": Entry(
