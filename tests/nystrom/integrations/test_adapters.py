@@ -51,6 +51,34 @@ def test_adapters_of_attention_stay_where_it_is_replaced_afterwards():
     assert (few(X) - wanted).abs().max() > 1e-3
 
 
+class Block(nn.Module):
+    """A block that reads no attribute of its attention, as nn.TransformerEncoder does."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x):
+        return x + self.attn(x, x, x, need_weights=False)[0]
+
+
+def test_replaced_attention_takes_adapters_of_its_parameters():
+    torch.manual_seed(0)
+    exact = nn.Sequential(Block(), Block())
+    model = copy.deepcopy(exact)
+    replace_attention(model, "nystrom", {"num_landmarks": 21}, self_attention=True)
+    config = peft.LoraConfig(r=4, target_parameters=["attn.in_proj_weight"], init_lora_weights=False)
+    model = peft.get_peft_model(model, config)
+    out, gradients = step(model)
+    assert (out - exact(X)).abs().max() > 1e-3
+    assert len(gradients) == 4
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
+    with torch.no_grad():
+        # What is merged is the exact model's weights with the adapters added; float32 through two layers.
+        exact.load_state_dict(copy.deepcopy(model).merge_and_unload().state_dict())
+        assert_close(model.eval()(X), exact.eval()(X), rtol=0, atol=1e-5)
+
+
 @pytest.mark.refuses
 def test_replaced_attention_takes_adapters_of_its_output_alone():
     model = encoder()
