@@ -134,10 +134,8 @@ class TimmReplacement(nn.Module):
         assert isinstance(source.num_heads, int), "timm counts heads"
         self.num_heads, self.method = source.num_heads, method
         joint = getattr(source, "qkv", None)
-        to_queries = source.q_proj if joint is None else joint
-        assert isinstance(to_queries, nn.Linear), (
-            "timm projects queries by one layer, or queries, keys and values by one"
-        )
+        # A linear layer, or an adapter around one.
+        to_queries: Any = source.q_proj if joint is None else joint
         head_dim = to_queries.out_features // self.num_heads // (1 if joint is None else 3)
         self.heads = _build(method, self.num_heads, head_dim, options, to_queries.weight)
 

@@ -51,6 +51,31 @@ def test_adapters_of_attention_stay_where_it_is_replaced_afterwards():
     assert (few(X) - wanted).abs().max() > 1e-3
 
 
+class Timm(nn.Module):
+    """The layers of timm's Attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.qkv, self.proj = 4, nn.Linear(32, 96), nn.Linear(32, 32)
+        self.attn_drop, self.proj_drop = nn.Dropout(0.0), nn.Dropout(0.0)
+
+
+Timm.__name__, Timm.__module__ = "Attention", "timm.layers.attention"
+
+
+def test_attention_of_timm_takes_adapters_before_and_after():
+    torch.manual_seed(0)
+    first, after = nn.Sequential(Timm()), nn.Sequential(Timm())
+    after.load_state_dict(first.state_dict())
+    first = adapted(first, "qkv")
+    replace_attention(first, "nystrom", {"num_landmarks": 4})
+    replace_attention(after, "nystrom", {"num_landmarks": 4})
+    out = after(X)
+    after = adapted(after, "qkv")
+    assert_close(first(X), after(X), rtol=0, atol=0)
+    assert (after(X) - out).abs().max() > 1e-3
+
+
 class Block(nn.Module):
     """A block that reads no attribute of its attention, as nn.TransformerEncoder does."""
 
