@@ -6,6 +6,7 @@ from nystrom_lab.report.summary import Summary, Verdict, verdict_counts
 from nystrom_lab.report.table import Table, markdown_table
 
 _ANSWERS = {True: "agrees", False: "**does not agree**", None: "*cannot tell*"}
+_LIST = "```bash\nnystrom reproduce --list\n```"
 
 
 def gallery_markdown(
@@ -30,7 +31,9 @@ def gallery_markdown(
         f"{len(summaries)} studies of Nyströmformer and Skyformer{ours}, run by `nystrom reproduce`. Of "
         f"{len(verdicts)} claims of {whose} {counts[True]} agree with what was measured and {counts[False]} do not; "
         f"for {counts[None]} the rows cannot tell. A rule on the rows decides each; the documentation of the study "
-        f"states it. [The tables]({tables}) have the numbers, settings and commands.",
+        f"states it. [The tables]({tables}) have the numbers, settings and commands. All studies by name:",
+        "",
+        _LIST,
         "",
         markdown_table(("study", "shows", "the claims"), (_line(summary) for summary in summaries), left=3),
         *(_claims(summary, takes.get(summary.name, ""), pictures, tables) for summary in summaries),
@@ -51,7 +54,9 @@ def gallery_tables_markdown(summaries: Sequence[Summary], claims: str) -> str:
         "# Tables of the gallery",
         "",
         f"The numbers behind [the claims]({claims}). Each study ends with its command, and with the precisions, "
-        "devices, commits and dates of its rows, which are in [results](../results/README.md).",
+        "devices, commits and dates of its rows, which are in [results](../results/README.md). All studies by name:",
+        "",
+        _LIST,
         "",
         *(_numbers(summary) for summary in summaries),
     ]

@@ -444,7 +444,10 @@ def test_nothing_half_written_stays(tmp_path, monkeypatch):
         ({"attention": "near_far", "num_landmarks": 8}, "option of near_far 'num_landmarks' is unknown"),
         ({"attention": "near_far", "options": {"pinv": "exact"}}, "option of near_far 'pinv' is unknown"),
         ({"options": {"block_size": 8}}, "option of nystrom 'block_size' is unknown"),
-        ({"options": {"num_landmarks": 8}, "num_landmarks": 9}, "num_landmarks is 9, and options have num_landmarks"),
+        (
+            {"options": {"num_landmarks": 8}, "num_landmarks": 9},
+            "num_landmarks is 9, and options also have num_landmarks",
+        ),
         ({"attention": "linformer"}, "attention is 'linformer', which has weights of its own"),
         ({"attention": "performer"}, "attention is 'performer', which has weights of its own"),
         ({"attention": "near_far", "plan": "p.json"}, "plan says what each layer does, and attention or its options"),

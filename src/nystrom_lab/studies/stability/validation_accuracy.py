@@ -55,7 +55,7 @@ _EXACT, _KERNELS = "softmax", ("kernelized", "skyformer")
 _LARGEST_CLASS = {task: 1 / classes for task, classes in LRA_CLASSES.items()} | {"listops": 0.17}
 
 
-class Limit(NamedTuple):
+class Plateau(NamedTuple):
     """Where a run arrives.
 
     Attributes:
@@ -139,7 +139,7 @@ def _runs(rows: Sequence[Row]) -> list[ArenaRun]:
     return list(runs.values())
 
 
-def find_limit(curve: Mapping[int, tuple[float, float]]) -> Limit | None:
+def find_limit(curve: Mapping[int, tuple[float, float]]) -> Plateau | None:
     """Where a run arrives; None where it has too few evaluations, one that is not finite, or still rises.
 
     Args:
@@ -160,7 +160,7 @@ def find_limit(curve: Mapping[int, tuple[float, float]]) -> Limit | None:
     reached = next(step for step in steps if curve[step][1] >= accuracy - 2 * noise)
     times = [curve[step][0] for step in steps]
     every = ((steps[-1] - steps[0]) / (len(steps) - 1), (times[-1] - times[0]) / (len(steps) - 1))
-    return Limit(accuracy, noise, reached, curve[reached][0], every)
+    return Plateau(accuracy, noise, reached, curve[reached][0], every)
 
 
 def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, list[ArenaRun]]]:
@@ -171,7 +171,7 @@ def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, list[ArenaRu
     return groups
 
 
-def _state(task: str, runs: Sequence[ArenaRun]) -> tuple[list[Limit], str]:
+def _state(task: str, runs: Sequence[ArenaRun]) -> tuple[list[Plateau], str]:
     """The limits of the seeds of a method, and why they decide nothing; "" where they do."""
     limits = [limit for run in runs if (limit := find_limit(run.curve)) is not None]
     if len({max(run.curve) for run in runs}) > 1:
@@ -184,9 +184,9 @@ def _state(task: str, runs: Sequence[ArenaRun]) -> tuple[list[Limit], str]:
     return limits, "" if len(runs) >= _SEEDS else "few seeds"
 
 
-def _deciding(rows: Sequence[Row]) -> dict[str, dict[str, list[Limit]]]:
+def _deciding(rows: Sequence[Row]) -> dict[str, dict[str, list[Plateau]]]:
     """The limits that decide, by task with preset and by method; of a method's sizes the one with most seeds."""
-    found: dict[str, dict[str, list[Limit]]] = {}
+    found: dict[str, dict[str, list[Plateau]]] = {}
     for (task, preset), methods in _groups(rows).items():
         here = found.setdefault(f"{task} ({preset})", {})
         if _EXACT not in methods:
@@ -210,7 +210,7 @@ def _error(ours: Sequence[float], other: Sequence[float]) -> float:
     return math.hypot(*(stdev(x) / math.sqrt(len(x)) for x in (ours, other)))
 
 
-def _comparable(other: Sequence[Limit], exact: Sequence[Limit]) -> bool | None:
+def _comparable(other: Sequence[Plateau], exact: Sequence[Plateau]) -> bool | None:
     """Whether a limit is at most two points below that of softmax attention."""
     ours, theirs = ([each.accuracy for each in limits] for limits in (other, exact))
     return is_competitive(fmean(ours) - fmean(theirs), _error(ours, theirs))
@@ -228,7 +228,7 @@ def _all(signs: Sequence[bool | None]) -> bool | None:
     return False if False in signs else True if signs and None not in signs else None
 
 
-def _more_steps(found: Mapping[str, Mapping[str, Sequence[Limit]]]) -> Verdict:
+def _more_steps(found: Mapping[str, Mapping[str, Sequence[Plateau]]]) -> Verdict:
     signs: list[bool | None] = []
     said = []
     for task, methods in found.items():
@@ -246,7 +246,7 @@ def _more_steps(found: Mapping[str, Mapping[str, Sequence[Limit]]]) -> Verdict:
     )
 
 
-def _more_spread(found: Mapping[str, Mapping[str, Sequence[Limit]]]) -> Verdict:
+def _more_spread(found: Mapping[str, Mapping[str, Sequence[Plateau]]]) -> Verdict:
     signs: list[bool | None] = []
     said = []
     for name in _KERNELS:
@@ -272,7 +272,7 @@ def _more_spread(found: Mapping[str, Mapping[str, Sequence[Limit]]]) -> Verdict:
     )
 
 
-def _converges(found: Mapping[str, Mapping[str, Sequence[Limit]]]) -> Verdict:
+def _converges(found: Mapping[str, Mapping[str, Sequence[Plateau]]]) -> Verdict:
     signs: list[bool | None] = []
     said = []
     for task, methods in found.items():
