@@ -28,7 +28,7 @@ $(VENV)/.dev: $(VENV)/.cli
 	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.cli  ## install; read and search long texts with a pretrained encoder (a few minutes)
+demo: $(VENV)/.cli  ## install; read and search long texts with a pretrained encoder (two minutes)
 	$(BIN)/python examples/demo.py --to $(DEMO)
 
 test: $(VENV)/.dev  ## the fast tests

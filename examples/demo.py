@@ -5,7 +5,7 @@
 2. Paragraphs from beyond the first 512 tokens of the pages are held out, and each should find its page. The table of
    positions is repeated: a paragraph of up to 512 tokens is then read as the encoder was trained to.
 
-Nothing is trained. What was found is printed and drawn, in a few minutes on two cores.
+Nothing is trained. What was found is printed and drawn, in two minutes on two cores.
 
     pip install 'nystrom[lab,real]'
     python examples/demo.py --text my-document.txt
