@@ -21,8 +21,7 @@ class Entry:
         needs: What it needs beyond this library at the small size; "" for nothing.
         paper_needs: What the paper's size needs besides.
         minutes: About how long the small size takes on two cores; None where that was not measured.
-        trains: Whether it trains for hours, or reads such trainings, so that "all studies" leaves it out until its rows
-            are there.
+        trains: Whether it trains models, or reads such trainings: "all studies" leaves it out until its rows are there.
     """
 
     shows: str
@@ -192,6 +191,7 @@ CATALOGUE: dict[str, Entry] = {
         home="stability.learning_rates",
         paper_needs="days on two cores",
         minutes=7,
+        trains=True,
     ),
     "skyformer-lemma-1": Entry(
         shows="smallest eigenvalues of score matrices, and of their completion to queries and keys",
@@ -229,6 +229,7 @@ CATALOGUE: dict[str, Entry] = {
         home="stability.validation_loss",
         paper_needs="--runs with trained runs of five tasks",
         minutes=3,
+        trains=True,
     ),
     "skyformer-appendix-b": Entry(
         shows="singular values of the attention output of trained models",
@@ -236,6 +237,7 @@ CATALOGUE: dict[str, Entry] = {
         home="stability.spectra",
         paper_needs="--runs with trained softmax models of four tasks",
         minutes=0.7,
+        trains=True,
     ),
     "skyformer-appendix-f": Entry(
         shows="instability of training, relative to softmax attention",
@@ -243,6 +245,7 @@ CATALOGUE: dict[str, Entry] = {
         home="stability.instability",
         paper_needs="--data with text, retrieval and image",
         minutes=3,
+        trains=True,
     ),
     "inversion": Entry(
         shows="inverses by iterations beside solvers: time, error, and error of the gradient",
