@@ -1,11 +1,13 @@
-"""Make a task whose answer no 512 tokens hold: joined film reviews, liked by most of their authors or not.
+"""Make a task whose answer no 512 tokens hold: joined film reviews, of which most are positive or negative.
 
-A document is 13 reviews of IMDB, about 4,000 tokens, each taken once; of those of a "liked" document three in four are
-positive, of the others one in four. Its label is what most of its reviews say. Writes train.jsonl, dev.jsonl and
-test.jsonl for `nystrom finetune`, and texts.txt, documents without labels, for `nystrom inspect`.
+A document is 13 reviews of IMDB, about 4,000 tokens, each taken once. Three in four of its reviews are positive in one
+half of the documents, one in four in the other half. The label, pos or neg, is that of most of its reviews. Writes
+train.jsonl, dev.jsonl and test.jsonl for `nystrom finetune`, and texts.txt, documents without labels, for `nystrom
+inspect`. With --reviews 1 the documents are single reviews.
 
     pip install 'nystrom[lab]'
-    python examples/join_reviews.py --data aclImdb --to reviews
+    python examples/join_reviews.py --data aclImdb --to joined
+    python examples/join_reviews.py --data aclImdb --to single --reviews 1 --documents 1600 200 300
 
 The data are those of https://ai.stanford.edu/~amaas/data/sentiment/, unpacked or not, or files named train and test.
 """
@@ -32,27 +34,27 @@ class Document(NamedTuple):
     text: str
     votes: list[bool]
 
-    def liked(self, first: int | None = None) -> float:
-        """1 if most of the first reviews, or of all, are positive, 0 if few are, and 1/2 where they tie."""
+    def positive(self, first: int | None = None) -> float:
+        """1 if most of the first reviews, or of all, are positive, 0 if most are negative, and 1/2 if they tie."""
         votes = self.votes[:first]
         return (1 + (2 * sum(votes) > len(votes)) - (2 * sum(votes) < len(votes))) / 2
 
 
 def documents(split: TextSplit, reviews: int, seed: int) -> Iterator[Document]:
-    """Join reviews, a liked and a disliked document in turn, until one kind of review runs out."""
+    """Join reviews, mostly positive and mostly negative ones in turn, until one kind runs out."""
     draw = random.Random(seed)
     assert split.labels is not None
     piles = [[text for text, label in zip(split.texts, split.labels, strict=True) if label == kind] for kind in (0, 1)]
     for pile in piles:
         draw.shuffle(pile)
-    liked = True
+    positive = True
     while True:
-        votes = [(draw.random() < AGREE) == liked for _ in range(reviews)]
+        votes = [(draw.random() < AGREE) == positive for _ in range(reviews)]
         if any(votes.count(kind) > len(piles[kind]) for kind in (False, True)):
             return
         texts = (" ".join(piles[vote].pop().replace("<br />", " ").split()) for vote in votes)
         yield Document(" ".join(texts), votes)
-        liked = not liked
+        positive = not positive
 
 
 def main() -> None:
@@ -81,11 +83,11 @@ def main() -> None:
     for file, found in made.items():
         with (args.to / f"{file}.jsonl").open("w", encoding="utf-8") as stream:
             for each in found:
-                label = "liked" if each.liked() else "disliked"
+                label = "pos" if each.positive() else "neg"
                 stream.write(json.dumps({"text": each.text, "label": label}) + "\n")
     (args.to / "texts.txt").write_text("".join(f"{each.text}\n" for each in made["dev"]), encoding="utf-8")
-    for first in (1, 2, 3):
-        right = [1 - abs(each.liked(first) - each.liked()) for each in made["test"]]
+    for first in range(1, min(4, args.reviews)):
+        right = [1 - abs(each.positive(first) - each.positive()) for each in made["test"]]
         print(f"The first {first} of {args.reviews} reviews agree with the label: {sum(right) / len(right):.1%}")
 
 

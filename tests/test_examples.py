@@ -147,7 +147,7 @@ def test_join_reviews(tmp_path):
     assert len(set(used)) == len(used) == 30
     for each in read["test"]:
         votes = [int(number) % 2 for number in re.findall(r"test (\d+)", each["text"])]
-        assert each["label"] == ("liked" if sum(votes) >= 3 else "disliked")
+        assert each["label"] == ("pos" if sum(votes) >= 3 else "neg")
     assert len((tmp_path / "reviews" / "texts.txt").read_text().splitlines()) == 1
     assert numbers(r"first 1 of 5 reviews agree with the label: (\S+)%", said)[0] in (0, 25, 50, 75, 100)
     again = run(EXAMPLES / "join_reviews.py", *words, at=tmp_path)
