@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from nystrom.checks import check_at_least
+from nystrom.onnx_form import is_for_onnx
 from nystrom.precision import accumulator, at_least_float32
 from nystrom.shapes import Generator, check_generator, check_keep, check_tensor
 
@@ -49,6 +50,16 @@ def first_tokens(keep: Bool[Tensor, "b n"], m: int) -> tuple[Int[Tensor, "b m"],
     here = torch.arange(keep.shape[1], device=keep.device).expand_as(slot)
     positions = here.new_zeros(keep.shape[0], m + 1).scatter(1, slot, here)[:, :m]
     return positions, torch.arange(m, device=keep.device) < count[:, None]
+
+
+def insertion_points(ascending: Int[Tensor, "r n"], wanted: Int[Tensor, "r m"]) -> Int[Tensor, "r m"]:
+    """The first place in its row of each wanted number, or of a larger one; n where there is none.
+
+    ONNX has no search. There it is the count of the smaller numbers: the same places, but n x m numbers.
+    """
+    if is_for_onnx():
+        return (ascending[:, None] < wanted[:, :, None]).sum(dim=-1)
+    return torch.searchsorted(ascending, wanted)
 
 
 def take(x: Float[Tensor, "b h n d"], positions: Int[Tensor, "b m"]) -> Float[Tensor, "b h m d"]:
@@ -109,7 +120,7 @@ def uniform_positions(keep: Bool[Tensor, "b n"], m: int, draws: Float[Tensor, " 
     wanted = drawn_ranks(count, m, draws)
     # Ranks never decrease, so the position of a rank is its insertion point; a token that is not real has the rank of
     # the real one before it, and the search finds the leftmost.
-    return torch.searchsorted(rank, wanted).clamp(max=keep.shape[1] - 1)
+    return insertion_points(rank, wanted).clamp(max=keep.shape[1] - 1)
 
 
 def drawn_ranks(count: Int[Tensor, " b"], m: int, draws: Float[Tensor, " m"]) -> Int[Tensor, "b m"]:
@@ -231,7 +242,7 @@ def middle_of(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None = No
     keep = all_real(x) if keep is None else keep
     rank, count = ranks(keep)
     wanted = torch.arange(_SOME, device=x.device) * count[:, None] // _SOME
-    some = take(x, torch.searchsorted(rank, wanted).clamp(max=keep.shape[1] - 1))
+    some = take(x, insertion_points(rank, wanted).clamp(max=keep.shape[1] - 1))
     # Of a stable sort, which ONNX can be told; of two in the middle, such as of two tokens, the one nearer to 0.
     low, high = some.sort(dim=2, stable=True).values[:, :, _SOME // 2 - 1 : _SOME // 2 + 1].split(1, dim=2)
     return torch.where(low.abs() < high.abs(), low, high).clamp(-_reach(x), _reach(x))

@@ -9,7 +9,7 @@ last first, as long as it does.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -19,11 +19,12 @@ from nystrom.attention.plan import AttentionPlan, LayerChoice
 from nystrom.checks import check_positive
 from nystrom.evaluation import evaluating
 from nystrom.inspection.candidates import EXACT, SOFTMAX, Candidate, read_candidates
-from nystrom.inspection.times import time_methods
+from nystrom.inspection.times import Times, calls_of, time_methods
 from nystrom.inspection.whole_model import Batch, Results, WholeModel, compare_models, results_of
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.integrations.layer_numbers import find_places
+from nystrom.progress import Progress
 
 
 def choose_plan(
@@ -32,7 +33,7 @@ def choose_plan(
     *,
     budget: float,
     methods: Sequence[str],
-    seconds: Mapping[str, float] | None = None,
+    seconds: Mapping[str, float] | Times | None = None,
 ) -> AttentionPlan:
     """Choose a method for each layer of a model.
 
@@ -41,11 +42,13 @@ def choose_plan(
         batches: Its inputs; the error is that of these.
         budget: Largest relative error of the hidden states after the last layer.
         methods: Names to choose from, such as "nystrom-64"; exact attention only where "softmax" is among them.
-        seconds: Times of a layer's attention by these names, and of "softmax", as on the device that the plan is for;
-            measured here if not given.
+        seconds: Times of a layer's attention by these names, and of "softmax", as on the device that the plan is for,
+            or the `times` of an inspection; measured here in turns if not given.
 
     Returns:
-        The plan; `found` says its error, the times of a layer's attention that it rests on, and their mean.
+        The plan; `found` says its error, the times of a layer's attention that it rests on and their mean, with their
+        quartiles over turns, and in a sentence whether the machine was too busy to tell if a method in the plan is
+        faster than another (`nystrom.turns`); None there means that it was not.
 
     Raises:
         ValueError: A model that no method can serve, or whose layers a plan cannot name; or a budget that none of the
@@ -54,14 +57,19 @@ def choose_plan(
     check_positive("budget", budget)
     check_can_be_planned(model)
     candidates = read_candidates(methods, longest_input(getattr(model, "config", None)))
-    if seconds is not None and (missing := {*(each.name for each in candidates), EXACT} - seconds.keys()):
+    # Times from elsewhere have no spread.
+    given = Times({name: (time,) for name, time in seconds.items()}) if isinstance(seconds, Mapping) else seconds
+    if given is not None and (missing := {*(each.name for each in candidates), EXACT} - given.turns.keys()):
         raise ValueError(
             f"seconds lacks {', '.join(sorted(missing))}; expected a time for each method and for softmax."
         )
     if not batches:
         raise ValueError("batches is empty; expected inputs of the model.")
     with evaluating(model):
-        return _Search(model, batches, candidates, seconds).find(budget)
+        search = _Search(model, batches, candidates, given)
+        # How many runs it takes is known only afterwards.
+        with Progress("whole plans", unit="runs") as progress:
+            return search.find(budget, progress.update)
 
 
 def check_can_be_planned(model: nn.Module) -> None:
@@ -83,7 +91,7 @@ class _Search:
         model: nn.Module,
         batches: Sequence[Batch],
         candidates: Sequence[Candidate],
-        times: Mapping[str, float] | None,
+        times: Times | None,
     ):
         self.model, self.batches, self.candidates = model, batches, candidates
         self.exact: list[Results] = []
@@ -100,20 +108,30 @@ class _Search:
             return attend_by(EXACT, call, {})
 
         with intercepted(model, attend, left=lambda call: self.left.append(call.layer)):
-            self.exact = [results_of(model, batch) for batch in batches]
+            runs = Progress("exact attention", len(batches), unit="runs").over(batches)
+            self.exact = [results_of(model, batch) for batch in runs]
         if not calls:
             raise ValueError(f"{type(model).__name__} has no layer that a method can serve: take another encoder.")
         self.tokens = calls[0].q.shape[2]
-        self.times = time_methods(calls[0], candidates) if times is None else times
-        self.ladders = {layer: self._ladder(layer) for layer in self.layers}
+        if times is None:
+            with Progress("times", calls_of(candidates), unit="calls") as progress:
+                times = time_methods(calls[0], candidates, progress.update)
+        self.taken, self.times = times, times.seconds
+        by_time = sorted(candidates, key=lambda each: self.times[each.name])
+        # What is dearer than exact attention is never better.
+        most = next((place for place, each in enumerate(by_time, start=1) if each.method == EXACT), len(by_time))
+        self.able = by_time[:most]
+        runs = len(self.layers) * len(batches) * sum(each.method != EXACT for each in self.able)
+        with Progress("single layers", runs, unit="runs") as progress:
+            self.ladders = {layer: self._ladder(layer, progress) for layer in self.layers}
 
-    def find(self, budget: float) -> AttentionPlan:
-        """The plan for a budget."""
+    def find(self, budget: float, tick: Callable[[], object]) -> AttentionPlan:
+        """The plan for a budget; `tick` is called after each run of the model."""
         places, steps = dict.fromkeys(self.layers, 0), []
         while self._predicted(places) > budget**2 and (step := self._step(places)) is not None:
             steps.append((step[0], places[step[0]], step[1]))
             places[step[0]] = step[1]
-        result = self._measured(places)
+        result = self._measured(places, tick)
         while result.error > budget:
             step = self._step(places)
             if step is None:
@@ -125,16 +143,17 @@ class _Search:
                 )
             steps.append((step[0], places[step[0]], step[1]))
             places[step[0]] = step[1]
-            result = self._measured(places)
+            result = self._measured(places, tick)
         for layer, before, after in reversed(steps):
             if places[layer] == after:
                 cheaper = places | {layer: before}
-                came = self._measured(cheaper)
+                came = self._measured(cheaper, tick)
                 if came.error <= budget:
                     places, result = cheaper, came
         choice = self._choice(places)
-        used = dict.fromkeys((*(each.name for each in choice.values()), EXACT))
-        mean = sum(self.times[each.name] for each in choice.values()) / len(choice)
+        chosen = dict.fromkeys(each.name for each in choice.values())
+        used, spread = dict.fromkeys((*chosen, EXACT)), self.taken.quartiles
+        mean = self.taken.mean([each.name for each in choice.values()])
         return AttentionPlan(
             self._plan(choice).layers,
             {
@@ -143,26 +162,34 @@ class _Search:
                 "changed predictions": result.changed,
                 "tokens": self.tokens,
                 "ms of a layer's attention": {name: round(1e3 * self.times[name], 4) for name in used},
-                "mean ms of a layer's attention": round(1e3 * mean, 4),
+                "quartiles of these ms": {name: _in_ms(spread[name].spread) for name in used},
+                "mean ms of a layer's attention": round(1e3 * mean.middle, 4),
+                "quartiles of the mean ms": _in_ms(mean.spread),
+                "turns": len(self.taken.turns[EXACT]),
+                "too busy to tell": self._doubt(chosen),
             },
         )
 
-    def _ladder(self, layer: int) -> list[tuple[float, float, Candidate]]:
+    def _doubt(self, chosen: Iterable[str]) -> str | None:
+        """Whether a method in the plan may be slower than one that was taken for dearer: the plan would be another."""
+        others = dict.fromkeys((*(each.name for each in self.candidates), EXACT))
+        return self.taken.doubt(
+            (name, other) for name in chosen for other in others if self.times[name] < self.times[other]
+        )
+
+    def _ladder(self, layer: int, progress: Progress) -> list[tuple[float, float, Candidate]]:
         """Time, squared error and candidate, each dearer and nearer than the one before."""
         ladder: list[tuple[float, float, Candidate]] = []
-        for candidate in sorted(self.candidates, key=lambda each: self.times[each.name]):
+        for candidate in self.able:
             error = 0.0
             if candidate.method != EXACT:
                 choice: dict[int | None, Candidate] = {None: SOFTMAX, layer: candidate}
-                error = compare_models(self.model, self.batches, self.exact, choice).error
+                error = compare_models(self.model, self.batches, self.exact, choice, progress.update).error
             # What is not finite is chosen where there is nothing else.
             if ladder and math.isinf(ladder[-1][1]):
                 ladder.pop()
             if not ladder or error**2 < ladder[-1][1]:
                 ladder.append((self.times[candidate.name], error**2, candidate))
-            if candidate.method == EXACT:
-                # What is dearer than exact attention is never better.
-                break
         return ladder
 
     def _predicted(self, places: Mapping[int, int]) -> float:
@@ -184,9 +211,9 @@ class _Search:
     def _choice(self, places: Mapping[int, int]) -> dict[int, Candidate]:
         return {layer: self.ladders[layer][place][2] for layer, place in places.items()}
 
-    def _measured(self, places: Mapping[int, int]) -> WholeModel:
+    def _measured(self, places: Mapping[int, int], tick: Callable[[], object]) -> WholeModel:
         choice = self._choice(places)
-        result = compare_models(self.model, self.batches, self.exact, {None: SOFTMAX, **choice})
+        result = compare_models(self.model, self.batches, self.exact, {None: SOFTMAX, **choice}, tick)
         if result.error < self.best[0]:
             self.best = result.error, choice
         return result
@@ -196,3 +223,7 @@ class _Search:
         count = 1 + max(*self.layers, *self.left, 0)
         chosen = (choice.get(layer, SOFTMAX) for layer in range(count))
         return AttentionPlan(tuple(LayerChoice(each.method, each.options) for each in chosen))
+
+
+def _in_ms(ends: Iterable[float]) -> list[float]:
+    return [round(1e3 * end, 4) for end in ends]

@@ -7,7 +7,7 @@ once with each method, and compares hidden states and predictions. Without it th
 layers are measured on what that makes of the layers below.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +19,11 @@ from nystrom.evaluation import evaluating
 from nystrom.inspection.candidates import EXACT, SOFTMAX, Candidate, read_candidates
 from nystrom.inspection.layer_sample import LayerSample, sample_layer
 from nystrom.inspection.sampling import Estimate, Sample, estimate_ratio
-from nystrom.inspection.times import time_methods
+from nystrom.inspection.times import Times, calls_of, time_methods
 from nystrom.inspection.whole_model import Batch, Results, WholeModel, compare_models, results_of
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
+from nystrom.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Inspection:
         whole: By method, without exact attention; empty where it was not asked for.
         mended: By method the layers that it serves badly, and the whole model with exact attention in these; without
             methods that serve all layers badly, or none.
-        seconds: Time of one layer's attention over one text, by method, exact attention among them.
+        times: Of one layer's attention over one text, in turns, by method, exact attention among them.
         texts: Sequences.
         tokens: Length of the longest.
         num_queries: Queries that were sampled of each sequence, at most.
@@ -87,11 +88,16 @@ class Inspection:
     left: tuple[str, ...]
     whole: Mapping[str, WholeModel]
     mended: Mapping[str, tuple[tuple[int, ...], WholeModel]]
-    seconds: Mapping[str, float]
+    times: Times
     texts: int
     tokens: int
     num_queries: int
     dtype: torch.dtype
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Median time of one layer's attention over one text, by method, exact attention among them."""
+        return self.times.seconds
 
 
 def inspect_model(
@@ -132,9 +138,15 @@ def inspect_model(
     found = _Found(candidates, num_queries, whole_model or not candidates, generator)
     with evaluating(model):
         exact: list[Results] = []
-        for batch in batches:
-            with intercepted(model, found.attend, left=lambda call: found.left.setdefault(call.name)):
-                exact.append(results_of(model, batch))
+        layers_each = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+        with Progress("layers", layers_each and layers_each * len(batches)) as progress:
+            for done, batch in enumerate(batches, start=1):
+                with intercepted(
+                    model, found.attend_and(progress.update), left=lambda call: found.left.setdefault(call.name)
+                ):
+                    exact.append(results_of(model, batch))
+                # Some layers may be left alone.
+                progress.expect(progress.done // done * len(batches))
         if not found.samples:
             raise ValueError(
                 f"{type(model).__name__} has no layer that attends to all tokens through transformers' "
@@ -144,19 +156,25 @@ def inspect_model(
             raise ValueError("attention_mask has no real token in any batch; expected at least one.")
         layers = tuple(_summarised(*entry) for entry in found.samples.items())
         whole, mended = {}, {}
-        for each in candidates if whole_model else ():
-            whole[each.name] = compare_models(model, batches, exact, {None: each})
-            badly = tuple(layer.layer for layer in layers if not layer.methods[each.name].error.mean <= exact_above)
-            if 0 < len(badly) < len(layers):
-                choice = {None: each} | dict.fromkeys(badly, SOFTMAX)
-                mended[each.name] = badly, compare_models(model, batches, exact, choice)
+        runs = len(candidates) * len(batches)
+        with Progress("whole model", runs, unit="runs") as progress:
+            for each in candidates if whole_model else ():
+                whole[each.name] = compare_models(model, batches, exact, {None: each}, progress.update)
+                badly = tuple(layer.layer for layer in layers if not layer.methods[each.name].error.mean <= exact_above)
+                if 0 < len(badly) < len(layers):
+                    runs += len(batches)
+                    progress.expect(runs)
+                    choice = {None: each} | dict.fromkeys(badly, SOFTMAX)
+                    mended[each.name] = badly, compare_models(model, batches, exact, choice, progress.update)
+        with Progress("times", calls_of(candidates), unit="calls") as progress:
+            times = time_methods(found.kept, candidates, progress.update)
         return Inspection(
             candidates=candidates,
             layers=layers,
             left=tuple(found.left),
             whole=whole,
             mended=mended,
-            seconds=time_methods(found.kept, candidates),
+            times=times,
             texts=found.texts,
             tokens=found.tokens,
             num_queries=num_queries,
@@ -173,6 +191,16 @@ class _Found:
         self.left: dict[str, None] = {}
         self.kept: LayerCall | None = None
         self.texts = self.tokens = 0
+
+    def attend_and(self, tick: Callable[[], object]) -> Callable[[LayerCall], Tensor]:
+        """Measure a layer, count it, and let the model go on."""
+
+        def attend(call: LayerCall) -> Tensor:
+            out = self.attend(call)
+            tick()
+            return out
+
+        return attend
 
     def attend(self, call: LayerCall) -> Tensor:
         """Measure a layer, and let the model go on."""

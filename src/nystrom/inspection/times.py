@@ -1,27 +1,76 @@
-"""How long methods take for the attention of one layer over one text."""
+"""How long methods take for the attention of one layer over one text, in turns."""
 
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from nystrom.clock import seconds
 from nystrom.inspection.candidates import SOFTMAX, Candidate
 from nystrom.integrations.layer_calls import LayerCall, attend_by
+from nystrom.turns import Quartiles, in_turns, is_open, quartiles, ratios, too_busy
 
-# Calls of each method that are timed, one after the other in turns.
-_TURNS = 5
+# Calls of each method that are timed, one of each in a turn.
+_TURNS = 7
 
 
-def time_methods(call: LayerCall, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Median seconds of each method, and of exact attention, in turns."""
-    contenders = (*(each for each in candidates if each != SOFTMAX), SOFTMAX)
-    taken: dict[str, list[float]] = {each.name: [] for each in contenders}
+@dataclass(frozen=True)
+class Times:
+    """Times of a layer's attention over one text.
+
+    Attributes:
+        turns: By method its seconds in each turn, exact attention ("softmax") among them.
+    """
+
+    turns: Mapping[str, Sequence[float]]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The median of each method."""
+        return {name: spread.middle for name, spread in self.quartiles.items()}
+
+    @property
+    def quartiles(self) -> dict[str, Quartiles]:
+        """The quartiles of each method's seconds."""
+        return {name: quartiles(taken) for name, taken in self.turns.items()}
+
+    def mean(self, layers: Sequence[str]) -> Quartiles:
+        """The quartiles of the mean time of layers, each with the method that is named for it."""
+        return quartiles(
+            [sum(times) / len(layers) for times in zip(*(self.turns[name] for name in layers), strict=True)]
+        )
+
+    def ratio(self, one: str, other: str) -> Quartiles:
+        """The quartiles of the ratio of two methods' times within each turn."""
+        return ratios(self.turns[one], self.turns[other])
+
+    def doubt(self, pairs: Iterable[tuple[str, str]]) -> str | None:
+        """A sentence where the turns leave open which method of a pair is faster (`nystrom.turns`), or None."""
+        ratios = {pair: ratio for pair in pairs if is_open(ratio := self.ratio(*pair))}
+        return too_busy(ratios, len(next(iter(self.turns.values())))) if ratios else None
+
+
+def time_methods(call: LayerCall, candidates: Sequence[Candidate], tick: Callable[[], object] = lambda: None) -> Times:
+    """Time each method, and exact attention, in turns.
+
+    Args:
+        call: The layer's call, for one sequence.
+        candidates: The methods.
+        tick: Is called after each of `calls_of(candidates)` calls.
+    """
+    clocks = {
+        each.name: partial(seconds, partial(attend_by, each.method, call, each.options), call.q.device)
+        for each in _contenders(candidates)
+    }
     with torch.no_grad():
-        for turn in range(_TURNS + 1):
-            for each in contenders:
-                time = seconds(lambda each=each: attend_by(each.method, call, each.options), call.q.device)
-                # The first call may allocate and compile.
-                if turn:
-                    taken[each.name].append(time)
-    return {name: median(times) for name, times in taken.items()}
+        return Times(in_turns(clocks, _TURNS, tick=tick))
+
+
+def calls_of(candidates: Sequence[Candidate]) -> int:
+    """How many calls `time_methods` makes."""
+    return (1 + _TURNS) * len(_contenders(candidates))
+
+
+def _contenders(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    return (*(each for each in candidates if each != SOFTMAX), SOFTMAX)

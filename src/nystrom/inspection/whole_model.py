@@ -1,7 +1,7 @@
 """A model's hidden states and predictions, and how far a method is from exact attention in them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -73,7 +73,11 @@ def results_of(model: nn.Module, batch: Batch) -> Results:
 
 
 def compare_models(
-    model: nn.Module, batches: Sequence[Batch], exact: Sequence[Results], choice: Mapping[int | None, Candidate]
+    model: nn.Module,
+    batches: Sequence[Batch],
+    exact: Sequence[Results],
+    choice: Mapping[int | None, Candidate],
+    tick: Callable[[], object] = lambda: None,
 ) -> WholeModel:
     """Run a model with a method in each layer, and compare it with exact attention.
 
@@ -82,6 +86,7 @@ def compare_models(
         batches: Its inputs.
         exact: What it made of them with exact attention.
         choice: The method of each layer by its number; under None that of all others.
+        tick: Is called after each batch.
     """
 
     def attend(call: LayerCall) -> Tensor:
@@ -98,6 +103,7 @@ def compare_models(
         if came.predictions is not None and wanted.predictions is not None:
             changed += int((came.predictions != wanted.predictions).sum())
             count += wanted.predictions.numel()
+        tick()
     error = (off / size) ** 0.5 if size else 0.0
     return WholeModel(error if math.isfinite(error) else math.inf, changed / count if count else None)
 

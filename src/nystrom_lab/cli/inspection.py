@@ -124,7 +124,8 @@ def inspect(asked: InspectOptions) -> None:
     text = inspection_text(rows, model=f"{model.resolve().name}, on {prose.name}")
     print(text, end="", flush=True)
     if budget is not None and to is not None:
-        plan = choose_plan(encoder, batches, budget=budget, methods=asked.methods or (*USUAL, "softmax"))
+        candidates = asked.methods or (*USUAL, "softmax")
+        plan = choose_plan(encoder, batches, budget=budget, methods=candidates, seconds=found.times)
         plan.write(to / "plan.json")
         rows += plan_rows(plan, rows[0])
         said = plan_text(str(plan), plan.found, file=to / "plan.json") + "\n"

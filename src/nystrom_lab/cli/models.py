@@ -98,12 +98,12 @@ def fill_mask(asked: FillMaskOptions) -> None:
 @contextmanager
 def _lines(text: str | None, file: Path | None, check: Callable[[Iterable[str]], int]) -> Iterator[Iterable[str]]:
     """Lines from where they are, with a bar on stderr for those of a file; a file is looked through first."""
-    from tqdm import tqdm
+    from nystrom.progress import Progress
 
     if text is not None:
         yield [text]
     elif file is None or str(file) == "-":
-        yield tqdm(sys.stdin, unit=" lines", disable=sys.stdout.isatty() or None)
+        yield Progress("fill-mask", unit="lines", shown=not sys.stdout.isatty()).over(sys.stdin)
     else:
         with file.open(encoding="utf-8") as opened:
             try:
@@ -111,4 +111,4 @@ def _lines(text: str | None, file: Path | None, check: Callable[[Iterable[str]],
             except UnicodeDecodeError as error:
                 raise ValueError(f"{file} is no UTF-8 text ({error}).") from error
             opened.seek(0)
-            yield tqdm(opened, unit=" lines", total=total, disable=sys.stdout.isatty() or None)
+            yield Progress("fill-mask", total, unit="lines", shown=not sys.stdout.isatty()).over(opened)

@@ -1,63 +1,10 @@
-"""Measurements in turns and their quartiles: what slows the machine down for a while then slows all that are compared.
+"""The rows of measurements in turns, `nystrom.turns`."""
 
-A turn takes each of them once. Ratios are taken within a turn, and what is reported is a median with its quartiles.
-"""
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
-
+from nystrom.turns import quartiles, ratios
 from nystrom_lab.measure.rows import Row, new_row
-
-Key = TypeVar("Key")
-
-
-class Quartiles(NamedTuple):
-    """The quartiles of some values; `middle` is their median."""
-
-    low: float
-    middle: float
-    high: float
-
-    @property
-    def spread(self) -> tuple[float, float]:
-        """The lower and the upper."""
-        return self.low, self.high
-
-
-def quartiles(values: Sequence[float]) -> Quartiles:
-    """The quartiles of one value or more, these included."""
-    if len(values) == 1:
-        return Quartiles(*values, *values, *values)
-    return Quartiles(*statistics.quantiles(values, n=4, method="inclusive"))
-
-
-def in_turns(
-    clocks: Mapping[Key, Callable[[], float]],
-    turns: int,
-    *,
-    warm_up: bool = True,
-    tick: Callable[[], object] = lambda: None,
-) -> dict[Key, list[float]]:
-    """Take each measurement once a turn.
-
-    Args:
-        clocks: What makes one call and gives its seconds, such as a partial of `nystrom.clock.seconds`.
-        turns: Turns.
-        warm_up: Whether a turn that is not kept comes first: a first call may allocate and compile.
-        tick: Is called after each measurement.
-
-    Returns:
-        The seconds of each, in the order of the turns.
-    """
-    taken: dict[Key, list[float]] = {key: [] for key in clocks}
-    for turn in range(-warm_up, turns):
-        for key, clock in clocks.items():
-            seconds = clock()
-            if turn >= 0:
-                taken[key].append(seconds)
-            tick()
-    return taken
 
 
 def timed_rows(
@@ -72,10 +19,9 @@ def timed_rows(
         quantities: What the rows call the time and the ratio.
         **shared: The other fields of both, as for `new_row`.
     """
-    ratios = [ours / theirs for ours, theirs in zip(taken, exact, strict=True)]
-    for quantity, values, unit in zip(quantities, ([1e3 * each for each in taken], ratios), ("ms", ""), strict=True):
-        low, middle, high = quartiles(values)
+    milliseconds = quartiles([1e3 * each for each in taken])
+    for quantity, values, unit in zip(quantities, (milliseconds, ratios(taken, exact)), ("ms", ""), strict=True):
         yield new_row(
-            study="", quantity=quantity, method=method, value=middle, low=low, high=high, unit=unit,
-            repeats=len(values), **shared,
+            study="", quantity=quantity, method=method, value=values.middle, low=values.low, high=values.high,
+            unit=unit, repeats=len(taken), **shared,
         )  # fmt: skip

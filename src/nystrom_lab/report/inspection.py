@@ -2,22 +2,26 @@
 
 A layer is served well where the mean relative error of its heads is at most a tenth, and badly where it is above three
 tenths; these are rules of thumb. What decides is the error of the hidden states after the last layer, and the share of
-predictions that change.
+predictions that change. Times are medians over turns; where the turns leave open which of two methods is faster, and
+what is said depends on it, that is said in its place (`nystrom.turns`).
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any
 
 from nystrom.checks import ranges
+from nystrom.turns import Quartiles, is_open, too_busy
 from nystrom_lab.measure.rows import Row
 
 # Quantities of the rows of the study "inspect".
 ERROR, VARIATION, RESIDUAL = "output error", "total variation of the rows", "residual of the inverse"
 ENTROPY, DISTANCE, NEAR, RANK = "entropy", "distance", "weight within 32 tokens", "effective rank"
 HIDDEN, CHANGED, TIME = "hidden error", "changed predictions", "attention time"
+RATIO = "attention time / another's"
 
 # NaN, of a method that is not finite there, is badly.
 WELL, BADLY = 0.1, 0.3
@@ -76,6 +80,7 @@ def inspection_text(rows: Sequence[Row], *, model: str) -> str:
     ]
     lines += _layer_tables(rows, errors)
     lines += _method_table(rows, errors)
+    lines += ["", *_time_table(rows)]
     lines += ["", *_wrapped(_advice(rows, errors))]
     return "\n".join(lines) + "\n"
 
@@ -91,11 +96,14 @@ def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
     mean, exact = found["mean ms of a layer's attention"], found["ms of a layer's attention"]["softmax"]
     changed = found["changed predictions"]
     lost = "" if changed is None else f" and {changed:.1%} of the predictions change"
+    low, high = found["quartiles of the mean ms"]
     return "\n".join(
         _wrapped(
             [
                 f"Within a budget of {found['budget']:g}: {said}. Hidden states are {_short(found['error'])} "
-                f"off{lost}, at {mean:.2f} ms a layer on average ({exact:.2f} with exact attention).",
+                f"off{lost}, at {mean:.2f} ms a layer on average (quartiles {low:.2f} to {high:.2f}; {exact:.2f} with "
+                "exact attention).",
+                *([f"{found['too busy to tell']} The plan depends on it."] if found["too busy to tell"] else []),
                 f"{file.name} is taken by nystrom convert --plan, nystrom finetune --plan, and "
                 "nystrom.integrations.set_attention(model, nystrom.attention.plan.read_plan(FILE)).",
             ]
@@ -131,7 +139,8 @@ def _layer_tables(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, 
 
 def _method_table(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
     """A line for each method: the model's error, the time, and the layers it serves."""
-    hidden, changed, times = (_by_method(rows, quantity) for quantity in (HIDDEN, CHANGED, TIME))
+    hidden, changed = (_by_method(rows, quantity) for quantity in (HIDDEN, CHANGED))
+    ratios = {row.method: row for row in rows if row.quantity == RATIO and row.facts["beside"] == "softmax"}
     width = max(map(len, errors))
     lines = [
         "Hidden states after the last layer, time of attention over exact, and layers",
@@ -140,7 +149,7 @@ def _method_table(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, 
     for method, layers in errors.items():
         well = _listed([layer for layer, error in layers.items() if error[0] <= WELL])
         badly = _listed([layer for layer, error in layers.items() if not error[0] <= BADLY])
-        ratio = times[method] / times["softmax"]
+        ratio = ratios[method].value
         cells = (
             _short(hidden.get(method)),
             "-" if method not in changed else f"{changed[method]:.1%}",
@@ -150,9 +159,44 @@ def _method_table(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, 
     return lines
 
 
-def _cost(time: float, first: str, times: Mapping[str, float]) -> str:
-    """What a way out costs, and whether exact attention in all layers would cost less."""
-    slower = ", slower than exact attention here" if time > times["softmax"] else ""
+def _time_table(rows: Sequence[Row]) -> list[str]:
+    """A line for each method and exact attention: its time and the ratio to exact attention's, with quartiles."""
+    times = [row for row in rows if row.quantity == TIME]
+    ratios = {row.method: row for row in rows if row.quantity == RATIO and row.facts["beside"] == "softmax"}
+    width = max(len(row.method) for row in times)
+    cells = [
+        (row.method, _spread(row), _spread(ratios[row.method]) if row.method in ratios else "1.00") for row in times
+    ]
+    column = max(len(time) for _, time, _ in cells)
+    return [
+        f"Time of a layer's attention, median of {_turns(rows)} turns (and quartiles)",
+        f"{'':{width}}  {'ms':{column}}  over exact",
+        *(f"{name:{width}}  {time:{column}}  {ratio}" for name, time, ratio in cells),
+    ]
+
+
+def _turns(rows: Sequence[Row]) -> int:
+    return next(row.repeats for row in rows if row.quantity == TIME)
+
+
+def _spread(row: Row) -> str:
+    return f"{row.value:.2f} ({row.low:.2f} to {row.high:.2f})"
+
+
+def _open_orders(rows: Sequence[Row], names: Sequence[str]) -> dict[tuple[str, str], Quartiles]:
+    """The pairs of these methods of which the turns do not tell the faster, and the ratios of their times."""
+    ratios = {}
+    for row in rows:
+        if row.quantity == RATIO:
+            assert row.low is not None, "ratios have quartiles"
+            assert row.high is not None, "ratios have quartiles"
+            ratios[row.method, row.facts["beside"]] = Quartiles(row.low, row.value, row.high)
+    return {pair: ratios[pair] for pair in combinations(names, 2) if is_open(ratios[pair])}
+
+
+def _cost(time: float, first: str, times: Mapping[str, float], *, told: bool) -> str:
+    """What a way out costs, and whether exact attention in all layers would cost less, where that was told."""
+    slower = ", slower than exact attention here" if told and time > times["softmax"] else ""
     return f"at {time / times[first]:.2f} times the time of {first}{slower}"
 
 
@@ -171,8 +215,12 @@ def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float,
     if before is None:
         served = "serves all layers" if not badly else f"serves layers {ranges(badly)} badly"
         return [f"{first} {served}. Run with the whole model to see what becomes of its hidden states."]
-    said = []
-    if times[first] >= times["softmax"]:
+    better = sorted((hidden[name], name) for name in errors if name != first and hidden[name] < 0.9 * before)
+    mended = [row for row in rows if row.quantity == HIDDEN and "exact" in row.facts]
+    ways = () if before <= WELL else (*(name for _, name in better), *(row.method for row in mended))
+    doubts = _open_orders(rows, list(dict.fromkeys((first, *ways, "softmax"))))
+    said = [too_busy(doubts, _turns(rows))] if doubts else []
+    if (first, "softmax") not in doubts and times[first] >= times["softmax"]:
         said.append(
             f"At this length exact attention is as fast as {first} ({times['softmax']:.2f} ms a layer, "
             f"{times[first]:.2f} with {first}): leave the model as it is, or inspect it at the length that you need."
@@ -184,18 +232,18 @@ def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float,
         said.append(f"{first} serves layers {ranges(badly)} badly, and hidden states are {_short(before)} off.")
     else:
         said.append(f"{first} serves no layer badly, but the errors add up: hidden states are {_short(before)} off.")
-    better = sorted((hidden[name], name) for name in errors if name != first and hidden[name] < 0.9 * before)
     for error, name in reversed(better):
-        said.append(f"{name}: {_short(error)} off, {_cost(times[name], first, times)}.")
-    for row in rows:
-        if row.quantity == HIDDEN and "exact" in row.facts:
-            exact = [int(layer) for layer in row.facts["exact"].split(",")]
-            share = len(exact) / len(errors[row.method])
-            time = (1 - share) * times[row.method] + share * times["softmax"]
-            said.append(
-                f"{row.method} with exact attention in layers {ranges(exact)}: {_short(row.value)} off, "
-                f"{_cost(time, first, times)}."
-            )
+        told = (name, "softmax") not in doubts
+        said.append(f"{name}: {_short(error)} off, {_cost(times[name], first, times, told=told)}.")
+    for row in mended:
+        exact = [int(layer) for layer in row.facts["exact"].split(",")]
+        share = len(exact) / len(errors[row.method])
+        time = (1 - share) * times[row.method] + share * times["softmax"]
+        told = (row.method, "softmax") not in doubts
+        said.append(
+            f"{row.method} with exact attention in layers {ranges(exact)}: {_short(row.value)} off, "
+            f"{_cost(time, first, times, told=told)}."
+        )
     if not better:
         said.append(
             "No other method that was measured is much nearer: name some with --methods, such as more landmarks."

@@ -18,6 +18,7 @@ from nystrom_lab.report.inspection import (
     HIDDEN,
     NEAR,
     RANK,
+    RATIO,
     RESIDUAL,
     TIME,
     VARIATION,
@@ -27,8 +28,9 @@ from nystrom_lab.report.inspection import (
 def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row]:
     """The rows of an inspection, of the study "inspect".
 
-    `low` and `high` are the ends of intervals at 95 %. Facts name the layer and the head, from 0, and under `exact` the
-    layers that had exact attention; `r` is how many queries were sampled of each text.
+    `low` and `high` are the ends of intervals at 95 %; of times they are the quartiles over the turns. Facts name the
+    layer and the head, from 0, and under `exact` the layers that had exact attention; `r` is how many queries were
+    sampled of each text; `beside` is the method whose time in the same turn a time is divided by.
 
     Args:
         found: The inspection.
@@ -68,10 +70,15 @@ def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row
             rows.append(replace(those, quantity=HIDDEN, value=result.error))
             if result.changed is not None:
                 rows.append(replace(those, quantity=CHANGED, value=result.changed))
-    for name, time in found.seconds.items():
-        rows.append(
-            replace(blank, quantity=TIME, method=name, m=sizes.get(name), value=1e3 * time, unit="ms", repeats=1)
-        )
+    for name, turns in found.times.turns.items():
+        mine = replace(blank, method=name, m=sizes.get(name), repeats=len(turns))
+        low, middle, high = (1e3 * time for time in found.times.quartiles[name])
+        rows.append(replace(mine, quantity=TIME, value=middle, low=low, high=high, unit="ms"))
+        for other in found.times.turns:
+            if other != name:
+                low, middle, high = found.times.ratio(name, other)
+                ratio = replace(mine, quantity=RATIO, value=middle, low=low, high=high)
+                rows.append(ratio.with_facts(beside=other))
     return rows
 
 
@@ -88,7 +95,9 @@ def plan_rows(plan: AttentionPlan, blank: Row) -> list[Row]:
     rows = [replace(mine, quantity=HIDDEN, value=found["error"])]
     if found["changed predictions"] is not None:
         rows.append(replace(mine, quantity=CHANGED, value=found["changed predictions"]))
-    return [*rows, replace(mine, quantity=TIME, value=found["mean ms of a layer's attention"], unit="ms", repeats=1)]
+    low, high = found["quartiles of the mean ms"]
+    time = replace(mine, quantity=TIME, value=found["mean ms of a layer's attention"], low=low, high=high, unit="ms")
+    return [*rows, replace(time, repeats=found["turns"])]
 
 
 def _of_heads(row: Row, values: Estimate | Tensor, place: tuple[int, int]) -> Iterator[Row]:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from nystrom.models import EncoderConfig
 from nystrom.models.files.loading import check_fit
+from nystrom.progress import Progress
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.data.store.prepared_folder import verify
 from nystrom_lab.measure.rows import Row
@@ -153,7 +154,7 @@ def accuracy(model: Model, split: LabelledSplit, task: Task, *, batch_size: int,
         sampler=shortest_first(split.lengths),
         collate_fn=partial(task.collate, most=model.config.max_position_embeddings),
     )
-    for batch in loader:
+    for batch in Progress("scoring", len(loader), unit="batches").over(loader):
         batch = {name: value.to(device) for name, value in batch.items()}
         with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
             logits = model(**batch).logits

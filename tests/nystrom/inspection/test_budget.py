@@ -6,6 +6,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertForSequenceClass
 
 from nystrom.attention.plan import LayerChoice
 from nystrom.inspection import choose_plan, whole_model
+from nystrom.inspection.times import Times
 from nystrom.integrations import set_attention
 
 METHODS = ["nystrom-2", "nystrom-8", "nystrom-16", "softmax"]
@@ -71,6 +72,35 @@ def test_a_method_whose_results_are_not_finite_meets_no_budget(bert, batch, monk
     assert plan.found["error"] <= 10
     with pytest.raises(ValueError, match="nearest comes an error of inf"):
         choose_plan(bert, [batch], budget=10.0, methods=METHODS[:1], seconds=SECONDS)
+
+
+def test_the_times_of_an_inspection_are_taken_and_the_plan_has_their_quartiles(bert, batch):
+    turns = {"nystrom-2": [1.0, 3.0, 2.0], "nystrom-16": [4.0, 4.0, 5.0], "softmax": [9.0, 12.0, 10.0]}
+    found = choose_plan(bert, [batch], budget=10, methods=["nystrom-2", "nystrom-16"], seconds=Times(turns)).found
+    assert found["ms of a layer's attention"] == {"nystrom-2": 2000, "softmax": 10000}
+    assert found["quartiles of these ms"] == {"nystrom-2": [1500, 2500], "softmax": [9500, 11000]}
+    assert found["mean ms of a layer's attention"] == 2000
+    assert found["quartiles of the mean ms"] == [1500, 2500]
+    assert found["turns"] == 3
+    assert found["too busy to tell"] is None
+
+
+def test_an_order_that_the_plan_depends_on_and_the_turns_leave_open_is_named(bert, batch):
+    # In three turns of five nystrom-8 was the faster, nystrom-2 in the others; both far from the rest.
+    turns = {"nystrom-2": [2.0, 2.0, 2.0, 9.0, 9.0], "nystrom-8": [9.0, 9.0, 1.0, 2.5, 2.5]}
+    turns |= {"nystrom-16": [30.0] * 5, "softmax": [40.0] * 5}
+    for taken, busy in ((turns, True), (turns | {"nystrom-8": [1.0] * 5}, False)):
+        plan = choose_plan(bert, [batch], budget=10, methods=METHODS, seconds=Times(taken))
+        if busy:
+            assert plan.found["too busy to tell"] == (
+                "The machine was too busy to tell which is faster: nystrom-2 or nystrom-8 (0.22 to 3.60 times its "
+                "time); quartiles of 5 turns. Measure again while it does nothing else."
+            )
+        else:
+            assert plan.found["too busy to tell"] is None
+    # Exact attention everywhere, whatever is faster below it.
+    plan = choose_plan(bert, [batch], budget=1e-9, methods=METHODS, seconds=Times(turns))
+    assert plan.found["too busy to tell"] is None
 
 
 def test_times_are_measured_and_predictions_counted(sizes, batch):

@@ -2,12 +2,14 @@
 
 import shutil
 
+import pytest
 from transformers import AlbertConfig, AlbertModel
 
 from nystrom.attention.plan import read_plan
 from nystrom.models import EncoderConfig
 from nystrom_lab.cli.main import main
 from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.report.inspection import TIME
 
 
 def test_inspect_writes_a_verdict_rows_and_figures(tiny_bert, prose, tmp_path, capsys):
@@ -61,7 +63,12 @@ def test_a_budget_gives_a_plan_that_convert_takes(tiny_bert, prose, tmp_path, ca
     assert plan.found["error"] <= 0.001
     assert f"Within a budget of 0.001: {plan}." in " ".join(printed.split())
     assert max(map(len, (tmp_path / "out" / "verdict.txt").read_text().splitlines())) <= 80
-    assert any(row.method == "nystrom_plan" for row in read_rows(tmp_path / "out" / "rows.csv"))
+    rows = read_rows(tmp_path / "out" / "rows.csv")
+    (time,) = (row for row in rows if (row.method, row.quantity) == ("nystrom_plan", TIME))
+    assert [time.low, time.high] == plan.found["quartiles of the mean ms"]
+    # The plan rests on the times that the verdict prints, not on others.
+    exact = next(row.value for row in rows if (row.method, row.quantity) == ("softmax", TIME))
+    assert plan.found["ms of a layer's attention"]["softmax"] == pytest.approx(exact, abs=1e-4)
     done = ["convert", str(tiny_bert), "--to", str(tmp_path / "own"), "--plan", str(tmp_path / "out" / "plan.json")]
     assert main(done) == 0
     config = EncoderConfig.from_pretrained(tmp_path / "own")

@@ -14,6 +14,7 @@ from nystrom_lab.report.inspection import (
     HIDDEN,
     NEAR,
     RANK,
+    RATIO,
     TIME,
     inspection_text,
     layer_errors,
@@ -25,8 +26,8 @@ ROW = new_row(
 )
 
 
-def rows_of(errors, hidden=None, times=None, exact=(), changed=None):
-    """Errors by method, layer by layer; two heads a layer, .01 below and above."""
+def rows_of(errors, hidden=None, times=None, exact=(), changed=None, spread=1.02):
+    """Errors by method, layer by layer; two heads a layer, .01 below and above; quartiles of times by a factor."""
     rows = [
         replace(ROW, method=method, value=error + off, low=error + off - 0.02, high=error + off + 0.02,
                 facts={"layer": layer, "head": head, "r": 128})
@@ -44,7 +45,14 @@ def rows_of(errors, hidden=None, times=None, exact=(), changed=None):
         for name, layers, error in exact
     ]
     times = {"softmax": 2.0} | dict.fromkeys(errors, 1.0) | (times or {})
-    return rows + [replace(ROW, quantity=TIME, method=name, value=value) for name, value in times.items()]
+    for name, time in times.items():
+        timed = replace(ROW, method=name, repeats=7)
+        rows.append(replace(timed, quantity=TIME, value=time, low=time / spread, high=time * spread, unit="ms"))
+        for other in times.keys() - {name}:
+            ratio = time / times[other]
+            of_two = replace(timed, quantity=RATIO, value=ratio, low=ratio / spread, high=ratio * spread)
+            rows.append(of_two.with_facts(beside=other))
+    return rows
 
 
 def said(*args, **named):
@@ -77,13 +85,55 @@ def test_ways_out_have_their_error_and_time():
     assert "linear:" not in advice
 
 
+def test_times_are_printed_with_their_quartiles():
+    text, _ = said({"nystrom-64": [0.2]}, {"nystrom-64": 0.3}, {"nystrom-64": 12.0, "softmax": 48.0}, spread=1.25)
+    assert "Time of a layer's attention, median of 7 turns (and quartiles)" in text
+    assert "nystrom-64  12.00 (9.60 to 15.00)   0.25 (0.20 to 0.31)\n" in text
+    assert "softmax     48.00 (38.40 to 60.00)  1.00\n" in text
+
+
+BUSY = ({"a": [0.5], "b": [0.2], "c": [0.1], "far": [0.9]}, {"a": 0.5, "b": 0.2, "c": 0.1, "far": 0.9})
+CLOSE_TIMES = {"a": 1.0, "b": 4.6, "c": 5.0, "far": 4.8, "softmax": 5.2}
+
+
+def test_where_the_turns_do_not_tell_the_faster_the_verdict_says_so_and_draws_no_conclusion():
+    _, advice = said(*BUSY, CLOSE_TIMES, spread=1.5)
+    assert advice.count("The machine was too busy to tell which is faster: ") == 1
+    assert "c or b (0.72 to 1.63 times its time)" in advice
+    assert "c or softmax (0.64 to 1.44 times its time)" in advice
+    assert "quartiles of 7 turns. Measure again while it does nothing else." in advice
+    # The order of these is told, or nothing is said of them.
+    assert "a or" not in advice
+    assert "far" not in advice
+    assert "slower than exact attention" not in said(*BUSY, CLOSE_TIMES | {"c": 5.4}, spread=1.5)[1]
+    assert "slower than exact attention" in said(*BUSY, CLOSE_TIMES | {"c": 5.4})[1]
+
+
+def test_the_turns_of_an_idle_machine_tell_and_nothing_is_said_of_the_machine():
+    assert "too busy" not in said(*BUSY, CLOSE_TIMES)[0]
+    # Exact attention may be the faster, and a way out is not named where it is not needed.
+    _, advice = said({"a": [0.02], "b": [0.01]}, {"a": 0.02, "b": 0.01}, {"a": 1.9, "b": 1.8}, spread=1.5)
+    assert "too busy to tell which is faster: a or softmax (0.63 to 1.42 times its time); quartiles" in advice
+    assert "as fast" not in advice
+    assert "Keep it" not in advice
+
+
+FOUND = {
+    "budget": 0.05, "error": 0.0, "changed predictions": 0.02, "ms of a layer's attention": {"softmax": 2},
+    "mean ms of a layer's attention": 1.5, "quartiles of the mean ms": [1.25, 1.75], "too busy to tell": None,
+}  # fmt: skip
+
+
 def test_a_plan_is_said_with_its_error_and_time():
-    found = {"budget": 0.05, "error": 0.0, "changed predictions": 0.02, "mean ms of a layer's attention": 1.5}
-    text = plan_text("a in layers 0-1", found | {"ms of a layer's attention": {"softmax": 2}}, file=Path("x/plan.json"))
+    text = plan_text("a in layers 0-1", FOUND, file=Path("x/plan.json"))
+    assert "busy" not in text
+    doubt = "The machine was too busy to tell which is faster."
+    busy = plan_text("a in layers 0-1", FOUND | {"too busy to tell": doubt}, file=Path("x/plan.json"))
+    assert f"{doubt} The plan depends on it." in " ".join(busy.split())
     assert max(map(len, text.splitlines())) <= 80
     said = " ".join(text.split())
     assert "Within a budget of 0.05: a in layers 0-1. Hidden states are 0.000 off and 2.0% of the predictions" in said
-    assert "1.50 ms a layer on average (2.00 with exact attention)" in said
+    assert "1.50 ms a layer on average (quartiles 1.25 to 1.75; 2.00 with exact attention)" in said
     assert "plan.json is taken by nystrom convert --plan" in said
 
 

@@ -1,11 +1,14 @@
 """The rows of an inspection hold its numbers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import BertConfig, BertModel
 
 from nystrom.inspection import inspect_model
-from nystrom_lab.report.inspection import ENTROPY, ERROR, HIDDEN, RESIDUAL, TIME, VARIATION, layer_and_head
+from nystrom.inspection.times import Times
+from nystrom_lab.report.inspection import ENTROPY, ERROR, HIDDEN, RATIO, RESIDUAL, TIME, VARIATION, layer_and_head
 from nystrom_lab.studies.inspection import inspection_rows
 
 
@@ -39,6 +42,16 @@ def test_each_number_has_its_row(bert, batch):
     assert counts == {ERROR: 16, VARIATION: 8, RESIDUAL: 8}
     assert sum(row.quantity == ENTROPY for row in rows) == 8
     assert {row.method for row in rows if row.quantity == TIME} == {"nystrom-4", "linear", "softmax"}
+
+
+def test_times_have_their_quartiles_and_ratios_within_the_turns(bert, batch):
+    found = inspect_model(bert, [batch], methods=["nystrom-4"], whole_model=False)
+    found = replace(found, times=Times({"nystrom-4": [1.0, 2.0, 30.0], "softmax": [2.0, 8.0, 60.0]}))
+    rows = inspection_rows(found)
+    (time,) = (row for row in rows if (row.quantity, row.method) == (TIME, "nystrom-4"))
+    assert (time.value, time.low, time.high, time.unit, time.repeats) == (2000, 1500, 16000, "ms", 3)
+    (ratio,) = (row for row in rows if (row.quantity, row.method) == (RATIO, "nystrom-4"))
+    assert (ratio.value, ratio.low, ratio.high, ratio.repeats, ratio.words) == (0.5, 0.375, 0.5, 3, "beside=softmax")
 
 
 def test_a_model_with_exact_attention_where_it_is_badly_served_has_its_own_row(bert, batch):

@@ -27,7 +27,7 @@ from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import InformerOptions, documented
 from nystrom.attention.parts.order import first_in_order, in_order
-from nystrom.landmarks import all_real, draw, ranks, take
+from nystrom.landmarks import all_real, draw, insertion_points, ranks, take
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, Group, Masks, check_generator, score_scale
 
@@ -107,7 +107,7 @@ def _sample(
     spot = (torch.arange(size, device=k.device) + draws.double()) / size
     wanted = torch.minimum((spot * count[:, None]).long(), count[:, None] - 1)
     # Ranks never decrease: the insertion point of a rank is its real token, not a masked one after it.
-    return torch.searchsorted(rank, wanted).clamp(max=k.shape[2] - 1)
+    return insertion_points(rank, wanted).clamp(max=k.shape[2] - 1)
 
 
 def _sparsity(q: Float[Tensor, "b h n d"], sample: Float[Tensor, "b h r d"], scale: float) -> Float[Tensor, "b h n"]:

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import bias_of
 from nystrom.attention.parts.clusters import Chosen, cluster_sums, open_sizes, take_rows
-from nystrom.landmarks import first_tokens, ranks
+from nystrom.landmarks import first_tokens, insertion_points, ranks
 from nystrom.shapes import score_scale
 
 # Numbers of copied keys that are held at a time: these, or twice as many as all keys have.
@@ -172,7 +172,7 @@ def _find(positions: Positions, keep: Bool[Tensor, "b s"] | None, options: NearF
         held = torch.where(exists, held.gather(1, order), torch.iinfo(held.dtype).max)
     start = _block_start(positions.queries, held[:, :1], size)
     length = _piece_length(options)
-    piece = torch.searchsorted(held.contiguous(), start - reach) // length
+    piece = insertion_points(held.contiguous(), start - reach) // length
     # The first near key may be the last of its piece.
     copied = (-(-(size + 2 * reach) // length) + 1) * length
     place = piece[:, :, None] * length + torch.arange(copied, device=held.device)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.order import first_in_order, in_order
-from nystrom.landmarks import all_real, ranks, segment_means, uniform
+from nystrom.landmarks import all_real, insertion_points, ranks, segment_means, uniform
 from nystrom.shapes import score_scale
 
 # Means of the queries that decide which keys are heavy.
@@ -172,7 +172,7 @@ def _centres(
     s = k.shape[2]
     for wanted, counted in sampled_ranks(count, s, m, iterations):
         # Ranks never decrease, so the position of a rank is its insertion point.
-        positions = torch.searchsorted(rank, wanted).clamp(max=s - 1)
+        positions = insertion_points(rank, wanted).clamp(max=s - 1)
         positions = positions[:, None].expand(*k.shape[:2], -1)
         sample, counts = take_rows(k, positions), free.gather(2, positions) & counted[:, None]
         cluster = torch.where(counts, nearest_cluster(sample, centres, filled), m)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.landmarks import GOLDEN_RATIO
+from nystrom.landmarks import GOLDEN_RATIO, insertion_points
 from nystrom.precision import at_least_float32
 from nystrom.shapes import cut_blocks
 
@@ -130,7 +130,7 @@ def _sort(number: Int[Tensor, "b h n"], count: int) -> _Sorted:
     buckets, order = number.flatten(0, 1).sort(dim=-1, stable=True)
     # Added rather than expanded: a search needs contiguous rows, under torch.func.vmap too.
     wanted = torch.zeros_like(buckets[:, :1]) + torch.arange(max(count, 1) + 1, device=number.device)
-    return _Sorted(buckets, order, torch.searchsorted(buckets, wanted))
+    return _Sorted(buckets, order, insertion_points(buckets, wanted))
 
 
 def _plan_round(queries: _Sorted, keys: _Sorted, m: int, across_buckets: bool) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums
 from nystrom.attention.parts.far_keys import SeenKeys, attend_with_bias
-from nystrom.landmarks import all_real, ranks, take
+from nystrom.landmarks import all_real, insertion_points, ranks, take
 from nystrom.shapes import score_scale
 
 # The ridge, relative to features of size 1: what is missed differs between queries more than the features say.
@@ -47,7 +47,7 @@ def add_residual(
     m, r, scale = options.num_clusters, options.num_samples, score_scale(q, options.scale)
     rank, count = ranks(all_real(q) if query_keep is None else query_keep)
     # Ranks never decrease, so the position of a rank is its insertion point.
-    places = torch.searchsorted(rank, sampled_queries(count, r)).clamp(max=q.shape[2] - 1)
+    places = insertion_points(rank, sampled_queries(count, r)).clamp(max=q.shape[2] - 1)
     asked = take(q, places)
     missed = fused_softmax(asked, k, v, keep=keep, scale=scale) - take(out, places)
     sums = cluster_sums(k, chosen.cluster, m)

@@ -35,6 +35,8 @@ from nystrom.models.export.comparison import OutputEntries, compare, example, lo
 from nystrom.models.export.words import IN_WORDS_OF_ONNX
 from nystrom.models.files.loading import check_weights
 from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom.onnx_form import for_onnx
+from nystrom.progress import Progress
 from nystrom.whole_files import check_folder
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -122,31 +124,57 @@ def export_onnx(
     _check_model(model)
     _check_onnx(model, opset, runs=check)
     _check_file(to, ".onnx")
-    program = export_program(model, token_type_ids=token_type_ids)
     inputs = _INPUTS if token_type_ids else _INPUTS[:2]
     outputs = _output_names(model)
+    with (
+        Progress("export", 3 + check, unit="steps") as progress,
+        tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as around,
+    ):
+        with progress.doing("tracing the model"), for_onnx():
+            program = export_program(model, token_type_ids=token_type_ids)
+        written = _in_onnx(program, model, progress, opset_version=opset, input_names=inputs, output_names=outputs)
+        partial = Path(around) / to.name
+        with progress.doing("writing the file"):
+            _name_axes(written)
+            written.save(partial)
+        runs, difference = (), 0.0
+        if check:
+            with progress.doing("comparing the file with the model"):
+                runs, difference = compare(partial, model, inputs)
+        megabytes = sum(file.stat().st_size for file in Path(around).iterdir()) / 1e6
+        # The weights first, so that the file is complete as soon as it exists.
+        for file in sorted(Path(around).iterdir(), key=lambda file: file == partial):
+            file.rename(to.parent / file.name)
+    return Exported(to, inputs, outputs, megabytes, runs, difference)
+
+
+def _in_onnx(
+    program: torch.export.ExportedProgram, model: EncoderPreTrainedModel, progress: Progress, **asked: Any
+) -> torch.onnx.ONNXProgram:
+    """The program in the words of ONNX.
+
+    Raises:
+        ValueError: It has none for some operation.
+    """
     try:
-        with _quiet():
-            program = program.run_decompositions(IN_WORDS_OF_ONNX)
-            written = torch.onnx.export(
-                program, (), dynamo=True, opset_version=opset, input_names=inputs, output_names=outputs, verbose=False
-            )
+        with _quiet(), progress.doing("translating it to ONNX"):
+            if _lacks_words(program):
+                # Another trace, as long as the first.
+                program = program.run_decompositions(IN_WORDS_OF_ONNX)
+            written = torch.onnx.export(program, (), dynamo=True, verbose=False, **asked)
     except torch.onnx.OnnxExporterError as error:
         raise ValueError(
             f"attention {model.config.attention!r} with {model.config.attention_options} cannot be written as ONNX "
             f"({_root(error)}): use other options, or export_program."
         ) from error
     assert written is not None, "torch.onnx.export gives a program where no file is named"
-    with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as around:
-        partial = Path(around) / to.name
-        _name_axes(written)
-        written.save(partial)
-        runs, difference = compare(partial, model, inputs) if check else ((), 0.0)
-        megabytes = sum(file.stat().st_size for file in Path(around).iterdir()) / 1e6
-        # The weights first, so that the file is complete as soon as it exists.
-        for file in sorted(Path(around).iterdir(), key=lambda file: file == partial):
-            file.rename(to.parent / file.name)
-    return Exported(to, inputs, outputs, megabytes, runs, difference)
+    return written
+
+
+def _lacks_words(program: torch.export.ExportedProgram) -> bool:
+    """Whether some operation has no ONNX form of its own, in the program or in what it calls."""
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    return any(node.target in IN_WORDS_OF_ONNX for graph in graphs for node in graph.nodes)
 
 
 @taking(ExportOptions)

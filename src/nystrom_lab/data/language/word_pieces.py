@@ -16,8 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
+from nystrom.progress import Progress
 from nystrom.whole_folders import partial_folder, remove_leftovers
 from nystrom_lab.data.language.saved_tokenizer import save_tokenizer
 from nystrom_lab.data.sources.corpora import Corpus, find_corpora
@@ -54,7 +53,7 @@ def train_tokenizer(
         min_frequency: Pieces that occur less often are not made.
         text_field: Column or field of the texts; if not given, text, content, sentence or review.
         max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
-        progress: Show a progress bar.
+        progress: Say how far it is.
 
     Returns:
         The folder.
@@ -139,7 +138,7 @@ class _Blanks(dict[int, str]):
 
 
 def _texts(corpora: Sequence[Corpus], progress: bool, what: str) -> Iterator[str]:
-    for corpus in tqdm(corpora, desc=what, unit=" files", disable=not progress or None):
+    for corpus in Progress(what, len(corpora), unit="files", shown=progress).over(corpora):
         for piece in corpus.pieces(False):
             text = piece.text.decode("utf-8", errors="replace")
             yield text.replace("<unk>", " ") if piece.wikitext else text

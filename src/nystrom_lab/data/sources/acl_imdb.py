@@ -14,8 +14,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from tqdm import tqdm
-
+from nystrom.progress import Progress
 from nystrom.sums import sha256
 from nystrom_lab.data.sources.source import LabelledSample, Source
 from nystrom_lab.data.sources.unpacking import BROKEN, member_content, open_unpacked, unreadable
@@ -39,7 +38,7 @@ def folder_source(folder: Path, *, unlabelled: bool = False, progress: bool = Fa
     Args:
         folder: The folder.
         unlabelled: Also read the reviews without classes, where they are there.
-        progress: Show a bar for a checksum that takes long.
+        progress: Say how far a checksum is.
 
     Raises:
         ValueError: A part is missing, or holds a file that is not a review.
@@ -50,7 +49,7 @@ def folder_source(folder: Path, *, unlabelled: bool = False, progress: bool = Fa
     paths = [path for part in parts for path in _reviews(folder / part)]
 
     def rows(progress: bool) -> Iterator[LabelledSample]:
-        for path in tqdm(paths, desc=folder.name, unit=" files", disable=not progress or None):
+        for path in Progress(folder.name, len(paths), unit="files", shown=progress).over(paths):
             yield _row(str(path), path.parent.parent.name, path.parent.name, path.name, path.read_bytes())
 
     return _source("aclImdb, folder", sha256_of_files(folder, paths, progress=progress), rows)

@@ -35,7 +35,7 @@ class Corpus:
     Attributes:
         place: Where it is.
         paths: Its files.
-        pieces: Reads it, with a progress bar if the argument is true.
+        pieces: Reads it, and says how far it is if the argument is true.
     """
 
     place: Path

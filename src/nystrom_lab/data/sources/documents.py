@@ -42,7 +42,7 @@ def read_documents(path: Path, *, max_unpacked: float | None = None, progress: b
     Args:
         path: File.
         max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
-        progress: Show a progress bar.
+        progress: Say how far it is.
 
     Yields:
         Its documents in pieces.

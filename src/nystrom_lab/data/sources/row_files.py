@@ -63,7 +63,7 @@ def read_fields(
             be in the file, in capitals or not.
         columns: Names of the columns of a CSV or tsv file that has no header.
         max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
-        progress: Show a progress bar.
+        progress: Say how far it is.
         on_broken: Called with the line of each row of CSV or tsv that has another number of fields, which is then left
             out; otherwise such a row is an error.
         may_be_null: The name in `wanted` of the field that may be null in JSON, and is then empty; in the other fields

@@ -35,7 +35,7 @@ class Source:
         kind: What it is, in words.
         settings: What decides its samples: the SHA-256 of its files, and the fields that are read.
         splits: The splits it has of its own.
-        rows: Reads it, with a progress bar if the argument is true.
+        rows: Reads it, and says how far it is if the argument is true.
         published: Samples of each split where the data set is a published one.
         equal_classes: Each class has the same number of samples in each split, as published.
         val_is_test: By its own rule, val is test.

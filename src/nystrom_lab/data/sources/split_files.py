@@ -15,8 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
+from nystrom.progress import Progress
 from nystrom_lab.data.sources.parquet import SUFFIX, parquet_columns, parquet_fields
 from nystrom_lab.data.sources.row_files import (
     COMPRESSED,
@@ -165,7 +164,7 @@ def read_part(
     """
     if isinstance(part, SavedPart):
         rows = part.fields(wanted, may_be_null=may_be_null)
-        yield from tqdm(rows, desc=part.split, total=len(part), unit=" rows", disable=None) if progress else rows
+        yield from Progress(part.split, len(part), unit="rows", shown=progress).over(rows)
     elif _is_parquet(part):
         yield from parquet_fields(part, wanted, may_be_null=may_be_null)
     else:
@@ -198,7 +197,7 @@ def own_source(
         source: A file of rows, a folder of them, or one that Hugging Face datasets saved.
         wanted: The fields: the label, then the texts.
         max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
-        progress: Show a bar for checksums that take long.
+        progress: Say how far checksums are.
 
     Raises:
         ValueError: Splits cannot be told apart; see `files_of_splits` and `saved_splits`.
@@ -240,7 +239,7 @@ def labelled_source(
         kind: What the parts are, in words.
         columns: Names of the columns where the files have no header.
         max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
-        progress: Show a bar for checksums that take long.
+        progress: Say how far checksums are.
         remarks: What a user should know of how the parts were found.
 
     Raises:

@@ -17,7 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from tqdm import tqdm
+from tqdm.utils import CallbackIOWrapper
+
+from nystrom.progress import Progress
 
 READ_AHEAD = 1 << 20
 RATIO, AT_LEAST = 20, 10**9
@@ -112,7 +114,7 @@ def open_unpacked(path: Path, *, max_unpacked: float | None = None, progress: bo
     Args:
         path: File.
         max_unpacked: Gigabytes that it may unpack to; None for the default.
-        progress: Show a bar for what was read of it.
+        progress: Say how much of it was read.
 
     Raises:
         ValueError: The file is not there, or unpacks to more than the limit.
@@ -120,14 +122,9 @@ def open_unpacked(path: Path, *, max_unpacked: float | None = None, progress: bo
     if not path.is_file():
         raise ValueError(f"{path} is not there or is not a file: name the file to read.")
     unpack = UNPACK.get(path.suffix.lower())
-    bar = {
-        "desc": path.name,
-        "total": path.stat().st_size,
-        "unit": "B",
-        "unit_scale": True,
-        "disable": not progress or None,
-    }
-    with path.open("rb", buffering=READ_AHEAD) as raw, tqdm.wrapattr(raw, "read", **bar) as counted:
+    bar = Progress(path.name, path.stat().st_size, unit="B", shown=progress)
+    with path.open("rb", buffering=READ_AHEAD) as raw, bar:
+        counted = CallbackIOWrapper(bar.update, raw, "read")
         limit = Limit(path, max_unpacked)
         if unpack is None:
             limit.bytes = float("inf")

@@ -4,8 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
+from nystrom.progress import Progress
 from nystrom.sums import sha256
 
 
@@ -14,13 +13,13 @@ def sha256_of_splits(files: Mapping[str, Path], *, progress: bool = False) -> di
 
     Args:
         files: File of each split.
-        progress: Show a bar where it takes long.
+        progress: Say how far it is.
 
     Raises:
         ValueError: Two splits have the same file, or files of the same content.
     """
     known: dict[str, str] = {}
-    for split, path in tqdm(files.items(), desc="checksums", unit=" files", delay=1, disable=not progress or None):
+    for split, path in Progress("checksums", len(files), unit="files", shown=progress).over(files.items()):
         if (same := known.setdefault(sha256(path), split)) != split:
             raise ValueError(
                 f"{files[same]} and {path} are the same file, so {same} and {split} would hold the same samples: put"
@@ -30,9 +29,10 @@ def sha256_of_splits(files: Mapping[str, Path], *, progress: bool = False) -> di
 
 
 def sha256_of_files(folder: Path, paths: Sequence[Path], *, progress: bool = False) -> str:
-    """Digest the names, within a folder, and the contents of files, with a bar where it takes long."""
+    """Digest the names, within a folder, and the contents of files, and say how far it is."""
     digest = hashlib.sha256()
-    for path in tqdm(paths, desc=f"{folder.name}, checksums", unit=" files", delay=1, disable=not progress or None):
+    what = f"{folder.name}, checksums"
+    for path in Progress(what, len(paths), unit="files", shown=progress).over(paths):
         digest.update(f"{path.relative_to(folder).as_posix()}\n{path.stat().st_size}\n".encode())
         with path.open("rb", buffering=0) as file:
             hashlib.file_digest(file, lambda: digest)

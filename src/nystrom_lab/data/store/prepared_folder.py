@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from nystrom.progress import Progress
 from nystrom.sums import sha256
 from nystrom.whole_files import NO_SPACE
 from nystrom.whole_folders import partial_folder, remove_leftovers
@@ -117,7 +118,8 @@ def verify(
         ValueError: The folder is not prepared or of another task, or a file is missing or differs; the first is named.
     """
     header = read_header(folder, task)
-    found = {name: _problem(folder / name, wanted) for name, wanted in header["files"].items()}
+    files = Progress("checksums", len(header["files"]), unit="files").over(header["files"].items())
+    found = {name: _problem(folder / name, wanted) for name, wanted in files}
     for name, problem in found.items():
         report(name, problem)
     for name, problem in found.items():

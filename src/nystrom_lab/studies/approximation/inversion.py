@@ -46,8 +46,9 @@ from torch import Tensor
 from nystrom.clock import seconds
 from nystrom.linalg.pinv import pinv_iterative
 from nystrom.linalg.spectrum import condition_number
+from nystrom.turns import in_turns
 from nystrom_lab.measure.rows import Row, cpu_name
-from nystrom_lab.measure.timing import in_turns, timed_rows
+from nystrom_lab.measure.timing import timed_rows
 from nystrom_lab.report.plots.bands import draw_bands
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table

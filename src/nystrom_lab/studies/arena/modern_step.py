@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nystrom.turns import quartiles
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.measure.timing import quartiles
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table

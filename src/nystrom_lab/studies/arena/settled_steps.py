@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from nystrom.clock import free_bytes
+from nystrom.turns import in_turns, quartiles
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.interleaved import MEMORY_SHARE
 from nystrom_lab.studies.speed.lra_models import random_batch
 from nystrom_lab.studies.speed.lra_shapes import SHAPES

@@ -45,11 +45,11 @@ import torch
 import torch.nn.functional as F
 from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
-from tqdm import tqdm
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
 
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.options import near_far_sizes
+from nystrom.progress import Progress
 from nystrom_lab.data.language.prose import read_prose
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.plots.lines import draw_lines
@@ -189,7 +189,7 @@ def _steps(
     )
     draw, losses = random.Random(0), []
     model.train()
-    for _ in tqdm(range(steps), desc="training", leave=False, disable=None):
+    for _ in Progress("training", steps, unit="steps").over(range(steps)):
         starts = [draw.randrange(len(tokens) - sizes.length - 1) for _ in range(sizes.batch)]
         batch = torch.stack([tokens[start : start + sizes.length + 1] for start in starts])
         loss = _losses(model, batch).mean()

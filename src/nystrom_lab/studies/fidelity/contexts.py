@@ -26,8 +26,9 @@ from nystrom.attention.caches.near_far_context import near_far_context
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.methods.softmax import softmax_attention
 from nystrom.clock import seconds
+from nystrom.turns import in_turns
 from nystrom_lab.measure.rows import Row, cpu_name
-from nystrom_lab.measure.timing import in_turns, timed_rows
+from nystrom_lab.measure.timing import timed_rows
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table

@@ -30,8 +30,9 @@ from nystrom.attention.fused import softmax_rows
 from nystrom.attention.heads import build_attention
 from nystrom.attention.method_names import read_method, reformer_buckets, split_name
 from nystrom.clock import seconds
+from nystrom.turns import in_turns
 from nystrom_lab.measure.rows import Row, cpu_name
-from nystrom_lab.measure.timing import in_turns, timed_rows
+from nystrom_lab.measure.timing import timed_rows
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look, plain_numbers
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table

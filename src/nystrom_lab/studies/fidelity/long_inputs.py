@@ -44,8 +44,9 @@ from nystrom.inspection.texts import load_encoder
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.models.positions import Lengthening
 from nystrom.shapes import Masks
+from nystrom.turns import in_turns
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.measure.timing import in_turns, timed_rows
+from nystrom_lab.measure.timing import timed_rows
 from nystrom_lab.report.plots.canvas import COLUMN, figure_of, method_look
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from nystrom.clock import seconds
+from nystrom.turns import in_turns
 from nystrom_lab.measure.rows import Row, cpu_name
-from nystrom_lab.measure.timing import in_turns, timed_rows
+from nystrom_lab.measure.timing import timed_rows
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 PASSES = {"forward": "forward time", "both": "training time"}

@@ -40,8 +40,9 @@ from nystrom.inspection.texts import load_encoder, tokens_of
 from nystrom.integrations.bert_names import FAMILIES
 from nystrom.integrations.set_attention import set_attention
 from nystrom.models.files.tokenizer import load_tokenizer
+from nystrom.turns import in_turns
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.measure.timing import in_turns, timed_rows
+from nystrom_lab.measure.timing import timed_rows
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table

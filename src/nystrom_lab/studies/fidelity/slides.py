@@ -43,8 +43,9 @@ from nystrom.attention.methods.softmax import softmax_attention
 from nystrom.attention.options import near_far_sizes
 from nystrom.clock import peak_bytes, seconds
 from nystrom.tiles import hilbert_order
+from nystrom.turns import in_turns
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.measure.timing import in_turns, timed_rows
+from nystrom_lab.measure.timing import timed_rows
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table

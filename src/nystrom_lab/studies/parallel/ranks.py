@@ -23,9 +23,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_at_least, check_choice, check_names, check_seed
+from nystrom.progress import Progress
+from nystrom.turns import quartiles
 from nystrom.whole_files import check_folder
 from nystrom_lab.measure.rows import Row, append_rows, cpu_name, new_row, read_rows
-from nystrom_lab.measure.timing import quartiles
 from nystrom_lab.studies.speed.asked import command_line, differing_setting
 from nystrom_lab.studies.speed.choices import Dtype
 
@@ -92,15 +93,19 @@ def run_ranks(
     command = command_line(("nystrom", "bench", "ranks"), run_ranks, asked, "lengths")
     rows = _done(path, asked, command)
     cases = [_Case(n, method, size) for n in sorted(set(lengths)) for method in methods for size in processes]
+    progress = Progress("ranks", len(cases), unit="cases")
     for case in cases:
         if any((row.n, row.method) == (case.n, case.name) for row in rows):
+            progress.update()
             continue
         estimate = _estimate(case, rows)
         if estimate is not None and estimate * repeats > limit_seconds:
             calls = "one call" if repeats == 1 else f"each of {repeats} calls"
             found: dict[str, Any] | str = f"{calls} would take about {estimate:.0f} s, the limit is {limit_seconds:g} s"
+            progress.update()
         else:
-            found = _measure(case, asked)
+            with progress.doing(f"n={case.n} {case.name}"):
+                found = _measure(case, asked)
         new = _rows(case, found, asked, command)
         append_rows(path, new)
         rows += new

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -27,11 +26,12 @@ from transformers.trainer_utils import IntervalStrategy
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.heads.language import EncoderForMaskedLM, EncoderForPreTraining
+from nystrom.progress import Progress
+from nystrom.turns import quartiles
 from nystrom_lab.data.language.mlm_sop.dataset import TASK, MlmSop
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary
 from nystrom_lab.data.store.token_files import open_split
 from nystrom_lab.measure.rows import Row, append_rows, check_rows
-from nystrom_lab.measure.timing import quartiles
 from nystrom_lab.training.presets.pretraining import PretrainingPreset
 from nystrom_lab.training.pretrain.data import HeldOutInstances, open_instances
 from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings
@@ -40,7 +40,7 @@ from nystrom_lab.training.pretrain.trainer import PretrainingTrainer
 from nystrom_lab.training.results import Place, result_row
 from nystrom_lab.training.run.arguments import training_arguments
 from nystrom_lab.training.run.folder import RunFolder
-from nystrom_lab.training.run.progress import ProgressBar, ProgressLines
+from nystrom_lab.training.run.progress import RunProgress
 
 OURS, SAME, BERT = "nystrom pretrain", "run_mlm, same encoder", "run_mlm, BERT"
 
@@ -78,7 +78,7 @@ def measure_loops(
     loops = _loops(data, settings, base, config, train, held_out)
     speeds: dict[str, list[_Speed]] = {name: [] for name in loops}
     names = list(loops)
-    with tqdm(total=rounds * len(loops), desc="rounds", leave=False, disable=None) as bar:
+    with Progress("turns", rounds * len(loops)) as bar:
         for number in range(rounds):
             start = number % len(names)
             for name in names[start:] + names[:start]:
@@ -121,8 +121,7 @@ def _loops(
         arguments = training_arguments(settings, base, run, reports=[], clip_norm=base.clip_norm)
         arguments.eval_strategy = arguments.save_strategy = IntervalStrategy.NO
         trainer = PretrainingTrainer(ours, arguments, settings=settings, train=train, held_out=held_out, run=run)
-        trainer.remove_callback(ProgressLines)
-        trainer.remove_callback(ProgressBar)
+        trainer.remove_callback(RunProgress)
         return trainer
 
     def run_mlm(model: nn.Module) -> Loop:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from nystrom.progress import Progress
 from nystrom.whole_files import check_folder, write_whole
 from nystrom_lab.measure.rows import Row, append_rows, read_rows, started_as
 from nystrom_lab.report.plots.canvas import house_style, save_figure
@@ -91,12 +92,14 @@ def _measure(job: Job, say: Callable[[str], None]) -> None:
     _write(job.folder / SETTING, job.plan.setting)
     if done:
         say(f"{name}: going on, {len(done)} of {len(parts)} parts have their rows.")
+    progress = Progress(name, len(parts), unit="parts", initial=sum(part.name in done for part in parts))
     for place, part in enumerate(parts, start=1):
         if part.name in done:
             continue
         began = time.monotonic()
         try:
-            rows = list(part.measure(job.folder))
+            with progress.doing(part.name):
+                rows = list(part.measure(job.folder))
         except KeyboardInterrupt:
             say(f"\nStopped in part {place} of {len(parts)} of {name}; the same command continues.")
             raise

@@ -17,13 +17,13 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from nystrom.attention.backend import kernel_errors
 from nystrom.clock import free_bytes, peak_bytes, seconds
+from nystrom.progress import Progress
+from nystrom.turns import in_turns, quartiles
 from nystrom_lab.measure.memory import allocator
 from nystrom_lab.measure.rows import Row, new_row
-from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.choices import Pass
 from nystrom_lab.studies.speed.contenders.inputs import Call, Inputs, Sizes, make_inputs
 from nystrom_lab.studies.speed.contenders.table import Contender
@@ -108,7 +108,7 @@ def measure(n: int, setup: Setup, past: Sequence[Row]) -> list[Row]:
     if any(getattr(cell.contender.build, "compiled", False) for cell in able):
         # Compilations for other lengths count towards torch's limit.
         torch.compiler.reset()
-    with tqdm(total=len(able) * (setup.repeats + 2), desc=f"n={n}", leave=False, disable=None) as bar:
+    with Progress(f"n={n}", len(able) * (setup.repeats + 2), unit="calls") as bar:
         if able:
             inputs = make_inputs(n, setup.sizes, setup.seed)
             calls = _warmed(able, inputs, notes, bar)
@@ -131,7 +131,7 @@ def plain_row(setup: Setup) -> Row:
     return _row(setup, 0, cell, f"{cell.timed} time", 0.0, "ms", None, 1, "")
 
 
-def _warmed(cells: Sequence[Cell], inputs: Inputs, notes: dict[Cell, str], bar: tqdm) -> dict[Cell, Call]:
+def _warmed(cells: Sequence[Cell], inputs: Inputs, notes: dict[Cell, str], bar: Progress) -> dict[Cell, Call]:
     """Build and call each cell once; the notes say why a cell cannot run."""
     built: dict[str, Call] = {}
     ready = {}

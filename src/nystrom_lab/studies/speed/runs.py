@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import get_args
 
 from nystrom.checks import check_at_least, check_choice
+from nystrom.progress import Progress
+from nystrom.turns import quartiles
 from nystrom_lab.measure.rows import Row, check_rows, new_row, read_rows, write_rows
-from nystrom_lab.measure.timing import quartiles
 from nystrom_lab.studies.speed.asked import command_line
 from nystrom_lab.studies.speed.choices import Layout
 
@@ -60,10 +61,12 @@ def run_runs(
     words = ["--skip", "with", "--repeats", str(repeats), *([] if threads is None else ["--threads", str(threads)])]
     words += ["--methods", *methods, "--lengths", *map(str, lengths)]
     found: dict[Layout, list[list[Row]]] = {layout: [] for layout in layouts}
+    progress = Progress("runs", runs * len(layouts), unit="runs")
     for number in range(runs):
         for layout in layouts:
             folder = to / f"{layout}-{number}"
-            _run([*words, "--layout", layout, "--seed", str(seed + number), "--to", str(folder)])
+            with progress.doing(f"layout {layout}"):
+                _run([*words, "--layout", layout, "--seed", str(seed + number), "--to", str(folder)])
             found[layout].append([row for row in read_rows(folder / "efficiency.csv") if row.n in lengths])
             print(f"Run {number + 1} of {runs}, layout {layout}: done, in {folder}.", file=sys.stderr)
     command = command_line(("nystrom", "bench", "runs"), run_runs, asked, "lengths")

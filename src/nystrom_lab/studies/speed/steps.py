@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from nystrom.clock import free_bytes
+from nystrom.progress import Progress
+from nystrom.turns import in_turns, quartiles
 from nystrom_lab.measure.memory import allocator
 from nystrom_lab.measure.rows import Row, append_rows, new_row, read_rows
-from nystrom_lab.measure.timing import in_turns, quartiles
 from nystrom_lab.studies.speed.asked import device_name, differing_setting
 from nystrom_lab.studies.speed.choices import StepDtype
 from nystrom_lab.studies.speed.interleaved import MEMORY_SHARE
@@ -100,7 +100,7 @@ def measure_task(task: str, setup: StepSetup) -> list[Row]:
     size = setup.batch or setup.shapes[task].batch
     peaks: dict[str, int] = {}
     notes = dict.fromkeys(setup.methods, "")
-    with tqdm(total=len(setup.methods) * (setup.repeats + 3), desc=task, leave=False, disable=None) as bar:
+    with Progress(task, len(setup.methods) * (setup.repeats + 3), unit="steps") as bar:
         ready: dict[str, TrainingStep] = {}
         for name in setup.methods:
             training = new_training(name, task, setup)

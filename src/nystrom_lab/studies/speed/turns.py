@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 from transformers import (
     TrainerCallback,
     TrainerControl,
@@ -23,8 +22,9 @@ from transformers.trainer_utils import IntervalStrategy
 
 from nystrom.checks import check_at_least
 from nystrom.models import EncoderConfig
+from nystrom.progress import Progress
+from nystrom.turns import quartiles
 from nystrom_lab.measure.rows import Row, append_rows, check_rows
-from nystrom_lab.measure.timing import quartiles
 from nystrom_lab.studies.training_step import TrainingStep
 from nystrom_lab.training.data.batches import TrainingOrder
 from nystrom_lab.training.data.tasks import (
@@ -43,7 +43,7 @@ from nystrom_lab.training.presets.published import Preset, find_preset
 from nystrom_lab.training.results import Place, result_row, setting_facts
 from nystrom_lab.training.run.arguments import training_arguments
 from nystrom_lab.training.run.folder import RunFolder
-from nystrom_lab.training.run.progress import ProgressBar, ProgressLines
+from nystrom_lab.training.run.progress import RunProgress
 from nystrom_lab.training.run.trainer import EncoderTrainer
 from nystrom_lab.training.run_settings import Settings, settle
 
@@ -97,8 +97,7 @@ def measure_turns(
         bare = BareLoop(copy.deepcopy(model), settings, base, splits)
         trainer = EncoderTrainer(model, arguments, settings=settings, preset=base, splits=splits, run=run)
         turns = _Turns(bare, whole)
-        trainer.remove_callback(ProgressLines)
-        trainer.remove_callback(ProgressBar)
+        trainer.remove_callback(RunProgress)
         trainer.add_callback(turns)
         trainer.train()
     rows = _rows(task, config, settings, turns)
@@ -164,7 +163,7 @@ class _Turns(TrainerCallback):
     """
 
     def __init__(self, bare: BareLoop, steps: int):
-        self.bare, self.bar = bare, tqdm(total=steps, desc="steps", leave=False, disable=None)
+        self.bare, self.bar = bare, Progress("turns", steps)
         self.engine: list[float] = []
         self.hand: list[float] = []
         self.loading: list[float] = []

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from nystrom.clock import peak_bytes, seconds
+from nystrom.turns import in_turns
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.measure.timing import in_turns, timed_rows
+from nystrom_lab.measure.timing import timed_rows
 from nystrom_lab.training.data.batches import TrainingOrder
 from nystrom_lab.training.finetune.classifier import find_classifier, make_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of

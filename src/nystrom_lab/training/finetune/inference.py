@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nystrom.progress import Progress
 from nystrom.whole_files import remove_leftovers, whole_bytes
 from nystrom_lab.training.data.batches import shortest_first
 from nystrom_lab.training.finetune.encoding import EncodedSplit
@@ -32,6 +33,7 @@ def logits_of(
     device: str,
     precision: str,
     kept: Path | None = None,
+    progress: Progress | None = None,
 ) -> NDArray[Any]:
     """The logits of each text of a split.
 
@@ -43,6 +45,7 @@ def logits_of(
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
         kept: File of this model's logits of this split, written every minute and gone on with; None for none.
+        progress: Counts the texts, where these are some of more; None for one of these alone.
 
     Raises:
         ValueError: The file holds something else.
@@ -51,7 +54,9 @@ def logits_of(
     model.to(device).eval()
     order = shortest_first(split.lengths)
     parts, since = _read(kept, len(order)), time.monotonic()
-    for start in range(sum(map(len, parts)), len(order), batch_size):
+    before = sum(map(len, parts))
+    counted = Progress("texts", len(order), initial=before) if progress is None else progress
+    for start in range(before, len(order), batch_size):
         batch = collate([split[i] for i in order[start : start + batch_size]])
         batch.pop("labels", None)
         with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
@@ -59,8 +64,10 @@ def logits_of(
         parts.append(logits.float().cpu().numpy())
         if kept is not None and time.monotonic() - since >= _BETWEEN:
             _write(kept, parts)
-            print(f"{min(start + batch_size, len(order)):,} of {len(order):,} texts scored for {kept.name}", flush=True)
             since = time.monotonic()
+        counted.update(min(batch_size, len(order) - start))
+    if progress is None:
+        counted.close()
     found = np.concatenate(parts)
     out = np.empty_like(found)
     out[order] = found

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from nystrom.checks import check_at_least
 from nystrom.command_options import taking
+from nystrom.progress import Progress
 from nystrom.whole_files import check_folder, check_new, whole_text
 from nystrom_lab.data.language.labelled.glue import TASKS, LabelledTask, own_task
 from nystrom_lab.data.language.labelled.rows import read_texts, spoilt_rows
@@ -72,6 +73,8 @@ def predict(asked: PredictOptions) -> int:
         raise ValueError(f"to is {to}; expected a name that ends in {', '.join(_ENDINGS)}.")
     if to is not None:
         check_new(to)
+    # Rows on a terminal say themselves how far it is.
+    shown = to is None and sys.stdout.isatty()
     device = usable_device(asked.device)
     precision = usable_precision(asked.precision, device)
 
@@ -83,12 +86,14 @@ def predict(asked: PredictOptions) -> int:
         torch.set_num_threads(asked.threads)
     classifier = SavedClassifier(asked.model, device=device, precision=precision)
     task = _columns(classifier.task, classifier.pairs, asked)
+    # A row that cannot be read is found before the first is classified.
+    total = sum(1 for _ in read_texts(data, task, []))
     spoilt: list[int] = []
     texts, count = read_texts(data, task, spoilt), 0
-    with _opened(to) as file:
+    with _opened(to) as file, Progress("predict", total, unit="texts", shown=not shown) as progress:
         write = _writer(file, ".tsv" if to is None else to.suffix.lower(), classifier.classes is not None)
         while pool := list(islice(texts, _POOL * batch_size)):
-            for label, probability in classifier.classify(pool, batch_size=batch_size):
+            for label, probability in classifier.classify(pool, batch_size=batch_size, progress=progress):
                 write(count, label, probability)
                 count += 1
     if spoilt:

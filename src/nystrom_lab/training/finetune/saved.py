@@ -5,6 +5,7 @@ from pathlib import Path
 
 from nystrom.integrations.bert_names import positions_of
 from nystrom.models.files.tokenizer import load_tokenizer
+from nystrom.progress import Progress
 from nystrom_lab.data.language.labelled.splits import TextSplit
 from nystrom_lab.training.finetune.classifier import check_vocabulary, load_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
@@ -54,21 +55,23 @@ class SavedClassifier:
         self.segments = self.pairs and (getattr(config, "type_vocab_size", 0) or 0) > 1 and takes_segments(self.model)
 
     def classify(
-        self, texts: Sequence[tuple[str, ...]], *, batch_size: int
+        self, texts: Sequence[tuple[str, ...]], *, batch_size: int, progress: Progress | None = None
     ) -> Iterator[tuple[str | float, float | None]]:
         """The label of each text, or pair, and its probability; or a number, and None.
 
         Args:
             texts: Texts, or pairs of them, as tuples.
             batch_size: Texts at a time.
+            progress: Counts the texts; None for one of these alone.
         """
         columns = list(zip(*texts, strict=True))
         split = TextSplit(list(columns[0]), list(columns[1]) if self.pairs else None, None)
         encoded = EncodedSplit(split, self.tokenizer, max_length=self.max_length, segments=self.segments)
         collate = collator(padding_of(self.tokenizer), most=self.max_length)
         logits = logits_of(
-            self.model, encoded, collate, batch_size=batch_size, device=self.device, precision=self.precision
-        )
+            self.model, encoded, collate, batch_size=batch_size, device=self.device, precision=self.precision,
+            progress=progress,
+        )  # fmt: skip
         guess = predicted(logits, classes=self.classes is not None)
         if self.classes is None:
             yield from ((float(number), None) for number in guess)

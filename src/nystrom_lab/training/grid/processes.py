@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from nystrom.progress import Progress
 from nystrom_lab.training.grid.child import OUT_OF_MEMORY
 from nystrom_lab.training.grid.runs import Run
 from nystrom_lab.training.grid.table import last_line, peak_memory, reached, write_table
@@ -57,14 +58,16 @@ class Grid:
         self.places: dict[subprocess.Popen[bytes], str] = {}
         self.failures: list[Failure] = []
         self.peak, self.done, self.total = 0.0, 0, 0
+        self.progress = Progress("runs", shown=False)
 
     def train(self, runs: Sequence[Run]) -> list[Failure]:
         """Train the runs that are not finished, and print the result of each."""
         waiting = deque(run for run in runs if not RunFolder(self.to / run.name).is_finished)
         self.total, self.done = len(runs), len(runs) - len(waiting)
+        self.progress = Progress("runs", self.total, initial=self.done)
         for run in runs:
             if run not in waiting:
-                print(f"{run.name}: finished before: {self._reached(run)}", flush=True)
+                self.progress.print(f"{run.name}: finished before: {self._reached(run)}")
         write_table(self.to)
         again: deque[Run] = deque()
         tried: set[str] = set()
@@ -80,14 +83,18 @@ class Grid:
                     elif (code < 0 or code == OUT_OF_MEMORY) and run.name not in tried:
                         tried.add(run.name)
                         again.append(run)
-                        print(f"{run.name}: {_ending(code)}; goes on later, alone", flush=True)
+                        self.progress.print(f"{run.name}: {_ending(code)}; goes on later, alone")
                     else:
                         self._failed(run, code)
+                self.progress.update(self.done - self.progress.done)
                 time.sleep(0.05)
         except KeyboardInterrupt:
-            print(f"\nStopped with {self.done} of {self.total} runs finished; the same command continues.", flush=True)
+            self.progress.print(
+                f"\nStopped with {self.done} of {self.total} runs finished; the same command continues."
+            )
             raise
         finally:
+            self.progress.close()
             self._stop()
         return self.failures
 
@@ -104,7 +111,7 @@ class Grid:
 
     def _start(self, run: Run) -> None:
         step = RunFolder(self.to / run.name).last_step() if (self.to / run.name).is_dir() else None
-        print(f"{run.name}: {'starts' if step is None else f'goes on after step {step}'}", flush=True)
+        self.progress.print(f"{run.name}: {'starts' if step is None else f'goes on after step {step}'}")
         gpu = self._next_gpu()
         environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
         with self._log(run).open("ab") as log:
@@ -133,12 +140,12 @@ class Grid:
     def _finished(self, run: Run) -> None:
         self.done += 1
         write_table(self.to)
-        print(f"{run.name}: {self._reached(run)} ({self.done} of {self.total})", flush=True)
+        self.progress.print(f"{run.name}: {self._reached(run)} ({self.done} of {self.total})")
 
     def _failed(self, run: Run, code: int) -> None:
         last = last_line(self._log(run))
         self.failures.append(Failure(run.name, f"{_ending(code)}: {last}" if last else _ending(code), self._log(run)))
-        print(f"{run.name}: failed, {self.failures[-1].reason}", flush=True)
+        self.progress.print(f"{run.name}: failed, {self.failures[-1].reason}")
 
     def _reached(self, run: Run) -> str:
         folder = RunFolder(self.to / run.name)

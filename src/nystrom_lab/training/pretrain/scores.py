@@ -21,6 +21,7 @@ from nystrom.models.heads.losses import IGNORED
 from nystrom.models.heads.sequences import pool
 from nystrom.parallel.agreement import check_group
 from nystrom.precision import at_least_float32
+from nystrom.progress import Progress
 from nystrom_lab.training.data.batches import shortest_first
 from nystrom_lab.training.pretrain.data import HeldOutInstances
 from nystrom_lab.training.scoring import DTYPES
@@ -120,7 +121,7 @@ def score_model(
         collate_fn=held_out.data.collate,
     )
     scores = []
-    for batch in loader:
+    for batch in Progress("scoring", len(loader), unit="batches").over(loader):
         batch = {name: value.to(device) for name, value in batch.items()}
         with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
             scores.append(score_batch(model, batch).cpu())

@@ -1,15 +1,17 @@
 """What a run prints while it trains: a line of plain numbers at each point of its curves.
 
-On a terminal there is a bar below the lines; in a file or a pipe there are only the lines.
+Between them `nystrom.progress` says how far it is: on a terminal by a bar below the lines.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import has_length
 from transformers.utils import logging
+
+from nystrom.progress import Progress, duration
 
 # What the Trainer logs, and its name in the curves and lines.
 QUANTITIES = {
@@ -21,8 +23,8 @@ QUANTITIES = {
 }
 
 
-class ProgressLines(TrainerCallback):
-    """Prints the lines.
+class RunProgress(TrainerCallback):
+    """Shows the steps, and the batches of an evaluation, and prints the lines.
 
     Args:
         quantities: Names in the lines of the logged values.
@@ -30,6 +32,38 @@ class ProgressLines(TrainerCallback):
 
     def __init__(self, quantities: Mapping[str, str] = QUANTITIES):
         self.quantities = quantities
+        self._steps: Progress | None = None
+        self._batches: Progress | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Begin with the steps that are left."""
+        if state.is_world_process_zero:
+            self._steps = Progress("training", state.max_steps, unit="steps", initial=state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Count a step."""
+        if self._steps is not None:
+            self._steps.update(state.global_step - self._steps.done)
+
+    def on_prediction_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: Any = None,
+        **_: Any,
+    ) -> None:
+        """Count a batch of an evaluation."""
+        if state.is_world_process_zero and has_length(eval_dataloader):
+            if self._batches is None:
+                self._batches = Progress("validation", len(eval_dataloader), unit="batches")
+            self._batches.update()
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """End an evaluation."""
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
 
     def on_log(
         self,
@@ -37,40 +71,20 @@ class ProgressLines(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: Mapping[str, float] | None = None,
-        **kwargs: Any,
+        **_: Any,
     ) -> None:
         """Print a line of the logged values."""
         if state.is_world_process_zero and (line := line_of(logs or {}, state, self.quantities)):
-            print(line, flush=True)
+            if self._steps is None:
+                print(line, flush=True)
+            else:
+                self._steps.print(line)
 
-
-class ProgressBar(ProgressCallback):
-    """Draws the bar, and prints the lines above it.
-
-    Args:
-        quantities: Names in the lines of the logged values.
-    """
-
-    def __init__(self, quantities: Mapping[str, str] = QUANTITIES):
-        super().__init__()
-        self.quantities = quantities
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Print a line of the logged values."""
-        if self.training_bar is not None and (line := line_of(logs or {}, state, self.quantities)):
-            self.training_bar.write(line)
-
-
-def progress(quantities: Mapping[str, str] = QUANTITIES) -> TrainerCallback:
-    """The bar on a terminal, only the lines elsewhere."""
-    return (ProgressBar if sys.stderr.isatty() and sys.stdout.isatty() else ProgressLines)(quantities)
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """End what is shown."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
 
 
 @contextmanager
@@ -105,19 +119,11 @@ def line_of(logs: Mapping[str, float], state: TrainerState, quantities: Mapping[
     if 0 < state.global_step < state.max_steps:
         # At the pace of the steps until now, their scoring included.
         parts.append(
-            f"about {_duration(logs['seconds'] / state.global_step * (state.max_steps - state.global_step))} left"
+            f"about {duration(logs['seconds'] / state.global_step * (state.max_steps - state.global_step))} left"
         )
     if logs["megabytes"]:
         parts.append(f"peak memory {logs['megabytes']:.0f} MB")
     return f"step {state.global_step} of {state.max_steps}: {', '.join(parts)}"
-
-
-def _duration(seconds: float) -> str:
-    """A rounded number of seconds, minutes or hours."""
-    unit, name = next(
-        (unit, name) for unit, name in ((3600, "h"), (60, "min"), (1, "s")) if seconds >= 1.5 * unit or unit == 1
-    )
-    return f"{seconds / unit:.1f} {name}" if unit == 3600 else f"{seconds / unit:.0f} {name}"
 
 
 def _part(name: str, value: float) -> str:

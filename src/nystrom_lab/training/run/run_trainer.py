@@ -48,7 +48,7 @@ from nystrom_lab.training.additions.attention_error import MEAN, error_quantitie
 from nystrom_lab.training.data.batches import TrainingOrder, shortest_first
 from nystrom_lab.training.ranks.pieces import Pieces
 from nystrom_lab.training.run.folder import Point, RunFolder
-from nystrom_lab.training.run.progress import QUANTITIES, progress
+from nystrom_lab.training.run.progress import QUANTITIES, RunProgress
 from nystrom_lab.training.run.writing import written
 from nystrom_lab.training.schedule import RunSettings
 
@@ -124,7 +124,7 @@ class RunTrainer(Trainer):
             eval_dataset=validation,  # pyright: ignore[reportArgumentType]
             compute_metrics=compute_metrics,
             preprocess_logits_for_metrics=preprocess_logits_for_metrics,
-            callbacks=[RunCallback(self), progress(shown)],
+            callbacks=[RunCallback(self), RunProgress(shown)],
         )
         # It prints numbers as quoted strings.
         self.remove_callback(PrinterCallback)

@@ -1,11 +1,13 @@
-"""A run prints plain lines in a file or a pipe, and a bar below the lines on a terminal."""
+"""A run prints plain lines at the points of its curves, and says between them how far it is."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from transformers import TrainerState
 
-from nystrom_lab.training.run.progress import ProgressBar, ProgressLines, line_of
+from nystrom import progress
+from nystrom_lab.training.run.progress import RunProgress, line_of
 
 
 def test_a_piped_log_holds_plain_lines_with_numbers(small_run, tmp_path, capsys):
@@ -62,12 +64,42 @@ def test_a_line_says_the_time_that_remains_at_the_pace_until_now(step, seconds, 
     assert line.partition(" s")[2] == left
 
 
-def test_the_bar_and_the_lines_say_the_same(capsys):
+def test_between_the_lines_a_run_says_how_far_it_is(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     state = TrainerState(global_step=20, max_steps=700, is_world_process_zero=True)
     logs = {"loss": 2.3, "learning_rate": 1e-3, "seconds": 1.0, "megabytes": 1.0}
-    bar = ProgressBar()
-    bar.on_train_begin(None, state, None)
-    for callback in (bar, ProgressLines()):
-        callback.on_log(None, state, None, logs=logs)
-    bar.on_train_end(None, state, None)
-    assert capsys.readouterr().out.count(line_of(logs, state)) == 2
+    run = RunProgress()
+    # A run that is resumed at step 20.
+    run.on_train_begin(None, state, None)
+    for step in range(21, 71):
+        now[0] += 1
+        state.global_step = step
+        run.on_step_end(None, state, None)
+        if step == 60:
+            run.on_log(None, state, None, logs=logs)
+            said = line_of(logs, state)
+    for _ in range(5):
+        now[0] += 5
+        run.on_prediction_step(None, state, None, eval_dataloader=range(5))
+    run.on_evaluate(None, state, None)
+    run.on_train_end(None, state, None)
+    captured = capsys.readouterr()
+    assert captured.out == f"{said}\n"
+    assert captured.err.splitlines() == [
+        "training: 30 of 700 steps, 10 s, about 11 min left",
+        "training: 50 of 700 steps, 30 s, about 11 min left",
+        "validation: 3 of 5 batches, 10 s, about 7 s left",
+    ]
+
+
+def test_other_processes_than_the_first_say_nothing(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    state, run = TrainerState(global_step=0, max_steps=9, is_world_process_zero=False), RunProgress()
+    run.on_train_begin(None, state, None)
+    now[0] += 60
+    run.on_step_end(None, state, None)
+    run.on_log(None, state, None, logs={"loss": 2.3, "seconds": 1.0, "megabytes": 1.0})
+    run.on_train_end(None, state, None)
+    assert capsys.readouterr() == ("", "")

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from nystrom.progress import Progress
 from nystrom.sums import sha256
 from nystrom_lab.data.language.mlm_sop.blocks import BlockPlan, read_block
 from nystrom_lab.data.language.mlm_sop.kept_folder import kept_folder
@@ -65,7 +65,7 @@ def prepare_mlm_sop(
         seed: Decides which documents are held out.
         workers: Processes; all cores if not given. They do not change the result.
         max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
-        progress: Show a progress bar.
+        progress: Say how far it is.
 
     Returns:
         The folder, ready for `MlmSop`.
@@ -124,7 +124,7 @@ def _digest(corpora: Sequence[Corpus], progress: bool) -> str:
     """Digest the content of all files in their order."""
     paths = [path for corpus in corpora for path in corpus.paths]
     digest = hashlib.sha256()
-    for path in tqdm(paths, desc="checksums", unit=" files", delay=1, disable=not progress or None):
+    for path in Progress("checksums", len(paths), unit="files", shown=progress).over(paths):
         digest.update(f"{sha256(path)}\n".encode())
     return digest.hexdigest()
 

@@ -16,10 +16,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from tqdm import tqdm
-
+from nystrom.progress import Progress
 from nystrom.whole_files import write_whole
 from nystrom_lab.data.language.mlm_sop.blocks import BlockPlan, is_held_out, leave_threads, read_block, write_block
 from nystrom_lab.data.sources.corpora import Corpus
@@ -51,7 +49,7 @@ def tokenise(
         workers: Processes, or 1 for none but this one.
         block_size: Bytes of text in a block, at least.
         shard_size: Bytes of files in a shard, at least.
-        progress: Show a progress bar.
+        progress: Say how far it is.
 
     Raises:
         ValueError: A corpus is broken, or its first documents are all too short.
@@ -59,7 +57,7 @@ def tokenise(
     """
     blocks: list[Path] = []
     files = progress and len(corpora) > FEW
-    bar = tqdm(total=len(corpora), desc="texts", unit=" files", disable=not files or None)
+    bar = Progress("texts", len(corpora), unit="files", shown=files)
     with bar, _Team(workers, plan) as team:
         for number, shard in enumerate(shards(corpora, shard_size)):
             finished = kept / f"{number:06}.finished"
@@ -101,7 +99,7 @@ def shards(corpora: Sequence[Corpus], size_wanted: int) -> Iterator[list[Corpus]
 
 
 def _in_blocks(
-    shard: Sequence[Corpus], plan: BlockPlan, block_size: int, bar: "tqdm[Any]", progress: bool
+    shard: Sequence[Corpus], plan: BlockPlan, block_size: int, bar: Progress, progress: bool
 ) -> Iterator[list[Judged]]:
     pieces: list[Judged] = []
     size, held_out = 0, False

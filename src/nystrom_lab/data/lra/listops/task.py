@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from nystrom.progress import Progress
 from nystrom_lab.data.lra.listops.expressions import VOCABULARY, Limits, draw_expressions
 from nystrom_lab.data.lra.listops.tsv import PUBLISHED_COUNTS, TASK, export_tsv, import_tsv
 from nystrom_lab.data.store.header import damaged
@@ -72,7 +72,7 @@ def prepare_listops(
         check_counts: Incomplete files are an error, otherwise a warning: published ones, or those of `tsv`, whose
             number of samples is in dataset.json beside them.
         workers: Threads to draw with; all cores if not given. They do not change the result.
-        progress: Show a progress bar.
+        progress: Say how far it is.
 
     Returns:
         The folder, ready for `ListOps`.
@@ -167,7 +167,7 @@ def _distinct(
     labels: list[int] = []
     seen: set[bytes] = set()
     drawn = 0
-    bar = tqdm(total=total, desc="ListOps", unit=" samples", disable=not progress or None)
+    bar = Progress("ListOps", total, unit="samples", shown=progress)
     with bar, closing(_chunks(seed, limits, workers)) as chunks:
         for chunk in chunks:
             before = len(sequences)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from nystrom.progress import Progress
 from nystrom.whole_files import whole_text
 from nystrom_lab.data.lra.listops.expressions import (
     CLOSE,
@@ -57,7 +57,7 @@ def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: b
         source: Folder of basic_train.tsv, basic_val.tsv and basic_test.tsv, or the release around it.
         to: Folder to make. If it already holds the data of these very files it is used as it is.
         check_counts: Incomplete files are an error; otherwise they are a warning.
-        progress: Show a progress bar.
+        progress: Say how far it is.
 
     Raises:
         ValueError: A file is missing, there twice, incomplete or wrong (the line is named), or `to` is taken or cannot
@@ -153,7 +153,7 @@ def read_tsv(path: Path, *, progress: bool = False) -> TokenSamples:
     size = path.stat().st_size
     with (
         path.open("rb") as file,
-        tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=not progress or None) as bar,
+        Progress(path.name, size, unit="B", shown=progress) as bar,
     ):
         header = file.readline().rstrip(b"\r\n")
         if header != COLUMNS:
@@ -184,11 +184,11 @@ def read_tsv(path: Path, *, progress: bool = False) -> TokenSamples:
 
 def write_tsv(path: Path, samples: TokenSamples, *, progress: bool = False) -> None:
     """Write one official file."""
-    bar = tqdm(range(samples.labels.size), desc=path.name, unit=" samples", disable=not progress or None)
+    count = samples.labels.size
     # The official writer ends its lines as csv files do.
     with whole_text(path, newline="\r\n") as file:
         file.write(COLUMNS.decode() + "\n")
-        for i in bar:
+        for i in Progress(path.name, count, unit="samples", shown=progress).over(range(count)):
             source = to_official(samples.tokens[samples.offsets[i] : samples.offsets[i + 1]])
             file.write(f"{source}\t{samples.labels[i]}\n")
 

@@ -19,12 +19,12 @@ import zlib
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from nystrom.progress import Progress
 from nystrom_lab.data.store.picture_files import Pictures, write_pictures
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 
@@ -72,7 +72,7 @@ def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: 
     cuts = {"test": order[:tenth], "val": order[tenth : 2 * tenth], "train": order[2 * tenth :]}
     with (
         new_folder(to, task=TASK, settings=settings) as partial,
-        tqdm(total=len(rows), desc=folder.name, unit=" pictures", disable=not progress or None) as bar,
+        Progress(folder.name, len(rows), unit="pictures", shown=progress) as bar,
     ):
         for split, mine in cuts.items():
             parts = _parts(folder, [rows[i] for i in mine], size, bar)
@@ -170,7 +170,7 @@ def read_picture(path: Path, size: int) -> NDArray[np.uint8]:
         raise ValueError(f"{path} is not a complete PNG ({error}): unpack the published archive again.") from error
 
 
-def _parts(folder: Path, rows: list[PictureLine], size: int, bar: "tqdm[Any]") -> Iterator[Pictures]:
+def _parts(folder: Path, rows: list[PictureLine], size: int, bar: Progress) -> Iterator[Pictures]:
     for start in range(0, len(rows), AT_ONCE):
         some = rows[start : start + AT_ONCE]
         pixels = np.stack([read_picture(folder / row.file, size) for row in some])

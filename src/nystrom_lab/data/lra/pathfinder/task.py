@@ -23,11 +23,11 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from tqdm import tqdm
 
+from nystrom.progress import Progress
 from nystrom_lab.data.lra.pathfinder.curves import draw_pictures
 from nystrom_lab.data.lra.pathfinder.dashes import GEOMETRIES, Geometry
 from nystrom_lab.data.lra.pathfinder.release import import_release
@@ -71,7 +71,7 @@ def prepare_pathfinder(
         test: Pictures for the test; 20,000 if not given.
         seed: Determines the pictures, or the split of published ones.
         workers: Processes to draw with; all cores if not given. They do not change the result.
-        progress: Show a progress bar.
+        progress: Say how far it is.
 
     Returns:
         The folder, ready for `Pathfinder`.
@@ -109,7 +109,7 @@ def prepare_pathfinder(
     with (
         new_folder(to, task=TASK, settings=settings) as partial,
         closing(_chunks(seed, geometry, total, workers or cores())) as chunks,
-        tqdm(total=total, desc="Pathfinder", unit=" pictures", disable=not progress or None) as bar,
+        Progress("Pathfinder", total, unit="pictures", shown=progress) as bar,
     ):
         stream = _Stream(chunks, bar)
         for split, count in sizes.items():
@@ -150,7 +150,7 @@ def _check(
 class _Stream:
     """Chunks of pictures, handed out in pieces of any size."""
 
-    def __init__(self, chunks: Iterator[Pictures], bar: "tqdm[Any]"):
+    def __init__(self, chunks: Iterator[Pictures], bar: Progress):
         self._chunks, self._bar, self._rest = chunks, bar, None
 
     def take(self, count: int) -> Iterator[Pictures]:

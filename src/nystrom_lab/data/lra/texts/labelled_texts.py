@@ -49,7 +49,7 @@ def prepare_texts(
         held_out: How missing splits are made.
         skip_empty: Leave out samples with an empty text; otherwise they are an error.
         check_counts: An incomplete published data set is an error; otherwise it is a warning.
-        progress: Show a progress bar.
+        progress: Say how far it is.
 
     Raises:
         ValueError: The source is broken (the place is named), or `to` is taken or cannot be written.

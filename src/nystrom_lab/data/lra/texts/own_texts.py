@@ -31,7 +31,7 @@ def prepare_own(
         text_field: Column or field of the texts, of the first of each pair.
         label_field: Column or field of the labels.
         pair_field: Column or field of the second text of each pair.
-        progress: Show a progress bar.
+        progress: Say how far it is.
 
     Returns:
         The folder; the same for the same content and fields, so that it is made once.

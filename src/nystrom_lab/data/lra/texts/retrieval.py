@@ -83,7 +83,7 @@ def prepare_retrieval(
         skip_empty: Leave out pairs with an empty text, and count them, ; otherwise they are an error.
         check_counts: Incomplete official files are an error; otherwise they are a warning.
         max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
-        progress: Show a progress bar.
+        progress: Say how far it is.
 
     Returns:
         The folder, ready for `Retrieval`.

@@ -64,7 +64,7 @@ def prepare_text(
         skip_empty: Leave out empty texts, and count them, ; otherwise they are an error.
         check_counts: Incomplete IMDB reviews are an error; otherwise they are a warning.
         max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
-        progress: Show a progress bar.
+        progress: Say how far it is.
 
     Returns:
         The folder, ready for `Text`.

@@ -1,0 +1,29 @@
+"""Whether what runs is being written as ONNX, which lacks some operations of torch.
+
+An operation then takes the form that ONNX has, with the same results; everywhere else the faster one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+
+_written = ContextVar("_written", default=False)
+
+
+def is_for_onnx() -> bool:
+    """Whether torch traces a model for ONNX: by `torch.onnx.export`, or `nystrom.models.export`."""
+    if not torch.compiler.is_exporting() or torch.compiler.is_dynamo_compiling():
+        return False
+    return _written.get() or torch.onnx.is_in_onnx_export()
+
+
+@contextmanager
+def for_onnx() -> Iterator[None]:
+    """Context in which `torch.export` traces for ONNX."""
+    before = _written.set(True)
+    try:
+        yield
+    finally:
+        _written.reset(before)

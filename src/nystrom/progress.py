@@ -1,0 +1,151 @@
+"""How far work is that may take more than ten seconds, and how long the rest will take.
+
+On a terminal there is a bar on standard error, which goes when the work is done. Elsewhere, in a file or a pipe, there
+is a line after ten seconds and then one every twenty, such as "layers: 12 of 48, 30 s, about 2 min left". All work of
+this library and its laboratory says it in this way.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from tqdm import tqdm
+
+Item = TypeVar("Item")
+
+# Seconds: before a bar, before the first line, between lines, and between looks at a step that is under way.
+_BAR, _FIRST, _BETWEEN, _BEAT = 1, 10, 20, 0.5
+_BYTES, _STEPS = "B", "steps"
+
+
+class Progress:
+    """Work of which some is done; a context that ends what is shown.
+
+    Args:
+        what: What is being done, in a word or a few.
+        total: All of it; None where nobody knows.
+        unit: What is counted, such as "files"; "B" for bytes, shown in megabytes.
+        initial: What was done before.
+        shown: Whether to show anything.
+    """
+
+    def __init__(self, what: str, total: int | None = None, *, unit: str = "", initial: int = 0, shown: bool = True):
+        self.what, self.total, self.unit, self.done, self._before = what, total, unit, initial, initial
+        self._bar = tqdm(
+            desc=what,
+            total=total,
+            unit=unit if unit == _BYTES else f" {unit}",
+            unit_scale=unit == _BYTES,
+            initial=initial,
+            leave=False,
+            delay=_BAR,
+            dynamic_ncols=True,
+            disable=None if shown else True,
+        )
+        self._lines = shown and not sys.stderr.isatty()
+        self._began = time.monotonic()
+        self._due = self._began + _FIRST
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what is shown."""
+        self._bar.close()
+
+    def update(self, done: int = 1) -> None:
+        """Count what was done."""
+        self.done += done
+        self._bar.update(done)
+        if self._is_due():
+            self._say(self._line())
+
+    def expect(self, total: int) -> None:
+        """Another total, where it is known only now."""
+        self.total = self._bar.total = total
+
+    def over(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items, each counted when the next is asked for; at the end nothing is shown any more."""
+        with self:
+            for item in items:
+                yield item
+                self.update()
+
+    def print(self, text: str) -> None:
+        """Print a line of results, above the bar; where there is none, it stands for a line of progress."""
+        if self._lines:
+            print(text, flush=True)
+            self._due = time.monotonic() + _BETWEEN
+        else:
+            tqdm.write(text)
+
+    @contextmanager
+    def doing(self, step: str) -> Iterator[None]:
+        """One part of the work, of which nobody knows how far it is: its seconds are shown meanwhile, and it counts.
+
+        What is left is told by the parts before, unless they are "steps", of which none says anything about the next.
+        """
+        began, ended = time.monotonic(), threading.Event()
+        self._due = began + _FIRST
+
+        def beat() -> None:
+            while not ended.wait(_BEAT):
+                self._show_step(step, time.monotonic() - began)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self._bar.clear()
+        seconds = time.monotonic() - began
+        if self._lines and seconds >= _FIRST:
+            self._say(f"{self.what}: {step} took {duration(seconds)}")
+        self.done += 1
+
+    def _show_step(self, step: str, seconds: float) -> None:
+        if not self._is_due() and (self._bar.disable or seconds < _BAR):
+            return
+        done, before = self.done - self._before, time.monotonic() - self._began - seconds
+        said = (
+            f"{self.what}: {step}, {self.unit.removesuffix('s')} {self.done + 1} of {self.total}, {duration(seconds)}"
+        )
+        if self.total is not None and done and self.unit != _STEPS:
+            said += f", about {duration(max(before / done * (self.total - self.done) - seconds, 0))} left"
+        if self._lines:
+            self._say(said)
+        else:
+            self._bar.display(said)
+
+    def _is_due(self) -> bool:
+        return self._lines and time.monotonic() >= self._due
+
+    def _say(self, line: str) -> None:
+        self._due = time.monotonic() + _BETWEEN
+        print(line, file=sys.stderr, flush=True)
+
+    def _line(self) -> str:
+        seconds = time.monotonic() - self._began
+        size, unit = (1e6, "MB") if self.unit == _BYTES else (1, self.unit)
+        done = f"{self.done / size:.0f}" if self.total is None else f"{self.done / size:.0f} of {self.total / size:.0f}"
+        parts = [f"{done} {unit}".rstrip(), duration(seconds)]
+        if self.total is not None and self._before < self.done < self.total:
+            left = seconds / (self.done - self._before) * (self.total - self.done)
+            parts.append(f"about {duration(left)} left")
+        return f"{self.what}: {', '.join(parts)}"
+
+
+def duration(seconds: float) -> str:
+    """A rounded number of seconds, minutes or hours."""
+    unit, name = next(
+        (unit, name) for unit, name in ((3600, "h"), (60, "min"), (1, "s")) if seconds >= 1.5 * unit or unit == 1
+    )
+    return f"{seconds / unit:.1f} {name}" if unit == 3600 else f"{seconds / unit:.0f} {name}"
