@@ -64,6 +64,16 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+# Model types of transformers whose table of positions begins with rows that no token has, up to the padding token's.
+_SHIFTED = frozenset(
+    {name for name, family in FAMILIES.items() if family.shifted}
+    | {"data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "mpnet", "roberta-prelayernorm"}
+    | {"xlm-roberta-xl", "xmod"}
+)
+# Those that `nystrom convert` gives more positions.
+_LENGTHENED = frozenset({*FAMILIES, "nystromformer", "nystrom"})
+
+
 @dataclass(frozen=True)
 class Renamed:
     """The tensors of a checkpoint under the names that they have here.
@@ -192,6 +202,21 @@ def longest_input(config: Any) -> int | None:
     # Some configurations have -1 where there is no limit.
     if not isinstance(most, int) or most < 1:
         return None
-    family = FAMILIES.get(getattr(config, "model_type", ""))
+    kind, padding = getattr(config, "model_type", ""), getattr(config, "pad_token_id", None)
     # RoBERTa's table begins with rows that no token has.
-    return most - config.pad_token_id - 1 if family is not None and family.shifted else most
+    return most - padding - 1 if kind in _SHIFTED and isinstance(padding, int) else most
+
+
+def more_positions(config: Any, length: int, folder: object = "FOLDER") -> str:
+    """What to do about an input that is longer than the positions of a model, in words that end a sentence.
+
+    Args:
+        config: The model's.
+        length: Tokens of the input.
+        folder: The model's folder.
+    """
+    most, kind = positions_of(config), getattr(config, "model_type", "")
+    cut = "cut it" if most is None else f"cut it to {most} tokens, as tokenizer(..., truncation=True) does"
+    if kind not in _LENGTHENED:
+        return f"{cut}, or take a model with more positions"
+    return f"{cut}, or make more with `nystrom convert {folder} --to OTHER --max-position-embeddings {length}`"

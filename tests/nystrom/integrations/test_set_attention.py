@@ -116,7 +116,7 @@ def test_a_model_that_takes_the_name_and_ignores_it_is_found_out():
 def test_an_input_longer_than_the_positions_is_named_with_the_way_out():
     model = bert()
     set_attention(model, "nystrom")
-    with pytest.raises(ValueError, match=r"BertModel fails at 600 tokens.*512\. .*nystrom convert .* 600"):
+    with pytest.raises(ValueError, match=r"BertModel is given 600 tokens.*512 positions.*nystrom convert .* 600"):
         check_attention(model, {"input_ids": torch.ones(1, 600, dtype=torch.long)})
 
 
