@@ -99,7 +99,8 @@ def check_length(length: int | None, config: Any, folder: object = "FOLDER") -> 
     check_at_least("length", length, 8)
     if most is not None and length > most:
         raise ValueError(
-            f"length is {length} but the model has {most} positions: {more_positions(config, length, folder)}."
+            f"length is {length} but the model has {most} positions: take fewer, or "
+            f"{more_positions(config, length, folder)}."
         )
     return length
 

@@ -128,10 +128,20 @@ def register_methods() -> None:
 
 def refuse_guess(name: str, *_: object, **__: object) -> NoReturn:
     """Raise for a guess of a name, whatever a layer passes."""
+    refuse_name("attn_implementation", name)
+
+
+def refuse_name(what: str, name: str) -> NoReturn:
+    """Raise for a name that is not registered, with the name that was meant.
+
+    Args:
+        what: The argument that it came as.
+        name: The name.
+    """
     meant = "sdpa" if name == "softmax" else nearest_name(name, REGISTERED)
     hint = "its projections would have to be learned" if name == "linformer" else f"perhaps you meant {meant!r}"
     raise ValueError(
-        f"attn_implementation is {name!r}; expected one of {', '.join(REGISTERED)}, or 'sdpa', exact attention: {hint}."
+        f"{what} is {name!r}; expected one of {', '.join(REGISTERED)}, or 'sdpa', exact attention: {hint}."
     )
 
 

@@ -208,15 +208,13 @@ def longest_input(config: Any) -> int | None:
 
 
 def more_positions(config: Any, length: int, folder: object = "FOLDER") -> str:
-    """What to do about an input that is longer than the positions of a model, in words that end a sentence.
+    """What gives a model more positions, in words that end a sentence.
 
     Args:
         config: The model's.
-        length: Tokens of the input.
+        length: The positions that are wanted.
         folder: The model's folder.
     """
-    most, kind = positions_of(config), getattr(config, "model_type", "")
-    cut = "cut it" if most is None else f"cut it to {most} tokens, as tokenizer(..., truncation=True) does"
-    if kind not in _LENGTHENED:
-        return f"{cut}, or take a model with more positions"
-    return f"{cut}, or make more with `nystrom convert {folder} --to OTHER --max-position-embeddings {length}`"
+    if getattr(config, "model_type", "") not in _LENGTHENED:
+        return "take a model that has more"
+    return f"make more with `nystrom convert {folder} --to OTHER --max-position-embeddings {length}`"

@@ -71,6 +71,7 @@ class PositionCheck:
         if n > most:
             raise ValueError(
                 f"{type(model).__name__} is given {n} tokens, and its table has {most} positions: "
+                f"cut the texts to {most} tokens, as tokenizer(..., truncation=True) does, or "
                 f"{more_positions(model.config, n)}."
             )
 

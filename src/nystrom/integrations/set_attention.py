@@ -20,6 +20,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.plan import PLAN, AttentionPlan, plan_of_options
+from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
 from nystrom.integrations.attention_interface import (
     REGISTERED,
@@ -27,6 +28,7 @@ from nystrom.integrations.attention_interface import (
     attend_layer,
     choose_route,
     option_names,
+    refuse_name,
 )
 from nystrom.integrations.layer_numbers import number_layers
 from nystrom.integrations.mask_interface import check_asks
@@ -69,6 +71,8 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
         plan = method if isinstance(method, AttentionPlan) else plan_of_options(options or {})
         _set_plan(part, plan)
         return
+    if method in METHODS and method not in REGISTERED:
+        refuse_name("method", method)
     check_names("attention method", [method], (*REGISTERED, "sdpa"))
     options = dict(options or {})
     if isinstance(part, EncoderPreTrainedModel):

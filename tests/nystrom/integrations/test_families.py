@@ -273,7 +273,9 @@ def test_every_family_with_a_table_takes_as_many_tokens_as_it_has_positions_and_
     assert positions_of(model.config) == most
     with torch.no_grad():
         assert model(torch.ones(1, most, dtype=torch.long))[0].isfinite().all()
-        with pytest.raises(ValueError, match=f"given {most + 1} tokens, and its table has {most} positions: cut it to"):
+        with pytest.raises(
+            ValueError, match=f"given {most + 1} tokens, and its table has {most} positions: cut the texts to"
+        ):
             model(input_ids=torch.ones(1, most + 1, dtype=torch.long))
 
 

@@ -104,6 +104,15 @@ def test_functions_that_take_a_method_suggest_the_nearest_name(guess):
 
 @pytest.mark.refuses
 @pytest.mark.parametrize(
+    ("method", "says"), [("linformer", "projections would have to be learned"), ("softmax", "perhaps you meant 'sdpa'")]
+)
+def test_a_method_that_is_not_registered_says_why(method, says):
+    with pytest.raises(ValueError, match=f"method is '{method}'; expected one of nystrom, .*{says}"):
+        set_attention(BertModel(BertConfig(**BERT)), method)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
     "kind",
     [
         *(MPNetConfig, RoFormerConfig, MegatronBertConfig, RemBertConfig, SqueezeBertConfig),

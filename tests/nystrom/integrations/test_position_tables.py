@@ -54,8 +54,8 @@ def test_however_the_method_was_set_the_message_names_the_way_out(way, tmp_path)
     ):
         with pytest.raises(
             ValueError,
-            match=r"^BertModel is given 41 tokens, and its table has 40 positions: cut it to 40 tokens, .*, or make "
-            r"more with `nystrom convert FOLDER --to OTHER --max-position-embeddings 41`\.$",
+            match=r"^BertModel is given 41 tokens, and its table has 40 positions: cut the texts to 40 "
+            r"tokens, .*, or make more with `nystrom convert FOLDER --to OTHER --max-position-embeddings 41`\.$",
         ):
             call()
 

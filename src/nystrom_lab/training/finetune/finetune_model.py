@@ -78,7 +78,7 @@ def settle(start: StartClassifier, material: Material, asked: FinetuneOptions) -
     elif longest is not None and max_length > longest:
         raise ValueError(
             f"max_length is {max_length} but model {start.folder} has {longest} positions: "
-            f"{more_positions(start.config, max_length, start.folder)}."
+            f"take fewer, or {more_positions(start.config, max_length, start.folder)}."
         )
     if asked.track_error and not start.own:
         raise ValueError(
