@@ -2,8 +2,12 @@
 
 import difflib
 import math
+import unicodedata
 from collections.abc import Collection, Iterable
 from typing import Literal
+
+# A name with more letters than these stands for itself where a longer one begins with it.
+_WORD = 3
 
 Backend = Literal["auto", "torch", "triton"]
 Design = Literal["transformers", "authors", "official"]
@@ -54,10 +58,27 @@ def check_positive(name: str, value: object) -> None:
 def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None:
     """Raise if a name is unknown, and suggest the nearest one."""
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Perhaps you meant {near[0]!r}." if near else ""
+        if not isinstance(name, str) or name not in known:
+            near = nearest_name(name, known)
+            hint = "" if near is None else f" Perhaps you meant {near!r}."
             raise ValueError(f"{what} {name!r} is unknown; expected one of {', '.join(sorted(known))}.{hint}")
+
+
+def nearest_name(name: object, known: Iterable[str]) -> str | None:
+    """The known name that one was most likely meant for, as "nystrom" for "Nyström-Attention"; None if none is near."""
+    if not isinstance(name, str):
+        return None
+    plain, came = {_plain(each): each for each in known}, _plain(name)
+    starts = sorted((each for each in plain if len(each) > _WORD and came.startswith(each)), key=len, reverse=True)
+    near = difflib.get_close_matches(came.removesuffix("attention"), plain, n=1, cutoff=0.85)
+    near += starts or difflib.get_close_matches(came, plain, n=1)
+    return plain[near[0]] if near else None
+
+
+def _plain(name: str) -> str:
+    """A name without what may be written in several ways: case, accents and what joins words."""
+    letters = unicodedata.normalize("NFKD", name.lower())
+    return "".join(letter for letter in letters if letter.isalnum())
 
 
 def ranges(numbers: Iterable[int]) -> str:

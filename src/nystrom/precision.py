@@ -8,7 +8,7 @@ means, the m x m inverse, kernel normalisers) does.
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # The device of tensors without numbers, which has no autocast.
 _META = "meta"
@@ -31,6 +31,38 @@ def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Context in which operations keep the dtypes that they are given."""
     return nullcontext() if x.device.type == _META else torch.autocast(x.device.type, enabled=False)
+
+
+def check_dtype(name: str, x: Tensor, weight: Tensor, *, of: str) -> None:
+    """Check that weights can be multiplied with an input: both have one dtype, or autocast gives them one.
+
+    Args:
+        name: The input's name.
+        x: The input.
+        weight: One of the weights.
+        of: Whose weights, such as "layer"; stands for it in the way out, `layer.to(...)`.
+
+    Raises:
+        ValueError: They have two dtypes, and no autocast, which leaves float64 and whole numbers as they are.
+    """
+    if x.dtype == weight.dtype:
+        return
+    casts = x.dtype != torch.float64 != weight.dtype and x.is_floating_point()
+    if casts and is_autocast(x.device.type):
+        return
+    ways = [f"{name}.to({weight.dtype})"]
+    if x.is_floating_point():
+        ways.insert(0, f"{of}.to({x.dtype})")
+    more = ", or run it under torch.autocast" if casts else ""
+    raise ValueError(
+        f"{name} has dtype {x.dtype}, but the weights of the {of} have {weight.dtype}: call {' or '.join(ways)}{more}."
+    )
+
+
+def check_layer_dtype(name: str, x: Tensor, linear: nn.Module) -> None:
+    """The same for a plain linear layer; quantized ones and adapters cast as they like."""
+    if type(linear) is nn.Linear and linear.weight.is_floating_point():
+        check_dtype(name, x, linear.weight, of="layer")
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

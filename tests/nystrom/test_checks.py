@@ -48,6 +48,49 @@ def test_the_nearest_name_is_suggested():
     check_names("task", [], [])
 
 
+METHODS = [
+    "nystrom",
+    "nystrom_plan",
+    "nystrom-compiled",
+    "near_far",
+    "linear",
+    "kernelized",
+    "informer",
+    "performer",
+    "skyformer",
+    "bigbird",
+    "sdpa",
+]
+
+
+@pytest.mark.parametrize(
+    ("guess", "meant"),
+    [
+        ("nystromformer", "nystrom"),
+        ("nystrom-compile", "nystrom-compiled"),
+        ("Nyströmformer", "nystrom"),
+        ("nystrom_attention", "nystrom"),
+        ("nystrom-attention", "nystrom"),
+        ("near-far", "near_far"),
+        ("Near Far", "near_far"),
+        ("NEAR_FAR", "near_far"),
+        ("nearfar_attention", "near_far"),
+        ("linear_attention", "linear"),
+        ("kernelized attention", "kernelized"),
+        ("BigBird", "bigbird"),
+    ],
+)
+def test_case_accents_and_what_joins_words_do_not_hide_the_nearest_name(guess, meant):
+    with pytest.raises(ValueError, match=f"Perhaps you meant '{meant}'"):
+        check_names("attention", [guess], METHODS)
+
+
+@pytest.mark.parametrize("guess", ["eager", "", "x", 3, None, ["nystrom"]])
+def test_what_is_near_no_name_gets_no_suggestion(guess):
+    with pytest.raises(ValueError, match=r"is unknown; expected one of bigbird, .*, skyformer\.$"):
+        check_names("attention", [guess], METHODS)
+
+
 def test_numbers_are_written_as_ranges():
     assert ranges([5, 0, 1, 2]) == "0-2 5"
     assert ranges([]) == "none"

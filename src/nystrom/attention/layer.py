@@ -29,6 +29,7 @@ from nystrom.attention.registry import METHODS, find_in_home
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least, check_flag
+from nystrom.precision import check_dtype
 from nystrom.shapes import Masks, check_tensor, cross_masks
 
 
@@ -160,12 +161,15 @@ class MultiheadAttention(nn.Module):
             query: Queries; alone they are keys and values, too.
             key: Keys; see `self_attention` of the constructor.
             value: Values.
-            key_padding_mask: (b, s), True = ignore, as in torch; or floats, 0 = real and -inf = ignore.
+            key_padding_mask: (b, s), True = ignore, as in torch; or floats, 0 = real and -inf = ignore. The functions'
+                `keep` is the other way round, True = real: pass ~keep. A sequence that is ignored as a whole gives
+                zeros before the output projection, without an error.
             need_weights: Return rows of the attention matrix, for the queries in `weight_queries`.
             attn_mask: Raises: an n x s mask has no place in linear memory.
             average_attn_weights: Whether rows are averaged over heads.
             is_causal: Whether a query sees no token after itself; self-attention by `near_far`, without a skip.
-            query_padding_mask: (b, n), True = ignore, of cross-attention; self-attention has one mask for both.
+            query_padding_mask: (b, n), True = ignore, the opposite of `query_keep`, of cross-attention; self-attention
+                has one mask for both.
             cu_seqlens: Where packed sequences begin, and the last one ends: 0, ..., n, of a batch of one, or of a query
                 (n, embed). Each is self-attention by itself.
             weight_queries: Positions of the queries whose rows are wanted.
@@ -214,6 +218,7 @@ class MultiheadAttention(nn.Module):
         for name, x in (("query", query), ("key", key), ("value", value)):
             if x.ndim != query.ndim or x.ndim not in (2, 3):
                 raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {layout} or (tokens, width) in all.")
+        self._check_widths(query=query, key=key, value=value)
         is_self = self._is_self(alone, query, key, key_padding_mask, query_padding_mask)
         # Views are new objects: what is one stays one, so that it is masked once.
         one_key, one_value = key is query, value is key
@@ -266,7 +271,7 @@ class MultiheadAttention(nn.Module):
         Args:
             key: Keys.
             value: Values; None means `key`.
-            key_padding_mask: (b, s), True = ignore.
+            key_padding_mask: (b, s), True = ignore, the opposite of `key_keep`.
             queries: A sample of the queries to come; they decide which keys are heavy. None does without.
 
         Returns:
@@ -345,7 +350,20 @@ class MultiheadAttention(nn.Module):
             check_tensor(name, x)
             if x.ndim != 3:
                 raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {layout}.")
+        self._check_widths(**inputs)
         return [x if self.batch_first else x.transpose(0, 1) for x in inputs.values()]
+
+    def _check_widths(self, **inputs: Tensor) -> None:
+        """Check width and dtype of those of query, key and value that are given."""
+        weight = self.in_proj_weight if self._is_stacked else self.q_proj_weight
+        for name, x in inputs.items():
+            size = {"query": "embed_dim", "key": "kdim", "value": "vdim"}[name]
+            if x.shape[-1] != (width := getattr(self, size)):
+                raise ValueError(
+                    f"{name} has width {x.shape[-1]}; expected {width}, the layer's {size}: pass such tokens, or build "
+                    f"the layer with {size}={x.shape[-1]}."
+                )
+            check_dtype(name, x, weight, of="layer")
 
     def _ask(self, query: Tensor, context: NearFarContext, query_padding_mask: Tensor | None) -> Tensor:
         """The output for a context."""
@@ -489,11 +507,8 @@ class MultiheadAttention(nn.Module):
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         projected = []
         for name, weight, bias in zip(("query", "key", "value"), self._projections(), biases, strict=True):
-            if name not in inputs:
-                continue
-            if inputs[name].shape[-1] != weight.shape[1]:
-                raise ValueError(f"{name} has width {inputs[name].shape[-1]}; expected {weight.shape[1]}.")
-            projected.append(F.linear(inputs[name], weight, bias))
+            if name in inputs:
+                projected.append(F.linear(inputs[name], weight, bias))
         return projected
 
 

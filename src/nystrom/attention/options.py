@@ -401,9 +401,13 @@ def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, Any]:
 
 # The masks of every function, see `nystrom.shapes.Masks`.
 MASK_DOCS = {
-    "keep": "Real tokens of self-attention, of queries and keys alike; None where all are. Other queries give zeros.",
-    "key_keep": "Real keys of cross-attention; None where all are.",
-    "query_keep": "Real queries of cross-attention; None where all are. Other queries give zeros.",
+    "keep": (
+        "Real tokens of self-attention, True = real, of queries and keys alike; None where all are. Other queries\n"
+        "give zeros, and so does a sequence without a real token. The `key_padding_mask` of layers is the other way\n"
+        "round, True = ignore: pass ~key_padding_mask."
+    ),
+    "key_keep": "Real keys of cross-attention, True = real; None where all are. Without a real key there are zeros.",
+    "query_keep": "Real queries of cross-attention, True = real; None where all are. Other queries give zeros.",
     "cu_seqlens": (
         "Where packed sequences begin in a batch of one, and the last one ends: 0, ..., n, as flash-attn has it. Each\n"
         "attends to itself alone."
@@ -454,6 +458,8 @@ _CANNOT_HONOUR = {
     "cu_seqlens": "is of one sequence. Cut the sequences out, one by one.",
     "key_keep": _SELF,
     "query_keep": _SELF,
+    "key_padding_mask": "takes keep, which is True for real tokens. Pass keep=~key_padding_mask.",
+    "attention_mask": "takes keep, which is True for real tokens. Pass keep=attention_mask.bool().",
     "enable_gqa": "takes as many heads of keys as of queries. Repeat grouped heads before the call.",
 }
 

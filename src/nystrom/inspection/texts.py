@@ -8,11 +8,11 @@ import torch
 import transformers
 from jaxtyping import Int
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 import nystrom.integrations  # noqa: F401 (registers the methods that config.json may name)
 from nystrom.checks import check_at_least
-from nystrom.integrations.bert_names import positions_of
+from nystrom.integrations.bert_names import more_positions, positions_of
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.json_object import read_json
@@ -35,12 +35,16 @@ class Prose(NamedTuple):
     text: str
 
 
-def load_encoder(folder: Path) -> PreTrainedModel:
+def load_encoder(folder: Path, *, length: int | None = None) -> PreTrainedModel:
     """Load an encoder with its head, ours or of transformers, for evaluation.
+
+    Args:
+        folder: Where it is.
+        length: Tokens of the texts that it will read, see `check_length`.
 
     Raises:
         ValueError: No folder of a model, one without safetensors, of a type that transformers does not know, one with
-            a decoder, or weights that do not fit its config.json.
+            a decoder, or weights that do not fit its config.json; or a length beyond its positions.
     """
     if not folder.is_dir():
         raise ValueError(f"model is {folder}, which is no folder; expected one with config.json and safetensors.")
@@ -48,7 +52,9 @@ def load_encoder(folder: Path) -> PreTrainedModel:
     content = read_json(folder / "config.json")
     kind = content.get("model_type")
     if kind in (EncoderConfig.model_type, PUBLISHED_TYPE):
-        return model_class(EncoderConfig.from_pretrained(folder), folder).from_pretrained(folder)
+        own = EncoderConfig.from_pretrained(folder)
+        _check_before(length, own, folder)
+        return model_class(own, folder).from_pretrained(folder)
     names = [str(name) for name in content.get("architectures") or ()]
     decodes = content.get("is_decoder") or content.get("is_encoder_decoder")
     if decodes or any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
@@ -58,6 +64,7 @@ def load_encoder(folder: Path) -> PreTrainedModel:
         )
     if kind not in CONFIG_MAPPING:
         raise ValueError(f"model {folder} is of type {kind!r}, which transformers does not know: name another.")
+    _check_before(length, AutoConfig.from_pretrained(folder, trust_remote_code=False), folder)
     named: Any = getattr(transformers, names[0], None) if names else None
     model: Any = named or AutoModel
     with report_held():
@@ -68,6 +75,34 @@ def load_encoder(folder: Path) -> PreTrainedModel:
         # Where the folder names no class there is nothing but the encoder.
         check_encoder(encoder, report, folder, new_heads=False)
     return encoder.eval()
+
+
+def _check_before(length: int | None, config: Any, folder: Path) -> None:
+    if length is not None:
+        check_length(length, config, folder)
+
+
+def check_length(length: int | None, config: Any, folder: object = "FOLDER") -> int:
+    """The tokens of a text, special ones included.
+
+    Args:
+        length: What was asked for; None means the model's positions, but at most 512.
+        config: The model's.
+        folder: The model's folder, as errors name it.
+
+    Raises:
+        ValueError: It is below 8, or beyond the model's positions.
+    """
+    most = positions_of(config)
+    if length is None:
+        length = _LENGTH if most is None else min(most, _LENGTH)
+    check_at_least("length", length, 8)
+    if most is not None and length > most:
+        raise ValueError(
+            f"length is {length} but the model has {most} positions: take fewer, or "
+            f"{more_positions(config, length, folder)}."
+        )
+    return length
 
 
 def read_batches(
@@ -91,15 +126,7 @@ def read_batches(
         ValueError: A length beyond the model's positions, or too little text.
     """
     check_at_least("num_texts", num_texts, 1)
-    most = positions_of(model.config)
-    if length is None:
-        length = _LENGTH if most is None else min(most, _LENGTH)
-    check_at_least("length", length, 8)
-    if most is not None and length > most:
-        raise ValueError(
-            f"length is {length} but the model has {most} positions: take fewer, or make more with "
-            f"`nystrom convert FOLDER --to OTHER --max-position-embeddings {length}`."
-        )
+    length = check_length(length, model.config)
     around: Sequence[int] = tokenizer("")["input_ids"]  # pyright: ignore[reportAssignmentType]
     half, inside = len(around) // 2, length - len(around)
     before, after = (torch.tensor(part, dtype=torch.long) for part in (around[:half], around[half:]))

@@ -41,7 +41,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -52,7 +52,7 @@ from transformers.utils.output_capturing import _active_collector
 
 from nystrom.attention.plan import PLAN, plan_of_options
 from nystrom.attention.registry import METHODS, WEIGHTLESS, find_function
-from nystrom.checks import check_names
+from nystrom.checks import check_names, nearest_name
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_numbers import number_of
 from nystrom.integrations.mask_interface import make_mask
@@ -62,6 +62,14 @@ from nystrom.shapes import Masks, cross_masks
 # Names under which the methods are registered, and with the plan of a method for each layer.
 REGISTERED = tuple(name for name in WEIGHTLESS if name != "softmax")
 SERVED = (*REGISTERED, PLAN)
+# Likely guesses of these names. Transformers would refuse them with a list of its own names alone.
+GUESSES = {"nystromformer", "linformer", "softmax"} | {
+    guess
+    for name in REGISTERED
+    for plain in (name, name.replace("_", "-"), name.replace("_", ""))
+    for guess in (plain, f"{plain}_attention", f"{plain}-attention")
+    if guess != name
+}
 # Attribute of the layers of a model whose tokens are cut over ranks: their process group.
 GROUP = "_nystrom_group"
 
@@ -110,10 +118,31 @@ class Route(NamedTuple):
 
 
 def register_methods() -> None:
-    """Register the methods with transformers under their names."""
+    """Register the methods with transformers under their names; and likely guesses of these, which raise."""
     for name in SERVED:
         AttentionInterface.register(name, partial(attend_layer, name))
         AttentionMaskInterface.register(name, partial(make_mask, name))
+    for name in GUESSES:
+        AttentionInterface.register(name, partial(refuse_guess, name))
+
+
+def refuse_guess(name: str, *_: object, **__: object) -> NoReturn:
+    """Raise for a guess of a name, whatever a layer passes."""
+    refuse_name("attn_implementation", name)
+
+
+def refuse_name(what: str, name: str) -> NoReturn:
+    """Raise for a name that is not registered, with the name that was meant.
+
+    Args:
+        what: The argument that it came as.
+        name: The name.
+    """
+    meant = "sdpa" if name == "softmax" else nearest_name(name, REGISTERED)
+    hint = "its projections would have to be learned" if name == "linformer" else f"perhaps you meant {meant!r}"
+    raise ValueError(
+        f"{what} is {name!r}; expected one of {', '.join(REGISTERED)}, or 'sdpa', exact attention: {hint}."
+    )
 
 
 def option_names(method: str) -> frozenset[str]:

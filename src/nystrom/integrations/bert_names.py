@@ -64,6 +64,16 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+# Model types of transformers whose table of positions begins with rows that no token has, up to the padding token's.
+_SHIFTED = frozenset(
+    {name for name, family in FAMILIES.items() if family.shifted}
+    | {"data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "mpnet", "roberta-prelayernorm"}
+    | {"xlm-roberta-xl", "xmod"}
+)
+# Those that `nystrom convert` gives more positions.
+_LENGTHENED = frozenset({*FAMILIES, "nystromformer", "nystrom"})
+
+
 @dataclass(frozen=True)
 class Renamed:
     """The tensors of a checkpoint under the names that they have here.
@@ -192,6 +202,19 @@ def longest_input(config: Any) -> int | None:
     # Some configurations have -1 where there is no limit.
     if not isinstance(most, int) or most < 1:
         return None
-    family = FAMILIES.get(getattr(config, "model_type", ""))
+    kind, padding = getattr(config, "model_type", ""), getattr(config, "pad_token_id", None)
     # RoBERTa's table begins with rows that no token has.
-    return most - config.pad_token_id - 1 if family is not None and family.shifted else most
+    return most - padding - 1 if kind in _SHIFTED and isinstance(padding, int) else most
+
+
+def more_positions(config: Any, length: int, folder: object = "FOLDER") -> str:
+    """What gives a model more positions, in words that end a sentence.
+
+    Args:
+        config: The model's.
+        length: The positions that are wanted.
+        folder: The model's folder.
+    """
+    if getattr(config, "model_type", "") not in _LENGTHENED:
+        return "take a model that has more"
+    return f"make more with `nystrom convert {folder} --to OTHER --max-position-embeddings {length}`"

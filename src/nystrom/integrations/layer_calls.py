@@ -27,6 +27,7 @@ from nystrom.attention.skip import depthwise_skip
 from nystrom.integrations.attention_interface import choose_route, masks_of
 from nystrom.integrations.mask_interface import check_asks, make_mask
 from nystrom.integrations.modules import default_options
+from nystrom.integrations.position_tables import watch_positions
 from nystrom.shapes import Masks
 
 _INTERCEPTED = "nystrom_intercepted"
@@ -137,7 +138,7 @@ def intercepted(
     before = [
         (config, config._attn_implementation, getattr(config, "attention_options", None)) for config in configs.values()
     ]
-    hook = model.register_forward_pre_hook(calls.start)
+    hooks = [model.register_forward_pre_hook(calls.start), *watch_positions(model)]
     try:
         for config, _, options in before:
             config._attn_implementation = _INTERCEPTED
@@ -145,7 +146,8 @@ def intercepted(
                 config.attention_options = {}
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
         for config, implementation, options in before:
             config._attn_implementation = implementation
             if options is not None:

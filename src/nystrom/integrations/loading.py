@@ -6,6 +6,8 @@ to its base classes:
 
 - A model none of whose attention ever asks for an attention by name (DeBERTa, MPNet) raises when it is made with the
   name of a method, instead of running its own attention. Of a model of several parts each part is one.
+- A model that is made with the name of a method refuses inputs that are longer than its table of positions
+  (`nystrom.integrations.position_tables`).
 - `attention_options` is an attribute of every configuration, so that `from_pretrained` of a configuration or a model
   takes it. As `attn_implementation`, it is given to all parts; parts that were saved with their own keep them.
 - A pickled configuration that names a method names this package, too: whoever unpickles it, such as a spawned process,
@@ -23,8 +25,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from nystrom.integrations.attention_interface import SERVED
+from nystrom.integrations.attention_interface import GUESSES, SERVED, refuse_guess
 from nystrom.integrations.mask_interface import refuse_deaf
+from nystrom.integrations.position_tables import watch_positions
 
 
 def watch_models() -> None:
@@ -38,6 +41,8 @@ def watch_models() -> None:
     def post_init(self: PreTrainedModel) -> None:
         finish(self)
         check_model_asks(self)
+        if self.config._attn_implementation in SERVED:
+            watch_positions(self)
 
     PreTrainedModel.post_init = post_init
 
@@ -46,9 +51,12 @@ def check_model_asks(model: PreTrainedModel) -> None:
     """Check that something in a model that is set to a method may ask for it.
 
     Raises:
-        ValueError: It has attention, but none that asks transformers' AttentionInterface.
+        ValueError: It has attention, but none that asks transformers' AttentionInterface; or the method is a likely
+            guess of a name.
     """
     method = model.config._attn_implementation
+    if method in GUESSES:
+        refuse_guess(method)
     if method not in SERVED:
         return
     kinds = {type(module) for module in model.modules()}

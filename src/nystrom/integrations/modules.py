@@ -30,6 +30,8 @@ from nystrom.attention.options import near_far_sizes
 from nystrom.attention.registry import METHODS, check_weightless
 from nystrom.checks import check_flag
 from nystrom.integrations.nystrom_attention import NystromReplacement, is_nystrom_attention
+from nystrom.precision import check_layer_dtype
+from nystrom.shapes import check_tensor
 
 # What the attributes of transformers' modules say, by their names; a pooling head asks with a query of its own.
 _SAID_BY_TRANSFORMERS = {"self_attn": True, "cross_attn": False, "multihead_attn": False}
@@ -164,6 +166,7 @@ class TimmReplacement(nn.Module):
         self, x: Float[Tensor, "b n w"], rotate: Callable[[Tensor], Tensor] | None = None
     ) -> Float[Tensor, "b n o"]:
         _warn_of_dropout(self.method, self.attn_drop.p if self.training else 0.0)
+        self._check_input(x)
         q, k, v = self._project(x)
         q, k = self._child("q_norm", q), self._child("k_norm", k)
         if rotate is not None:
@@ -174,6 +177,15 @@ class TimmReplacement(nn.Module):
         out = self._child("norm", merge_heads(self.heads(q, k, v)))
         gate = getattr(self, "gate", None)
         return self.proj_drop(self.proj(out if gate is None else out * gate(x).sigmoid()))
+
+    def _check_input(self, x: Tensor) -> None:
+        check_tensor("x", x)
+        joint = getattr(self, "qkv", None)
+        first = self.q_proj if joint is None else joint
+        width = getattr(first, "in_features", x.shape[-1])
+        if x.ndim != 3 or x.shape[2] != width:
+            raise ValueError(f"x has shape {tuple(x.shape)}; expected (batch, tokens, width) with width {width}.")
+        check_layer_dtype("x", x, first)
 
     def _project(self, x: Float[Tensor, "b n w"]) -> tuple[Float[Tensor, "b h n d"], ...]:
         joint, heads = getattr(self, "qkv", None), self.num_heads

@@ -24,6 +24,7 @@ from nystrom.attention.registry import METHODS, check_weightless, find_in_home
 from nystrom.attention.skip import depthwise_skip
 from nystrom.checks import check_flag
 from nystrom.linalg import pinv
+from nystrom.precision import check_layer_dtype
 from nystrom.shapes import check_keep, check_positions, check_tensor
 
 
@@ -75,6 +76,7 @@ class NystromReplacement(nn.Module):
             raise ValueError(
                 f"x has shape {tuple(x.shape)}; expected (batch, tokens, width) with width {self.to_qkv.in_features}."
             )
+        check_layer_dtype("x", x, self.to_qkv)
         if return_attn or return_attn_matrices:
             raise ValueError(
                 "return_attn asks for n x n weights, which do not exist in linear memory: pass weight_queries, the "

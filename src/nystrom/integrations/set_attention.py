@@ -20,6 +20,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.plan import PLAN, AttentionPlan, plan_of_options
+from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
 from nystrom.integrations.attention_interface import (
     REGISTERED,
@@ -27,9 +28,11 @@ from nystrom.integrations.attention_interface import (
     attend_layer,
     choose_route,
     option_names,
+    refuse_name,
 )
 from nystrom.integrations.layer_numbers import number_layers
 from nystrom.integrations.mask_interface import check_asks
+from nystrom.integrations.position_tables import watch_positions, watched_positions
 from nystrom.models.blocks import EncoderSelfAttention
 from nystrom.models.encoder import EncoderPreTrainedModel
 
@@ -68,6 +71,8 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
         plan = method if isinstance(method, AttentionPlan) else plan_of_options(options or {})
         _set_plan(part, plan)
         return
+    if method in METHODS and method not in REGISTERED:
+        refuse_name("method", method)
     check_names("attention method", [method], (*REGISTERED, "sdpa"))
     options = dict(options or {})
     if isinstance(part, EncoderPreTrainedModel):
@@ -84,6 +89,8 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
         if "exact_layers" in options:
             number_layers(part)
     _write(part, method, options)
+    if method != "sdpa":
+        watch_positions(part)
 
 
 def _set_plan(part: nn.Module, plan: AttentionPlan) -> None:
@@ -102,6 +109,7 @@ def _set_plan(part: nn.Module, plan: AttentionPlan) -> None:
     check_asks(type(part), PLAN)
     number_layers(part)
     _write(part, PLAN, plan.options)
+    watch_positions(part)
 
 
 def _write(part: nn.Module, method: str, options: dict[str, Any]) -> None:
@@ -130,7 +138,7 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
 
     Raises:
         ValueError: The model is set to no method of this library, does not ask for the one it is set to, runs exact
-            attention in all layers, or fails at an input longer than its positions; and what its layers raise.
+            attention in all layers, or is given more tokens than its table has positions; and what its layers raise.
     """
     if isinstance(model, EncoderPreTrainedModel):
         return _check_own(model, inputs)
@@ -175,11 +183,8 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
     registered = AttentionInterface()[method]
     AttentionInterface.register(method, note)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), watched_positions(model):
             model(**inputs)
-    except (RuntimeError, IndexError) as error:
-        _check_positions(model, inputs, error)
-        raise
     finally:
         AttentionInterface.register(method, registered)
     use = AttentionUse(method, layers, tuple(exact), ran)
@@ -220,15 +225,3 @@ def _check_gain(model: PreTrainedModel, use: AttentionUse) -> None:
         raise ValueError(
             f"{type(model).__name__} is set to {use.method!r} but {what}, so nothing is gained by the method."
         )
-
-
-def _check_positions(model: PreTrainedModel, inputs: Mapping[str, Any], error: Exception) -> None:
-    """Name the likely reason why a model failed: an input longer than its table of positions."""
-    most = getattr(model.config, "max_position_embeddings", None)
-    given = next((inputs[name] for name in ("input_ids", "inputs_embeds") if name in inputs), None)
-    if most is not None and given is not None and given.shape[1] > most:
-        raise ValueError(
-            f"{type(model).__name__} fails at {given.shape[1]} tokens ({error}); its max_position_embeddings is "
-            f"{most}. A BERT or RoBERTa gets more positions, as a model of nystrom.models, by `nystrom convert FOLDER "
-            f"--to OTHER --max-position-embeddings {given.shape[1]}`."
-        ) from error

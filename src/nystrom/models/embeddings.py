@@ -21,7 +21,7 @@ from nystrom.models.design import EmbeddingTable, start_stds
 from nystrom.models.parts.dropout import Dropout
 from nystrom.models.parts.rotary import Rotation, rotation
 from nystrom.parallel.models import count_positions_over_ranks
-from nystrom.precision import accumulator
+from nystrom.precision import accumulator, check_dtype
 from nystrom.shapes import Group
 
 # What to do where a number is outside of the table of an argument.
@@ -142,10 +142,15 @@ class EncoderEmbeddings(nn.Module):
             width = self.word_embeddings.embedding_dim
             if words.ndim != 3 or words.shape[2] != width:
                 raise ValueError(f"{name} has shape {tuple(words.shape)}; expected (batch, tokens, {width}).")
+            weight = self.word_embeddings.weight
+            if torch.promote_types(words.dtype, weight.dtype) != weight.dtype:
+                # Narrower ones become as wide as the weights where the embeddings are added.
+                check_dtype(name, words, weight, of="model")
         if self.longest is not None and words.shape[1] > self.longest:
             raise ValueError(
                 f"{name} holds {words.shape[1]} tokens, padding included, and the model has {self.longest} "
-                f"positions: truncate it, or make a model with max_position_embeddings={words.shape[1]} or more."
+                f"positions: truncate it, or make a model with max_position_embeddings={words.shape[1]} or more, of a "
+                f"trained one by `nystrom convert FOLDER --to OTHER --max-position-embeddings {words.shape[1]}`."
             )
         return words
 

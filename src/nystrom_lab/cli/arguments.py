@@ -6,14 +6,28 @@ What tyro finds wrong with a command line ends in one line, as all other mistake
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import redirect_stderr
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
 # What tyro says of a word that is none of the choices, which it takes from a set.
 _CHOICE = re.compile(r"invalid choice '([^']*)' for argument '([^']*)'\. Expected one of \(([^)]*)\)")
+# What it says of a value of another kind, by what it expected; and of several values, of which it says nothing more.
+_KINDS = (
+    (
+        re.compile(
+            r"Error parsing (\S+): no type matching (\S+) could be instantiated from \['([^']*)'\]\. Got errors:.*"
+        ),
+        "",
+    ),
+    (re.compile(r"Error parsing (\S+): invalid literal for int\(\) with base 10: ()'([^']*)'"), "INT"),
+    (re.compile(r"Error parsing (\S+): could not convert string to float: ()'([^']*)'"), "FLOAT"),
+)
+_SEVERAL = re.compile(r"Error parsing (\S+): Could not find valid parse for arguments: \[([^]]*)\]")
+_IN_WORDS = {"INT": "a whole number", "FLOAT": "a number"}
 # Where tyro begins the name of an option in its box, and the help on it.
 _ITEM, _HELP = 5, 9
 
@@ -52,7 +66,9 @@ def arguments_of(
     said = StringIO()
     try:
         with redirect_stderr(said):
-            return tyro.cli(collect, args=words, prog=f"nystrom {name}")
+            found = tyro.cli(collect, args=words, prog=f"nystrom {name}")
+        _check_named(found, words, name, needed={each.name for each in parameters if each.default is each.empty})
+        return found
     except SystemExit as stop:
         if stop.code:
             raise UsageError(one_line(said.getvalue(), name)) from None
@@ -61,6 +77,21 @@ def arguments_of(
         # Warnings, which are no errors, keep their form.
         if not isinstance(sys.exception(), UsageError):
             sys.stderr.write(said.getvalue())
+
+
+def _check_named(found: Mapping[str, Any], words: list[str], name: str, *, needed: Collection[str]) -> None:
+    """Raise for an option that takes several values, and stands there with none: tyro reads it as if it were not there.
+
+    Raises:
+        UsageError: The first of them.
+    """
+    for key, value in found.items():
+        option = f"--{key.replace('_', '-')}"
+        if value == () and option in words:
+            way_out = "" if key in needed else ", or leave it out"
+            raise UsageError(
+                f"{option} names nothing; expected at least one value{way_out}. See nystrom {name} --help."
+            )
 
 
 def _at_home(value: Any) -> Any:
@@ -126,7 +157,12 @@ def one_line(boxed: str, name: str) -> str:
         for headings, items in sections
         if headings and not headings[0].startswith(("For full helptext", "Argument helptext"))
     ]
-    return f"{_CHOICE.sub(_choice, '; '.join(said))}. See nystrom {name} --help." if said else boxed.strip()
+    if not said:
+        return boxed.strip()
+    line = _SEVERAL.sub(r"\1 is \2; expected values of another kind", _CHOICE.sub(_choice, "; ".join(said)))
+    for pattern, kind in _KINDS:
+        line = pattern.sub(partial(_kind, kind), line)
+    return f"{line}. See nystrom {name} --help."
 
 
 def _choice(said: re.Match[str]) -> str:
@@ -134,6 +170,16 @@ def _choice(said: re.Match[str]) -> str:
     value, argument, choices = said.groups()
     words = sorted(word for word in re.findall(r"'([^']*)'", choices) if word != "None")
     return f"{argument} is {value!r}; expected one of {', '.join(map(repr, words))}"
+
+
+def _kind(kind: str, said: re.Match[str]) -> str:
+    """A value of another kind in the same words: "--seed is 'x'; expected a whole number"."""
+    option, metavars, value = said.groups()
+    kinds: list[str] = []
+    for metavar in (kind or metavars).split("|"):
+        words = [repr(word) for word in re.findall(r"[^{},]+", metavar) if word != "None"]
+        kinds += words if metavar.startswith("{") else [_IN_WORDS.get(metavar, metavar.lower())]
+    return f"{option} is {value!r}; expected {' or '.join(kinds)}"
 
 
 def _item(name: str, *lines: str) -> str:

@@ -105,7 +105,7 @@ def inspect(asked: InspectOptions) -> None:
     place = torch.device(usable_device(asked.device))
     logging.disable_progress_bar()
     prose = read_prose(asked.texts)
-    encoder = load_encoder(model)
+    encoder = load_encoder(model, length=asked.length)
     if budget is not None:
         check_can_be_planned(encoder)
     batches = read_batches(prose, load_tokenizer(model), encoder, length=asked.length, num_texts=asked.num_texts)

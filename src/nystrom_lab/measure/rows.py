@@ -334,7 +334,11 @@ def _commit() -> str:
 def _columns(path: Path, content: bytes) -> tuple[str, ...]:
     """The columns of a file of rows; an error for another header, and for a last line that has no end."""
     first = content.partition(b"\n")[0].decode("utf-8", errors="replace").rstrip("\r")
-    columns = next(csv.reader([first]), [])
+    try:
+        columns = next(csv.reader([first]), [])
+    except csv.Error:
+        # No text at all.
+        columns = []
     if columns[: len(HEADER)] != list(HEADER) or len(set(columns)) < len(columns) or "" in columns:
         raise ValueError(
             f"{path}, line 1 is {first[:80]!r}; expected the header {','.join(HEADER)}, and columns of facts after it: "

@@ -6,7 +6,7 @@ from torch import nn
 
 from nystrom import MultiheadAttention, NystromAttention, nystrom_attention
 from nystrom.attention.heads import merge_heads, split_heads
-from nystrom.attention.registry import METHODS
+from nystrom.attention.registry import METHODS, find_function
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
@@ -177,6 +177,108 @@ def test_bad_inputs_raise():
         layer(x, x[:, :9], x[:, :9])
     with pytest.raises(ValueError, match=r"query has shape \(12,\)"):
         layer(x[0, 0], x[0, 0], x[0, 0])
+
+
+def built(method, **options):
+    """A layer of any method, in float32, and its input."""
+    torch.manual_seed(0)
+    options |= {"max_length": 40} if method == "linformer" else {}
+    return MultiheadAttention(12, 3, method=method, **options), torch.randn(2, 20, 12)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("method", METHODS)
+def test_an_input_of_another_dtype_is_named_with_the_way_out(method):
+    layer, x = built(method)
+    out = r"query has dtype {0}, but the weights of the layer have torch.float32: call "
+    for dtype in (torch.float16, torch.bfloat16):
+        with pytest.raises(ValueError, match=(out + r"layer.to\({0}\) or .* under torch.autocast").format(dtype)):
+            layer(x.to(dtype))
+    double = (out + r"layer.to\({0}\) or query.to\(torch.float32\)\.$").format(torch.float64)
+    with pytest.raises(ValueError, match=double):
+        layer(x.double())
+    with pytest.raises(ValueError, match=(out + r"query.to\(torch.float32\)\.$").format(torch.int64)):
+        layer(x.long())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for given in (x, x.half(), x.bfloat16()):
+            assert layer(given)[0].dtype == torch.bfloat16
+        # Autocast leaves it alone.
+        with pytest.raises(ValueError, match=double):
+            layer(x.double())
+    assert layer.double()(x.double())[0].dtype == torch.float64
+
+
+@pytest.mark.refuses
+def test_key_value_and_context_are_named_too():
+    layer, x = built("near_far", self_attention=False)
+    for name, calls in {
+        "key": (lambda: layer(x, x.double(), x), lambda: layer.context(x.double(), x)),
+        "value": (lambda: layer(x, x, x.double()), lambda: layer.context(x, x.double())),
+        "query": (lambda: layer(x.double(), context=layer.context(x)), lambda: layer.context(x, queries=x.double())),
+    }.items():
+        for call in calls:
+            with pytest.raises(ValueError, match=f"{name} has dtype torch.float64, but the weights"):
+                call()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_autocast_of_a_layer_compiles_and_exports(method):
+    torch.compiler.reset()
+    layer, x = built(method)
+    layer.eval()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = layer(x.half())[0]
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)(x.half())[0]
+        program = torch.export.export(layer, (x.half(),), strict=False).module()
+        exported = program(x.half())[0]
+    torch.testing.assert_close(compiled, expected, rtol=0, atol=0)
+    torch.testing.assert_close(exported, expected, rtol=0, atol=0)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("method", METHODS)
+def test_a_width_that_does_not_fit_is_named_before_anything_else(method):
+    layer, x = built(method)
+    for call in (lambda: layer(x[..., :8]), lambda: layer(x[..., :8], x, x)):
+        with pytest.raises(
+            ValueError,
+            match=r"^query has width 8; expected 12, the layer's embed_dim: .*build the layer with embed_dim=8",
+        ):
+            call()
+    with pytest.raises(ValueError, match=r"^key has width 8; expected 12, the layer's kdim"):
+        layer(x, x[..., :8], x)
+    with pytest.raises(ValueError, match=r"^value has width 8; expected 12, the layer's vdim"):
+        layer(x, x, x[..., :8])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sequence_that_is_ignored_as_a_whole_gives_zeros_before_the_output_projection(method):
+    layer, x = built(method)
+    torch.nn.init.normal_(layer.out_proj.bias)
+    ignore = torch.zeros(2, 20, dtype=torch.bool)
+    ignore[0] = True
+    out = layer(x, key_padding_mask=ignore)[0]
+    assert torch.equal(out[0], layer.out_proj.bias.expand(20, 12))
+    assert not torch.equal(out[1], layer.out_proj.bias.expand(20, 12))
+
+
+def test_each_mask_names_the_other_meaning():
+    assert "True = real" in nystrom_attention.__doc__
+    assert "key_padding_mask` of layers is the other way" in " ".join(nystrom_attention.__doc__.split())
+    assert "True = ignore" in MultiheadAttention.forward.__doc__
+    assert "`keep` is the other way round" in " ".join(MultiheadAttention.forward.__doc__.split())
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("method", METHODS)
+def test_the_masks_of_layers_and_of_transformers_are_named_where_a_function_gets_them(method):
+    q, mask = torch.randn(1, 2, 9, 8), torch.ones(1, 9, dtype=torch.bool)
+    for name, way in (
+        ("key_padding_mask", "keep=~key_padding_mask"),
+        ("attention_mask", r"keep=attention_mask.bool\(\)"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} cannot be honoured: .* True for real tokens. Pass {way}"):
+            find_function(method)(q, q, q, **{name: mask})
 
 
 @pytest.mark.refuses

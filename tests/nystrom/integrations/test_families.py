@@ -17,6 +17,8 @@ from transformers.models.auto import modeling_auto
 
 from nystrom.integrations import check_attention, set_attention
 from nystrom.integrations.attention_interface import REGISTERED
+from nystrom.integrations.bert_names import positions_of
+from nystrom.integrations.position_tables import rows_of, table_of
 
 SIZES = {
     **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64},
@@ -259,6 +261,22 @@ def test_the_amount_of_padding_and_neighbours_change_nothing_with_few_landmarks(
     more = {"input_ids": torch.nn.functional.pad(ids, (0, 25)), "attention_mask": torch.ones_like(ids)}
     more["attention_mask"] = torch.nn.functional.pad(more["attention_mask"], (0, 25))
     assert_close(run(model, more)[:, :14], together[1:, :14], **CLOSE)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("family", [*TEXT, "mobilebert"])
+def test_every_family_with_a_table_takes_as_many_tokens_as_it_has_positions_and_refuses_more(family):
+    model = make(family, WORKS[family], "nystrom")
+    if (path := table_of(model)) is None:
+        pytest.skip("without a table of learned positions")
+    most = rows_of(model.get_submodule(path))
+    assert positions_of(model.config) == most
+    with torch.no_grad():
+        assert model(torch.ones(1, most, dtype=torch.long))[0].isfinite().all()
+        with pytest.raises(
+            ValueError, match=f"given {most + 1} tokens, and its table has {most} positions: cut the texts to"
+        ):
+            model(input_ids=torch.ones(1, most + 1, dtype=torch.long))
 
 
 @pytest.mark.parametrize("method", REGISTERED)

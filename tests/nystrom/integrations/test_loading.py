@@ -29,7 +29,11 @@ from transformers import (
     SqueezeBertConfig,
 )
 
+from nystrom import MultiheadAttention, replace_attention
+from nystrom.attention.heads import build_attention
+from nystrom.inspection import inspect_model
 from nystrom.integrations import check_attention, set_attention
+from nystrom.models import EncoderConfig
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 BERT = SIZES | {"vocab_size": 64, "max_position_embeddings": 40}
@@ -47,6 +51,64 @@ def folder(tmp_path):
 def run(model, **inputs):
     with torch.no_grad():
         return model(**inputs)[0]
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("guess", "says"),
+    [
+        *(
+            (guess, "perhaps you meant 'nystrom'")
+            for guess in ("nystromformer", "nystrom_attention", "nystrom-attention")
+        ),
+        *((guess, "perhaps you meant 'near_far'") for guess in ("near-far", "nearfar", "near_far_attention")),
+        ("linear-attention", "perhaps you meant 'linear'"),
+        ("softmax", "perhaps you meant 'sdpa'"),
+        ("linformer", "its projections would have to be learned"),
+    ],
+)
+def test_a_likely_guess_of_a_name_is_answered_with_the_name(guess, says, folder):
+    for start in (
+        lambda: AutoModel.from_pretrained(folder, attn_implementation=guess),
+        lambda: AutoModel.from_config(BertConfig(**BERT), attn_implementation=guess),
+        lambda: later(guess),
+    ):
+        with pytest.raises(
+            ValueError, match=f"attn_implementation is '{guess}'; expected one of nystrom, near_far.*{says}"
+        ):
+            start()
+
+
+def later(guess):
+    """Transformers takes any name that is registered, and asks for it in the first call."""
+    model = BertModel(BertConfig(**BERT))
+    model.set_attn_implementation(guess)
+    model(**IDS)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("guess", ["nystromformer", "nystrom_attention", "Nystrom"])
+def test_functions_that_take_a_method_suggest_the_nearest_name(guess):
+    bert, torchs = BertModel(BertConfig(**BERT)), nn.TransformerEncoderLayer(16, 4)
+    for call in (
+        lambda: set_attention(bert, guess),
+        lambda: replace_attention(torchs, guess),
+        lambda: build_attention(guess, num_heads=2, head_dim=8),
+        lambda: MultiheadAttention(16, 2, method=guess),
+        lambda: EncoderConfig(attention=guess),
+        lambda: inspect_model(bert, [IDS], methods=[f"{guess}-64"]),
+    ):
+        with pytest.raises(ValueError, match=f"'{guess}' is unknown; expected .* Perhaps you meant 'nystrom'"):
+            call()
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("method", "says"), [("linformer", "projections would have to be learned"), ("softmax", "perhaps you meant 'sdpa'")]
+)
+def test_a_method_that_is_not_registered_says_why(method, says):
+    with pytest.raises(ValueError, match=f"method is '{method}'; expected one of nystrom, .*{says}"):
+        set_attention(BertModel(BertConfig(**BERT)), method)
 
 
 @pytest.mark.refuses

@@ -392,6 +392,24 @@ def test_nested_tensors_and_rows_that_do_not_exist_raise():
         attention(x, x, x)
 
 
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    "make", [lambda: nn.TransformerEncoderLayer(16, 4, batch_first=True), lambda: nn.Sequential(StandIn(16, 4))]
+)
+@pytest.mark.parametrize("method", ["nystrom", "near_far"])
+def test_an_input_of_another_dtype_or_width_is_named_where_attention_was_replaced(make, method):
+    model, x = make().eval(), torch.randn(2, 20, 16)
+    replace_attention(model, method)
+    for dtype in (torch.float16, torch.float64):
+        with pytest.raises(ValueError, match=rf"has dtype {dtype}, but the weights of the layer have torch.float32"):
+            model(x.to(dtype))
+        model(x.to(dtype).float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(x).isfinite().all()
+    with pytest.raises(ValueError, match=r"has width 8; expected 16|has shape \(2, 20, 8\).* with width 16"):
+        model(x[..., :8])
+
+
 class Quantizable(nn.MultiheadAttention):
     pass
 

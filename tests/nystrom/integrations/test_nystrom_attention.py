@@ -108,6 +108,7 @@ def test_they_are_found_in_a_model():
             "weight_queries holds positions outside 0 ... 8",
         ),
         (lambda m, x: from_nystrom_attention(m)(x, weight_queries=[0]), "weight_queries is a list"),
+        (lambda m, x: from_nystrom_attention(m)(x.half()), "x has dtype torch.float16, but the weights of the layer"),
         (
             lambda m, x: from_nystrom_attention(m, options={"landmarks": "uniform"}).train()(
                 x, weight_queries=torch.tensor([0])

@@ -258,7 +258,11 @@ ids = draw_tokens(2, 6)
             {"inputs_embeds": torch.zeros(2, 6, 5)},
             r"inputs_embeds has shape \(2, 6, 5\); expected \(batch, tokens, 12\)",
         ),
-        ({"input_ids": draw_tokens(1, 41)}, "input_ids holds 41 tokens.*40 positions.*max_position_embeddings=41"),
+        (
+            {"input_ids": draw_tokens(1, 41)},
+            "input_ids holds 41 tokens.*40 positions.*max_position_embeddings=41.*`nystrom convert FOLDER --to OTHER "
+            "--max-position-embeddings 41`",
+        ),
         ({"input_ids": ids, "attention_mask": torch.ones(2, 1, 6, 6)}, r"attention_mask has shape \(2, 1, 6, 6\)"),
         ({"input_ids": ids, "attention_mask": torch.ones(2, 5).long()}, r"attention_mask has shape \(2, 5\) but"),
         ({"input_ids": ids, "attention_mask": torch.zeros(2, 6)}, "attention_mask has dtype torch.float32"),
@@ -280,6 +284,23 @@ ids = draw_tokens(2, 6)
 def test_inputs_that_do_not_fit_are_refused_by_name(wrong, says):
     with pytest.raises(ValueError, match=says):
         make(kind=EncoderModel)(**wrong)
+
+
+def test_embeddings_of_another_dtype_are_refused_where_the_layers_could_not_take_them():
+    vectors = torch.zeros(2, 6, 12)
+    model = make(kind=EncoderModel).float()
+    with pytest.raises(
+        ValueError,
+        match=r"inputs_embeds has dtype torch.float64, but the weights of the model have torch.float32: call "
+        r"model.to\(torch.float64\) or inputs_embeds.to\(torch.float32\)\.$",
+    ):
+        model(inputs_embeds=vectors.double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(inputs_embeds=vectors.bfloat16()).last_hidden_state.isfinite().all()
+    assert model(inputs_embeds=vectors.half()).last_hidden_state.dtype == torch.float32
+    with pytest.raises(ValueError, match=r"torch.float32, but .* torch.bfloat16: .* or run it under torch.autocast"):
+        model.bfloat16()(inputs_embeds=vectors)
+    assert model(inputs_embeds=vectors.bfloat16()).last_hidden_state.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("attention_mask", [None, torch.ones(2, 0, dtype=torch.long)])

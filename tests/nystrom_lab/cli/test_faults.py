@@ -148,3 +148,13 @@ def test_a_model_that_does_not_fit_its_config_ends_in_one_line(command, changes,
     assert str(folder) in line
     assert "config.json" in line
     assert said.out == ""
+
+
+@pytest.mark.parametrize(("name", "content"), [("texts.txt", ""), ("texts.tsv", "text\tlabel\n")])
+def test_a_file_without_texts_is_named_and_nothing_is_written(name, content, classifier, tmp_path, capsys):
+    (tmp_path / name).write_text(content)
+    to = tmp_path / "out.tsv"
+    words = ["--model", str(classifier), "--data", str(tmp_path / name), "--to", str(to), "--device", "cpu"]
+    assert main(["predict", *words]) == 2
+    assert capsys.readouterr().err == f"nystrom: data is {tmp_path / name}, which holds no texts: name another file.\n"
+    assert not to.exists()

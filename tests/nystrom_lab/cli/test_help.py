@@ -56,7 +56,26 @@ def said(*words):
         ("convert bert", "nystrom: Missing from nystrom convert: --to PATH"),
         ("report training x.csv --figure", "nystrom: Missing value for argument '--figure'"),
         ("data prepare image --from x --to y --size two", "nystrom: Unrecognized options: --size, two"),
-        ("bench training --repeats two", "nystrom: Error parsing --repeats: invalid literal for int()"),
+        ("bench training --repeats two", "nystrom: --repeats is 'two'; expected a whole number. See"),
+        ("bench training --limit-seconds x", "nystrom: --limit-seconds is 'x'; expected a number. See"),
+        (
+            "convert bert --to x --max-position-embeddings 1e3",
+            "nystrom: --max-position-embeddings is '1e3'; expected a whole number. See",
+        ),
+        (
+            "convert bert --to x --num-landmarks many",
+            "nystrom: --num-landmarks is 'many'; expected a whole number or 'auto'. See",
+        ),
+        (
+            "bench efficiency --lengths 512 1k",
+            "nystrom: --lengths is '512', '1k'; expected values of another kind. See",
+        ),
+        (
+            "bench efficiency --methods",
+            "nystrom: --methods names nothing; expected at least one value, or leave it out.",
+        ),
+        ("inspect bert --texts --length 64", "nystrom: --texts names nothing; expected at least one value. See"),
+        ("finetune --model bert --data", "nystrom: --data names nothing; expected at least one value. See"),
         ("pretrain", "nystrom: Missing from nystrom pretrain: --data PATH"),
         ("pretrain listops --label 3", "nystrom: Unrecognized options: --label, 3"),
         ("train listops --mask-share 0.1", "nystrom: Unrecognized options: --mask-share, 0.1"),

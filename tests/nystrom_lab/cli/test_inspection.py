@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from transformers import AlbertConfig, AlbertModel
+from transformers import AlbertConfig, AlbertModel, PreTrainedModel
 
 from nystrom.attention.plan import read_plan
 from nystrom.models import EncoderConfig
@@ -37,6 +37,11 @@ def test_mistakes_end_in_one_line(tiny_bert, prose, tmp_path, capsys):
     for words, says in (
         ((str(tmp_path), "--texts", str(prose)), "holds no model.safetensors"),
         ((str(tiny_bert), "--texts", str(prose), "--methods", "nystrm"), "nystrm"),
+        (
+            (str(tiny_bert), "--texts", str(prose), "--length", "33"),
+            f"length is 33 but the model has 32 positions: take fewer, or make more with `nystrom convert {tiny_bert} "
+            "--to OTHER --max-position-embeddings 33`.",
+        ),
         ((str(tiny_bert), "--texts", str(prose), "--num-texts", "1000"), "name more or longer files"),
         ((str(tiny_bert), "--texts", str(tmp_path / "none.txt")), "none.txt"),
         # Nothing that the command line has no place for.
@@ -50,6 +55,18 @@ def test_mistakes_end_in_one_line(tiny_bert, prose, tmp_path, capsys):
         assert line.startswith("nystrom: ")
         assert says in line
         assert "tokenizer=" not in line
+
+
+def test_a_length_beyond_the_positions_is_refused_before_the_weights_are_read(
+    tiny_bert, prose, tmp_path, monkeypatch, capsys
+):
+    def read(*_, **__):
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", read)
+    words = ["inspect", str(tiny_bert), "--texts", str(prose), "--length", "33", "--to", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "32 positions" in capsys.readouterr().err
 
 
 def test_a_budget_gives_a_plan_that_convert_takes(tiny_bert, prose, tmp_path, capsys):

@@ -118,6 +118,16 @@ def test_rows_of_another_study_are_sent_to_the_command_that_prints_them(study, s
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["report", "efficiency"], ["lra", "table"], ["lra", "curves", "--figure=x.png"]])
+@pytest.mark.parametrize("content", [b"a\rb\n", b"\x00\xff\r\x00\n", b"\r", bytes(range(256))])
+def test_a_file_of_another_kind_ends_in_one_line_that_names_it(words, content, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "picture.csv").write_bytes(content)
+    assert main([*words, "picture.csv"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("nystrom: picture.csv, line 1 is ")
+
+
 @pytest.mark.parametrize("options", [[], ["--markdown"], ["--time"]])
 def test_a_table_without_a_file_of_rows_says_that_one_is_missing(options, capsys):
     assert main(["lra", "table", *options]) == 2

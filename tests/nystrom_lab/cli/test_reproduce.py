@@ -27,6 +27,14 @@ def test_the_list_names_every_study_and_what_was_run(tmp_path, capsys):
         (["skyformer-figure-1", "--size", "paper"], "bert-base-cased"),
         (["skyformer-figure-1", "--model", "nowhere"], "is no folder"),
         (["skyformer-figure-1", "--texts", "nowhere.txt"], "nowhere.txt"),
+        # Also where the study reads none of it.
+        (["complexity", "--data", "nowhere"], "--data nowhere is no folder; expected one with the data of tasks"),
+        (
+            ["complexity", "--runs", "nowhere"],
+            "--runs nowhere does not exist; expected the folder of `nystrom lra run`",
+        ),
+        (["complexity", "--model", "nowhere"], "--model nowhere is no folder"),
+        (["complexity", "--texts", "nowhere.txt"], "--texts nowhere.txt is not there or is not a file"),
     ],
 )
 def test_what_cannot_run_ends_in_one_line(words, says, tmp_path, capsys):
@@ -35,6 +43,22 @@ def test_what_cannot_run_ends_in_one_line(words, says, tmp_path, capsys):
     assert says in errors
     assert errors.count("\n") == 1
     assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [(None, "config.json is missing"), ("{", "config.json is no JSON text"), ("{}", "is of type None, which")],
+)
+def test_a_folder_that_holds_no_model_ends_in_one_line(config, says, tmp_path, capsys):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    if config is not None:
+        (folder / "config.json").write_text(config)
+    words = ["skyformer-figure-1", "--model", str(folder), "--to", str(tmp_path / "to")]
+    assert main(["reproduce", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(folder) in line
+    assert says in line
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from nystrom_lab.report.plots.canvas import (
     method_looks,
     save_figure,
 )
-from nystrom_lab.report.plots.curves import read_curves
+from nystrom_lab.report.plots.curves import csv_rows, read_curves
 from nystrom_lab.report.printed import LRA_CLASSES, LRA_TASKS
 
 if TYPE_CHECKING:
@@ -315,9 +315,10 @@ def _read_gathered(path: Path, wanted: str) -> Iterator[ArenaRun]:
     runs: dict[str, _Curve] = {}
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.reader(file)
-        if (header := tuple(next(reader, []))) != GATHERED:
+        rows = csv_rows(path, reader)
+        if (header := tuple(next(rows, []))) != GATHERED:
             raise ValueError(f"{path}, line 1 is {','.join(header)[:80]!r}; expected {','.join(GATHERED)}.")
-        for cells in reader:
+        for cells in rows:
             try:
                 run, step, quantity, value, seconds = cells
                 if quantity == wanted:

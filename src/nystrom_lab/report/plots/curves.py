@@ -1,7 +1,9 @@
 """Training curves: reading them, and a panel for each kind of quantity."""
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from nystrom_lab.report.plots.canvas import figure_of, house_style, look, save_figure
 
@@ -60,6 +62,18 @@ def _kind(name: str) -> str:
     return rest if first in _SPLITS and rest else name
 
 
+def csv_rows(path: Path, reader: Any) -> Iterator[list[str]]:
+    """The rows of a `csv.reader`.
+
+    Raises:
+        ValueError: The file is no CSV, such as a picture; the message names it.
+    """
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num} is no CSV ({error}): name another file.") from None
+
+
 def read_curves(csv_path: Path) -> dict[str, list[tuple[float, float, float]]]:
     """Steps, values and seconds of training of each quantity; NaN for the seconds where the file has none.
 
@@ -72,10 +86,11 @@ def read_curves(csv_path: Path) -> dict[str, list[tuple[float, float, float]]]:
     curves: dict[str, list[tuple[float, float, float]]] = {}
     with Path(csv_path).open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.reader(file)
-        header = tuple(next(reader, []))
+        rows = csv_rows(csv_path, reader)
+        header = tuple(next(rows, []))
         if header not in (_COLUMNS, _COLUMNS[:3]):
             raise ValueError(f"{csv_path}, line 1 is {','.join(header)!r}; expected {columns}.")
-        for cells in reader:
+        for cells in rows:
             try:
                 step, quantity, value, seconds = cells if len(header) == 4 else (*cells, "nan")
                 quantity = quantity.strip() or "value"

@@ -20,13 +20,14 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedModel
 
 from nystrom.inspection.texts import Prose, tokens_of, windows_of
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.convert import convert
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.models.configuration import EncoderConfig
+from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, report_held
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.positions import Lengthening
@@ -190,6 +191,9 @@ def find_folder(model: Path | None) -> tuple[Path, int]:
         folder = Path(import_module(_REAL).get_model_path())
     if not folder.is_dir():
         raise ValueError(f"--model {folder} is no folder; expected one with config.json and safetensors.")
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind not in CONFIG_MAPPING:
+        raise ValueError(f"--model {folder} is of type {kind!r}, which transformers does not know: name another.")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"--model {folder} is a {config.model_type} with a decoder; expected an encoder.")

@@ -10,7 +10,7 @@ import torch
 from transformers import EvalPrediction, set_seed
 
 from nystrom.attention.backend import check_backend_device
-from nystrom.integrations.bert_names import positions_of
+from nystrom.integrations.bert_names import more_positions, positions_of
 from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.data.language.labelled.splits import LabelledData
 from nystrom_lab.training.command import command_line
@@ -77,8 +77,8 @@ def settle(start: StartClassifier, material: Material, asked: FinetuneOptions) -
         max_length = PRESET.max_length if longest is None else min(PRESET.max_length, longest)
     elif longest is not None and max_length > longest:
         raise ValueError(
-            f"max_length is {max_length} but model {start.folder} has {longest} positions: take fewer, or make more "
-            f"with `nystrom convert {start.folder} --to OTHER --max-position-embeddings {max_length}`."
+            f"max_length is {max_length} but model {start.folder} has {longest} positions: "
+            f"take fewer, or {more_positions(start.config, max_length, start.folder)}."
         )
     if asked.track_error and not start.own:
         raise ValueError(

@@ -61,7 +61,7 @@ def predict(asked: PredictOptions) -> int:
         The number of texts.
 
     Raises:
-        ValueError: A folder, file, column, device or precision that cannot be used.
+        ValueError: A folder, file, column, device or precision that cannot be used, or a file without texts.
     """
     data, to, batch_size = asked.data, asked.to, asked.batch_size
     check_at_least("batch_size", batch_size, 1)
@@ -96,6 +96,8 @@ def predict(asked: PredictOptions) -> int:
             for label, probability in classifier.classify(pool, batch_size=batch_size, progress=progress):
                 write(count, label, probability)
                 count += 1
+        if not count:
+            raise ValueError(f"data is {data}, which holds no texts: name another file.")
     if spoilt:
         print(f"notice: {spoilt_rows(str(data), spoilt)}.", file=sys.stderr)
     return count
