@@ -27,7 +27,7 @@ class Prose(NamedTuple):
     """Running text.
 
     Attributes:
-        name: What it is, with a checksum of what was read.
+        name: Its name, with a checksum of the text.
         text: The text.
     """
 
@@ -36,14 +36,14 @@ class Prose(NamedTuple):
 
 
 def load_encoder(folder: Path) -> PreTrainedModel:
-    """Load an encoder with its head, ours or of transformers, for evaluation.
+    """Load an encoder with its head, of this library or of transformers, for evaluation.
 
     Raises:
-        ValueError: No folder of a model, one without safetensors, of a type that transformers does not know, one with
-            a decoder, or weights that do not fit its config.json.
+        ValueError: Not a model folder, no safetensors, a type that transformers does not know, a model with a decoder,
+            or weights that do not match its config.json.
     """
     if not folder.is_dir():
-        raise ValueError(f"model is {folder}, which is no folder; expected one with config.json and safetensors.")
+        raise ValueError(f"model is {folder}, which is not a folder; expected one with config.json and safetensors.")
     check_weights(folder)
     content = read_json(folder / "config.json")
     kind = content.get("model_type")
@@ -97,7 +97,7 @@ def read_batches(
     check_at_least("length", length, 8)
     if most is not None and length > most:
         raise ValueError(
-            f"length is {length} but the model has {most} positions: take fewer, or make more with "
+            f"length is {length} but the model has {most} positions: use fewer tokens, or add positions with "
             f"`nystrom convert FOLDER --to OTHER --max-position-embeddings {length}`."
         )
     around: Sequence[int] = tokenizer("")["input_ids"]  # pyright: ignore[reportAssignmentType]
@@ -124,7 +124,7 @@ def windows_of(
         tokens: The text.
         length: Tokens n of a window.
         windows: How many.
-        name: What the text is called.
+        name: Name of the text, for errors.
 
     Raises:
         ValueError: The text has fewer than length * windows tokens.

@@ -1,4 +1,4 @@
-"""How long methods take for the attention of one layer over one text."""
+"""Time of each method for the attention of one layer on one text."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -14,7 +14,7 @@ _TURNS = 5
 
 
 def time_methods(call: LayerCall, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Median seconds of each method, and of exact attention, in turns."""
+    """Median seconds of each method, and of exact attention, measured in turns."""
     contenders = (*(each for each in candidates if each != SOFTMAX), SOFTMAX)
     taken: dict[str, list[float]] = {each.name: [] for each in contenders}
     with torch.no_grad():

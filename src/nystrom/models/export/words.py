@@ -1,4 +1,4 @@
-"""Operations of torch that ONNX lacks or defines otherwise, in terms of operations that both share.
+"""Operations of torch that ONNX lacks or defines differently, in terms of operations that both have.
 
 | torch | in ONNX |
 |---|---|
@@ -8,7 +8,7 @@
 | distances (`cdist`) | the roots of sums over squared differences |
 | `>>` of signed numbers | a division that rounds down; ONNX shifts unsigned ones only |
 
-The table is for `ExportedProgram.run_decompositions`, applied to a program before it is written as ONNX.
+The table is passed to `ExportedProgram.run_decompositions` before a program is written as ONNX.
 """
 
 from collections.abc import Callable
