@@ -204,7 +204,7 @@ def sync(path: Path) -> None:
 
 
 def _is_there(path: Path) -> ValueError:
-    return ValueError(f"{path} is there already, and is not written over: choose another name, or remove it first.")
+    return ValueError(f"{path} already exists and is not overwritten: choose another name, or remove it first.")
 
 
 def _is_full(error: Exception) -> bool:

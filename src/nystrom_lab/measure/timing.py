@@ -1,6 +1,6 @@
-"""Measurements in turns and their quartiles: what slows the machine down for a while then slows all that are compared.
+"""Interleaved measurements and their quartiles: a temporary slowdown of the machine then affects all that are compared.
 
-A turn takes each of them once. Ratios are taken within a turn, and what is reported is a median with its quartiles.
+A turn measures each of them once. Ratios are taken within a turn, and medians with quartiles are reported.
 """
 
 import statistics
@@ -26,7 +26,7 @@ class Quartiles(NamedTuple):
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:
-    """The quartiles of one value or more, these included."""
+    """The quartiles (inclusive method) of one or more values."""
     if len(values) == 1:
         return Quartiles(*values, *values, *values)
     return Quartiles(*statistics.quantiles(values, n=4, method="inclusive"))
@@ -39,13 +39,13 @@ def in_turns(
     warm_up: bool = True,
     tick: Callable[[], object] = lambda: None,
 ) -> dict[Key, list[float]]:
-    """Take each measurement once a turn.
+    """Take each measurement once per turn.
 
     Args:
-        clocks: What makes one call and gives its seconds, such as a partial of `nystrom.clock.seconds`.
+        clocks: Functions that make one call and return its seconds, such as a partial of `nystrom.clock.seconds`.
         turns: Turns.
-        warm_up: Whether a turn that is not kept comes first: a first call may allocate and compile.
-        tick: Is called after each measurement.
+        warm_up: Whether to discard a first turn, in which a call may allocate and compile.
+        tick: Called after each measurement.
 
     Returns:
         The seconds of each, in the order of the turns.
@@ -69,7 +69,7 @@ def timed_rows(
         method: The method.
         taken: Its seconds in each turn.
         exact: Those of exact attention.
-        quantities: What the rows call the time and the ratio.
+        quantities: Names of the time and the ratio in the rows.
         **shared: The other fields of both, as for `new_row`.
     """
     ratios = [ours / theirs for ours, theirs in zip(taken, exact, strict=True)]

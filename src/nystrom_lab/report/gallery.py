@@ -56,7 +56,7 @@ def check_gallery(path: Path) -> None:
     """
     if os.path.lexists(path) and not (path.is_file() and _HEAD.encode() in path.read_bytes()):
         raise ValueError(
-            f"{path} is there already, and is no page of nystrom reproduce: name another folder, or remove it first."
+            f"{path} already exists and is not a page of nystrom reproduce: name another folder, or remove it first."
         )
 
 

@@ -38,8 +38,8 @@ def folder_source(folder: Path, *, unlabelled: bool = False, progress: bool = Fa
 
     Args:
         folder: The folder.
-        unlabelled: Also read the reviews without classes, where they are there.
-        progress: Show a bar for a checksum that takes long.
+        unlabelled: Also read the reviews without classes, if present.
+        progress: Show a progress bar for a slow checksum.
 
     Raises:
         ValueError: A part is missing, or holds a file that is not a review.
@@ -57,7 +57,7 @@ def folder_source(folder: Path, *, unlabelled: bool = False, progress: bool = Fa
 
 
 def archive_source(archive: Path, *, max_unpacked: float | None = None, unlabelled: bool = False) -> Source:
-    """Make a source of the archive aclImdb_v1.tar.gz, which may unpack to so many gigabytes."""
+    """Make a source of the archive aclImdb_v1.tar.gz, with a limit on its unpacked size."""
     parts = (*PARTS, UNLABELLED) if unlabelled else PARTS
 
     def rows(progress: bool) -> Iterator[LabelledSample]:

@@ -1,4 +1,4 @@
-"""What a user holds, as the samples that a preparation takes of it."""
+"""A user's files as a source of samples."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -13,11 +13,11 @@ class LabelledSample(NamedTuple):
     """One sample of a source.
 
     Attributes:
-        place: Where it is, such as "my.csv, line 7".
+        place: Its location, such as "my.csv, line 7".
         split: The split of the source that it belongs to.
         label: Its label.
         texts: Its text, or texts.
-        rank: Samples are written in the order of ranks, and of equal rank in the order in which they come.
+        rank: Samples are written in order of rank, and those of equal rank in their original order.
     """
 
     place: str
@@ -32,14 +32,14 @@ class Source:
     """Labelled texts of any kind.
 
     Attributes:
-        kind: What it is, in words.
-        settings: What decides its samples: the SHA-256 of its files, and the fields that are read.
-        splits: The splits it has of its own.
+        kind: Description.
+        settings: The settings that determine its samples: the SHA-256 of its files, and the fields that are read.
+        splits: The splits that it contains.
         rows: Reads it, with a progress bar if the argument is true.
-        published: Samples of each split where the data set is a published one.
+        published: Samples of each split, for a published data set.
         equal_classes: Each class has the same number of samples in each split, as published.
-        val_is_test: By its own rule, val is test.
-        remarks: What a user should know of how it is read; a clause each.
+        val_is_test: Whether val is the test split by definition.
+        remarks: Notices for the user about how it is read; a clause each.
     """
 
     kind: str

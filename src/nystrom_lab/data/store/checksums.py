@@ -10,14 +10,14 @@ from nystrom.sums import sha256
 
 
 def sha256_of_splits(files: Mapping[str, Path], *, progress: bool = False) -> dict[str, str]:
-    """Digest the file of each split.
+    """Hash the file of each split.
 
     Args:
         files: File of each split.
-        progress: Show a bar where it takes long.
+        progress: Show a progress bar if it is slow.
 
     Raises:
-        ValueError: Two splits have the same file, or files of the same content.
+        ValueError: Two splits have the same file, or files with the same content.
     """
     known: dict[str, str] = {}
     for split, path in tqdm(files.items(), desc="checksums", unit=" files", delay=1, disable=not progress or None):
@@ -30,7 +30,7 @@ def sha256_of_splits(files: Mapping[str, Path], *, progress: bool = False) -> di
 
 
 def sha256_of_files(folder: Path, paths: Sequence[Path], *, progress: bool = False) -> str:
-    """Digest the names, within a folder, and the contents of files, with a bar where it takes long."""
+    """Hash the names, within a folder, and contents of files, with a progress bar if it is slow."""
     digest = hashlib.sha256()
     for path in tqdm(paths, desc=f"{folder.name}, checksums", unit=" files", delay=1, disable=not progress or None):
         digest.update(f"{path.relative_to(folder).as_posix()}\n{path.stat().st_size}\n".encode())

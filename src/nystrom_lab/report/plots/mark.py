@@ -24,7 +24,7 @@ def check_free(path: Path) -> None:
     """
     if os.path.lexists(path) and not _is_marked(path):
         raise ValueError(
-            f"{path} is there already, and is no picture that nystrom drew: choose another name, or remove it first."
+            f"{path} already exists and is not a picture that nystrom drew: choose another name, or remove it first."
         )
 
 

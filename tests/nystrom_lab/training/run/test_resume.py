@@ -71,10 +71,10 @@ def test_an_interrupted_run_can_be_resumed(
         interrupt_at(patch, 8)
         with pytest.raises(KeyboardInterrupt):
             small_run(tmp_path / "run")
-    assert "Stopped in step 8 of 12; go on with --resume, from step 6." in capsys.readouterr().out
+    assert "Stopped in step 8 of 12; continue with --resume, from step 6." in capsys.readouterr().out
     assert [step for step, quantity, _ in curves(tmp_path / "run") if quantity == "train loss"] == [1, 2, 3, 4, 5, 6]
     run = small_run(tmp_path / "run", resume=True)
-    assert "Going on after step 6." in capsys.readouterr().out
+    assert "Continuing after step 6." in capsys.readouterr().out
     assert_close(weights(run), weights(whole), rtol=0, atol=0)
     assert curves(run) == curves(whole)
 
@@ -94,7 +94,7 @@ def test_a_half_written_checkpoint_is_passed_over(whole, small_run, tmp_path, ca
     last = run / "checkpoint-12" / "model.safetensors"
     os.truncate(last, last.stat().st_size // 2)
     small_run(run, resume=True)
-    assert "Going on after step 9." in capsys.readouterr().out
+    assert "Continuing after step 9." in capsys.readouterr().out
     assert_close(weights(run), weights(whole), rtol=0, atol=0)
     assert curves(run) == curves(whole)
 

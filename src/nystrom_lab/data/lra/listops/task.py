@@ -1,4 +1,4 @@
-"""ListOps of the Long Range Arena: draw the data set or read the published one, and open it.
+"""ListOps of the Long Range Arena: generate the data set or read the published one, and open it.
 
 A sample is a nested expression of 500 to 2,000 tokens over MIN, MAX, MED and SM, its class the digit it evaluates to.
 `expressions` draws them, `store.token_files` keeps them on disk, and `tsv` reads and writes the official tsv files.
@@ -54,33 +54,33 @@ def prepare_listops(
     workers: int | None = None,
     progress: bool = True,
 ) -> Path:
-    """Draw the ListOps data set of the Long Range Arena, or read the published one.
+    """Generate the ListOps data set of the Long Range Arena, or read the published one.
 
     Args:
-        to: Folder to make. If it already holds a data set with these settings, that one is used.
+        to: Folder to create. If it already holds a data set with these settings, it is reused.
         source: The folder of the published basic_train.tsv, basic_val.tsv and basic_test.tsv, or the release around it,
-            to read instead of drawing.
-        train: Samples for training; 96,000 if not given.
-        val: Samples for validation; 2,000 if not given.
-        test: Samples for the test; 2,000 if not given.
-        seed: Decides the samples, together with the lengths, depth and arguments; 0 if not given.
-        min_length: Expressions are longer than this many tokens; 500 if not given.
-        max_length: Expressions are shorter than this many tokens; 2,000 if not given.
-        max_depth: Nesting depth at which only digits are left; a lone digit has depth 1. 10 if not given.
-        max_args: The most arguments an operator takes, 10 if not given; the fewest are 2.
-        tsv: Also write basic_train.tsv, basic_val.tsv and basic_test.tsv, the official form, into the folder.
-        check_counts: Incomplete files are an error, otherwise a warning: published ones, or those of `tsv`, whose
-            number of samples is in dataset.json beside them.
-        workers: Threads to draw with; all cores if not given. They do not change the result.
+            to read instead of generating the data.
+        train: Number of training samples. Default: 96,000.
+        val: Number of validation samples. Default: 2,000.
+        test: Number of test samples. Default: 2,000.
+        seed: Seed of the samples, which also depend on the lengths, depth and arguments. Default: 0.
+        min_length: Expressions are longer than this many tokens. Default: 500.
+        max_length: Expressions are shorter than this many tokens. Default: 2,000.
+        max_depth: Nesting depth at which only digits are left; a lone digit has depth 1. Default: 10.
+        max_args: Maximum number of arguments of an operator; the minimum is 2. Default: 10.
+        tsv: Also write basic_train.tsv, basic_val.tsv and basic_test.tsv, the official format, into the folder.
+        check_counts: Treat incomplete files as an error, otherwise only warn: published files, or those of `tsv`, whose
+            number of samples is in dataset.json next to them.
+        workers: Number of threads. Default: all cores. Does not change the result.
         progress: Show a progress bar.
 
     Returns:
         The folder, ready for `ListOps`.
 
     Raises:
-        ValueError: A setting is impossible, the folder is taken or cannot be written (all checked before the work),
-            there are fewer different expressions than samples asked for, or the source is missing or damaged (file and
-            line are named).
+        ValueError: An impossible setting; a folder that is in use or cannot be written (all checked before the work);
+            fewer different expressions than requested samples; or a missing or damaged source (file and line are
+            named).
     """
     to = Path(to).expanduser().resolve()
     asked = {"test": test, "val": val, "train": train, "seed": seed}
@@ -94,8 +94,8 @@ def prepare_listops(
         _generate(to, PUBLISHED_SETTINGS | given, workers or cores(), progress)
     elif given:
         raise ValueError(
-            f"{', '.join(given)} cannot be chosen for published files: leave it out, or leave --from out to have"
-            " expressions drawn."
+            f"{', '.join(given)} cannot be chosen for published files: leave it out, or leave --from out to generate"
+            " expressions."
         )
     else:
         import_tsv(Path(source), to, check_counts=check_counts, progress=progress)
@@ -136,7 +136,7 @@ def first_operator_share(train: ListOps, test: ListOps) -> float:
 
 
 def _generate(to: Path, settings: Mapping[str, int], workers: int, progress: bool) -> None:
-    """Draw the data set of these settings, unless the folder holds it."""
+    """Generate the data set of these settings, unless the folder holds it."""
     sizes = {split: settings[split] for split in ("test", "val", "train")}
     for name, size in sizes.items():
         if size < 0:
@@ -148,7 +148,7 @@ def _generate(to: Path, settings: Mapping[str, int], workers: int, progress: boo
     limits = Limits(**{field.name: settings[field.name] for field in fields(Limits)})
     named = {"origin": "generated", **settings}
     if holds(to, task=TASK, settings=named):
-        print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
+        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return
     with new_folder(to, task=TASK, settings=named) as partial:
         sequences, labels = _distinct(sum(sizes.values()), settings["seed"], limits, workers, progress)
