@@ -76,7 +76,7 @@ def test_what_has_the_name_of_a_new_file_is_not_written_over(tmp_path, kind):
         "folder": path.mkdir,
     }[kind]()
     for attempt in (lambda: check_new(path), lambda: write_whole(path, "new", new=True)):
-        with pytest.raises(ValueError, match=r"a is there already, and is not written over: choose another name"):
+        with pytest.raises(ValueError, match=r"a already exists and is not overwritten: choose another name"):
             attempt()
     assert sorted(os.listdir(tmp_path)) == ["a", "other"]
 

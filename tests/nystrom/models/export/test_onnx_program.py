@@ -238,7 +238,7 @@ IN_A_PLAN = AttentionPlan((LayerChoice("softmax", {}), LayerChoice("nystrom", {"
         (make(attention_options={"pinv": "exact"}), "m.onnx", "pinv is 'exact'"),
         (make(PLAN, attention_options=IN_A_PLAN.options), "m.onnx", "pinv is 'exact'"),
         (make("near_far", attention_options={"num_samples": 32}), "m.onnx", "num_samples is 32.*take 0"),
-        (make("near_far", attention_options={"num_heavy": 0}), "m.onnx", "num_heavy is 0.*take 1 or more"),
+        (make("near_far", attention_options={"num_heavy": 0}), "m.onnx", "num_heavy is 0.*use 1 or more"),
         (make(), "m.bin", r"to is .*m.bin; expected a file name that ends in .onnx"),
         (make(), "there.onnx", r"there.onnx exists already"),
         (make(max_position_embeddings=1), "m.onnx", "longest input of the model is 1"),

@@ -68,7 +68,7 @@ def test_the_command_trains(tmp_path, texts, capsys):
     assert out == f"{to}\n"
     assert "tokens where 300 were asked for" in err
     assert main(["tokenizer", "train", "--from", str(texts), "--to", to]) == 2
-    assert "to is there already: name a folder that does not exist yet" in capsys.readouterr().err
+    assert "to already exists: name a folder that does not exist yet" in capsys.readouterr().err
 
 
 def test_mistakes_are_named(tmp_path, texts):

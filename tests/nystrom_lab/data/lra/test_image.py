@@ -146,7 +146,7 @@ def test_wrong_counts_raise_unless_allowed(tmp_path):
         prepare_image(source, tmp_path / "data", val=20)
     with (
         pytest.warns(UserWarning, match="CIFAR-10 has"),
-        pytest.raises(ValueError, match=r"--val is 150 but .* holds 150 training pictures: take fewer"),
+        pytest.raises(ValueError, match=r"--val is 150 but .* holds 150 training pictures: use fewer"),
     ):
         prepare_image(source, tmp_path / "data", val=150, check_counts=False)
     assert os.listdir(tmp_path) == ["cifar-10-batches-py"]

@@ -104,7 +104,7 @@ def test_a_damaged_model_is_not_scored(whole, data, tmp_path):
     best = shutil.copytree(whole / "best", tmp_path / "best")
     file = best / "model.safetensors"
     file.write_bytes(b"\xff" * 8 + file.read_bytes()[8:])
-    with pytest.raises(ValueError, match=r"model\.safetensors is no.* safetensors file") as error:
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a.* safetensors file") as error:
         evaluate("listops", model=best, data=data, device="cpu")
     assert "\n" not in str(error.value)
 
@@ -140,7 +140,7 @@ def test_a_bit_of_the_data_that_flipped_is_found_before_they_are_used(whole, dat
 def test_two_trainings_do_not_share_a_folder(whole, small_run):
     with (
         FileLock(whole / ".lock"),
-        pytest.raises(ValueError, match=r"is in use by another training: wait for it, or take another folder"),
+        pytest.raises(ValueError, match=r"is in use by another training: wait for it, or choose another folder"),
     ):
         small_run(whole, resume=True)
 

@@ -239,7 +239,7 @@ def test_the_same_file_twice_is_named(official, tmp_path, check_counts):
 
 def test_missing_official_files_are_named(official, tmp_path):
     (official / "basic_val.tsv").unlink()
-    with pytest.raises(ValueError, match=r"official lacks basic_val.tsv: take all three official files"):
+    with pytest.raises(ValueError, match=r"official lacks basic_val.tsv: all three official files are needed"):
         import_tsv(official, tmp_path / "to", progress=False)
     with pytest.raises(ValueError, match=r"is one of three official files: name their folder, .*official\."):
         import_tsv(official / "basic_test.tsv", tmp_path / "to", progress=False)
