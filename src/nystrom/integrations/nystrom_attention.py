@@ -1,7 +1,7 @@
 """Replacements for modules of the package nystrom-attention, with the same weights, names and state dict.
 
-    from_nystrom_attention(module)                        this library's behaviour: padding and the rest of the batch
-    change nothing from_nystrom_attention(module, zeros_in_front=True)   the package's behaviour, up to rounding
+    from_nystrom_attention(module)                        this library's results: padding changes nothing
+    from_nystrom_attention(module, zeros_in_front=True)   the package's results, up to rounding
 
 The package pads the front with zeros to a multiple of the landmarks, counts them as real tokens, and starts its inverse
 from the largest column sum of the whole batch. It also uses landmarks, rather than exact attention, if there are fewer

@@ -2,9 +2,9 @@
 
     .txt .text .raw .tokens .md     plain text or WikiText, as `documents` says
     .csv .tsv .jsonl .ndjson .json  a row is a document
-    .parquet                        the same, if pyarrow is installed aclImdb, aclImdb_v1.tar.gz      a review is a
-    document, including those without classes folders of save_to_disk         a row is a document, of every split; rows
-    that are lines of WikiText make articles
+    .parquet                        the same, if pyarrow is installed
+    aclImdb, aclImdb_v1.tar.gz      a review is a document, also those without classes
+    folders of save_to_disk         a row is a document, of every split; rows that are lines of WikiText make articles
 
 Files may be compressed. In a folder, and the folders in it, files of these names are read in the order of their names;
 a file that is named itself is plain text if its name says nothing else.

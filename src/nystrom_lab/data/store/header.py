@@ -1,8 +1,9 @@
 """The header of a prepared folder: `dataset.json`, written last, so that a folder which has it is complete.
 
 format version numpy        of the files
-task settings facts         what was prepared, what determines its samples, and what was found on the way splits
-of each split: samples, tokens, how many samples of each class files                       size and SHA-256 of each file
+task settings facts         what was prepared, what determines its samples, and what was found on the way
+splits                      of each split: samples, tokens, how many samples of each class
+files                       size and SHA-256 of each file
 """
 
 import json

@@ -1,8 +1,8 @@
 """The grid of the Long Range Arena: one run for each task, method and seed, several in parallel.
 
     FOLDER/TASK-METHOD-PRESET-seedSEED/       the run, see `nystrom_lab.training.run.folder`
-    FOLDER/TASK-METHOD-PRESET-seedSEED.log    output of its process FOLDER/lra.csv                            the rows
-    of all finished runs
+    FOLDER/TASK-METHOD-PRESET-seedSEED.log    output of its process
+    FOLDER/lra.csv                            the rows of all finished runs
 
 Each run is a process of this machine, see `nystrom_lab.training.grid.processes`, or a job of a cluster, see
 `nystrom_lab.training.grid.slurm`.

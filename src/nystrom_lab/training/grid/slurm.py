@@ -1,7 +1,7 @@
 """SLURM jobs, through submitit: an array with one job for each piece of work.
 
-    FOLDER/NAME.log      output of the job of a piece FOLDER/.slurm/       jobs.json, the job of each piece; submitit's
-    own files
+    FOLDER/NAME.log      output of the job of a piece
+    FOLDER/.slurm/       jobs.json, the job of each piece; submitit's own files
 
 submitit stores pickles, and loading a pickle can run code: only the user can access its folder. A piece is a function
 of a module with plain arguments, which can resume; its own files show whether it is done, and `squeue` shows which jobs

@@ -2,9 +2,10 @@
 
     run.json        the settings of the run, its data and the versions that it started with
     checkpoint-N/   what is needed to resume after step N: the last two, and the best
-    curves.csv      step, quantity, value, seconds of training until then; curves.png is their plot best/           the
-    best model in Hugging Face format, chosen on the validation split, with its own `complete.json` rows.csv
-    results, as rows of `nystrom_lab.measure.rows` .lock           held by the process that trains
+    curves.csv      step, quantity, value, seconds of training until then; curves.png is their plot
+    best/           the best model in Hugging Face format, chosen on the validation split, with its own `complete.json`
+    rows.csv        results, as rows of `nystrom_lab.measure.rows`
+    .lock           held by the process that trains
 
 A checkpoint is complete once its file `complete.json` lists the sizes and checksums of all others and of the run.json
 of its run. A checkpoint of another run, or under the name of another step, does not count. One that was interrupted

@@ -1,7 +1,8 @@
 """A search whose trials run as cluster jobs; it adds these files to those of a local search.
 
-    trials/NAME.log    output of the job of a trial search.log         output of the last job .slurm/            see
-    `nystrom_lab.training.grid.slurm`
+    trials/NAME.log    output of the job of a trial
+    search.log         output of the last job
+    .slurm/            see `nystrom_lab.training.grid.slurm`
 
 Each trial without an outcome is trained in a job. Once all have one, a last job runs the search, which has nothing left
 to train: it only evaluates the best trial, on a machine requested for that.

@@ -1,9 +1,11 @@
 """A search over a grid of settings: each trial is a fine-tuning in its own folder, and the best is evaluated.
 
     search.json     what is searched
-    trials/NAME/    the run of each trial, see `nystrom_lab.training.run.folder`, and its outcome; only checkpoints of
-    the best are kept trials.tsv      the table of trials, written last rows.csv        the validation score of each
-    trial, and all results of the best best/           the model of the best trial
+    trials/NAME/    the run of each trial, see `nystrom_lab.training.run.folder`, and its outcome; only
+                    the best keeps its checkpoints
+    trials.tsv      the table of trials, written last
+    rows.csv        the validation score of each trial, and all results of the best
+    best/           the model of the best trial
 
 A search that was killed continues in the middle of a trial, after its last checkpoint. The best trial is chosen by
 validation only; no other trial is evaluated on the test split. A trial with non-finite numbers is left out, and tried
