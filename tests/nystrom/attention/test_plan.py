@@ -45,8 +45,8 @@ def test_a_wrong_plan_raises(layers, says):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "no file"),
-        ("{", "no JSON"),
+        (None, "which is not a file"),
+        ("{", "not valid JSON"),
         ("[]", "not an attention plan"),
         (json.dumps({"layers": []}), "not an attention plan"),
         (

@@ -366,7 +366,7 @@ def test_the_tokenizer_comes_along_and_cuts_at_the_new_length(settings, tmp_path
         ({"max_position_embeddings": 30}, "24 rows in its position table.*max_position_embeddings = 30"),
         ({"intermediate_size": 40}, r"intermediate.dense.bias of shape \(20,\); expected \(40,\)"),
         ({"num_hidden_layers": 3}, r"lacks encoder.layer.2"),
-        ({"num_hidden_layers": 1}, r"has encoder.layer.1.*which EncoderModel has not"),
+        ({"num_hidden_layers": 1}, r"has encoder.layer.1.*which EncoderModel does not have"),
     ],
 )
 def test_a_source_that_cannot_be_represented_raises_and_nothing_is_written(changes, says, tmp_path):

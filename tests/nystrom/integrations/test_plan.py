@@ -232,7 +232,7 @@ def test_layers_that_run_several_times_take_no_plan_and_nothing_is_measured(monk
     model = AlbertModel(AlbertConfig(embedding_size=16, **SIZES)).eval()
     before = model.config.to_dict()
     monkeypatch.setattr(model, "forward", lambda **inputs: pytest.fail("the model ran"))
-    says = "layers of AlbertModel have no numbers .*AlbertAttention knows none .* num_hidden_layers=3"
+    says = "layers of AlbertModel have no numbers .*AlbertAttention has none .* num_hidden_layers=3"
     with pytest.raises(ValueError, match=says):
         choose_plan(model, [BATCH], budget=9.0, methods=["nystrom-4"])
     with pytest.raises(ValueError, match=says):

@@ -234,10 +234,10 @@ IN_A_PLAN = AttentionPlan((LayerChoice("softmax", {}), LayerChoice("nystrom", {"
     ("model", "to", "says"),
     [
         (make().double(), "m.onnx", r"in torch.float64; expected torch.float32: call model.float\(\)"),
-        (make(attention_options={"pinv": "ridge"}), "m.onnx", "pinv is 'ridge'.*take 'iterative'"),
+        (make(attention_options={"pinv": "ridge"}), "m.onnx", "pinv is 'ridge'.*use 'iterative'"),
         (make(attention_options={"pinv": "exact"}), "m.onnx", "pinv is 'exact'"),
         (make(PLAN, attention_options=IN_A_PLAN.options), "m.onnx", "pinv is 'exact'"),
-        (make("near_far", attention_options={"num_samples": 32}), "m.onnx", "num_samples is 32.*take 0"),
+        (make("near_far", attention_options={"num_samples": 32}), "m.onnx", "num_samples is 32.*use 0"),
         (make("near_far", attention_options={"num_heavy": 0}), "m.onnx", "num_heavy is 0.*use 1 or more"),
         (make(), "m.bin", r"to is .*m.bin; expected a file name that ends in .onnx"),
         (make(), "there.onnx", r"there.onnx exists already"),

@@ -261,7 +261,7 @@ def test_two_values_for_one_weight_are_refused(folder):
         ("\x00\x01", "config.json is not valid JSON"),
         ("[]", "config.json holds a list; expected a JSON object"),
         ('{"hidden_size": 8}', "names no model_type; expected 'nystrom' or 'nystromformer'"),
-        ('{"model_type": "bert"}', "is of type 'bert'; expected 'nystrom', or .*: Convert a BERT or RoBERTa"),
+        ('{"model_type": "bert"}', "is of type 'bert'; expected 'nystrom', or .*Convert a BERT or RoBERTa"),
         ('{"model_type": "nystrom", "attention": "nystorm"}', "attention 'nystorm' is unknown.*'nystrom'"),
         ('{"model_type": "nystrom", "attention_options": {"landmark": 1}}', "option of nystrom 'landmark' is unknown"),
         ('{"model_type": "nystrom", "hidden_size": "8"}', "hidden_size is '8'"),

@@ -250,7 +250,7 @@ def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
         ({"steps": 0}, "steps is 0"),
         ({"steps": 7}, f"{NAME} holds a run with other settings: .*steps is 7 but was 60"),
         ({"model": Path("none")}, "model is none, which is not a folder"),
-        ({"tasks": ["listops", "image"], "max_length": 600}, "max_length is 600, but image has pictures"),
+        ({"tasks": ["listops", "image"], "max_length": 600}, "max_length is 600, but image has images"),
         ({"tasks": ["listops", "text"]}, "prepare text --from FILES --to .*text-demo"),
     ],
 )

@@ -253,7 +253,7 @@ def test_official_files_are_found_inside_of_their_release(official, tmp_path, in
     assert ListOps(to, "train").labels.tolist() == [4, 5, 0]
 
 
-@pytest.mark.parametrize(("source", "came"), [("nowhere", "is not there"), ("", "holds no official ListOps files")])
+@pytest.mark.parametrize(("source", "came"), [("nowhere", "does not exist"), ("", "holds no official ListOps files")])
 def test_a_source_without_official_files_says_where_they_are_published(tmp_path, source, came):
     with pytest.raises(
         ValueError, match=f"{came}: name the folder of basic_train.tsv.*https://storage.*, or leave --from out"

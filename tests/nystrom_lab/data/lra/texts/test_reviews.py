@@ -410,7 +410,7 @@ def test_a_wrong_source_says_what_is_read_and_where_imdb_is_published(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.docx").touch()
     for name, came in (
-        ("gone", "is not there"),
+        ("gone", "does not exist"),
         ("empty", "holds no readable texts"),
         ("a.docx", "has an unsupported format"),
     ):
