@@ -352,7 +352,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(tuned, bert, films, tm
     says("task is on pairs", task="mrpc")
     says("task is on pairs", task="mrpc", text_field="sentence", label_field="label")
     says("single texts: leave it out", pair_field="other")
-    says("labels is 'numbers', but sst2 says", labels="numbers")
+    says("labels is 'numbers', but sst2 has fixed labels", labels="numbers")
     says("48 training texts", batch_size=64)
     says("threads is 0", threads=0)
     says("seed is 4294967296", seed=2**32)
