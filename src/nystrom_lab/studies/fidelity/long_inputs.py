@@ -67,8 +67,8 @@ LENGTHS, ROUNDS, SHORT_ROUNDS = (512, 1024, 2048, 4096, 8192), 7, 51
 ERROR, HIDDEN = "relative error of the output", "relative error of the hidden states"
 TIME, RATIO, MEMORY = "forward time", "forward time / exact", "forward memory"
 PLACES = ("attention", "encoder")
-# Points by which the name of a line stands above its end.
-_ABOVE = {EXACT: 5, "nystrom-64": -13, "nystrom-256": -18, OURS: 8}
+# The lines of the figure, as they are named there.
+_SHOWN = {EXACT: "exact attention", PACKAGE: "nystrom-attention", OURS: OURS, "nystrom-64": "nystrom-64"}
 SHORT, MIXED, APPROXIMATE = "short inputs", "mixed lengths", "near_far, exact_up_to=0"
 # Tokens of short inputs, all of a batch of one length; and of the sequences of a batch that is padded to the longest.
 SHORT_LENGTHS, MIXED_LENGTHS = (256, 512, 1024), ((256, 512, 768, 1024), (256, 512, 1024, 4096))
@@ -379,19 +379,19 @@ def _hidden_known(row: Row) -> Known:
 def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     """Time of attention over the length, in one column: each line is named at its end, with its error there."""
     times, errors = _found(rows, TIME, "attention"), _found(rows, ERROR)
-    lines = {name: sorted((n, row.value) for (n, each), row in times.items() if each == name) for name in METHODS}
+    lines = {name: sorted((n, row.value) for (n, each), row in times.items() if each == name) for name in _SHOWN}
     figure = figure_of(COLUMN, 3.2)
     axes = figure.subplots()
     for name, points in lines.items():
+        if not points:  # The package was not installed.
+            continue
         look, end = method_look(name), points[-1]
         axes.plot(*zip(*points, strict=True), color=look.colour, linestyle=look.line, marker=look.marker)
-        said = "exact attention" if name == EXACT else f"{name}: error {errors[end[0], name].value:.2f}"
-        place = {"xytext": (5, _ABOVE[name]), "textcoords": "offset points", "ha": "right"}
+        said = f"{_SHOWN[name]}\nerror {errors[end[0], name].value:.2f}"
+        place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
         axes.annotate(said, end, **place, color=look.colour, fontsize=8.5)
     longest = max(n for n, _ in times)
     axes.set(xlabel="tokens", ylabel="time of attention, ms", xticks=[longest // 4 * part for part in range(5)])
-    # Room for the lowest name.
-    axes.margins(y=0.1)
     return {"": figure}
 
 

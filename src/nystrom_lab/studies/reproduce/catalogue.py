@@ -21,7 +21,7 @@ class Entry:
         needs: Requirements at the small size, beyond this library; "" for none.
         paper_needs: Additional requirements of the paper's size.
         minutes: Approximate minutes of the small size on two cores; None if not measured.
-        trains: Whether it trains for hours, or reads such trainings, so that --all leaves it out until it has rows.
+        trains: Whether it trains models, or reads such trainings, so that --all leaves it out until it has rows.
     """
 
     shows: str
@@ -191,6 +191,7 @@ CATALOGUE: dict[str, Entry] = {
         home="stability.learning_rates",
         paper_needs="days on two cores",
         minutes=7,
+        trains=True,
     ),
     "skyformer-lemma-1": Entry(
         shows="smallest eigenvalues of score matrices, and of their completion to queries and keys",
@@ -228,6 +229,7 @@ CATALOGUE: dict[str, Entry] = {
         home="stability.validation_loss",
         paper_needs="--runs with trained runs of five tasks",
         minutes=3,
+        trains=True,
     ),
     "skyformer-appendix-b": Entry(
         shows="singular values of the attention output of trained models",
@@ -235,6 +237,7 @@ CATALOGUE: dict[str, Entry] = {
         home="stability.spectra",
         paper_needs="--runs with trained softmax models of four tasks",
         minutes=0.7,
+        trains=True,
     ),
     "skyformer-appendix-f": Entry(
         shows="instability of training, relative to softmax attention",
@@ -242,6 +245,7 @@ CATALOGUE: dict[str, Entry] = {
         home="stability.instability",
         paper_needs="--data with text, retrieval and image",
         minutes=3,
+        trains=True,
     ),
     "inversion": Entry(
         shows="inverses by iterations beside solvers: time, error, and error of the gradient",

@@ -7,7 +7,7 @@ import pytest
 
 from nystrom_lab.measure.rows import new_row, read_rows
 from nystrom_lab.studies.fidelity import long_inputs
-from nystrom_lab.studies.fidelity.long_inputs import ERROR, HIDDEN, MEMORY, METHODS, RATIO, STUDIES, TIME
+from nystrom_lab.studies.fidelity.long_inputs import ERROR, HIDDEN, MEMORY, METHODS, PACKAGE, RATIO, STUDIES, TIME
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 
 NAME = "long-inputs"
@@ -132,9 +132,13 @@ def test_what_was_not_measured_decides_nothing():
 
 
 def test_the_figure_names_each_line_at_its_end_with_its_error_there():
-    rows = [row(TIME, 10.0 * n * (method == "softmax") + n, n, method) for n in (512, 8192) for method in METHODS]
-    rows += [row(ERROR, 0.0 if method == "softmax" else n / 1e5, n, method) for n in (512, 8192) for method in METHODS]
+    of = [(n, method) for n in (512, 8192) for method in (*METHODS, PACKAGE)]
+    rows = [row(TIME, 10.0 * n * (method == "softmax") + n, n, method) for n, method in of]
+    rows += [row(ERROR, 0.0 if method == "softmax" else n / 1e5, n, method) for n, method in of]
     [figure] = STUDY.figures(rows, Path()).values()
     said = {text.get_text() for text in figure.axes[0].texts}
-    assert said == {"exact attention", *(f"{method}: error 0.08" for method in METHODS[1:])}
+    named = {f"{name}\nerror 0.08" for name in ("nystrom-attention", "near_far", "nystrom-64")}
+    assert said == {"exact attention\nerror 0.00", *named}
+    [figure] = STUDY.figures([each for each in rows if each.method != PACKAGE], Path()).values()
+    assert len(figure.axes[0].texts) == 3
     assert {len(line.get_xdata()) for line in figure.axes[0].get_lines()} == {2}
