@@ -90,7 +90,7 @@ def test_a_file_that_comes_while_a_new_one_is_written_is_not_written_over(tmp_pa
         monkeypatch.setattr(os, "link", none)
     write_whole(tmp_path / "b", "new", new=True)
     assert (tmp_path / "b").read_text() == "new"
-    with pytest.raises(ValueError, match="is there already"), whole_file(tmp_path / "a", new=True):
+    with pytest.raises(ValueError, match="already exists"), whole_file(tmp_path / "a", new=True):
         (tmp_path / "a").write_text("mine")
     assert (tmp_path / "a").read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
