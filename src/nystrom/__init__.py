@@ -87,7 +87,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for: the command line and the reports do without torch."""
+    """Import a public name on first use, so that the command line and the reports start without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'nystrom' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

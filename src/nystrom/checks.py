@@ -1,4 +1,4 @@
-"""The words that options take, and checks of words and numbers that all packages share; nothing here needs torch."""
+"""The choices of options, and checks of words and numbers shared by all packages. Needs no torch."""
 
 import difflib
 import math
@@ -25,7 +25,7 @@ StartValue = Literal["paper", "authors", "sequence"]
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Raise if a word is none of the choices."""
+    """Raise if a value is not one of the choices."""
     choices = tuple(choices)
     if value not in choices:
         raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}.")
@@ -38,7 +38,7 @@ def check_at_least(name: str, value: object, least: int) -> None:
 
 
 def check_seed(name: str, value: object) -> None:
-    """Raise if a value is no seed, which torch and numpy both take: a whole number of 32 bits."""
+    """Raise if a value is not a seed that both torch and numpy accept: an integer of 32 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
         raise ValueError(f"{name} is {value!r}; expected a whole number from 0 to {2**32 - 1}.")
 

@@ -1,4 +1,4 @@
-"""How long one call takes, and how much memory it needs beyond what was there.
+"""Time and peak memory of one call.
 
 **Time** on a CPU is wall clock around the call. On a CUDA device it is the device's own clock, from when it could begin
 with the call to when it has done all of it. Before that it clears its caches, by writing more than they hold, so that
@@ -33,8 +33,8 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
     """Time of one call.
 
     Args:
-        call: What to time; what it returns is dropped after the clock has stopped.
-        device: Where it computes.
+        call: Function to time; its result is dropped after the clock has stopped.
+        device: Device on which it computes.
     """
     if device.type == "cuda":
         return _device_seconds(call, device)
@@ -60,11 +60,11 @@ def _device_seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
-    """Largest amount of memory that one call had allocated at a time, beyond what was there before.
+    """Peak memory allocated during one call, beyond what was allocated before.
 
     Args:
-        call: What to measure; what it returns is kept until the end, so that the output counts.
-        device: Where it computes, a CPU or CUDA device.
+        call: Function to measure; its result is kept until the end, so that the output counts.
+        device: Device on which it computes, CPU or CUDA.
     """
     if device.type == "cuda":
         _finish(device)
@@ -89,7 +89,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can be had now: what CUDA reports as free, or the system as available."""
+    """Free memory: as reported by CUDA, or available on the system."""
     if device.type == "cuda":
         reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reusable

@@ -1,6 +1,6 @@
-"""Options of commands on models, as documented classes; and how a function takes the fields of such a class.
+"""Options of commands on models, as documented classes, and functions that take the fields of such a class.
 
-Nothing here needs torch, so that a command line knows what it can ask for before anything is imported.
+Needs no torch, so that a command line knows its options before anything is imported.
 """
 
 import functools
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 def option_docs(options: type) -> dict[str, str]:
-    """What each field of an options class means, as its docstring says."""
+    """The description of each field of an options class, from its docstring."""
     text = inspect.getdoc(options) or ""
     _, _, attributes = text.partition("Attributes:\n")
     names, docs, name = {field.name for field in fields(options)}, {}, ""
@@ -46,9 +46,9 @@ def arguments_doc(options: type) -> str:
 
 
 def taking(options: Callable[P, OptionsClass]) -> Callable[[Callable[[OptionsClass], R]], Callable[P, R]]:
-    """Let callers, command lines and readers see the fields of a class of options as a function's arguments.
+    """Show the fields of an options class as a function's arguments to callers, command lines and readers.
 
-    The function takes an instance. Its docstring has no "Args": they are put before what it returns or raises.
+    The function takes an instance. Its docstring has no "Args": they are inserted before "Returns" or "Raises".
     """
 
     def give(function: Callable[[OptionsClass], R]) -> Callable[P, R]:
@@ -70,20 +70,22 @@ def taking(options: Callable[P, OptionsClass]) -> Callable[[Callable[[OptionsCla
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Make a Nyströmformer from a BERT or RoBERTa, or give a Nyströmformer another number of positions.
+    """Convert a BERT or RoBERTa to a Nyströmformer, or give a Nyströmformer another number of positions.
 
     Attributes:
         source: Folder of a BERT, RoBERTa, XLM-RoBERTa, CamemBERT or Nyströmformer: config.json, safetensors and, if
             there is one, its tokenizer.
-        to: Folder for the new model; it is made, or must be empty.
-        attention: Method, such as "near_far"; Nyström attention, or what a model of this library has, if not given.
-        options: Options of the method. A model that gets near_far has the sizes of `near_far_sizes` for its longest
-            input where they do not say others; a model that has it already keeps its own.
-        num_landmarks: Landmarks m, of methods that have them; "auto" is 64, or what a Nyströmformer has.
-        plan: Plan of `nystrom inspect --budget`, with a method for each layer, in place of one method for all.
-        conv_kernel_size: Odd size of the skip convolution, None for none; "auto" is 33 with Nyström attention or a plan
-            and none with another method, or what a Nyströmformer has, which cannot be changed.
-        max_position_embeddings: The longest input, padding included; that of the source if not given.
+        to: Folder for the new model; it must be new or empty.
+        attention: Attention method, such as "near_far". Default: Nyström attention, or the present method of a model of
+            this library.
+        options: Options of the method. near_far gets the sizes of `near_far_sizes` for the model's longest input unless
+            they are given; a model that already has near_far keeps its sizes.
+        num_landmarks: Landmarks m, for methods that have them; "auto" means 64, or the present number of a
+            Nyströmformer.
+        plan: Plan from `nystrom inspect --budget`, with a method for each layer, in place of one method for all.
+        conv_kernel_size: Odd kernel size of the skip convolution, None for none. "auto" means 33 with Nyström attention
+            or a plan, and none with other methods; a Nyströmformer keeps its own, which cannot be changed.
+        max_position_embeddings: The longest input in tokens, padding included. Default: that of the source.
         positions: How new positions are made from the trained table: "interpolate" stretches it, "repeat" repeats it.
     """
 
@@ -101,24 +103,24 @@ class ConvertOptions:
     def __post_init__(self):
         if self.plan is not None and self.num_landmarks != "auto":
             raise ValueError(
-                f"num_landmarks is {self.num_landmarks} but plan says what each layer does: leave one out."
+                f"num_landmarks is {self.num_landmarks} but plan sets the method of each layer: leave one out."
             )
         if self.plan is not None and (self.attention is not None or self.options):
             raise ValueError(
-                "plan says what each layer does, and attention or its options are also given: leave one out."
+                "plan sets the method of each layer, and attention or its options are also given: leave one out."
             )
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Write the model of a folder as ONNX, for any batch and length.
+    """Export a saved model to ONNX, for any batch size and length.
 
     Attributes:
-        folder: Where the model was saved, with config.json and model.safetensors.
-        to: The file, such as model.onnx, which must not exist yet.
-        opset: Version of ONNX, 18 to 22; None is what torch writes by default.
-        token_type_ids: Also take segments; otherwise all tokens belong to the first.
-        check: Run the file by onnxruntime, and compare it with the model.
+        folder: Folder of the model, with config.json and model.safetensors.
+        to: File to write, such as model.onnx; must not exist yet.
+        opset: ONNX opset version, 18 to 22; None uses torch's default.
+        token_type_ids: Add token_type_ids as an input; otherwise all tokens belong to the first segment.
+        check: Run the file with onnxruntime, and compare it with the model.
     """
 
     folder: Path

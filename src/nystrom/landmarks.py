@@ -1,4 +1,4 @@
-r"""n tokens to m landmarks, per sequence and head, over real tokens alone.
+r"""Reduce n tokens to m landmarks, per sequence and head, over real tokens only.
 
 Real tokens are counted, not placed: the token of rank r is the r-th real one (from 0) of its sequence, c of them in
 all. With $m \le c$, segment j holds the ranks r with $\lfloor r m / c \rfloor = j$: m segments whose lengths differ
@@ -9,11 +9,11 @@ by one at most.
 - Uniform: one token drawn from each segment.
 - k-means: Lloyd's iterations from the segment means, as the supplement of Nyströmformer compares.
 
-What a token that is not real holds, and how many of them there are, changes nothing. A sequence with fewer than m
-real tokens leaves landmarks empty (zero): callers give such sequences exact attention instead.
+The content and number of padding tokens change nothing. A sequence with fewer than m real tokens leaves landmarks empty
+(zero): callers give such sequences exact attention instead.
 
 **Exact limit.** A sequence is short if it has at most m real keys, or at most m real queries: then m landmarks are
-enough for exact attention. `short_sequences` counts what is real, `all_are_short` knows the lengths alone.
+enough for exact attention. `short_sequences` counts real tokens, `all_are_short` only looks at the lengths.
 """
 
 import torch
@@ -76,10 +76,10 @@ def segment_means(
     Args:
         x: Queries or keys.
         m: Number of landmarks, at most the number of tokens.
-        keep: Real tokens; None where all are.
+        keep: Real tokens; None if all are.
 
     Raises:
-        ValueError: No tokens of four axes, fewer than one landmark, or a mask that does not fit.
+        ValueError: x does not have four axes, fewer than one landmark, or a mask that does not match.
     """
     _check(x, m, keep)
     n = x.shape[2]
@@ -96,13 +96,13 @@ def uniform(
     keep: Bool[Tensor, "b n"] | None = None,
     draws: Float[Tensor, " m"] | None = None,
 ) -> Float[Tensor, "b h m d"]:
-    """One real token of each of m near-equal segments, in float32 at least.
+    """One real token from each of m near-equal segments, in float32 at least.
 
     Args:
         x: Queries or keys.
         m: Number of landmarks, at most the number of tokens.
-        keep: Real tokens; None where all are.
-        draws: Where in its segment each token lies, in [0, 1), shared by the batch; None takes `even_draws`.
+        keep: Real tokens; None if all are.
+        draws: Position of each token within its segment, in [0, 1), shared by the batch; None uses `even_draws`.
 
     Raises:
         ValueError: What `segment_means` raises for.
@@ -138,7 +138,7 @@ def kmeans(
     Args:
         x: Queries or keys.
         m: Number of landmarks, at most the number of tokens.
-        keep: Real tokens; None where all are.
+        keep: Real tokens; None if all are.
         steps: Lloyd's iterations. A cluster that empties keeps its centre.
 
     Raises:
@@ -160,9 +160,9 @@ def kmeans(
 
 
 def nearest_centres(x: Float[Tensor, "b n d"], centres: Float[Tensor, "b m d"]) -> Int[Tensor, "b n"]:
-    """The nearest centre of each token, a stretch of tokens at a time: nothing of size n x m is stored.
+    """The nearest centre of each token, computed in chunks of tokens: nothing of size n x m is stored.
 
-    Of about equally near ones it is the first: those differ by rounding, which hangs on padding.
+    Of about equally near ones the first wins: they differ by rounding, which depends on padding.
     """
     # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c, with the digits that are left around the centre of all.
     middle = centres.mean(dim=1, keepdim=True)
@@ -190,7 +190,7 @@ def even_draws(m: int, device: torch.device) -> Float[Tensor, " m"]:
 
 
 def draw(m: int, generator: Generator, device: torch.device) -> Float[Tensor, " m"]:
-    """Numbers in [0, 1): spread evenly without a generator; else drawn from it, on whichever device it lives."""
+    """Numbers in [0, 1): evenly spread without a generator; else drawn from it, on its device."""
     if generator is None:
         return even_draws(m, device)
     check_generator(generator)
@@ -204,7 +204,7 @@ def group_means(x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int)
 
     Args:
         x: Tokens.
-        groups: Group of each token, the same in all heads; m = of none.
+        groups: Group of each token, the same in all heads; m = none.
         m: Number of groups.
     """
     sums, sizes = group_sums(x, groups, m)
@@ -214,7 +214,7 @@ def group_means(x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int)
 def group_sums(
     x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int
 ) -> tuple[Float[Tensor, "b h m d"], Float[Tensor, "b m"]]:
-    """Sum of the tokens of each group, and how many they are; see `group_means`."""
+    """Sum and number of the tokens of each group; see `group_means`."""
     b, h, n, d = x.shape
     rows = at_least_float32(x).transpose(1, 2).reshape(b * n, h, d)
     slots = (groups + torch.arange(b, device=x.device)[:, None] * (m + 1)).flatten()
@@ -225,7 +225,7 @@ def group_sums(
 
 
 def segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | None) -> Int[Tensor, "b n"]:
-    """The segment of each token, 0 ... m - 1; m for tokens that are not real."""
+    """The segment of each token, 0 ... m - 1; m for padding tokens."""
     keep = all_real(x) if keep is None else keep
     rank, count = ranks(keep)
     count = count[:, None]
@@ -234,10 +234,10 @@ def segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | No
 
 @torch.no_grad()
 def middle_of(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None = None) -> Float[Tensor, "b h 1 d"]:
-    """About where the real tokens are: in each channel the median of a few of them, spread evenly.
+    """A rough centre of the real tokens: in each channel the median of a few evenly spread ones.
 
-    What all tokens have in common costs digits where they are compared. Taken from the mean, a single huge token would
-    cost them as many. It is within the reach of any token, see `within_reach`.
+    A common offset of all tokens costs digits when they are compared. With the mean as the centre, a single huge token
+    would cost as many. The centre is within reach of any token, see `within_reach`.
     """
     keep = all_real(x) if keep is None else keep
     rank, count = ranks(keep)
@@ -249,9 +249,9 @@ def middle_of(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None = No
 
 
 def within_reach(landmarks: Float[Tensor, "b h m d"]) -> Float[Tensor, "b h m d"]:
-    """Landmarks whose inner products with tokens are finite, though it is a huge token that was drawn.
+    """Landmarks clipped so that their inner products with tokens are finite, even if a huge token was drawn.
 
-    A landmark may be any point: one that is as far as this from the middle of all is as far from other tokens.
+    A landmark may be any point: one this far from the centre is equally far from the other tokens.
     """
     middle = middle_of(landmarks)
     return landmarks.clamp(middle - _reach(landmarks), middle + _reach(landmarks))
@@ -263,12 +263,12 @@ def _reach(x: Tensor) -> float:
 
 
 def all_are_short(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], m: int) -> bool:
-    """Whether each sequence has at most m queries or m keys by its length alone; False for an exporter's symbols."""
+    """Whether each sequence has at most m queries or m keys by its length alone; False for symbolic lengths."""
     return is_known(q, k) and min(q.shape[2], k.shape[2]) <= m
 
 
 def is_known(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"]) -> bool:
-    """Whether lengths are numbers rather than an exporter's symbols."""
+    """Whether lengths are numbers rather than symbols of an exporter."""
     return isinstance(q.shape[2], int) and isinstance(k.shape[2], int)
 
 
@@ -279,7 +279,7 @@ def short_sequences(
 
     Args:
         keep: Real keys.
-        query_keep: Real queries. If it is the same object as `keep`, there are as many, and the second result is None.
+        query_keep: Real queries. If it is the same object as `keep`, the second result is None.
         m: Landmarks.
     """
     few_keys = keep.sum(-1) <= m
@@ -287,7 +287,7 @@ def short_sequences(
 
 
 def all_real(x: Float[Tensor, "b h n d"]) -> Bool[Tensor, "b n"]:
-    """A mask under which each token is real."""
+    """A mask with all tokens real."""
     return torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
 
 

@@ -29,7 +29,7 @@ def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Context in which operations keep the dtypes that they are given."""
+    """Context in which operations keep the dtypes of their inputs."""
     return nullcontext() if x.device.type == _META else torch.autocast(x.device.type, enabled=False)
 
 
@@ -71,7 +71,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast, and what is beyond the largest float16 becomes that: an infinity would be NaN in the next layer."""
+    """Cast; values beyond the range of float16 are clipped to it: an infinity would become NaN in the next layer."""
     if dtype == torch.float16 and x.dtype != dtype:
         largest = torch.finfo(dtype).max
         x = x.clamp(-largest, largest)

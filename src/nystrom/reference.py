@@ -32,7 +32,7 @@ def by_sequence(
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
 ) -> Float[Tensor, "b h n e"]:
-    """Apply a formula to each sequence and head, without the tokens that are not real; these give zeros.
+    """Apply a formula to each sequence and head, without the padding tokens; these give zeros.
 
     Args:
         formula: A function of (q, k, v, b, h, places): the real tokens of sequence b and head h, and the places of its

@@ -1,4 +1,4 @@
-"""The letters of every shape in this library, and the checks that all methods share.
+"""The letters used in shapes throughout this library, and the checks that all methods share.
 
 | letter | axis |
 |---|---|
@@ -10,8 +10,8 @@
 | `d` | width of a query or key in one head |
 | `e` | width of a value in one head |
 
-A mask is boolean, True = a real token, and its name declares who attends to whom, see `Masks`. The checks raise for
-what no method can honour, such as a causal mask or an n x s bias, and name it.
+A mask is boolean, True = real token (False = padding), and its name declares self- or cross-attention, see `Masks`. The
+checks raise for what no method supports, such as an n x s mask or bias, and name it.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -31,12 +31,12 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Masks(NamedTuple):
-    """Which tokens are real, as a caller declares it; no length and no identity of tensors is looked at.
+    """Which tokens are real, as declared by the caller; neither lengths nor the identity of tensors decide it.
 
     Attributes:
-        keep: Real tokens (b, n) of self-attention, of queries and keys alike; None where all are.
-        key_keep: Real keys (b, s) of cross-attention; None where all are.
-        query_keep: Real queries (b, n) of cross-attention; None where all are.
+        keep: Real tokens (b, n) of self-attention, of queries and keys alike; None if all are.
+        key_keep: Real keys (b, s) of cross-attention; None if all are.
+        query_keep: Real queries (b, n) of cross-attention; None if all are.
         cu_seqlens: Where packed sequences begin, and the last one ends, see `nystrom.attention.segments`; each is
             self-attention of real tokens. None where a row of the batch is one sequence.
     """
@@ -48,11 +48,11 @@ class Masks(NamedTuple):
 
     @property
     def is_self(self) -> bool:
-        """Whether queries and keys are the same tokens; a mask of one side alone declares that they are not."""
+        """Whether queries and keys are the same tokens; a mask of only one side declares that they are not."""
         return self.key_keep is None and self.query_keep is None
 
     def settled(self) -> tuple[Tensor | None, Tensor | None]:
-        """The mask of the keys and that of the queries, None where all are real; one object in self-attention."""
+        """The masks of keys and queries, None if all are real; the same object in self-attention."""
         return (self.keep, self.keep) if self.is_self else (self.key_keep, self.query_keep)
 
 
@@ -63,8 +63,8 @@ def cross_masks(k: Tensor, key_keep: Tensor | None, query_keep: Tensor | None, *
         k: Keys (b, h, s, d) or (b, s, width).
         key_keep: Real keys.
         query_keep: Real queries.
-        declared: A mask must be among them, since the rule of the method counts positions: that of the keys is made
-            where none is there.
+        declared: Whether a mask is required, since the method depends on positions: a mask of the keys is created if
+            there is none.
     """
     if declared and key_keep is None and query_keep is None:
         key_keep = torch.ones(k.shape[0], k.shape[-2], dtype=torch.bool, device=k.device)
@@ -72,7 +72,7 @@ def cross_masks(k: Tensor, key_keep: Tensor | None, query_keep: Tensor | None, *
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, masks: Masks) -> tuple[Tensor | None, Tensor | None]:
-    """Check what attention is asked to do.
+    """Check the inputs of attention.
 
     Args:
         q: Queries (b, h, n, d).
@@ -81,12 +81,11 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, masks: Masks) -> tuple[Tensor 
         masks: Which tokens are real.
 
     Returns:
-        The mask of the keys (b, s) and that of the queries (b, n), None where all are real; one object in
-        self-attention.
+        The masks of keys (b, s) and queries (b, n), None if all are real; the same object in self-attention.
 
     Raises:
-        ValueError: A rank, width, count, dtype or device that does not fit, or masks that declare self- and
-            cross-attention at once; the message names it.
+        ValueError: A rank, width, count, dtype or device that does not match, or masks that declare both self- and
+            cross-attention; the message names it.
     """
     for name, x, letters in (("q", q, "(b, h, n, d)"), ("k", k, "(b, h, s, d)"), ("v", v, "(b, h, s, e)")):
         check_tensor(name, x)
@@ -151,16 +150,16 @@ def check_tensor(name: str, x: object) -> None:
 
 
 def check_same_tokens(rule: str, q: Tensor, k: Tensor, masks: Masks) -> None:
-    """Check that a call is self-attention, for what counts positions.
+    """Check that a call is self-attention, for methods that depend on positions.
 
     Args:
-        rule: Who asks for it, and the way out, such as "longformer is self-attention: use nystrom".
+        rule: What requires it, and what to do instead, such as "longformer is self-attention: use nystrom".
         q: Queries.
         k: Keys.
         masks: Which tokens are real.
 
     Raises:
-        ValueError: It is cross-attention, or there is another number of queries than of keys.
+        ValueError: It is cross-attention, or the numbers of queries and keys differ.
     """
     if not masks.is_self:
         came = "key_keep is given" if masks.query_keep is None else "query_keep is given"
@@ -195,7 +194,7 @@ def check_keep(name: str, keep: Tensor | None, x: Tensor, of: str) -> None:
 
 
 def check_generator(generator: object) -> None:
-    """Raise if an argument is no source of draws, see `Generator`."""
+    """Raise if an argument is not a source of draws, see `Generator`."""
     if generator is not None and generator != "global" and not isinstance(generator, torch.Generator):
         raise ValueError(f"generator is {generator!r}; expected None, 'global' or a torch.Generator.")
 
@@ -223,13 +222,13 @@ def score_scale(q: Tensor, scale: float | None) -> float:
 
 
 def zero_masked(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b h n d"]:
-    """Put zeros where a token is not real, so that neither its value nor its gradient, NaN or not, propagates."""
+    """Zero the padding tokens, so that neither their values nor their gradients, even NaN, propagate."""
     return x if keep is None else torch.where(keep[:, None, :, None], x, 0.0)
 
 
 def cut_blocks(x: Shaped[Tensor, "b t *d"], size: int) -> Shaped[Tensor, "b l c *d"]:
     """A whole number of blocks, one after the other.
 
-    Where the length is only a symbol they are cut as windows: a view would ask whether the blocks divide it.
+    If the length is symbolic they are cut as windows: a view would need to know whether the blocks divide it.
     """
     return x.unflatten(1, (-1, size)) if isinstance(x.shape[1], int) else x.unfold(1, size, size).movedim(-1, 2)

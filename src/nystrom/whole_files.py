@@ -1,12 +1,13 @@
-"""The one writer of files: a file has its name only when it is whole and on the disk.
+"""The only writer of files, atomically: a file gets its name only when it is complete and on disk.
 
 A file `rows.csv` is written as `.rows.csv.XXXXXXXX.partial` in the same folder, where X are random hexadecimal digits.
-That name is made anew (O_EXCL), so nothing that stands there already, a symbolic link above all, is written through.
-Then the file goes to the disk, and takes its name by renaming. If anything fails, what was begun is removed, and a file
-that was there before is as it was.
+The temporary file is created exclusively (O_EXCL), so an existing file or symbolic link is never written through. Then
+the file is synced to disk and renamed. If anything fails, the temporary file is removed, and an existing file is
+unchanged.
 
-A killed process leaves what it had begun. It is locked while it is written, and the lock ends with the process; so the
-next writer of the same file removes those that are its own user's and not locked. Where there are no locks they stay.
+A killed process leaves its temporary file behind. It is locked while it is written, and the lock ends with the process;
+so the next writer of the same file removes leftovers of the same user that are not locked. On systems without locks
+they stay.
 """
 
 import errno
@@ -29,7 +30,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NotWritten(OSError):
-    """A file could not be written; the message names it and the way out, `filename` and `strerror` are set."""
+    """A file could not be written; the message names it and says what to do, and `filename` and `strerror` are set."""
 
     def __str__(self) -> str:
         # With these two set, that of OSError would be a bare number.
@@ -38,15 +39,15 @@ class NotWritten(OSError):
 
 @contextmanager
 def whole_file(path: Path, *, new: bool = False) -> Iterator[Path]:
-    """Lend the path of an empty file, for a library to write to; at the end it becomes `path`, if nothing failed.
+    """Give the path of an empty temporary file to write to; at the end it becomes `path`, if nothing failed.
 
     Args:
-        path: The file; one that is there is replaced, and keeps its permissions.
-        new: Refuse a file that is there.
+        path: The file; an existing one is replaced, keeping its permissions.
+        new: Refuse to replace an existing file.
 
     Raises:
-        ValueError: The file is there, with `new`.
-        NotWritten: The file cannot be made, or the disk is full; whatever else the block raises is passed on.
+        ValueError: The file exists, with `new`.
+        NotWritten: The file cannot be created, or the disk is full; other errors of the block are passed on.
     """
     path = Path(path)
     if new:
@@ -76,12 +77,12 @@ def whole_file(path: Path, *, new: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def whole_text(path: Path, *, newline: str = "", new: bool = False) -> Iterator[TextIO]:
-    """Lend a stream of text, which becomes the file at the end, in UTF-8. See `whole_file`.
+    """Open a UTF-8 text stream, which becomes the file at the end. See `whole_file`.
 
     Args:
         path: The file.
-        newline: What the ends of lines become, as for `open`.
-        new: Refuse a file that is there.
+        newline: How line ends are written, as for `open`.
+        new: Refuse to replace an existing file.
     """
     with whole_file(path, new=new) as partial, partial.open("w", encoding="utf-8", newline=newline) as file:
         yield file
@@ -89,19 +90,19 @@ def whole_text(path: Path, *, newline: str = "", new: bool = False) -> Iterator[
 
 @contextmanager
 def whole_bytes(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
-    """Lend a stream of bytes, which becomes the file at the end. See `whole_file`."""
+    """Open a byte stream, which becomes the file at the end. See `whole_file`."""
     with whole_file(path, new=new) as partial, partial.open("wb") as file:
         yield file
 
 
 def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
-    """Write a text, as UTF-8, or bytes. See `whole_file`."""
+    """Write text, as UTF-8, or bytes. See `whole_file`."""
     with whole_bytes(path, new=new) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def check_folder(folder: Path) -> None:
-    """Make a folder where it is missing, and see that a file can be written there.
+    """Create a folder if it is missing, and check that a file can be written there.
 
     Raises:
         ValueError: It cannot; the message names the folder.
@@ -115,17 +116,17 @@ def check_folder(folder: Path) -> None:
 
 
 def check_new(path: Path) -> None:
-    """Check that nothing has a name yet, a broken link included.
+    """Check that a path does not exist yet, not even as a broken link.
 
     Raises:
-        ValueError: Something has.
+        ValueError: It exists.
     """
     if os.path.lexists(path):
         raise _is_there(path)
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed processes of this user left of writing a file; what is being written stays."""
+    """Remove temporary files that killed processes of this user left; files being written stay."""
     if sys.platform == "win32":
         return
     begun = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.partial")
@@ -150,7 +151,7 @@ if sys.platform != "win32":
 
 
 def _made(path: Path) -> tuple[Path, int | None]:
-    """A new, empty file beside a path, and what holds its lock."""
+    """A new, empty file beside a path, and the descriptor that holds its lock."""
     while True:
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         try:
@@ -171,7 +172,7 @@ def _made(path: Path) -> tuple[Path, int | None]:
 
 
 def _put(partial: Path, path: Path, *, new: bool) -> None:
-    """Bring a file to the disk, and give it its name."""
+    """Sync a file to disk, and rename it."""
     if path.is_file():
         shutil.copymode(path, partial)
     sync(partial)
@@ -194,7 +195,7 @@ def _put(partial: Path, path: Path, *, new: bool) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Sync a file, or the names in a folder, to disk."""
     place = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(place)
@@ -203,11 +204,11 @@ def sync(path: Path) -> None:
 
 
 def _is_there(path: Path) -> ValueError:
-    return ValueError(f"{path} is there already, and is not written over: choose another name, or remove it first.")
+    return ValueError(f"{path} already exists and is not overwritten: choose another name, or remove it first.")
 
 
 def _is_full(error: Exception) -> bool:
-    """Whether an error says that the disk is full, and not yet of which file."""
+    """Whether an error says that the disk is full, without naming a file."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in NO_SPACE and not isinstance(error, NotWritten)
     return os.strerror(errno.ENOSPC) in str(error)

@@ -1,8 +1,8 @@
-"""Folders that are being made, and what killed processes left of them; see `nystrom.whole_files` for files.
+"""Folders that are created atomically, and leftovers of killed processes; see `nystrom.whole_files` for files.
 
-A folder `data` is made as `.data.XXXXXXXX.partial` in the same parent folder, where X are random hexadecimal digits. A
-file of the same name and `.lock` is locked during the work; the lock ends with the process, however that ends. So a
-folder whose lock file exists but is not locked is a leftover, and may be removed.
+A folder `data` is first created as `.data.XXXXXXXX.partial` in the same parent folder, where X are random hexadecimal
+digits. A file of the same name plus `.lock` is locked during the work; the lock ends with the process, however that
+ends. So a folder whose lock file exists but is not locked is a leftover, and may be removed.
 """
 
 import re
@@ -19,10 +19,10 @@ from nystrom.whole_files import sync
 
 @contextmanager
 def partial_folder(to: Path) -> Iterator[Path]:
-    """Lend an empty folder next to `to`, which is removed at the end unless it was renamed.
+    """Give an empty folder next to `to`, which is removed at the end unless it was renamed.
 
     Raises:
-        OSError: The folder cannot be made.
+        OSError: The folder cannot be created.
     """
     folder = to.parent / f".{to.name}.{secrets.token_hex(4)}.partial"
     mark = folder.with_name(f"{folder.name}.lock")
@@ -37,7 +37,7 @@ def partial_folder(to: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(to: Path) -> Iterator[Path]:
-    """Lend an empty folder, which takes the place of `to`, and of all that is in it, if nothing failed.
+    """Give an empty folder, which replaces `to` and its contents at the end, if nothing failed.
 
     Raises:
         OSError: It cannot be written.
@@ -53,7 +53,7 @@ def whole_folder(to: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(to: Path) -> None:
-    """Remove what killed processes left of making `to`; folders that another process is making stay.
+    """Remove leftovers of killed processes that were creating `to`; folders still in progress stay.
 
     Raises:
         OSError: The folder around `to` cannot be read.

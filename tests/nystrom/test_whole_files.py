@@ -76,7 +76,7 @@ def test_what_has_the_name_of_a_new_file_is_not_written_over(tmp_path, kind):
         "folder": path.mkdir,
     }[kind]()
     for attempt in (lambda: check_new(path), lambda: write_whole(path, "new", new=True)):
-        with pytest.raises(ValueError, match=r"a is there already, and is not written over: choose another name"):
+        with pytest.raises(ValueError, match=r"a already exists and is not overwritten: choose another name"):
             attempt()
     assert sorted(os.listdir(tmp_path)) == ["a", "other"]
 
@@ -90,7 +90,7 @@ def test_a_file_that_comes_while_a_new_one_is_written_is_not_written_over(tmp_pa
         monkeypatch.setattr(os, "link", none)
     write_whole(tmp_path / "b", "new", new=True)
     assert (tmp_path / "b").read_text() == "new"
-    with pytest.raises(ValueError, match="is there already"), whole_file(tmp_path / "a", new=True):
+    with pytest.raises(ValueError, match="already exists"), whole_file(tmp_path / "a", new=True):
         (tmp_path / "a").write_text("mine")
     assert (tmp_path / "a").read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]

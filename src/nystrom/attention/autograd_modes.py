@@ -1,6 +1,6 @@
-"""In which mode torch differentiates: forward, which fused calls do not have, or once more, by a checkpoint.
+"""Detect forward-mode differentiation, which fused calls do not support, and recomputation by gradient checkpointing.
 
-Forward mode is what `torch.func.jvp`, `jacfwd` and `hessian` take, and `torch.autograd.forward_ad`.
+`torch.func.jvp`, `jacfwd`, `hessian` and `torch.autograd.forward_ad` use forward mode.
 """
 
 import re
@@ -14,18 +14,18 @@ _OF_TORCH = re.compile(r"forward (mode )?AD")
 
 
 def is_forward_mode() -> bool:
-    """Whether a derivative in forward mode is being taken, of whatever tensors."""
+    """Whether any tensor is being differentiated in forward mode."""
     # A tensor does not tell: within a gradient of torch.func its tangent is out of sight.
     return forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
 
 
 def is_computed_again() -> bool:
-    """Whether this is the second forward pass of a checkpoint, which runs inside a backward pass."""
+    """Whether this is the recomputed forward pass of gradient checkpointing, which runs inside a backward pass."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0
 
 
 def refusing_by_name() -> AbstractContextManager[None]:
-    """Context in which an operation without a derivative in forward mode says the way out."""
+    """Context in which an operation without a forward-mode derivative raises an error that names the alternatives."""
     return nullcontext() if torch.compiler.is_compiling() else _refusing()
 
 

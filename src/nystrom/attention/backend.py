@@ -1,7 +1,7 @@
-"""Which code computes an attention: torch, or the Triton kernels of `nystrom.gpu`.
+"""The backend that computes attention: torch, or the Triton kernels of `nystrom.gpu`.
 
 "auto" means torch: the kernels have not been measured on a GPU yet, so pass "triton" to use them. An explicit choice
-that cannot run raises; it is never replaced.
+that cannot run raises an error; there is no silent fallback.
 """
 
 import importlib.util
@@ -16,11 +16,11 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]]) -> None:
-    """Raise if a backend does not exist, is not installed, or lacks an option that is asked for.
+    """Raise if a backend does not exist, is not installed, or does not support a given option.
 
     Args:
-        backend: The choice.
-        unsupported: For each option that Triton code supports one value of: the given value, and that one.
+        backend: The requested backend.
+        unsupported: Options for which the Triton code supports only one value: the given value and the supported one.
 
     Raises:
         ValueError: It cannot be used; the message says what to do.
@@ -41,7 +41,7 @@ def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]
 
 
 def check_backend_device(backend: object, device: "torch.device") -> None:
-    """Raise if a backend does not run on a device, before there are tensors on it.
+    """Raise if a backend does not run on a device, before any tensor is moved there.
 
     Raises:
         ValueError: It does not; the message says what to do.
@@ -53,7 +53,7 @@ def check_backend_device(backend: object, device: "torch.device") -> None:
 
 
 def kernel_errors() -> tuple[type[Exception], ...]:
-    """What a kernel raises that does not compile or does not fit a device; nothing where Triton is not installed."""
+    """The errors of a kernel that does not compile or does not fit a device; empty if Triton is not installed."""
     if not _HAS_TRITON:
         return ()
     from nystrom.gpu.launch import TritonError
@@ -62,5 +62,5 @@ def kernel_errors() -> tuple[type[Exception], ...]:
 
 
 def uses_triton(backend: object) -> bool:
-    """Whether the kernels of `nystrom.gpu` compute."""
+    """Whether the kernels of `nystrom.gpu` are used."""
     return backend == "triton"

@@ -1,4 +1,4 @@
-"""What every method does around its own computation: checks, dtypes, tokens that are not real, and empty inputs."""
+"""What all methods share around their own computation: checks, dtypes, padding and empty inputs."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -34,8 +34,8 @@ def attend(
 ) -> Float[Tensor, "b h n e"]:
     """Run `core(q, k, v, keep, query_keep, *rest)` on checked inputs, with the masks of keys and queries.
 
-    It sees tokens that are not real as zeros, the dtype that autocast asks for and no autocast inside; what it returns
-    is zeroed at queries that are not real, and cast to the dtype of the values.
+    The core sees padding tokens as zeros and the dtype that autocast asks for, with autocast switched off. Its result
+    is zeroed at padding queries and cast to the dtype of the values.
 
     Args:
         core: The computation.
@@ -43,15 +43,15 @@ def attend(
         k: Keys.
         v: Values.
         masks: Which tokens are real.
-        *rest: What else it takes.
-        same_tokens: Who asks for queries and keys of the same tokens, and the way out, see `check_same_tokens`; None
-            where any will do.
-        clean: Put zeros where tokens are not real; a core that looks at masks wherever it reads does without.
-        group: Process group whose ranks hold pieces of the tokens; `nystrom.parallel` then takes over.
+        *rest: Further arguments of the core.
+        same_tokens: The message for a method that requires queries and keys of the same tokens, see
+            `check_same_tokens`; None if they may differ.
+        clean: Zero the padding tokens first; a core that applies the masks itself can skip this.
+        group: Process group across which the tokens are split; `nystrom.parallel` then runs the method.
 
     Raises:
-        ValueError: Shapes, dtypes or masks that do not fit.
-        NotImplementedError: A derivative in forward mode is asked of a fused call.
+        ValueError: Invalid shapes, dtypes or masks.
+        NotImplementedError: A forward-mode derivative of a fused call is requested.
     """
     if group is not None:
         # Imported when it is asked for: it stands on the methods.
@@ -76,7 +76,7 @@ def attend(
 def _attend_in_segments(
     core: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *rest: Any, **how: Any
 ) -> Float[Tensor, "1 h n e"]:
-    """Attend within each sequence of a packed batch, all with the same draws, as the sequences of a batch have."""
+    """Attend within each sequence of a packed batch; all use the same draws, as the sequences of a batch do."""
     check_inputs(q, k, v, Masks())
     check_same_tokens(_PACKED, q, k, Masks())
     edges = check_segments(cu_seqlens, q)

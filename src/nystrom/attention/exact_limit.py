@@ -1,4 +1,4 @@
-r"""Exact attention for short sequences, at the cost of the approximation.
+r"""Exact attention for short sequences, at no more cost than the approximation.
 
 A method with m landmarks computes $\mathrm{out} = f(Q, L)\,(B\, g(L, K) V)$: a right factor that gives each landmark a
 result over all keys, an m x m matrix B, and a left factor over the landmarks.
@@ -6,10 +6,10 @@ result over all keys, an m x m matrix B, and a left factor over the landmarks.
 - At most m real keys: they become the landmarks and their values the middle, so that the left factor is exact.
 - At most m real queries, and more keys: they become the landmarks, so that the right factor holds the exact results.
 
-Which sequences are short is counted by `nystrom.landmarks.short_sequences`, for the kernels too.
+`nystrom.landmarks.short_sequences` finds the short sequences, also for the kernels.
 
-Both are choices between tensors of one shape, made for each sequence of a batch by itself without looking at the
-others, so that results do not depend on neighbours, and compilation and export need no branch.
+Both select between tensors of the same shape, for each sequence of a batch independently. So results do not depend on
+the rest of the batch, and compilation and export need no branch.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _PADDED = 1 / 8
 
 @dataclass(frozen=True)
 class ExactLimit:
-    """Which sequences of a batch are short, and what takes the place of their landmarks.
+    """The short sequences of a batch, and what replaces their landmarks.
 
     Attributes:
         m: Landmarks.
@@ -90,13 +90,13 @@ def exact_limit(
     query_keep: Bool[Tensor, "b n"] | None,
     m: int,
 ) -> ExactLimit | None:
-    """The short sequences of a batch; None where all tokens are real and their number is known.
+    """The short sequences of a batch; None if all tokens are real and their number is known.
 
     Args:
         q: Queries.
         k: Keys.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None where all are.
+        keep: Real keys; None if all are.
+        query_keep: Real queries; None if all are.
         m: Landmarks.
     """
     if keep is None and query_keep is None and is_known(q, k):
@@ -118,15 +118,15 @@ def exact_where_short(
     m: int,
     scale: float | None,
 ) -> Float[Tensor, "b h n e"]:
-    """Self-attention that is exact for sequences of at most m real tokens, which then stand side by side.
+    """Self-attention that is exact for sequences of at most m real tokens.
 
     Args:
-        approximate: What the other sequences get, a function of q, k, v and the masks of keys and queries.
+        approximate: The attention for longer sequences: a function of q, k, v and the masks of keys and queries.
         q: Queries.
         k: Keys.
         v: Values.
         keep: Real tokens.
-        m: The most tokens of a sequence that is exact.
+        m: Longest sequence, in real tokens, that gets exact attention.
         scale: Factor on the scores; None means 1 / sqrt(d).
     """
     count = keep.sum(dim=1)
@@ -160,10 +160,10 @@ def exact_one_by_one(
     keep: Bool[Tensor, "b n"] | None,
     scale: float | None,
 ) -> Float[Tensor, "b h n e"]:
-    """Exact self-attention, on a CPU without the time of much padding: each sequence by itself.
+    """Exact self-attention, one sequence at a time; on a CPU this avoids computing on padding.
 
-    A fused call takes as long for a masked token as for a real one. Tokens before the first real one and after the last
-    give zeros where calls are cut.
+    A fused call takes as long for a masked token as for a real one. Where a call is cut to the real tokens, the tokens
+    before the first and after the last give zeros.
     """
     if keep is None or q.shape[0] == 1 or q.device.type != "cpu" or not _may_branch(q):
         return fused_softmax(q, k, v, keep=keep, scale=scale)

@@ -1,4 +1,4 @@
-"""Softmax attention as one fused call, and rows of its weights: what the methods are made of."""
+"""Softmax attention as one fused call, and rows of its weights: the building blocks of the methods."""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ def fused_softmax(
     scale: float | None = None,
     is_causal: bool = False,
 ) -> Float[Tensor, "b h n e"]:
-    """One fused call, for any widths of keys and values; nothing of size n x s is stored but a causal mask with `keep`.
+    """One fused call, for any widths of keys and values; stores nothing of size n x s but a causal mask with `keep`.
 
     Masked values must hold zeros: a sequence without a real key then gives zeros. If causal, the first key is real.
     """

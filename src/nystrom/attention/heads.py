@@ -1,4 +1,4 @@
-"""The one Module of all methods, over head-split tensors: a function, its options, and its weights if it has any."""
+"""The Module of all methods, on tensors split into heads: a function, its options, and its weights if it has any."""
 
 from dataclasses import asdict, fields
 from importlib import import_module
@@ -19,13 +19,13 @@ from nystrom.shapes import Group, Masks, check_same_tokens, check_tensor
 class AttentionHeads(nn.Module):
     """A method over (b, h, n, d).
 
-    In training a method that draws does so from torch's global generator; in evaluation its draws are spread evenly.
+    In training, random methods draw from torch's global generator; in evaluation their draws are spread evenly.
 
     Attributes:
         method: Name of the method.
         options: Its options.
-        weights: Module that gives the function the tensors that it takes after the values; None for most methods.
-        group: Process group whose ranks hold pieces of the tokens, see `nystrom.parallel`; None for one process.
+        weights: Module that supplies the function's tensor arguments after the values; None for most methods.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
     """
 
     def __init__(self, method: str, options: Any, num_heads: int, head_dim: int):
@@ -66,11 +66,13 @@ class AttentionHeads(nn.Module):
             key_keep: Real keys of cross-attention.
             query_keep: Real queries of cross-attention.
             cu_seqlens: Where packed sequences begin, and the last one ends.
-            skip: Kernel of a convolution of the values that is added, see `depthwise_skip`; self-attention only.
-            is_causal: Whether a query sees no token after itself; where the method can, and without a skip.
+            skip: Kernel of the skip convolution of the values, which is added to the output, see `depthwise_skip`;
+                self-attention only.
+            is_causal: Causal attention: a query sees no later token; for methods that support it, and without a skip.
 
         Raises:
-            ValueError: Shapes, dtypes or masks that do not fit, or other heads than the Module was built for.
+            ValueError: Invalid shapes, dtypes or masks, or a number or width of heads other than the Module was built
+                for.
         """
         check_tensor("q", q)
         heads, width = (q.shape[1], q.shape[3]) if q.ndim == 4 else (0, 0)
@@ -113,12 +115,12 @@ class AttentionHeads(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        """Method and options, for print."""
+        """Method and options, shown by print."""
         return describe(self.method, self.options)
 
 
 def add_skip(out: Tensor, v: Tensor, skip: Tensor, masks: Masks) -> Float[Tensor, "b h n e"]:
-    """Add the convolution of the values, of packed sequences within each."""
+    """Add the convolution of the values; packed sequences are convolved separately."""
     if masks.cu_seqlens is None:
         return depthwise_skip(v, skip, keep=masks.keep, to=out)
 
@@ -129,7 +131,7 @@ def add_skip(out: Tensor, v: Tensor, skip: Tensor, masks: Masks) -> Float[Tensor
 
 
 def describe(method: str, options: Any) -> str:
-    """A method and those of its options that are not the defaults, for print."""
+    """A method and its non-default options, shown by print."""
     changed = {field.name: getattr(options, field.name) for field in fields(options)}
     changed = {name: value for name, value in changed.items() if value != getattr(type(options)(), name)}
     return ", ".join([f"method={method!r}", *(f"{name}={value!r}" for name, value in changed.items())])
@@ -145,7 +147,7 @@ def build_attention(name: str, *, num_heads: int, head_dim: int, **options: Any)
         **options: Fields of the method's options dataclass.
 
     Raises:
-        ValueError: An unknown method or option, or a value that does not fit.
+        ValueError: An unknown method or option, or an invalid value.
     """
     check_at_least("num_heads", num_heads, 1)
     check_at_least("head_dim", head_dim, 1)
@@ -156,7 +158,7 @@ def build_attention(name: str, *, num_heads: int, head_dim: int, **options: Any)
 
 
 def split_heads(x: Float[Tensor, "b n w"], num_heads: int) -> Float[Tensor, "b h n d"]:
-    """Split the width into heads, as a view: each head's tokens lie `num_heads` apart."""
+    """Split the width into heads, as a view: consecutive tokens of a head are `num_heads` rows apart."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
@@ -176,7 +178,7 @@ def attend_in_heads(
     tracked: TrackedError | None = None,
     is_causal: bool = False,
 ) -> Float[Tensor, "b n x"]:
-    """Split projected tokens into heads, attend, add the convolution of the values where there is one, and merge.
+    """Split projected tokens into heads, attend, add the skip convolution of the values if there is one, and merge.
 
     Args:
         heads: The method.
@@ -186,26 +188,26 @@ def attend_in_heads(
         masks: Which tokens are real.
         conv: A `DepthwiseSkip`, or None.
         tracked: The running estimate of the error, or None.
-        is_causal: Whether a query sees no token after itself.
+        is_causal: Causal attention: a query sees no later token.
 
     Raises:
-        ValueError: Shapes, dtypes or masks that do not fit, or an estimate of the error over a group.
+        ValueError: Invalid shapes, dtypes or masks, or error tracking across a group.
     """
     if tracked is not None and heads.group is not None:
         raise ValueError(
-            "track_error is True for tokens that lie on the ranks of a group, of which a rank sees its own: build "
+            "track_error is True, but the tokens are split across ranks, and each rank sees only its own: build "
             "the layer or model with track_error=False."
         )
     if tracked is not None and masks.cu_seqlens is not None:
         raise ValueError(
-            "cu_seqlens is given, and track_error looks at whole rows of a batch: build the layer with "
+            "cu_seqlens is given, and track_error works on whole rows of a batch: build the layer with "
             "track_error=False, or pad the sequences."
         )
     q, k, v = (split_heads(x, heads.num_heads) for x in (q, k, v))
     skip = None if conv is None else conv.weight
     if is_causal and tracked is not None:
         raise ValueError(
-            "is_causal is True, and track_error compares with attention to whole sequences: build the layer with "
+            "is_causal is True, and track_error compares with non-causal attention: build the layer with "
             "track_error=False."
         )
     out = heads(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal)

@@ -1,15 +1,15 @@
-r"""A drop-in replacement of `nn.MultiheadAttention` with any method.
+r"""A drop-in replacement for `nn.MultiheadAttention` with any method.
 
 $$\mathrm{out} = W_o\, \mathrm{concat}_h(\mathrm{attention}(Q_h, K_h, V_h) + \mathrm{skip}(V_h)) + b_o$$
-with a method of `nystrom.attention.registry` and the depthwise convolution of `skip` where the layer has one. Its
-parameters have the names and the start values of `nn.MultiheadAttention`, whose state dict loads (without a skip,
-strictly).
+with a method of `nystrom.attention.registry` and the depthwise convolution `skip` if the layer has one. Its parameters
+have the names and initial values of `nn.MultiheadAttention`, whose state dict it loads (with strict=True if there is no
+skip).
 
-`layer(x)` is self-attention: `key_padding_mask` masks queries and keys alike. With three arguments `self_attention` of
-the constructor says whether queries and keys are the same tokens; where it says nothing, one and the same object as
-query and key is self-attention, and anything else is cross-attention, whose queries are all real unless
-`query_padding_mask` says which. Two tensors of one length raise where it would make a difference. What padding holds
-reaches neither outputs nor gradients: it is zero before it is projected.
+`layer(x)` is self-attention: `key_padding_mask` masks queries and keys alike. With three arguments, `self_attention` of
+the constructor says whether queries and keys are the same tokens. If it is None, passing the same object as query and
+key means self-attention, and anything else cross-attention, whose queries are all real unless `query_padding_mask` is
+given. Two tensors of equal length raise an error where the difference would matter. The content of padding reaches
+neither outputs nor gradients: it is zeroed before the projection.
 
 Departs from `nn.MultiheadAttention`: inputs are (batch, tokens, width) unless `batch_first` is False; `need_weights` is
 False by default, since n x s weights do not exist here; dropout on attention weights raises for the same reason.
@@ -45,19 +45,19 @@ class MultiheadAttention(nn.Module):
         conv_kernel_size: Odd size of the skip convolution's kernel; None for no skip. Self-attention only.
         kdim: Width of keys; None means `embed_dim`.
         vdim: Width of values; None means `embed_dim`.
-        head_dim: Width of one head; None means `embed_dim` / `num_heads`. Another one has projections of other shapes
-            than those of `nn.MultiheadAttention`.
+        head_dim: Width of one head; None means `embed_dim` / `num_heads`. Any other width gives the projections shapes
+            that differ from `nn.MultiheadAttention`.
         batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
-        self_attention: Whether query and key of a call with three arguments are the same tokens; None takes one and the
-            same object for that.
+        self_attention: Whether query and key of a call with three arguments are the same tokens; None treats the same
+            object passed as both as self-attention.
         track_error: Keep a running estimate of the error against exact attention while the layer trains, see
-            `tracked_error`; training is bit by bit the same.
+            `tracked_error`; training is bit-for-bit unchanged.
         device: Where the parameters live.
         dtype: Their dtype.
         **options: Options of the method, see `nystrom.attention.options`.
 
     Raises:
-        ValueError: Sizes, an unknown method or option, or a value that does not fit.
+        ValueError: Invalid sizes, an unknown method or option, or an invalid value.
     """
 
     # nn.TransformerEncoderLayer reads it, and keeps its fused path, which is exact attention, away.
@@ -131,7 +131,7 @@ class MultiheadAttention(nn.Module):
         return self.kdim == self.vdim == self.embed_dim
 
     def reset_parameters(self) -> None:
-        """Start values of `nn.MultiheadAttention`: Xavier-uniform projections, zero biases."""
+        """Initial values of `nn.MultiheadAttention`: Xavier-uniform projections, zero biases."""
         for weight in (self.in_proj_weight,) if self._is_stacked else self._projections():
             nn.init.xavier_uniform_(weight)
         if self.in_proj_bias is not None:
@@ -158,14 +158,14 @@ class MultiheadAttention(nn.Module):
         """Attend.
 
         Args:
-            query: Queries; alone they are keys and values, too.
+            query: Queries; if given alone, also the keys and values.
             key: Keys; see `self_attention` of the constructor.
             value: Values.
             key_padding_mask: (b, s), True = ignore, as in torch; or floats, 0 = real and -inf = ignore. The functions'
                 `keep` is the other way round, True = real: pass ~keep. A sequence that is ignored as a whole gives
                 zeros before the output projection, without an error.
             need_weights: Return rows of the attention matrix, for the queries in `weight_queries`.
-            attn_mask: Raises: an n x s mask has no place in linear memory.
+            attn_mask: Not supported: an n x s mask does not fit in linear memory. Raises if given.
             average_attn_weights: Whether rows are averaged over heads.
             is_causal: Whether a query sees no token after itself; self-attention by `near_far`, without a skip.
             query_padding_mask: (b, n), True = ignore, the opposite of `query_keep`, of cross-attention; self-attention
@@ -178,11 +178,11 @@ class MultiheadAttention(nn.Module):
                 True.
 
         Returns:
-            The output, shaped as `query`, and the rows (b, r, s), (b, h, r, s) if not averaged, or None. Rows do not
-            hold the skip convolution.
+            The output, shaped like `query`, and the rows, or None. Rows have the shape (b, r, s), or (b, h, r, s) if
+            not averaged, and do not include the skip convolution.
 
         Raises:
-            ValueError: What does not fit or cannot be honoured; the message names it.
+            ValueError: An invalid or unsupported argument; the message names it.
         """
         self._check_call(attn_mask, is_causal, need_weights, weight_queries)
         if is_causal and context is not None:
@@ -275,10 +275,10 @@ class MultiheadAttention(nn.Module):
             queries: A sample of the queries to come; they decide which keys are heavy. None does without.
 
         Returns:
-            The context, of the layer's `num_heavy` heavy keys and `num_clusters` clusters a head.
+            The context: `num_heavy` heavy keys and `num_clusters` clusters per head.
 
         Raises:
-            ValueError: A layer of another method or of self-attention, or what does not fit.
+            ValueError: The layer uses another method or is self-attention, or an argument is invalid.
         """
         self._check_context()
         value = key if value is None else value
@@ -301,13 +301,13 @@ class MultiheadAttention(nn.Module):
         )
 
     def new_cache(self, batch: int) -> NearFarCache:
-        """A cache that has read nothing, for causal attention a few tokens at a time: `layer(x, cache=cache)`.
+        """An empty cache, for causal attention a few tokens at a time: `layer(x, cache=cache)`.
 
         Args:
             batch: Sequences.
 
         Raises:
-            ValueError: A layer of another method, with a skip, or of tokens that are cut over ranks.
+            ValueError: The layer uses another method, has a skip, or its tokens are split across ranks.
         """
         self._check_cache()
         weight = self.out_proj.weight
@@ -324,12 +324,12 @@ class MultiheadAttention(nn.Module):
     def tracked_error(self) -> Float[Tensor, " h"]:
         """The running estimate of each head's relative error against exact attention, over the last training steps.
 
-        It is that of the method's output, without the skip convolution and before the projection, from eight queries of
-        each sequence and two heads in turn in each training step, and a step counts half after 100 more; see
+        This is the error of the method's output, without the skip convolution and before the projection. Each training
+        step samples eight queries per sequence and two heads in turn; the weight of a step halves every 100 steps. See
         `nystrom.attention.tracked_error`. In low precision the output's own rounding is part of it.
 
         Returns:
-            The relative error in the Frobenius norm; NaN for a head that no training step has looked at yet.
+            The relative error in the Frobenius norm; NaN for a head that no training step has sampled yet.
 
         Raises:
             ValueError: The layer was built without `track_error`.
@@ -339,7 +339,7 @@ class MultiheadAttention(nn.Module):
         return self.tracked.value()
 
     def extra_repr(self) -> str:
-        """Sizes, for print; the heads name the method."""
+        """Sizes, shown by print; the heads name the method."""
         declared = "" if self.self_attention is None else f", self_attention={self.self_attention}"
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}{declared}"
 
@@ -382,7 +382,7 @@ class MultiheadAttention(nn.Module):
             )
         if self.heads.group is not None:
             raise ValueError(
-                "the tokens are cut over ranks, and a context would be of this rank's keys alone: make it of whole "
+                "the tokens are split across ranks, and a context would hold this rank's keys only: make it from whole "
                 "sequences, on a layer in one process."
             )
 
@@ -391,8 +391,8 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"{self.method} attention sees whole sequences, and has no cache: use method='near_far'.")
         if self.conv is not None or self.self_attention is False or self.heads.group is not None:
             what = "has a skip" if self.conv is not None else "has self_attention=False"
-            what = what if self.heads.group is None else "has tokens that are cut over ranks"
-            raise ValueError(f"a cache is of causal self-attention, but the layer {what}: build another one.")
+            what = what if self.heads.group is None else "has tokens that are split across ranks"
+            raise ValueError(f"a cache is for causal self-attention, but the layer {what}: build another layer.")
 
     def _read(self, query: Tensor, cache: NearFarCache) -> Tensor:
         (query,) = self._in_batches(query=query)
@@ -411,11 +411,11 @@ class MultiheadAttention(nn.Module):
             )
         if is_causal and weight_queries is not None:
             raise ValueError(
-                "is_causal is True, and weight_queries is given: rows are those of whole sequences. Leave one out."
+                "is_causal is True, and weight_queries is given: rows exist only without is_causal. Leave one out."
             )
         if need_weights and self.heads.group is not None:
             raise ValueError(
-                "need_weights is True, but the tokens are cut over ranks, and each would give rows of its own keys "
+                "need_weights is True, but the tokens are split across ranks, and each would give rows of its own keys "
                 "alone: call the layer on whole sequences for rows."
             )
         if need_weights and weight_queries is None:
@@ -427,14 +427,14 @@ class MultiheadAttention(nn.Module):
             raise ValueError("weight_queries is given but need_weights is False: also pass need_weights=True.")
         if weight_queries is not None and self.training and getattr(self.heads.options, "landmarks", None) == "uniform":
             raise ValueError(
-                "weight_queries is given in training, where each call draws landmarks: rows would be those of other "
-                "landmarks than the output's. Call eval() before, or build the layer with other landmarks."
+                "weight_queries is given in training, where each call draws new landmarks: rows would come from other "
+                "landmarks than the output. Call eval() first, or build the layer with other landmarks."
             )
         if weight_queries is not None and not METHODS[self.method].rows:
             raise ValueError(f"weight_queries is given, but {self.method} attention has no rows of weights to give.")
 
     def _check_packed(self, cu_seqlens: Tensor | None, *others: object) -> None:
-        """Packed sequences are whole, and real."""
+        """Check that packed sequences come without masks, contexts and caches."""
         if cu_seqlens is None:
             return
         if any(x is not None for x in others):
@@ -451,7 +451,7 @@ class MultiheadAttention(nn.Module):
         key_padding_mask: Tensor | None,
         query_padding_mask: Tensor | None,
     ) -> bool:
-        """Whether a call is self-attention: as it is declared, `alone` where query came alone, or by one object."""
+        """Whether a call is self-attention: as declared, else if query is `alone`, or is the same object as key."""
         declared, tokens = self.self_attention, 1 if self.batch_first and query.ndim == 3 else 0
         one_length = query.shape[tokens] == key.shape[tokens]
         if alone and declared is False:
@@ -487,7 +487,7 @@ class MultiheadAttention(nn.Module):
         return False
 
     def _check_cross(self, came: str) -> None:
-        """Raise for cross-attention where the skip or the method cannot do it."""
+        """Raise for cross-attention if the skip or the method does not support it."""
         if self.conv is not None:
             what, way = "the skip convolution adds values to queries of the same positions", "conv_kernel_size=None"
         elif not METHODS[self.method].cross_attention:
@@ -503,7 +503,7 @@ class MultiheadAttention(nn.Module):
         return self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
 
     def _project(self, **inputs: Tensor) -> list[Tensor]:
-        """Those of query, key and value that are given."""
+        """Project whichever of query, key and value are given."""
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         projected = []
         for name, weight, bias in zip(("query", "key", "value"), self._projections(), biases, strict=True):
@@ -525,23 +525,23 @@ class NystromAttention(MultiheadAttention):
         landmarks: "segment_means", "uniform" or "kmeans".
         pinv: "iterative", "ridge" or "exact".
         pinv_steps: Iterations of the iterative inverse.
-        z0: Start value of the iteration, "paper", "authors" or "sequence".
+        z0: Initial value of the iteration: "paper", "authors" or "sequence".
         scale: Factor on the scores; None means 1 / sqrt(head width).
         backend: "auto", "torch" or "triton".
         kdim: Width of keys; None means `embed_dim`.
         vdim: Width of values; None means `embed_dim`.
-        head_dim: Width of one head; None means `embed_dim` / `num_heads`. Another one has projections of other shapes
-            than those of `nn.MultiheadAttention`.
+        head_dim: Width of one head; None means `embed_dim` / `num_heads`. Any other width gives the projections shapes
+            that differ from `nn.MultiheadAttention`.
         batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
-        self_attention: Whether query and key of a call with three arguments are the same tokens; None takes one and the
-            same object for that.
+        self_attention: Whether query and key of a call with three arguments are the same tokens; None treats the same
+            object passed as both as self-attention.
         track_error: Keep a running estimate of the error against exact attention while the layer trains, see
-            `tracked_error`; training is bit by bit the same.
+            `tracked_error`; training is bit-for-bit unchanged.
         device: Where the parameters live.
         dtype: Their dtype.
 
     Raises:
-        ValueError: Sizes or options that do not fit.
+        ValueError: Invalid sizes or options.
     """
 
     def __init__(

@@ -31,15 +31,15 @@ SIZES: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def split_name(name: str) -> tuple[str, int | None]:
-    """A name without its number, and the number; None where there is none."""
+    """A name without its number, and the number; None if there is none."""
     family, _, tail = name.rpartition("-")
     return (family, int(tail)) if tail.isdecimal() else (name, None)
 
 
 def size_options(method: str, number: int | None) -> dict[str, object]:
-    """The options that a number after a method's name sets, None where there is none.
+    """The options that a number after a method's name sets; `number` is None if there is none.
 
-    A method that is compared is compared as the approximation that it is: near_far without its exact limit.
+    Methods are compared as approximations, so near_far gets no exact limit.
     """
     plain: dict[str, object] = {"exact_up_to": 0} if method == "near_far" else {}
     return plain if number is None else dict.fromkeys(SIZES[method][0], number) | plain
@@ -63,9 +63,9 @@ def read_method(name: str) -> tuple[str, dict[str, object]]:
 
 
 def sized_name(method: str, options: Mapping[str, object]) -> tuple[str, int | None]:
-    """The name in rows of a method with these options, such as "nystrom-64", and its size, by default the method's.
+    """The name that rows use for a method with these options, such as "nystrom-64", and its size.
 
-    A method that has several sizes, each with another number, has its plain name and no size.
+    A method with several sizes that differ gets its plain name and no size.
     """
     if method not in SIZES:
         return method, None
@@ -79,7 +79,7 @@ def sized_name(method: str, options: Mapping[str, object]) -> tuple[str, int | N
 
 
 def near_far_keys(number: int) -> dict[str, object]:
-    """near_far's options with which a query sees so many keys, at least 8: half near, a quarter heavy, and clusters."""
+    """near_far's options for `number` keys per query, at least 8: half near, a quarter heavy, the rest clusters."""
     quarter = number // 4
     sizes: dict[str, object] = {
         "block_size": quarter,

@@ -1,7 +1,7 @@
-"""The options of every method: what each means is documented here, once, and nothing here needs torch.
+"""The options of every method, each documented once, here. Needs no torch.
 
-A method's function takes the fields of its class as keyword arguments with the same defaults; `documented` adds what
-they mean to the function's docstring.
+A method's function takes the fields of its class as keyword arguments with the same defaults; `documented` adds their
+descriptions to the function's docstring.
 """
 
 import functools
@@ -41,7 +41,7 @@ class SoftmaxOptions:
     """Options of exact attention.
 
     Attributes:
-        form: "fused", or "materialised" as the papers' baseline.
+        form: "fused", or "materialised", the papers' baseline.
         scale: Factor on the scores; None means 1 / sqrt(d).
     """
 
@@ -61,14 +61,14 @@ class NystromOptions:
         num_landmarks: Landmarks m; a sequence of at most m real keys or queries gets exact attention.
         landmarks: "segment_means" (the paper), "uniform" or "kmeans", each over real tokens only.
         pinv: "iterative" (eq. 14), "ridge" (regularised, exact where the matrix is well conditioned) or "exact"
-            (singular values above the root of rounding, for study).
+            (singular values above the square root of the rounding unit, for study).
         pinv_steps: Iterations of eq. (14).
-        z0: Start value of the iteration: "paper" (per matrix), "authors" (largest column sum over batch and heads, as
-            published checkpoints were trained; a result then depends on its neighbours) or "sequence" (largest column
-            sum over the heads of one sequence: what "authors" gives for a sequence alone).
+        z0: Initial value of the iteration: "paper" (per matrix), "authors" (largest column sum over batch and heads, as
+            published checkpoints were trained; a result then depends on the rest of the batch) or "sequence" (largest
+            column sum over the heads of one sequence: what "authors" gives for a sequence alone).
         scale: Factor on the scores; None means 1 / sqrt(d).
         backend: "auto", "torch" or "triton" (GPU kernels: segment means and the iterative inverse); an explicit choice
-            that cannot run raises.
+            that cannot run raises an error.
     """
 
     num_landmarks: int = 64
@@ -121,7 +121,7 @@ class SkyformerOptions:
         pinv_steps: Iterations of the iterative inverse.
         scale: Factor c on squared distances, as in exp(-c |q - k|^2 / 2); None means 1 / sqrt(d).
         backend: "auto", "torch" or "triton" (GPU kernels: the Gaussian kernel and the iterative inverse); an explicit
-            choice that cannot run raises.
+            choice that cannot run raises an error.
     """
 
     num_landmarks: int = 128
@@ -189,8 +189,9 @@ class PerformerOptions:
 
     Attributes:
         num_features: Random features r.
-        redraw_steps: The Module draws a new projection in each forward of this number in training; None means never.
-            What a checkpoint computes again takes the last one: with both, one backward follows each forward.
+        redraw_steps: In training the Module draws a new projection every `redraw_steps` forward passes; None means
+            never. With gradient checkpointing, recomputation uses the latest projection, so each forward must be
+            followed by its backward.
         scale: Factor on the scores; None means 1 / sqrt(d).
     """
 
@@ -214,8 +215,8 @@ class LinformerOptions:
         max_length: Longest sequence of keys L, padding included.
         per_head: Whether each head has its own projections; otherwise all heads share them (headwise sharing).
         share_key_value: Whether one projection serves keys and values, E = F (key-value sharing).
-        init_std: Standard deviation of the projections' start values; None means 1 / sqrt(num_features).
-        frozen: Whether the projections keep their start values in training.
+        init_std: Standard deviation of the projections' initial values; None means 1 / sqrt(num_features).
+        frozen: Whether the projections keep their initial values in training.
         scale: Factor on the scores; None means 1 / sqrt(d).
     """
 
@@ -266,8 +267,8 @@ class ReformerOptions:
         num_hashes: Rounds of hashing.
         chunk_size: Tokens m of a chunk; a query reaches its chunk and the one before.
         num_buckets: Buckets B, 1 or an even number; about 2 n / chunk_size is the authors' choice for n tokens.
-        shared_qk: Whether keys are the queries, normalised, as in the paper; `k` then takes no part.
-        across_buckets: Whether a query attends to other buckets in its reach too, as the authors' code does.
+        shared_qk: Whether keys are the normalised queries, as in the paper; `k` is then ignored.
+        across_buckets: Whether a query also attends to other buckets within its reach, as in the authors' code.
         scale: Factor on the scores; None means 1 / sqrt(d).
     """
 
@@ -297,7 +298,7 @@ class LongformerOptions:
 
     Attributes:
         window: Full width of the window, odd: the token itself and (window - 1) / 2 on either side.
-        num_global: How many of the first real tokens attend to all and are attended to by all.
+        num_global: Number of global tokens, the first real ones: they attend to all tokens, and all attend to them.
         scale: Factor on the scores; None means 1 / sqrt(d).
     """
 
@@ -343,16 +344,16 @@ class NearFarOptions:
 
     Attributes:
         block_size: Queries of a block, which all see the same keys.
-        reach: Tokens on either side of its block that a query sees exactly.
+        reach: Tokens on either side of its own block that a query sees exactly.
         num_heavy: Keys g of each head that all of its queries see exactly.
         num_clusters: Clusters m of the other keys.
         iterations: Steps of k-means, of which the last sees all keys and the others a sample.
-        exact_up_to: Self-attention of at most so many real tokens is exact, sequence by sequence: up to about 1,024
-            that is the faster of the two on a CPU. 0 approximates sequences of any length.
-        num_samples: Queries r whose exact outputs teach, by ridge regression, what to add to all of them; 0 for none.
-            Rows of the matrix are then no longer positive.
+        exact_up_to: Self-attention of a sequence with at most this many real tokens is exact: up to about 1,024 that is
+            faster on a CPU. 0 approximates sequences of any length.
+        num_samples: Sampled queries r. A ridge regression on their exact outputs gives a correction for all queries; 0
+            for none. Rows of the matrix are then no longer positive.
         scale: Factor on the scores; None means 1 / sqrt(d).
-        backend: "auto", "torch" or "triton" (GPU kernels, in which the choice of keys and the correction are torch's).
+        backend: "auto", "torch" or "triton" (GPU kernels; torch still chooses the keys and computes the correction).
     """
 
     block_size: int = 64
@@ -381,12 +382,12 @@ def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, Any]:
     r"""Sizes of `near_far` with which its error hardly grows with the length: the square root of n, in time $n^{3/2}$.
 
     $32 \sqrt{n / 512}$ heavy keys and $80 \sqrt{n / 512}$ clusters in multiples of 8, blocks of 128 and a reach of 16.
-    They are for models: fixed numbers, whatever the length of an input. A causal query sees more tokens as they are:
-    half the heavy keys and clusters serve it, and the first 2,048 tokens are exact, which takes no longer.
+    They are meant for models: fixed numbers, whatever the length of an input. A causal query sees more tokens exactly,
+    so half the heavy keys and clusters suffice, and the first 2,048 tokens are exact, which takes no longer.
 
     Args:
         n: Tokens of the longest input.
-        is_causal: Whether they are for `is_causal`.
+        is_causal: Whether the sizes are for causal attention.
 
     Returns:
         Options of `near_far_attention`.
@@ -409,18 +410,18 @@ MASK_DOCS = {
     "key_keep": "Real keys of cross-attention, True = real; None where all are. Without a real key there are zeros.",
     "query_keep": "Real queries of cross-attention, True = real; None where all are. Other queries give zeros.",
     "cu_seqlens": (
-        "Where packed sequences begin in a batch of one, and the last one ends: 0, ..., n, as flash-attn has it. Each\n"
-        "attends to itself alone."
+        "Start of each packed sequence in a batch of one, and the end of the last: 0, ..., n, as in flash-attn. Each\n"
+        "attends only to itself."
     ),
 }
 
 
 def documented(options: type) -> Callable[[F], F]:
-    """What all functions of methods share: documented options, and an error by name for what no method can do.
+    """Decorate a method's function: document its options, and raise a named error for unsupported arguments.
 
-    What the fields of `options` mean is put where the docstring has the line `**options: ...`, and what the masks mean
-    for `**masks: ...`. Only what the function takes is named: fields that shape weights concern its Module alone. Other
-    arguments raise, see `refusing`.
+    The descriptions of the fields of `options` replace the docstring's line `**options: ...`, and those of the masks
+    the line `**masks: ...`. Only arguments of the function are listed: fields that shape weights concern only its
+    Module. Other arguments raise, see `refusing`.
     """
 
     def document(function: F) -> F:
@@ -465,10 +466,10 @@ _CANNOT_HONOUR = {
 
 
 def refusing(function: F) -> F:
-    """An attention that raises a ValueError, by name, for what it does not take.
+    """Wrap an attention so that unsupported arguments raise a ValueError that names them.
 
-    Arguments of `scaled_dot_product_attention` that no method can honour raise where they ask for anything; others
-    raise with the nearest name that there is, and so does an argument by position after the tensors.
+    Arguments of `scaled_dot_product_attention` that no method supports raise if they are set; unknown names raise with
+    the nearest known name; and so do positional arguments after the tensors.
     """
     parameters = inspect.signature(function).parameters.values()
     taken = [parameter.name for parameter in parameters]
@@ -480,7 +481,7 @@ def refusing(function: F) -> F:
         if len(args) > len(positional):
             count = len(args) - len(positional) + len(tensors)
             raise ValueError(
-                f"{count} arguments came by position; expected {', '.join(tensors)}, and all others by name: keep says "
+                f"got {count} positional arguments; expected {', '.join(tensors)}, and all others by name: keep says "
                 "which tokens are real."
             )
         for name in [name for name in kwargs if name not in taken]:

@@ -34,10 +34,10 @@ class AttentionPlan:
 
     Attributes:
         layers: In the order of the layers.
-        found: What the plan rests on, such as the error and the time that were measured; plain values by name.
+        found: The measurements behind the plan, such as its error and time; plain values by name.
 
     Raises:
-        ValueError: No layer, or a method or option that is unknown or wrong.
+        ValueError: No layers, or an unknown or invalid method or option.
     """
 
     layers: tuple[LayerChoice, ...]
@@ -53,7 +53,7 @@ class AttentionPlan:
             kind(**options)
 
     def __str__(self) -> str:
-        """Layers with the same method together, such as "nystrom-64 in layers 0-2; softmax in layer 3"."""
+        """The layers grouped by method, such as "nystrom-64 in layers 0-2; softmax in layer 3"."""
         names = [sized_name(*choice)[0] for choice in self.layers]
         parts = []
         for name in dict.fromkeys(names):
@@ -63,7 +63,7 @@ class AttentionPlan:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The plan as a configuration holds it, as the options of `PLAN`."""
+        """The plan as a configuration stores it: the options of `PLAN`."""
         return {LAYERS: [{"method": method, "options": dict(options)} for method, options in self.layers]}
 
     def check_layers(self, count: int, model: str) -> None:
@@ -88,33 +88,33 @@ def read_plan(path: Path) -> AttentionPlan:
     """Read a plan from a JSON file.
 
     Raises:
-        ValueError: The file is missing or is no plan.
+        ValueError: The file is missing or is not a plan.
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"plan is {path}, which is no file; nystrom inspect --budget writes one.")
+        raise ValueError(f"plan is {path}, which is not a file; nystrom inspect --budget writes one.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"plan {path} is no JSON text ({error}); nystrom inspect --budget writes one.") from error
+        raise ValueError(f"plan {path} is not valid JSON ({error}); nystrom inspect --budget writes one.") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("found"), dict):
-        raise ValueError(f"plan {path} is no plan of attention; nystrom inspect --budget writes one.")
+        raise ValueError(f"plan {path} is not an attention plan; nystrom inspect --budget writes one.")
     layers = plan_of_options({LAYERS: content.get(LAYERS)}).layers
     return AttentionPlan(layers, content["found"])
 
 
 def plan_of_options(options: Mapping[str, Any]) -> AttentionPlan:
-    """The plan that the options of `PLAN` in a configuration say.
+    """The plan stored in a configuration, as the options of `PLAN`.
 
     Raises:
-        ValueError: They say none.
+        ValueError: They hold no plan.
     """
     layers = options.get(LAYERS)
     right = set(options) == {LAYERS} and isinstance(layers, list) and all(map(_is_choice, layers))
     if not right:
         raise ValueError(
-            f"a plan has layers = {layers!r}; expected a list of {{'method': NAME, 'options': {{...}}}}, one a layer, "
-            "and nothing else: nystrom inspect --budget writes one."
+            f"a plan has layers = {layers!r}; expected a list of {{'method': NAME, 'options': {{...}}}}, one per "
+            "layer, and nothing else: nystrom inspect --budget writes one."
         )
     assert isinstance(layers, list)
     return AttentionPlan(tuple(LayerChoice(layer["method"], dict(layer["options"])) for layer in layers))

@@ -1,4 +1,4 @@
-"""Every attention method of the library, by name, in one literal table that needs no torch."""
+"""Every attention method of the library, by name, in one table. Needs no torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -25,7 +25,7 @@ from nystrom.checks import check_names
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One attention method; NAME has its home in `nystrom.attention.methods.NAME`, as the function `NAME_attention`.
+    """One attention method; NAME is implemented in `nystrom.attention.methods.NAME`, as the function `NAME_attention`.
 
     Attributes:
         summary: What it is, in a few words.
@@ -33,16 +33,16 @@ class Method:
         cost: Time, in the letters of `nystrom.shapes`.
         exact_limit: When it equals what it approximates.
         source: Paper.
-        weights: Name of the Module, in its home, that gives the function the tensors it takes after the values.
+        weights: Name of the Module, in the same file, that supplies the function's tensor arguments after the values.
         weight_options: Options of these weights, which the function does not take.
-        random: Its function draws, from `generator`.
-        cross_attention: It works for queries of other tokens than the keys'.
-        positional: Its rule is about positions, so that holes inside a sequence count.
+        random: Its function makes random draws from `generator`.
+        cross_attention: It supports cross-attention, where queries and keys are different tokens.
+        positional: It depends on positions, so masked holes inside a sequence count.
         takes_skip: Its function adds the skip convolution itself.
         causal: Its function takes `is_causal`.
-        over_ranks: Its tokens may be cut over the ranks of a process group, see `nystrom.parallel`.
-        rows: Its home has `NAME_rows`, which gives rows of the attention matrix.
-        second_derivatives: The option with which there are second derivatives; "always", or "never": they raise.
+        over_ranks: Its tokens may be split across the ranks of a process group, see `nystrom.parallel`.
+        rows: Its file has `NAME_rows`, which gives rows of the attention matrix.
+        second_derivatives: The option required for second derivatives; "always", or "never" if they raise.
     """
 
     summary: str
@@ -214,7 +214,7 @@ WEIGHTLESS = tuple(name for name in METHODS if name != "linformer")
 
 
 def check_weightless(method: str) -> None:
-    """Raise for a method that is unknown, or whose projections would have to be learned."""
+    """Raise for an unknown method, or one whose projections would have to be learned."""
     check_names("attention method", [method], METHODS)
     if method not in WEIGHTLESS:
         raise ValueError(
@@ -224,10 +224,10 @@ def check_weightless(method: str) -> None:
 
 
 def find_function(name: str) -> Callable[..., Any]:
-    """The function of a method; its home is imported now."""
+    """The function of a method; its file is imported now."""
     return find_in_home(name, f"{name}_attention")
 
 
 def find_in_home(name: str, what: str) -> Any:
-    """What the home of a method holds under a name."""
+    """The object of this name in a method's file."""
     return getattr(import_module(f"nystrom.attention.methods.{name}"), what)

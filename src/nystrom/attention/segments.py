@@ -1,8 +1,8 @@
-"""Packed sequences: many of them one after the other in a batch of one, with no padding between.
+"""Packed sequences: several in one row, a batch of one, with no padding between them.
 
-`cu_seqlens` says where they begin, and where the last one ends, as flash-attn has it: 0, 5, 12 for five tokens and
-seven. Sequences of about one length are padded to the longest of them and attend in one call, with at most one padded
-token to seven real ones; since padding and neighbours change nothing, each gets what it would get alone.
+`cu_seqlens` holds the start of each and the end of the last, as in flash-attn: 0, 5, 12 for five tokens and seven.
+Sequences of about one length are padded to the longest of them and attend in one call, with at most one padded token to
+seven real ones; since padding and neighbours change nothing, each gets what it would get alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +17,10 @@ _PADDED = 1 / 8
 
 
 def check_segments(cu_seqlens: object, x: Shaped[Tensor, "b h n d"]) -> list[int]:
-    """Check where the sequences of a packed batch begin and end, and give that as whole numbers.
+    """Check the boundaries of a packed batch, and return them as Python integers.
 
     Raises:
-        ValueError: No boundaries of packed sequences, or a graph that is recorded, which cannot hang on them.
+        ValueError: Invalid boundaries, or a call inside a traced graph, which cannot depend on their values.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         raise ValueError(
@@ -39,7 +39,7 @@ def check_segments(cu_seqlens: object, x: Shaped[Tensor, "b h n d"]) -> list[int
     edges, n = cu_seqlens.tolist(), x.shape[2]
     if not edges or edges[0] != 0 or edges[-1] != n or sorted(edges) != edges:
         shown = edges if len(edges) < 9 else f"{edges[:4]} ... {edges[-4:]}"
-        raise ValueError(f"cu_seqlens is {shown}; expected to begin at 0, to fall nowhere, and to end at {n} tokens.")
+        raise ValueError(f"cu_seqlens is {shown}; expected to begin at 0, never to decrease, and to end at {n} tokens.")
     return edges
 
 
@@ -49,11 +49,11 @@ def in_segments(
     """Run a function of tensors and `keep` on each sequence of a packed batch.
 
     Args:
-        attend: Is given the tensors of some sequences (r, h, most, d) and which of their tokens are real, None where
-            all are; gives (r, h, most, e).
+        attend: A function of the tensors of some sequences (r, h, most, d) and their mask, None if all tokens are real;
+            returns (r, h, most, e).
         tensors: Packed tokens (1, h, n, d).
-        edges: Where the sequences begin, and where the last one ends.
-        alone: Whether a call has one sequence, for what depends on its neighbours.
+        edges: The start of each sequence, and the end of the last.
+        alone: Whether each call gets a single sequence, for functions whose results depend on the rest of the batch.
     """
     found, order = [], []
     for sequences in _together(edges, alone=alone):
@@ -70,7 +70,7 @@ def in_segments(
 
 
 def _together(edges: Sequence[int], *, alone: bool) -> Iterator[list[tuple[int, int]]]:
-    """The sequences of each call, as where they begin and end; those without a token are left out."""
+    """The start and end of each sequence in each call; empty sequences are left out."""
     some: list[tuple[int, int]] = []
     tokens = 0
     for start, end in sorted(pairwise(edges), key=lambda each: each[0] - each[1]):
@@ -91,7 +91,7 @@ def _together(edges: Sequence[int], *, alone: bool) -> Iterator[list[tuple[int, 
 def _places(
     sequences: Sequence[tuple[int, int]], device: torch.device
 ) -> tuple[Int[Tensor, "r most"], Bool[Tensor, "r most"]]:
-    """Where the tokens of some sequences are, and which of them are no padding."""
+    """Where the tokens of some sequences are, and which of them are real."""
     starts = torch.tensor([start for start, _ in sequences], device=device)[:, None]
     lengths = torch.tensor([end - start for start, end in sequences], device=device)[:, None]
     rank = torch.arange(int(sequences[0][1] - sequences[0][0]), device=device)

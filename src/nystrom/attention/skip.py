@@ -1,8 +1,8 @@
 r"""The skip of Nyströmformer: a depthwise convolution of the values along the tokens, added to the attention.
 
 $$\mathrm{skip}_i = \sum_{t=0}^{K-1} w_t\, v_{i + t - (K-1)/2}$$
-with one kernel w of odd size K per head, shared by its channels, and zeros outside the sequence and at tokens that
-are not real. Positions are relative, so padding at either end changes nothing; holes inside count as positions.
+with one kernel w of odd size K per head, shared by its channels, and zeros outside the sequence and at padding tokens.
+Positions are relative, so padding at either end changes nothing; holes inside count as positions.
 
 On an accelerator and in export this is `conv2d`. On a CPU, `conv2d` with one channel per head is slower than the
 attention itself, its backward slower still, and its kernel gradient wrong at some lengths (torch 2.13 with oneDNN on
@@ -49,11 +49,11 @@ def depthwise_skip(
     Args:
         v: Values.
         weight: One kernel per head, of odd size, laid out as `nn.Conv2d(h, h, (k, 1), groups=h)` has it.
-        keep: Real tokens; None where all are. Others count as zeros and give zeros.
-        to: What the result is added to, the attention; None for the convolution alone.
+        keep: Real tokens; None if all are. Padding counts as zeros and gives zeros.
+        to: The attention output to which the result is added; None for the convolution alone.
 
     Raises:
-        ValueError: An even kernel, another number of heads, or a mask or sum that does not fit.
+        ValueError: An even kernel, the wrong number of heads, or a mask or `to` that does not match.
     """
     check_kernel(v, weight)
     check_keep("keep", keep, v, "v")
@@ -78,15 +78,15 @@ def depthwise_skip(
 def with_skip(
     v: Float[Tensor, "b h n e"], weight: Float[Tensor, "h 1 k 1"], to: Float[Tensor, "b h n e"] | None = None
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n e"]]:
-    """The values, and `depthwise_skip` of them on a CPU, which may be added to in place.
+    """The values, and their `depthwise_skip` on a CPU, which may be added to in place.
 
-    Both share one gradient of the values, to which that of the convolution is added in place: the values that are
-    returned may be used only where their gradient is made anew, as attention makes it.
+    Both share one gradient of the values, and the gradient of the convolution is added to it in place. So use the
+    returned values only in operations that allocate a new gradient for them, as attention does.
 
     Args:
         v: Values, which hold zeros where they are not real.
         weight: See `depthwise_skip`.
-        to: What the convolution is added to; not written to.
+        to: Tensor to which the convolution is added; not modified.
     """
     return _Convolution.apply(v, weight.to(v.dtype)[:, 0, :, 0], to)
 
@@ -106,7 +106,7 @@ def check_kernel(v: Tensor, weight: Tensor) -> None:
 
 
 class DepthwiseSkip(nn.Module):
-    """The skip as a layer; `weight` has the layout and the start values of `nn.Conv2d(h, h, (k, 1), groups=h)`."""
+    """The skip as a layer; `weight` has the layout and the initial values of `nn.Conv2d(h, h, (k, 1), groups=h)`."""
 
     def __init__(self, num_heads: int, kernel_size: int):
         super().__init__()
@@ -135,7 +135,7 @@ class DepthwiseSkip(nn.Module):
         return depthwise_skip(v, self.weight, keep=keep, to=to)
 
     def extra_repr(self) -> str:
-        """Heads and kernel size, for print."""
+        """Heads and kernel size, shown by print."""
         return f"num_heads={self.weight.shape[0]}, kernel_size={self.weight.shape[2]}"
 
 

@@ -1,24 +1,24 @@
-r"""A running estimate of a layer's error against exact attention while it trains, from a few queries a step.
+r"""A running estimate of a layer's error against exact attention during training, from a few queries per step.
 
-In a training step two heads are looked at. Of each sequence t, $r_t = \min(8, N_t)$ of its $N_t$ real queries are
-taken, with the layer's outputs $\hat o_i$ there, without the skip convolution, and the exact outputs
-$o_i = \mathrm{softmax}(c\, q_i^\top K^\top)\, V$ over the real keys. With $\gamma = 2^{-1/100}$, which is a
-half-life of 100 steps,
+Each training step samples two heads. Of each sequence t, $r_t = \min(8, N_t)$ of its $N_t$ real queries are taken, with
+the layer's outputs $\hat o_i$ there, without the skip convolution, and the exact outputs $o_i = \mathrm{softmax}(c\,
+q_i^\top K^\top)\, V$ over the real keys. With $\gamma = 2^{-1/100}$, which is a half-life of 100 steps,
 $$A \leftarrow \gamma A + \sum_t \frac{N_t}{r_t} \sum_i \|\hat o_i - o_i\|^2, \qquad
 B \leftarrow \gamma B + \sum_t \frac{N_t}{r_t} \sum_i \|o_i\|^2, \qquad \text{error} = \sqrt{A / B}$$
 for each head: over the sequences of one step the estimate of `nystrom.inspection.sampling`. The weights change while
-the sums run, so that the estimate is a mean over the last hundreds of steps, not of the weights as they are. Where a
-layer is so small that a look would take more than a few per cent of its time, looks are some steps apart, 16 at most; a
-model that is compiled is looked at in each step; what a checkpoint computes again is no step. For a method that does
-not approximate softmax attention, such as "kernelized", it is the distance from softmax attention.
+the sums run, so the estimate is a mean over the last few hundred steps, not the error of the current weights. If a
+layer is so small that sampling would take more than a few per cent of its time, it is sampled every few steps, at least
+every 16th; a compiled model is sampled in every step. Recomputation by gradient checkpointing does not count as a step.
+For a method that does not approximate softmax attention, such as "kernelized", it is the distance from softmax
+attention.
 
-Which queries: the real queries of a sequence are cut into r equal stretches, and of each one query is taken, at a place
-that a Weyl sequence gives for the number of the step and of the stretch (multiples of 1 / p and 1 / p^2, p the plastic
-number); another gives the heads (multiples of the golden ratio). So all queries and heads have their turn, padding
-moves none, and no random number is drawn: training is bit by bit that without an estimate.
+Which queries: the real queries of a sequence are split into r equal stretches, and one query is taken from each, at a
+place that a Weyl sequence gives for the number of the step and of the stretch (multiples of 1 / p and 1 / p^2, p the
+plastic number); another gives the heads (multiples of the golden ratio). So all queries and heads have their turn,
+padding changes nothing, and no random number is drawn: training is bit-for-bit the same as without the estimate.
 
-The sums belong to the process, and are in no state dict: under DistributedDataParallel each process has its own. A step
-whose results are not finite is left out, and so are sequences without a real query.
+The sums belong to the process and are not in the state dict: under DistributedDataParallel each process has its own.
+Steps whose results are not finite are skipped, as are sequences without a real query.
 """
 
 import torch
@@ -66,20 +66,20 @@ class TrackedError(nn.Module):
         """Forget all steps.
 
         Args:
-            step: Number of the step that comes next, which decides the queries.
+            step: Number of the next step, which decides the queries.
         """
         self._sums = torch.zeros(3, self.num_heads, device="cpu", dtype=torch.float32)
         self._step = torch.tensor(step, device="cpu")
         self._passed, self._begun = 0, False
 
     def forget(self) -> None:
-        """Forget the errors, look at the next step, and go on with other queries."""
+        """Reset the errors, sample the next step, and continue with other queries."""
         self._sums.zero_()
         self._step += self._passed
         self._passed, self._begun = 0, False
 
     def value(self) -> Float[Tensor, " h"]:
-        """The relative error of each head; NaN before a step has looked at it."""
+        """The relative error of each head; NaN before its first sample."""
         off, size, seen = self._sums
         error = torch.where(size > 0, off / size, 0.0).sqrt()
         return torch.where(seen > 0, error, torch.nan)
@@ -96,15 +96,15 @@ class TrackedError(nn.Module):
         skip: Float[Tensor, "h 1 taps 1"] | None,
         scale: float | None,
     ) -> None:
-        """Take part in a training step; nothing in evaluation.
+        """Sample a training step; does nothing in evaluation.
 
         Args:
             q: Queries.
             k: Keys.
             v: Values.
-            out: What the layer made of them.
+            out: The layer's output.
             masks: Which tokens are real.
-            skip: Kernel of the convolution of the values that `out` holds, too.
+            skip: Kernel of the skip convolution that is included in `out`.
             scale: Factor on the scores; None means 1 / sqrt(d).
 
         Raises:
@@ -140,11 +140,11 @@ class TrackedError(nn.Module):
             self._step.add_(passed)
 
     def extra_repr(self) -> str:
-        """How it estimates, for print."""
+        """The half-life, shown by print."""
         return f"half_life={HALF_LIFE}"
 
     def _steps_since(self, q: Float[Tensor, "b h n d"]) -> int:
-        """Steps from the last look to this one, where there is one; else 0."""
+        """Steps since the last sample if this step is sampled; else 0."""
         b, h, n, d = q.shape
         self._passed += 1
         if self._begun and self._passed < min(_APART, _WORTH // (b * n * (h * d) ** 2)):
@@ -155,7 +155,7 @@ class TrackedError(nn.Module):
     def _sample(
         self, q: Float[Tensor, "b h n d"], query_keep: Bool[Tensor, "b n"] | None
     ) -> tuple[Int[Tensor, "b r"], Float[Tensor, "b r"]]:
-        """Places of the queries, and how many each stands for; 0 for places that a short sequence does not fill."""
+        """Positions of the sampled queries, and how many each stands for; 0 for those that a short sequence lacks."""
         stretch = torch.arange(QUERIES, device=q.device)
         at = (self._step * _OF_STEP + stretch * _OF_STRETCH) % _UNIT + stretch * _UNIT
         if query_keep is None:
@@ -176,7 +176,7 @@ class TrackedError(nn.Module):
         elif not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
             where = "torch.func"
         elif getattr(self, "_is_replica", False):
-            where = "nn.DataParallel, whose copies are thrown away (DistributedDataParallel can)"
+            where = "nn.DataParallel, which discards its replicas (DistributedDataParallel works)"
         else:
             return
         raise ValueError(
@@ -192,7 +192,7 @@ def tracked_errors(model: nn.Module) -> dict[str, Float[Tensor, " h"]]:
         model: A model of `nystrom.models`, or any Module that holds `nystrom.MultiheadAttention`.
 
     Returns:
-        The relative error of each head, on the CPU; NaN before a training step has looked at it.
+        The relative error of each head, on the CPU; NaN before its first sample.
 
     Raises:
         ValueError: No layer has an estimate.
@@ -213,7 +213,7 @@ def tracked_errors(model: nn.Module) -> dict[str, Float[Tensor, " h"]]:
 def _skip_at(
     v: Float[Tensor, "b g s e"], kernel: Float[Tensor, "g taps"], places: Int[Tensor, "b r"]
 ) -> Float[Tensor, "b g r e"]:
-    """The skip convolution at some places alone, of values that are zero where they are not real."""
+    """The skip convolution at some positions only; padding values must be zero."""
     taps = kernel.shape[1]
     around = places[:, :, None] + torch.arange(taps, device=v.device) - taps // 2
     inside = (around >= 0) & (around < v.shape[2])

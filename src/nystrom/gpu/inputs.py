@@ -31,7 +31,7 @@ class StageInputs:
         keep: (b, s) Real keys as bytes, or None.
         query_keep: (b, n) Real queries as bytes, or None.
         plan: Where landmarks come from; None means equal segments of all tokens.
-        masked: Whether sequences may be short, or hold tokens that are not real.
+        masked: Whether sequences may be short, or hold padding tokens.
         m: Number of landmarks that one side is compared with.
         scale: Factor on the scores.
         gaussian: Whether the Gaussian kernel replaces softmax.

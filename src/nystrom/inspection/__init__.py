@@ -1,4 +1,4 @@
-"""How near approximations are to exact attention, on your model and data, and the cheapest that is near enough."""
+"""How close approximations are to exact attention on your model and data, and the cheapest within a budget."""
 
 from nystrom.inspection.budget import choose_plan
 from nystrom.inspection.inspect import InspectedLayer, Inspection, LayerMethod, inspect_model

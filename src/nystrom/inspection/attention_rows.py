@@ -1,14 +1,14 @@
-r"""What sampled rows of the exact attention matrix of a head say about it.
+r"""Statistics of a head's exact attention matrix, from sampled rows.
 
 For r rows $p_i$ of the n x s matrix P, drawn evenly:
 
-- entropy $-\sum_j p_{ij} \ln p_{ij}$, in nats: ln s where a query attends to all keys alike, 0 where to one;
+- entropy $-\sum_j p_{ij} \ln p_{ij}$, in nats: ln s if a query attends to all keys equally, 0 if to one;
 - distance $\sum_j p_{ij} |i - j|$, in real tokens;
 - nearness, the weight on the keys at most 32 tokens away;
-- effective rank $(\sum_k \sigma_k^2)^2 / \sum_k \sigma_k^4$ in the singular values of P: r where r of them are alike, 1
-  where one rules. Without the singular values: $\sum_k \sigma_k^2 = \sum_i \|p_i\|^2$ and $\sum_k \sigma_k^4 =
-  \sum_{i, j} (p_i \cdot p_j)^2$. Of the first sum n / r times the rows' is an unbiased estimate; of the second n / r
-  times the terms of one row, plus n (n - 1) / (r (r - 1)) times those of two.
+- effective rank $(\sum_k \sigma_k^2)^2 / \sum_k \sigma_k^4$ in the singular values of P: r if r of them are equal, 1 if
+  one dominates. Without the singular values: $\sum_k \sigma_k^2 = \sum_i \|p_i\|^2$ and $\sum_k \sigma_k^4 = \sum_{i,
+  j} (p_i \cdot p_j)^2$. Of the first sum n / r times the rows' is an unbiased estimate; of the second n / r times the
+  terms of one row, plus n (n - 1) / (r (r - 1)) times those of two.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ REACH = 32
 
 
 class RowFacts(NamedTuple):
-    """Facts about sampled queries, for each head.
+    """Statistics of sampled queries, for each head.
 
     Attributes:
         entropy: In nats.
@@ -40,12 +40,12 @@ class RowFacts(NamedTuple):
 def row_facts(
     rows: Float[Tensor, "h r s"], queries: Int[Tensor, " r"], places: Int[Tensor, " s"], size: int
 ) -> RowFacts:
-    """Facts about the attention of each head of one sequence.
+    """Statistics of the attention of each head on one sequence.
 
     Args:
         rows: Sampled rows of the attention matrix.
-        queries: Their queries' places among the real tokens.
-        places: The keys' places among the real tokens; those of masked keys do not matter.
+        queries: Positions of their queries among the real tokens.
+        places: Positions of the keys among the real tokens; those of masked keys do not matter.
         size: Rows n of the whole matrix.
     """
     apart = (queries[:, None] - places).abs()

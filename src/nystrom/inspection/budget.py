@@ -1,11 +1,11 @@
-r"""For each layer the cheapest method that keeps the error of the whole model within a budget.
+r"""Choose the cheapest method for each layer that keeps the error of the whole model within a budget.
 
-The error $e_l(c)$ of the model's hidden states is measured with the candidate c in layer l and exact attention in all
-others. Errors of different layers are nearly unrelated, so that their squares add up. All layers begin with the
-cheapest candidate by measured time; then the step to a dearer one that takes most of the squared error for each second
-that it costs is made, until $\sum_l e_l^2$ is within the square of the budget. The choice is then measured on the whole
-model: where it misses the budget, more such steps follow, each measured; where it keeps it, steps are taken back, the
-last first, as long as it does.
+The error $e_l(c)$ of the model's hidden states is measured with candidate c in layer l and exact attention in all
+others. Errors of different layers are nearly uncorrelated, so their squares add up. All layers start with the candidate
+that is fastest by measured time. Then, repeatedly, the upgrade that removes the most squared error per second of added
+time is made, until $\sum_l e_l^2$ is within the square of the budget. The choice is then measured on the whole model.
+If it misses the budget, more upgrades follow, each measured; if it meets it, upgrades are undone, the last first, as
+long as the budget is met.
 """
 
 import math
@@ -38,8 +38,8 @@ def choose_plan(
     """Choose a method for each layer of a model.
 
     Args:
-        model: As for `nystrom.inspection.inspect_model`; in evaluation mode while it is measured.
-        batches: Its inputs; the error is that of these.
+        model: As for `nystrom.inspection.inspect_model`; measured in evaluation mode.
+        batches: Its inputs, on which the error is measured.
         budget: Largest relative error of the hidden states after the last layer.
         methods: Names to choose from, such as "nystrom-64"; exact attention only where "softmax" is among them.
         seconds: Times of a layer's attention by these names, and of "softmax", as on the device that the plan is for,
@@ -51,8 +51,8 @@ def choose_plan(
         faster than another (`nystrom.turns`); None there means that it was not.
 
     Raises:
-        ValueError: A model that no method can serve, or whose layers a plan cannot name; or a budget that none of the
-            methods meets, and the message says what comes nearest.
+        ValueError: No method supports the model, a plan cannot name its layers, or no method meets the budget; the
+            message then gives the closest.
     """
     check_positive("budget", budget)
     check_can_be_planned(model)
@@ -73,10 +73,10 @@ def choose_plan(
 
 
 def check_can_be_planned(model: nn.Module) -> None:
-    """Check that the layers of a model have numbers, as far as its modules show; nothing is run.
+    """Check that the layers of a model have numbers, from its modules alone, without running it.
 
     Raises:
-        ValueError: They have none.
+        ValueError: They have no numbers.
     """
     holds_methods = any(isinstance(module, AttentionHeads) for module in model.modules())
     if isinstance(model, PreTrainedModel) and not holds_methods:
@@ -111,7 +111,7 @@ class _Search:
             runs = Progress("exact attention", len(batches), unit="runs").over(batches)
             self.exact = [results_of(model, batch) for batch in runs]
         if not calls:
-            raise ValueError(f"{type(model).__name__} has no layer that a method can serve: take another encoder.")
+            raise ValueError(f"{type(model).__name__} has no layer that a method supports: use another encoder.")
         self.tokens = calls[0].q.shape[2]
         if times is None:
             with Progress("times", calls_of(candidates), unit="calls") as progress:
@@ -138,8 +138,8 @@ class _Search:
                 error, choice = self.best
                 raise ValueError(
                     f"budget is {budget:g}, which none of {', '.join(each.name for each in self.candidates)} meets; "
-                    f"nearest comes an error of {error:.3g} with {self._plan(choice)}: allow that much, or add dearer "
-                    "methods, such as softmax, exact attention."
+                    f"the closest is an error of {error:.3g} with {self._plan(choice)}: allow that much, or add "
+                    "costlier methods, such as softmax, exact attention."
                 )
             steps.append((step[0], places[step[0]], step[1]))
             places[step[0]] = step[1]
@@ -196,7 +196,7 @@ class _Search:
         return sum(self.ladders[layer][place][1] for layer, place in places.items())
 
     def _step(self, places: Mapping[int, int]) -> tuple[int, int] | None:
-        """The layer and its next place that take most squared error for their time; None where all are at the top."""
+        """The layer and its upgrade that remove the most squared error for their time; None if no upgrade is left."""
         gains = [
             ((self.ladders[layer][place][1] - error) / max(time - self.ladders[layer][place][0], 1e-12), layer, later)
             for layer, place in places.items()

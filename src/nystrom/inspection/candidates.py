@@ -1,4 +1,4 @@
-"""Methods that can take the place of a trained model's attention, by names such as "nystrom-64"."""
+"""Methods that can replace a trained model's attention, by names such as "nystrom-64"."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ class Candidate(NamedTuple):
         name: Its name with its size, such as "nystrom-64".
         method: The method.
         options: Options that differ from the method's defaults.
-        size: Its landmarks, features or the like; None where it has no such number.
+        size: Number of landmarks, features or the like; None if it has no such number.
     """
 
     name: str
@@ -33,13 +33,13 @@ def read_candidates(names: Sequence[str], longest: int | None = None) -> tuple[C
     """Read names of methods, with their sizes or without.
 
     Args:
-        names: Such as "nystrom-64", or "nystrom" for the method's default, of "near_far" as a trained model has it,
-            with sizes for its longest input and exact attention where that is short; "softmax" is exact attention.
-        longest: Tokens of the model's longest input; None where it does not say it.
+        names: Such as "nystrom-64", or "nystrom" for the method's default. The default of "near_far" is that of a
+            trained model: sizes for its longest input, and exact attention for short sequences. "softmax" is exact
+            attention.
+        longest: Tokens of the model's longest input; None if unknown.
 
     Raises:
-        ValueError: No name, an unknown one, one that comes twice, or a method with weights that would have to be
-            learned.
+        ValueError: No name, an unknown or repeated name, or a method with weights that would have to be learned.
     """
     if not names:
         raise ValueError("methods is empty; expected at least one, such as nystrom-64.")
@@ -48,8 +48,8 @@ def read_candidates(names: Sequence[str], longest: int | None = None) -> tuple[C
         method, options = read_method(name)
         if method not in (*REGISTERED, EXACT):
             raise ValueError(
-                f"method {name!r} has weights that would have to be learned, so it cannot serve a trained model; "
-                f"expected some of {', '.join(REGISTERED)}."
+                f"method {name!r} has weights that would have to be learned, so it cannot be used in a trained model; "
+                f"expected any of {', '.join(REGISTERED)}."
             )
         if name == method:
             options = default_options(method, longest)

@@ -1,10 +1,10 @@
-r"""How near methods are to exact attention in a trained model, layer by layer and in the whole, from sampled queries.
+r"""Measure how close methods are to exact attention in a trained model, per layer and overall, from sampled queries.
 
-While the model runs on texts, each layer's queries, keys and values are measured as they come
-(`nystrom.inspection.layer_sample`), for a few sampled queries of each text: time and memory are linear in the number of
-tokens. `whole_model` then runs the model with exact attention, which is fused and linear in memory but not in time, and
-once with each method, and compares hidden states and predictions. Without it the model runs with the first method, and
-layers are measured on what that makes of the layers below.
+While the model runs on texts, each layer is measured on its actual queries, keys and values
+(`nystrom.inspection.layer_sample`), for a few sampled queries per text: time and memory are linear in the number of
+tokens. With `whole_model`, the model runs with exact attention, which is fused and linear in memory but not in time,
+and once with each method, and hidden states and predictions are compared. Without it the model runs with the first
+method, so each layer is measured on inputs that this method produced in the layers below.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ class LayerMethod:
     Attributes:
         error: Relative error of each head's output, $\|\hat O - O\|_F / \|O\|_F$ over all texts; a layer's is the mean
             over its heads.
-        variation: Mean total variation of the rows of each head; None where the method gives no rows.
+        variation: Mean total variation of the rows of each head; None if the method gives no rows.
         residual: Largest singular value of $I - A Z$ in each head, the mean over texts; None without an inverse.
     """
 
@@ -53,7 +53,7 @@ class InspectedLayer:
         distance: Mean distance of the keys that a query attends to, in tokens.
         near: Weight on keys at most 32 tokens away.
         rank: Effective rank of each head's attention matrix, the mean over texts.
-        methods: What each method makes of it, by name.
+        methods: Results of each method, by name.
     """
 
     layer: int
@@ -67,7 +67,7 @@ class InspectedLayer:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found.
+    """The results of `inspect_model`.
 
     Attributes:
         candidates: The methods, in the order asked for.
@@ -79,8 +79,8 @@ class Inspection:
         times: Of one layer's attention over one text, in turns, by method, exact attention among them.
         texts: Sequences.
         tokens: Length of the longest.
-        num_queries: Queries that were sampled of each sequence, at most.
-        dtype: Of the layers' queries.
+        num_queries: Maximum number of queries sampled per sequence.
+        dtype: Dtype of the layers' queries.
     """
 
     candidates: tuple[Candidate, ...]
@@ -114,17 +114,17 @@ def inspect_model(
 
     Args:
         model: An encoder of transformers, a model of `nystrom.models`, or any Module that holds attention of this
-            library, see `nystrom.replace_attention`. It is run in evaluation mode, and comes out as it went in.
-        batches: Inputs of the model, by name or as its only input; each may hold several sequences, and padding.
-        methods: Names such as "nystrom-64"; exact attention is what they are compared with.
-        num_queries: Queries r to sample of each sequence in each layer.
-        whole_model: Also compare hidden states and predictions, which takes a run with exact attention.
-        exact_above: Layers whose heads have a larger mean error get exact attention in `mended`.
+            library, see `nystrom.replace_attention`. It is run in evaluation mode and restored afterwards.
+        batches: Inputs of the model, by name or as its only input; each may hold several sequences and padding.
+        methods: Names such as "nystrom-64"; they are compared with exact attention.
+        num_queries: Queries r to sample per sequence and layer.
+        whole_model: Also compare hidden states and predictions, which requires a run with exact attention.
+        exact_above: Layers whose mean error over heads is larger than this get exact attention in `mended`.
         seed: Seed of the sample.
 
     Raises:
-        ValueError: No batch, a method that is unknown or cannot serve the model, or a model whose attention no method
-            can serve, such as a decoder's.
+        ValueError: No batch, a method that is unknown or does not support the model, or a model that no method
+            supports, such as a decoder.
     """
     check_at_least("num_queries", num_queries, 2)
     check_seed("seed", seed)
@@ -150,7 +150,7 @@ def inspect_model(
         if not found.samples:
             raise ValueError(
                 f"{type(model).__name__} has no layer that attends to all tokens through transformers' "
-                "AttentionInterface, so no method can serve it: take another encoder, such as BERT or ModernBERT."
+                "AttentionInterface, so no method supports it: use another encoder, such as BERT or ModernBERT."
             )
         if found.kept is None:
             raise ValueError("attention_mask has no real token in any batch; expected at least one.")
@@ -183,7 +183,7 @@ def inspect_model(
 
 
 class _Found:
-    """What is gathered while the model runs."""
+    """Results gathered while the model runs."""
 
     def __init__(self, candidates: Sequence[Candidate], num_queries: int, exact: bool, generator: torch.Generator):
         self.candidates, self.num_queries, self.exact, self.generator = candidates, num_queries, exact, generator
@@ -203,7 +203,7 @@ class _Found:
         return attend
 
     def attend(self, call: LayerCall) -> Tensor:
-        """Measure a layer, and let the model go on."""
+        """Measure a layer, and return its output so that the model continues."""
         samples = self.samples.setdefault((call.layer, call.name), [])
         if call.layer == next(iter(self.samples))[0]:
             self.texts, self.tokens = self.texts + call.q.shape[0], max(self.tokens, call.q.shape[2])

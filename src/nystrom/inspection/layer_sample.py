@@ -1,9 +1,9 @@
-r"""One layer on one sequence: exact attention of sampled queries, and what each method makes of them.
+r"""One layer on one sequence: exact attention of sampled queries, compared with each method.
 
 With exact outputs $o_i$ and a method's $\hat o_i$ at the sampled queries, samples hold $\|\hat o_i - o_i\|^2$ over
 $\|o_i\|^2$, whose ratio of sums is the squared relative error; and where a method gives rows of its matrix, the total
-variation $\tfrac12 \sum_j |\hat p_{ij} - p_{ij}|$. A method runs over the whole sequence, so that time and memory are
-its own; exact attention costs r times s numbers, for some heads at a time.
+variation $\tfrac12 \sum_j |\hat p_{ij} - p_{ij}|$. A method runs over the whole sequence, so its time and memory are
+those of the method; exact attention costs r times s numbers, for some heads at a time.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class MethodSample:
     Attributes:
         error: Squared errors of the output over squared norms.
         variation: Total variation of the rows, over ones; None where the method gives no rows.
-        residual: Of the m x m inverse, for each head; None where the method has none.
+        residual: Of the m x m inverse, for each head; None if the method has none.
     """
 
     error: Sample
@@ -69,7 +69,7 @@ def sample_layer(
         generator: Source of the draws.
 
     Raises:
-        ValueError: A layer that attends to another sequence, or a method that cannot serve the layer.
+        ValueError: A cross-attention layer, or a method that does not support the layer.
     """
     n, s = call.q.shape[2], call.k.shape[2]
     if n != s or not call.masks.is_self:

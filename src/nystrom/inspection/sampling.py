@@ -1,4 +1,4 @@
-r"""Ratios of sums over all queries, from a few of them, with an interval.
+r"""Estimate ratios of sums over all queries from a sample, with confidence intervals.
 
 Of each sequence t, r_t of its N_t real queries are drawn without replacement. For values $a_i \ge 0$ and $b_i > 0$ of
 the queries,
@@ -29,8 +29,8 @@ class Sample(NamedTuple):
 
     Attributes:
         size: Real queries N of the sequence.
-        top: The values whose sum is above the line.
-        bottom: Those below the line.
+        top: Values summed in the numerator.
+        bottom: Values summed in the denominator.
     """
 
     size: int
@@ -58,7 +58,7 @@ class Estimate(NamedTuple):
 
 
 def draw_queries(real: Int[Tensor, " N"], count: int, generator: torch.Generator) -> Int[Tensor, " r"]:
-    """Draw positions without replacement, in their order; all of them where there are no more than `count`.
+    """Draw positions without replacement, in order; all of them if there are at most `count`.
 
     Args:
         real: Positions to draw from.
@@ -74,11 +74,11 @@ def draw_queries(real: Int[Tensor, " N"], count: int, generator: torch.Generator
 def estimate_ratio(samples: Sequence[Sample], *, root: bool = False) -> Estimate:
     """Estimate the ratio of two sums over all queries of some sequences.
 
-    It is 0 where the sum below the line is 0, and NaN where a sum is.
+    The estimate is 0 if the denominator is 0, and NaN if either sum is.
 
     Args:
         samples: One for each sequence, each with at least one query.
-        root: Take the square root, of the interval too.
+        root: Take the square root, also of the interval.
     """
     weights = [sample.size / sample.top.shape[1] for sample in samples]
     top, bottom = (

@@ -27,7 +27,7 @@ class Prose(NamedTuple):
     """Running text.
 
     Attributes:
-        name: What it is, with a checksum of what was read.
+        name: Its name, with a checksum of the text.
         text: The text.
     """
 
@@ -47,7 +47,7 @@ def load_encoder(folder: Path, *, length: int | None = None) -> PreTrainedModel:
             a decoder, or weights that do not fit its config.json; or a length beyond its positions.
     """
     if not folder.is_dir():
-        raise ValueError(f"model is {folder}, which is no folder; expected one with config.json and safetensors.")
+        raise ValueError(f"model is {folder}, which is not a folder; expected one with config.json and safetensors.")
     check_weights(folder)
     content = read_json(folder / "config.json")
     kind = content.get("model_type")
@@ -151,7 +151,7 @@ def windows_of(
         tokens: The text.
         length: Tokens n of a window.
         windows: How many.
-        name: What the text is called.
+        name: Name of the text, for errors.
 
     Raises:
         ValueError: The text has fewer than length * windows tokens.

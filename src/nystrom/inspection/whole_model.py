@@ -1,4 +1,4 @@
-"""A model's hidden states and predictions, and how far a method is from exact attention in them."""
+"""A model's hidden states and predictions, and how far a method moves them from those of exact attention."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +21,8 @@ class WholeModel:
     """A method in all layers of a model.
 
     Attributes:
-        error: Relative error of the hidden states after the last layer, over the real tokens of all texts; infinite
-            where states are not finite.
+        error: Relative error of the hidden states after the last layer, over the real tokens of all texts; infinite if
+            states are not finite.
         changed: Share of the predictions that change; None without a head that classifies.
     """
 
@@ -31,10 +31,10 @@ class WholeModel:
 
 
 class Results(NamedTuple):
-    """What a model makes of the real tokens of a batch.
+    """The outputs of a model at the real tokens of a batch.
 
     Attributes:
-        hidden: Hidden states after the last layer; of a model that is not transformers' its first output.
+        hidden: Hidden states after the last layer; for models outside of transformers, the first output.
         predictions: The class of each sequence, or of each real token; None without a head that classifies.
     """
 
@@ -50,7 +50,7 @@ def results_of(model: nn.Module, batch: Batch) -> Results:
         batch: Its inputs by name, or its only input.
 
     Raises:
-        ValueError: It gives no tensor of hidden states.
+        ValueError: It returns no tensor of hidden states.
     """
     seen: list[Any] = []
     body = model.base_model if isinstance(model, PreTrainedModel) else model

@@ -1,4 +1,4 @@
-"""Other people's models: transformers' encoders, `nn.MultiheadAttention`, timm, nystrom-attention, BERT converted.
+"""Integrations: transformers' encoders, `nn.MultiheadAttention`, timm, nystrom-attention, and conversion of BERT.
 
 Where transformers is installed, importing this package registers the methods as `attn_implementation` of transformers'
 encoders: see `nystrom.integrations.attention_interface`.

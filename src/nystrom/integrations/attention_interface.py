@@ -1,36 +1,37 @@
-r"""The methods of the library inside transformers' own encoders.
+r"""The methods of this library as attention implementations in transformers' own models.
 
 Importing `nystrom.integrations` registers each method without weights of its own with transformers' AttentionInterface
 and AttentionMaskInterface, so that `attn_implementation="nystrom"` (or "skyformer", "performer", ...) works in
 `from_pretrained`, `from_config` and `set_attn_implementation` of any encoder that asks these interfaces. Not
 registered are "softmax", which transformers calls "sdpa", and "linformer", whose projections would have to be learned.
 
-**Options** are those of the method, in `config.attention_options = {"num_landmarks": 32}` (of the whole, or of a part,
-such as `config.vision_config`; a saved model keeps it), or keyword arguments of one call, which win, in models that
-hand these on: `model(**x, num_landmarks=32)`. `exact_layers=(0, 1)` among them gives the layers of these numbers exact
-attention; which layers have numbers is said in `nystrom.integrations.layer_numbers`. The scale is the model's; "linear"
-has none. Nothing is drawn: landmarks, samples and rotations are spread evenly, and random features are those of one
-fixed seed, alike in all layers, in training too.
+**Options** are those of the method, in `config.attention_options = {"num_landmarks": 32}` (of the model, or of a part,
+such as `config.vision_config`; a saved model keeps it), or keyword arguments of one call, which take precedence, in
+models that pass them on: `model(**x, num_landmarks=32)`. The option `exact_layers=(0, 1)` gives the layers with these
+numbers exact attention; `nystrom.integrations.layer_numbers` says which layers have numbers. The scale is the model's;
+"linear" has none. Nothing is drawn at random: landmarks, samples and rotations are spread evenly, and random features
+come from one fixed seed, the same in all layers, also in training.
 
-**Masks.** Padding, at either end, is honoured: padded queries reach no landmark and give zeros. What a method cannot
-honour raises, by name: causal attention (but `near_far`), a mask or bias per pair of tokens, any other pattern, and
-`output_attentions`. Local layers (ModernBERT's) and those in `exact_layers` run transformers' exact
-attention, with its mask and dropout. Elsewhere there are no n x s weights, so a dropout of them has no effect; a
-warning says so once.
+**Masks.** Padding, at either end, is honoured: padded queries reach no landmark and give zeros. Unsupported requests
+raise an error that names them: causal attention (except with `near_far`), a mask or bias per pair of tokens, any other
+pattern, and `output_attentions`. Local layers (ModernBERT's) and those in `exact_layers` run transformers' exact
+attention, with its mask and dropout. Elsewhere there are no n x s weights, so dropout on them has no effect; a warning
+says so once.
 
-**Packed sequences** in one row are each attended to alone, in all layers: by `cu_seq_lens_q` and `cu_seq_lens_k`, the
-keyword arguments of transformers' DataCollatorWithFlattening(return_flash_attn_kwargs=True), and in decoders also by
-position_ids that begin anew.
+**Packed sequences** in one row each attend only to themselves, in all layers. They are marked by `cu_seq_lens_q` and
+`cu_seq_lens_k`, the keyword arguments of transformers' DataCollatorWithFlattening(return_flash_attn_kwargs=True), and
+in decoders also by position_ids that restart.
 
-**Decoders.** `near_far` serves causal layers too: a whole prompt or text by causal near_far, which is exact up to
-`exact_up_to` tokens, and tokens that follow exactly, over the cache that transformers keeps, so that `generate` works.
-A static cache holds more keys than the prompt has, and such a prompt is read exactly. Other methods raise.
+**Decoders.** `near_far` also supports causal layers. A whole prompt or text uses causal near_far, which is exact up to
+`exact_up_to` tokens; the tokens that follow attend exactly to the cache that transformers keeps, so `generate` works.
+With a static cache, which holds more keys than the prompt has, the prompt is read exactly. Other methods raise.
 
-**Cross-attention.** With as many queries as keys a mask of the keys alone does not say whether it is the queries' mask,
-too. Where a mask comes, the layer decides (`attends_elsewhere`), and a layer that could do either raises.
+**Cross-attention.** With as many queries as keys, a mask of the keys does not show whether it is also the mask of the
+queries. If there is a mask, the layer decides (`attends_elsewhere`), and a layer that could do either raises.
 
-A model that never asks the interface would run its own attention: it raises where it is made
-(`nystrom.integrations.loading`). `nystrom.integrations.check_attention` runs a model once and says what each layer did.
+A model that never asks the interface would run its own attention: creating it raises an error
+(`nystrom.integrations.loading`). `nystrom.integrations.check_attention` runs a model once and reports what each layer
+did.
 
 Departs from the methods' own defaults in two places: "reformer" has shared_qk=False, since these encoders have keys;
 "near_far" has the sizes of `near_far_sizes` for the longest input that the configuration names.
@@ -101,12 +102,12 @@ class Route(NamedTuple):
     """How one layer attends.
 
     Attributes:
-        method: The method; of a plan that of the layer.
-        exact: Whether by transformers' exact attention.
-        causal: Whether a query sees no token after itself.
+        method: The method; with a plan, the layer's own.
+        exact: Whether the layer uses transformers' exact attention.
+        causal: Causal attention: a query sees no later token.
         keep: Real keys, for the method.
         options: Options of the method, for the method.
-        cu_seqlens: Where packed sequences begin, and the last one ends; None where a row is one sequence.
+        cu_seqlens: Start of each packed sequence, and the end of the last; None if each row is one sequence.
     """
 
     method: str
@@ -146,7 +147,7 @@ def refuse_name(what: str, name: str) -> NoReturn:
 
 
 def option_names(method: str) -> frozenset[str]:
-    """Options that `config.attention_options` and a call may hold for a method."""
+    """The options of a method that `config.attention_options` and a call may set."""
     return _KNOWN[method]
 
 
@@ -161,7 +162,7 @@ def attend_layer(
     dropout: float = 0.0,
     **named: Any,
 ) -> tuple[Float[Tensor, "b n h e"], None]:
-    """Attend for a layer of a transformers model, as AttentionInterface has it.
+    """Compute attention for a layer of a transformers model, as AttentionInterface expects.
 
     Args:
         method: A name in `SERVED`.
@@ -169,13 +170,14 @@ def attend_layer(
         query: Queries.
         key: Keys; g divides h.
         value: Values.
-        attention_mask: What `make_mask` gave; in a local or exact layer also a boolean mask per pair of tokens.
+        attention_mask: The mask from `make_mask`; in a local or exact layer also a boolean mask per pair of tokens.
         scaling: Factor on the scores; None means 1 / sqrt(d).
-        dropout: Of attention weights; in training, a method warns that it has none.
-        **named: Options of the method, and what else the model passes; what would change the result raises.
+        dropout: Dropout of attention weights; in training, a method without weights warns that it has no effect.
+        **named: Options of the method, and further arguments of the model; unsupported ones that would change the
+            result raise.
 
     Raises:
-        ValueError: What cannot be honoured, by name.
+        ValueError: An unsupported argument; the message names it.
     """
     route, group = choose_route(method, module, attention_mask, named), getattr(module, GROUP, None)
     if route.cu_seqlens is not None:
@@ -251,7 +253,7 @@ def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, 
 
 
 def _causal_pairs(query: Tensor, key: Tensor, mask: Bool[Tensor, "b 1 #n s"] | None) -> Bool[Tensor, "b 1 n s"] | None:
-    """The mask of exact causal attention, the queries being the last tokens; None where none is needed."""
+    """The mask of exact causal attention, for queries that are the last tokens; None if not needed."""
     n, s = query.shape[2], key.shape[2]
     if mask is None and n in (1, s):
         return None
@@ -263,10 +265,10 @@ def _causal_pairs(query: Tensor, key: Tensor, mask: Bool[Tensor, "b 1 #n s"] | N
 
 
 def _packed(who: str, mask: Tensor | None, named: Mapping[str, Any], *, local: bool) -> Int[Tensor, " r"] | None:
-    """Where packed sequences begin, and the last one ends: by the call, or by the numbers that `make_mask` found.
+    """Start of each packed sequence, and the end of the last: from the call, or from the numbers of `make_mask`.
 
     Raises:
-        ValueError: Other boundaries of keys than of queries, or a mask beside them.
+        ValueError: Boundaries of keys and queries that differ, or a mask in addition.
     """
     ours, theirs = named.get("cu_seq_lens_q"), named.get("cu_seq_lens_k")
     numbers = mask is not None and mask.dtype == torch.int64
@@ -280,8 +282,8 @@ def _packed(who: str, mask: Tensor | None, named: Mapping[str, Any], *, local: b
             )
         if (mask.diff() < 0).any():
             raise ValueError(
-                f"{who} is given numbers of packed sequences that fall; expected each sequence in one piece, one after "
-                "the other."
+                f"{who} is given numbers of packed sequences that decrease; expected each sequence in one piece, one "
+                "after the other."
             )
         ends = mask[0, 0, 0].diff(append=mask.new_full((1,), -1)).nonzero()[:, 0] + 1
         return torch.cat([ends.new_zeros(1), ends])
@@ -301,13 +303,12 @@ def _packed(who: str, mask: Tensor | None, named: Mapping[str, Any], *, local: b
 def _of_packed(
     route: Route, module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, window: int | None
 ) -> Route:
-    """What a layer of packed sequences does, an exact one among them."""
+    """The route of a layer with packed sequences, including exact layers."""
     who, n, edges = type(module).__name__, query.shape[2], route.cu_seqlens
     assert edges is not None, "of packed sequences"
     if n != key.shape[2] or (not route.causal and attends_elsewhere(module)):
         raise ValueError(
-            f"{who} is given packed sequences, and keys of other tokens than the queries': pad the sequences instead, "
-            "and pass attention_mask."
+            f"{who} is given packed sequences in cross-attention: pad the sequences instead, and pass attention_mask."
         )
     if not route.exact:
         return route
@@ -320,13 +321,13 @@ def _of_packed(
             return route._replace(cu_seqlens=None)
         raise ValueError(
             f"{who} is given packed sequences, and sees a sliding window of {window} tokens of the past, whose mask "
-            "does not keep them apart: also pass position_ids that begin anew, or pad the sequences."
+            "does not keep them apart: also pass position_ids that restart, or pad the sequences."
         )
     return Route("near_far", False, True, None, {"exact_up_to": n}, edges)
 
 
 def _exact_of_tokens(mask: Bool[Tensor, "b 1 1 s"] | None, window: int | None) -> Route:
-    """Exact attention as a method of this library, over ranks or packed: all keys, or those less than `window` away."""
+    """Exact attention by this library, across ranks or packed: to all keys, or those less than `window` away."""
     keep = None if mask is None else mask[:, 0, 0]
     if window is None:
         return Route("softmax", False, False, keep, {})
@@ -341,10 +342,10 @@ def masks_of(
     *,
     declared: bool,
 ) -> Masks:
-    """The masks of a layer's call, from that of its keys; of cross-attention all queries are real.
+    """The masks of a layer's call, from that of its keys; in cross-attention all queries are real.
 
-    The layer is asked whose keys it attends to where that makes a difference: where there is a mask, or `declared`, for
-    a method whose rule counts positions. Another number of keys than of queries answers for it.
+    Whether the layer is cross-attention is checked only if it matters: if there is a mask, or if `declared`, for a
+    method that depends on positions. A different number of keys and queries settles it.
     """
     other = query.shape[2] != key.shape[2]
     if other or ((declared or keep is not None) and attends_elsewhere(module)):
@@ -356,8 +357,9 @@ def attends_elsewhere(module: nn.Module) -> bool:
     """Whether the keys of a layer come from another sequence than its queries.
 
     An attribute `is_cross_attention` decides first. A layer whose `forward` takes no second sequence attends to its
-    own, and one that requires it attends to that. Where it is optional, a decoder's layer that is not causal attends to
-    the second, and an encoder's (`is_decoder` is False) to its own. The name of the class comes last.
+    own, and one that requires a second sequence attends to that. If it is optional, a non-causal layer of a decoder
+    attends to the second sequence, and a layer of an encoder (`is_decoder` is False) to its own. The class name is the
+    last resort.
 
     Raises:
         ValueError: None of these decides.
@@ -384,10 +386,11 @@ def attends_elsewhere(module: nn.Module) -> bool:
 
 
 def _check_causal(method: str, who: str, asked: bool | None, module: nn.Module) -> bool:
-    """Whether a layer is causal, as its method can be.
+    """Whether a layer is causal; raises if its method cannot be.
 
     Raises:
-        ValueError: The method cannot, or the layer does not say it; it is causal in transformers' exact attention then.
+        ValueError: The method cannot be causal, or the layer does not say whether it is, which transformers' exact
+            attention treats as causal.
     """
     causal = getattr(module, "is_causal", None) if asked is None else asked
     if causal and method in METHODS and METHODS[method].causal:
@@ -396,13 +399,13 @@ def _check_causal(method: str, who: str, asked: bool | None, module: nn.Module) 
         what = "is causal" if causal else "does not say whether it is causal (it has no attribute is_causal)"
         raise ValueError(
             f"{who} {what}, and {method} attention sees the whole sequence: leave attn_implementation at "
-            '"sdpa", take "near_far", or set is_causal = False on the layer if it was trained to see all tokens.'
+            '"sdpa", use "near_far", or set is_causal = False on the layer if it was trained to see all tokens.'
         )
     return False
 
 
 def _options(method: str, module: nn.Module, stored: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Options from the configuration and the call, each known to the method."""
+    """Options from the configuration and the call, checked against those of the method."""
     known = option_names(method)
     check_names(f"option of {method}", stored, known)
     _check_passed(method, module, named, known)
@@ -410,7 +413,7 @@ def _options(method: str, module: nn.Module, stored: Mapping[str, Any], named: M
 
 
 def _check_passed(method: str, module: nn.Module, named: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Raise for what a model passes to attention that would change the result, and that no method takes."""
+    """Raise for arguments that a model passes to attention which would change the result and no method supports."""
     if named.get("output_attentions") or _collects_weights(module):
         raise ValueError(
             f"output_attentions is True, but {method} attention stores no weights: leave it out, or set "
@@ -429,7 +432,7 @@ def _check_passed(method: str, module: nn.Module, named: Mapping[str, Any], know
 
 
 def _collects_weights(module: nn.Module) -> bool:
-    """Whether a model wants the weights of its layers without telling them: it collects what they return."""
+    """Whether a model collects attention weights from what its layers return, without asking the layers for them."""
     if getattr(getattr(module, "config", None), "output_attentions", False):
         return True
     # A compiled model cannot look; it has run before, or runs again without.
@@ -438,7 +441,7 @@ def _collects_weights(module: nn.Module) -> bool:
 
 
 def _exact_layers(module: nn.Module, layers: Sequence[int]) -> Sequence[int]:
-    """Check the numbers of the layers that are to keep exact attention."""
+    """Check the layer numbers in `exact_layers`."""
     if not layers:
         return layers
     config = getattr(module, "config", None)
@@ -446,18 +449,18 @@ def _exact_layers(module: nn.Module, layers: Sequence[int]) -> Sequence[int]:
     most = max(counts) or None
     for layer in layers:
         if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0 or (most is not None and layer >= most):
-            among = "whole numbers from 0" if most is None else f"layers 0 to {most - 1} of this model"
+            among = "integers from 0" if most is None else f"layers 0 to {most - 1} of this model"
             raise ValueError(f"exact_layers is {layers!r}; expected {among}.")
     return layers
 
 
 def _number(module: nn.Module, why: str) -> int:
-    """The number of a layer, which something asks for."""
+    """The number of a layer; raises if it has none. `why` names what needs it."""
     number = number_of(module)
     if number is None:
         raise ValueError(
-            f"{why}, but {type(module).__name__} does not know its number (layer_idx): give it to the model by "
-            "nystrom.integrations.set_attention, which numbers the layers, once it is loaded; or give single layers "
+            f"{why}, but {type(module).__name__} does not know its number (layer_idx): set it on the model with "
+            "nystrom.integrations.set_attention, which numbers the layers, after loading; or give single layers "
             'exact attention with set_attention(layer, "sdpa").'
         )
     return number

@@ -1,11 +1,11 @@
-"""The names of the tensors of a BERT or RoBERTa checkpoint, and their names in an encoder here.
+"""Tensor names of a BERT or RoBERTa checkpoint, mapped to those of an encoder of this library.
 
 Names and layouts are those of transformers' BertModel, RobertaModel (XLM-RoBERTa and CamemBERT have the same) and
 their heads; in converted TensorFlow checkpoints `gamma` and `beta` are a norm's weight and bias. The position table of
 BERT starts with the first token's row, that of RoBERTa has `pad_token_id + 1` rows before it.
 
-A tensor inside the encoder that has no place here would change what the model computes, so it raises. Heads that cannot
-be represented are left out by name: a pooler and the classifiers on it, whose activation is tanh.
+A tensor inside the encoder without a counterpart here would change what the model computes, so it raises. Heads that
+cannot be represented are dropped and reported: a pooler and the classifiers on it, whose activation is tanh.
 """
 
 import re
@@ -43,12 +43,12 @@ _MASKED_LM = {
 
 @dataclass(frozen=True)
 class Family:
-    """One of the model types that convert.
+    """A model type that can be converted.
 
     Attributes:
-        shifted: Its position table has rows before the first token's, up to and including the padding token's.
+        shifted: Its position table begins with extra rows, up to and including the padding token's.
         tokenizer: Its tokenizer, for folders that do not name one.
-        head_act: The activation of its language head; None where that follows the configuration.
+        head_act: The activation of its language head; None if the configuration sets it.
     """
 
     shifted: bool
@@ -76,14 +76,14 @@ _LENGTHENED = frozenset({*FAMILIES, "nystromformer", "nystrom"})
 
 @dataclass(frozen=True)
 class Renamed:
-    """The tensors of a checkpoint under the names that they have here.
+    """The tensors of a checkpoint under this library's names.
 
     Attributes:
-        body: Of the encoder, without a prefix.
-        masked_lm: Of the language head; empty where there is none.
-        answers: Of a linear layer on every token, for token classification or question answering.
-        sources: From the names here to those in the source.
-        left_behind: Source names of tensors that have no place here.
+        body: Tensors of the encoder, without a prefix.
+        masked_lm: Tensors of the language head; empty if there is none.
+        answers: Tensors of a linear layer on every token, for token classification or question answering.
+        sources: Maps the names here to those in the source.
+        left_behind: Source names of tensors without a counterpart here.
     """
 
     body: dict[str, Tensor]
@@ -93,7 +93,7 @@ class Renamed:
     left_behind: tuple[str, ...]
 
     def without_masked_lm(self) -> "Renamed":
-        """The same with the language head left behind."""
+        """The same, without the language head."""
         behind = (*self.left_behind, *(self.sources[name] for name in self.masked_lm))
         return replace(self, masked_lm={}, left_behind=behind)
 
@@ -102,17 +102,19 @@ def read_config(source: Path) -> dict[str, Any]:
     """Read config.json, and fill in the defaults of its type.
 
     Raises:
-        ValueError: A value has the wrong type or cannot be represented.
+        ValueError: A value of the wrong type, or one that cannot be represented.
     """
     content = read_json(source / "config.json")
     try:
         filled = CONFIG_MAPPING[content["model_type"]](**content).to_dict()
     except (StrictDataclassError, TypeError) as error:
-        raise ValueError(f"{source / 'config.json'} is no configuration of {content['model_type']}: {error}") from error
+        raise ValueError(
+            f"{source / 'config.json'} is not a valid configuration of {content['model_type']}: {error}"
+        ) from error
     filled = content | filled
     _check_representable(filled)
     if FAMILIES[filled["model_type"]].shifted and filled["pad_token_id"] is None:
-        raise ValueError("the source has pad_token_id = None; expected a token: its positions start after that row.")
+        raise ValueError("the source has pad_token_id = None; expected a token id: its positions start after that row.")
     return filled
 
 
@@ -121,10 +123,10 @@ def rename(tensors: dict[str, Tensor], *, token_classifier: bool) -> Renamed:
 
     Args:
         tensors: By their names in the source.
-        token_classifier: `classifier` reads every token, rather than a pooled one.
+        token_classifier: Whether `classifier` reads every token rather than a pooled one.
 
     Raises:
-        ValueError: One inside the encoder has no place here, or is not a floating point tensor.
+        ValueError: A tensor inside the encoder has no counterpart here, or is not floating point.
     """
     body: dict[str, Tensor] = {}
     masked_lm: dict[str, Tensor] = {}
@@ -139,8 +141,8 @@ def rename(tensors: dict[str, Tensor], *, token_classifier: bool) -> Renamed:
                 continue
             if not _INSIDE.match(name):
                 raise ValueError(
-                    f"the source has {source}, which has no place in this encoder: without it the model would compute "
-                    "something else."
+                    f"the source has {source}, which has no counterpart in this encoder: without it the model would "
+                    "compute something different."
                 )
         elif (head := _language_name(name)) is not None:
             name, place = head, masked_lm
@@ -150,7 +152,9 @@ def rename(tensors: dict[str, Tensor], *, token_classifier: bool) -> Renamed:
             left_behind.append(source)
             continue
         if not tensor.is_floating_point():
-            raise ValueError(f"{source} is of {tensor.dtype}; expected floating point weights, before quantization.")
+            raise ValueError(
+                f"{source} has dtype {tensor.dtype}; expected floating point weights, before quantization."
+            )
         if name in place:
             raise ValueError(f"the source has {name} twice, once as {source}: it is not one model.")
         place[name], sources[name] = tensor, source
@@ -165,13 +169,13 @@ def _language_name(name: str) -> str | None:
 
 
 def _check_representable(config: dict[str, Any]) -> None:
-    """Check that an encoder here can compute what a source does.
+    """Check that an encoder of this library can compute what the source does.
 
     Args:
         config: Its config.json, with defaults filled in.
 
     Raises:
-        ValueError: The first field that asks for something else, by name.
+        ValueError: The first field that asks for something unsupported; the message names it.
     """
     plain = {
         "position_embedding_type": ("absolute", "relative positions are a bias per pair of tokens"),
@@ -179,7 +183,7 @@ def _check_representable(config: dict[str, Any]) -> None:
         "add_cross_attention": (False, "there is no second sequence to attend to"),
         "chunk_size_feed_forward": (0, "the block runs in one piece; set it to 0, which gives the same results"),
         "pruned_heads": ({}, "all layers have the same heads"),
-        "quantization_config": (None, "weights must be floating point numbers; take the model before quantization"),
+        "quantization_config": (None, "weights must be floating point numbers; use the model before quantization"),
         "embedding_size": (config["hidden_size"], "words enter as wide as the layers are"),
     }
     for name, (wanted, why) in plain.items():
@@ -192,12 +196,12 @@ def _check_representable(config: dict[str, Any]) -> None:
 
 
 def positions_of(config: Any) -> int | None:
-    """The longest input of a model of this library or of transformers; None where there is no limit."""
+    """The longest input of a model of this library or of transformers; None if there is no limit."""
     return longest_input(config) if getattr(config, "positions", "learned") == "learned" else None
 
 
 def longest_input(config: Any) -> int | None:
-    """The longest input that a model was made for, whether or not it has a limit; None where it does not say it."""
+    """The longest input that a model was made for, whether or not it has a limit; None if unknown."""
     most = getattr(config, "max_position_embeddings", None)
     # Some configurations have -1 where there is no limit.
     if not isinstance(most, int) or most < 1:

@@ -1,13 +1,12 @@
 """Conversion of a trained BERT or RoBERTa to a Nyströmformer, and of trained models to longer inputs.
 
-The weights stay as they are. Attention becomes Nyström attention, or another method that was asked for, the skip
-convolution starts at zero, and position rows move to where this library counts from. So where the landmarks suffice for
-exact attention, for up to `num_landmarks` real tokens, the converted model equals its source; longer inputs are
-approximated, and need further training.
+The weights stay the same. Attention becomes Nyström attention, or another requested method; the skip convolution starts
+at zero; and position rows move to this library's numbering. So up to `num_landmarks` real tokens, where Nyström
+attention is exact, the converted model equals its source; longer inputs are approximated, and need further training.
 
-Carried over: the encoder, and the heads for masked words, token classification and question answering. Left behind, and
-reported by name: poolers and the classifiers on them (their tanh has no place here), and next-sentence prediction. A
-source that computes what the encoder cannot, such as relative positions or a decoder, raises.
+Carried over: the encoder, and the heads for masked words, token classification and question answering. Dropped, and
+reported by name: poolers and the classifiers on them (their tanh has no counterpart here), and next-sentence
+prediction. A source with unsupported features, such as relative positions or a decoder, raises.
 
 Departs from the sources: dropout of attention weights is 0, and all masked tokens give the same vector. Positions count
 from the first real token of the mask, where BERT also counts padding on the left, and RoBERTa the ids that are not
@@ -32,19 +31,19 @@ from nystrom.models.positions import resize_positions
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion did.
+    """The result of a conversion.
 
     Attributes:
-        folder: Where the new model is.
+        folder: Folder of the new model.
         source: Model type of the source.
         model: Class of the new model.
         mapped: Tensors taken from the source.
-        left_behind: Tensors of the source that the new model does not have.
-        started: Tensors that the source does not have; all are zero.
+        left_behind: Tensors of the source that the new model dropped.
+        started: Tensors that are new in the model; all are zero.
         parameters: Number of weights of the new model.
         positions: The longest input of the source, and of the new model.
-        tokenizer: Files of the tokenizer; empty where the source had none.
-        modules: Files and folders of sentence-transformers; empty where the source had none.
+        tokenizer: Files of the tokenizer; empty if the source had none.
+        modules: Files and folders of sentence-transformers; empty if the source had none.
     """
 
     folder: Path
@@ -81,7 +80,7 @@ def convert(asked: ConvertOptions) -> Conversion:
         What was mapped, left behind and started.
 
     Raises:
-        ValueError: A source that cannot be read or represented, or options or a folder that do not fit.
+        ValueError: A source that cannot be read or represented, or invalid options or folder.
     """
     source, to, plan = asked.source, asked.to, asked.plan
     planned = None if plan is None else read_plan(plan)

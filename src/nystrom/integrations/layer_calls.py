@@ -1,14 +1,14 @@
-r"""What each attention layer of a running model is given, and another attention in its place.
+r"""Intercept the inputs of each attention layer of a running model, and compute its attention another way.
 
-`intercepted(model, attend)` lets `attend` compute the attention of each layer while it lasts. Two kinds of layers are
-served, the same that the methods of this library run in:
+`intercepted(model, attend)` is a context in which `attend` computes the attention of each layer. Two kinds of layers
+are supported, the same as for the methods of this library:
 
 - layers of a transformers model that ask transformers' AttentionInterface; local ones, and those under a mask per pair
   of tokens, keep their exact attention and are not shown to `attend`;
 - layers that hold a method of this library (`nystrom.models`, `nystrom.MultiheadAttention`, and what
   `nystrom.replace_attention` put in). A skip convolution of the values is added to what `attend` gives.
 
-Layers are numbered in the order in which they run, those that are not shown included.
+Layers are numbered in the order in which they run, including those that are not shown.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +34,7 @@ _INTERCEPTED = "nystrom_intercepted"
 # What the layers must be able to run: the errors of the interface name it.
 _ASKED = "nystrom"
 _PACKED = (
-    "the model is given packed sequences, whose layers cannot be looked at one sequence at a time: pad them, and pass "
+    "the model is given packed sequences, whose layers cannot be inspected one sequence at a time: pad them, and pass "
     "attention_mask."
 )
 
@@ -43,12 +43,12 @@ class LayerCall(NamedTuple):
     """One call of one attention layer.
 
     Attributes:
-        layer: Its number, in the order in which layers run, from 0.
+        layer: Its number, from 0, in the order in which layers run.
         name: Its name in the model.
         q: Queries.
-        k: Keys, repeated for each head where heads share them.
+        k: Keys, repeated for each head if heads share them.
         v: Values, repeated likewise.
-        masks: Which tokens are real, and whether the keys are those of the queries.
+        masks: Which tokens are real, and whether the call is self-attention.
         scale: Factor on the scores; None means 1 / sqrt(d).
     """
 
@@ -62,11 +62,11 @@ class LayerCall(NamedTuple):
 
     @property
     def keep(self) -> Bool[Tensor, "b s"] | None:
-        """Real keys; None where all are."""
+        """Real keys; None if all are."""
         return self.masks.settled()[0]
 
     def sequence(self, place: int) -> "LayerCall":
-        """The call for one sequence of the batch alone, without a mask of self-attention that holds nothing back."""
+        """The call for a single sequence of the batch; a self-attention mask that masks nothing is dropped."""
         one = slice(place, place + 1)
         keep, *others = (None if mask is None else mask[one] for mask in self.masks)
         masks = Masks(None if keep is None or bool(keep.all()) else keep, *others)
@@ -81,8 +81,8 @@ def attend_by(method: str, call: LayerCall, options: Mapping[str, Any]) -> Float
 
     Args:
         method: Name of the method.
-        call: What the layer was given.
-        options: Options of the method; the scale is the layer's where the method has one.
+        call: The layer's inputs.
+        options: Options of the method; the scale is the layer's if the method has one.
     """
     named: dict[str, Any] = default_options(method) | dict(options)
     if any(option.name == "scale" for option in fields(METHODS[method].options)):
@@ -97,13 +97,13 @@ def intercepted(
     """Let another function compute the attention of a model's layers while this context lasts.
 
     Args:
-        model: The model; it comes out as it went in.
-        attend: Gives the output of a layer for its call.
-        left: Is shown the calls of layers that keep their exact attention; their masks are not in the call.
+        model: The model; restored on exit.
+        attend: Function that returns the output of a layer for its call.
+        left: Function that sees the calls of layers that keep exact attention; these calls carry no masks.
 
     Raises:
-        ValueError: No layer of the model can be served; and, when the model runs, what a layer asks for that no method
-            of this library can honour, such as causal attention.
+        ValueError: No layer of the model is supported; or, when the model runs, a layer needs something that no method
+            of this library supports, such as causal attention.
     """
     heads = {module: name for name, module in model.named_modules() if isinstance(module, AttentionHeads)}
     calls = _Calls(attend, left)
@@ -124,8 +124,9 @@ def intercepted(
         return
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
-            f"{type(model).__name__} holds no attention of this library and is no model of transformers: put one into "
-            'its nn.MultiheadAttention first, with nystrom.replace_attention(model, "softmax").'
+            f"{type(model).__name__} holds no attention of this library and is not a model of transformers: first "
+            "replace "
+            'its nn.MultiheadAttention with nystrom.replace_attention(model, "softmax").'
         )
     check_asks(type(model), _ASKED)
     AttentionInterface.register(
@@ -157,18 +158,18 @@ def intercepted(
 
 
 def _ended(*tensors: Tensor, **named: Any) -> tuple[Tensor, None]:
-    """What stands under the name between two contexts."""
-    raise RuntimeError(f"{_INTERCEPTED} attention serves only inside `intercepted`.")
+    """The registered function outside of any `intercepted` context; raises."""
+    raise RuntimeError(f"{_INTERCEPTED} attention works only inside `intercepted`.")
 
 
 class _Calls:
-    """Numbers the layers of a pass, and turns what they are given into calls."""
+    """Numbers the layers of a forward pass, and turns their inputs into calls."""
 
     def __init__(self, attend: Attend, left: Callable[[LayerCall], object] | None):
         self.attend, self.left, self.count = attend, left, 0
 
     def start(self, module: nn.Module, inputs: Any) -> None:
-        """Begin a pass of the model."""
+        """Begin a forward pass of the model."""
         self.count = 0
 
     def next(self) -> int:

@@ -1,8 +1,8 @@
-"""The numbers by which plans and `exact_layers` name the layers of a transformers model.
+"""The layer numbers that plans and `exact_layers` use for a transformers model.
 
-Layers of many families know theirs, as `layer_idx`. Others (DistilBERT, ViT, Wav2Vec2) stand in one list that runs from
-its first to its last: `number_layers` tells them their place there. They keep it while the model is in memory, and no
-folder holds it. A layer that runs several times (ALBERT) has no number.
+In many families layers know their number, as `layer_idx`. In others (DistilBERT, ViT, Wav2Vec2) the layers form one
+list, and `number_layers` sets their place in it. That number lives in memory only and is not saved. A layer that runs
+several times (ALBERT) has no number.
 """
 
 from torch import nn
@@ -13,13 +13,13 @@ PLACE = "_nystrom_place"
 
 
 def number_of(module: nn.Module) -> int | None:
-    """The number of a layer; None where it was told none."""
+    """The number of a layer; None if it has none."""
     number = getattr(module, "layer_idx", None)
     return getattr(module, PLACE, None) if number is None else number
 
 
 def number_layers(part: PreTrainedModel) -> None:
-    """Tell the layers of a model that know no number their place.
+    """Number the layers of a model that have no number.
 
     Raises:
         ValueError: As for `find_places`; nothing is changed.
@@ -29,13 +29,13 @@ def number_layers(part: PreTrainedModel) -> None:
 
 
 def find_places(part: PreTrainedModel) -> dict[nn.Module, int]:
-    """The place of each layer of a model that knows no number.
+    """The place of each layer that has no number.
 
     Args:
         part: A model that asks transformers' AttentionInterface, or its encoder.
 
     Raises:
-        ValueError: These layers are not one list, as long as the configuration says that the model has layers.
+        ValueError: These layers do not form one list of `num_hidden_layers`.
     """
     layers = {
         name: module
@@ -49,15 +49,15 @@ def find_places(part: PreTrainedModel) -> dict[nn.Module, int]:
         name, layer = next(iter(layers.items()))
         raise ValueError(
             f"the layers of {type(part).__name__} have no numbers by which a plan or exact_layers could name them: "
-            f"{type(layer).__name__} knows none (layer_idx), and there are {len(layers)} of them, the first at {name}, "
-            f"which are not one list of num_hidden_layers={count}. Set one method for all layers, or pass the part of "
-            "the model that holds one list."
+            f"{type(layer).__name__} has none (layer_idx), and there are {len(layers)} of them, the first at {name}, "
+            f"which do not form one list of num_hidden_layers={count}. Set one method for all layers, or pass the part "
+            "of the model that holds one list."
         )
     return {module: place for place, module in enumerate(layers.values())}
 
 
 def _is_list(names: list[str]) -> bool:
-    """Whether names differ in one word alone, which counts from 0."""
+    """Whether the names differ in a single word that counts from 0."""
     words = [name.split(".") for name in names]
     if len({len(each) for each in words}) != 1:
         return False

@@ -1,4 +1,4 @@
-"""What transformers' models do with the name and the options of a method where they are made, loaded and pickled.
+"""Patches for transformers' models: how they handle a method's name and options when created, loaded and pickled.
 
 Transformers lets any model take any registered name, drops what it does not know from the keyword arguments of
 `AutoConfig.from_pretrained`, and knows nothing of this library in a process that did not import it. `watch_models` adds
@@ -13,8 +13,8 @@ to its base classes:
 - A pickled configuration that names a method names this package, too: whoever unpickles it, such as a spawned process,
   imports the package, which registers the methods. Where the package is missing, Python's error names it.
 
-What a model without any attention (FNet, ResNet) is told changes nothing there, and does not raise: it may be the part
-of another one.
+Setting a method on a model without any attention (FNet, ResNet) has no effect and does not raise: it may be part of
+another model.
 """
 
 import inspect
@@ -31,7 +31,7 @@ from nystrom.integrations.position_tables import watch_positions
 
 
 def watch_models() -> None:
-    """Add to transformers' configurations and models what the head of this file says."""
+    """Apply these patches to transformers' configurations and models."""
     # Kept under its own name among the attributes of the object, which transformers saves.
     setattr(PreTrainedConfig, "attention_options", property(_options, _set_options))  # noqa: B010 - unknown to checkers
     PreTrainedConfig.__reduce_ex__ = _reduce
@@ -48,7 +48,7 @@ def watch_models() -> None:
 
 
 def check_model_asks(model: PreTrainedModel) -> None:
-    """Check that something in a model that is set to a method may ask for it.
+    """Check that a model set to a method contains a layer that may look it up.
 
     Raises:
         ValueError: It has attention, but none that asks transformers' AttentionInterface; or the method is a likely
@@ -66,7 +66,7 @@ def check_model_asks(model: PreTrainedModel) -> None:
 
 @cache
 def _asks(kind: type[nn.Module]) -> bool:
-    """Whether the code of a class, or of one it inherits from, names the interface's `get_interface`."""
+    """Whether the code of a class, or of a base class, calls the interface's `get_interface`."""
     # Transformers' base class names it, too, where it checks what it is asked for.
     owners = [owner for owner in kind.__mro__ if owner.__module__ != PreTrainedModel.__module__]
     functions = [inspect.unwrap(member) for owner in owners for member in vars(owner).values() if callable(member)]
@@ -79,7 +79,7 @@ def _options(config: PreTrainedConfig) -> dict[str, Any] | None:
 
 
 def _set_options(config: PreTrainedConfig, options: dict[str, Any] | None) -> None:
-    """Set the options of a configuration and its parts; one that is still being read leaves its parts their own."""
+    """Set the options of a configuration and its parts; while it is still being read, its parts keep their own."""
     vars(config)["attention_options"] = options
     is_read = vars(config).get("_post_init_done", False)
     for name in config.sub_configs:
@@ -89,7 +89,7 @@ def _set_options(config: PreTrainedConfig, options: dict[str, Any] | None) -> No
 
 
 def _reduce(config: PreTrainedConfig, protocol: Any) -> tuple[Any, ...]:
-    """Pickle a configuration; one that names a method by `_remake`, which stands in this package."""
+    """Pickle a configuration; one that names a method uses `_remake`, so that unpickling imports this package."""
     make, made_of, *rest = object.__reduce_ex__(config, protocol)
     if vars(config).get("_attn_implementation_internal") in SERVED:
         make, made_of = _remake, (make, made_of)

@@ -1,6 +1,6 @@
-"""The masks that transformers' encoders ask for, as the methods of this library take them.
+"""Attention masks for transformers' models, in the form that the methods of this library take.
 
-One row of real keys serves all queries. Patterns that a method cannot honour raise, by name; local layers get a mask
+One row of real keys serves all queries. Unsupported patterns raise an error that names them; local layers get a mask
 per pair of tokens, for exact attention. See `nystrom.integrations.attention_interface`.
 """
 
@@ -39,17 +39,16 @@ def make_mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Bool[Tensor, "b 1 #n s"] | Int[Tensor, "b 1 1 n"] | None:
-    """Make the mask of a model, as AttentionMaskInterface has it: the real keys, one row for all queries.
+    """Make the mask of a model, as AttentionMaskInterface expects: the real keys, one row for all queries.
 
-    Of packed sequences, which transformers finds by positions that begin anew, it is the number of each token's
+    For packed sequences, which transformers detects by restarting positions, the mask is the number of each token's
     sequence instead.
 
-    The other arguments that transformers passes to this interface (dtype, use_vmap, ...) say how to make a mask of
-    n x s, and have no meaning for one row.
+    The other arguments of this interface (dtype, use_vmap, ...) concern n x s masks and are ignored.
 
     Raises:
-        ValueError: A causal mask that the method cannot honour, another pattern than these, a mask of another rank, or
-            a model that never asks for attention by name.
+        ValueError: A causal mask that the method does not support, any other pattern, a mask of the wrong rank, or a
+            model that never looks up attention by name.
     """
     check_asks(_model_of(config), method)
     who = f"{type(config).__name__.removesuffix('Config')} (model type {config.model_type!r})"
@@ -57,8 +56,8 @@ def make_mask(
     if causal and not (method in METHODS and METHODS[method].causal):
         raise ValueError(
             f"{who} asks for a causal mask, which {method} attention cannot honour: landmarks and features see the "
-            'whole sequence. Leave its attn_implementation at "sdpa", or take "near_far"; of an encoder-decoder, give '
-            f"the encoder alone the method: nystrom.integrations.set_attention(model.get_encoder(), {method!r})."
+            'whole sequence. Leave its attn_implementation at "sdpa", or use "near_far"; in an encoder-decoder, set '
+            f"it on the encoder only: nystrom.integrations.set_attention(model.get_encoder(), {method!r})."
         )
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}; expected (batch, tokens).")
@@ -78,7 +77,7 @@ def make_mask(
         )  # fmt: skip
     if mask_function is not bidirectional_mask_function and local_size is None:
         raise ValueError(
-            f"{who} asks for a mask of a pattern of its own, such as blocks, which {method} attention cannot honour: "
+            f"{who} asks for a custom mask pattern, such as blocks, which {method} attention cannot honour: "
             'leave its attn_implementation at "sdpa".'
         )
     # A local layer, or a mask that the model goes on to change: n x s, and exact attention.
@@ -89,17 +88,17 @@ def make_mask(
 
 
 def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:
-    """Check that the code of a model reads the name of its attention, as far as its source shows.
+    """Check that the source code of a model looks up its attention by name.
 
     Raises:
-        ValueError: It does not, despite its attn_implementation; the message says what to do instead.
+        ValueError: It does not, so attn_implementation would be ignored; the message says what to do instead.
     """
     if kind is not None and not kind._can_set_attn_implementation():
         refuse_deaf(kind, method)
 
 
 def refuse_deaf(kind: type[PreTrainedModel], method: str) -> NoReturn:
-    """Raise for a model that has attention of its own, with what to do instead."""
+    """Raise for a model that ignores attn_implementation, and say what to do instead."""
     if kind.config_class is NystromformerConfig:
         way_out = (
             "the classes of this library load the same folder, with the attention that its config.json asks for: "
@@ -121,7 +120,7 @@ def refuse_deaf(kind: type[PreTrainedModel], method: str) -> NoReturn:
 
 
 def _model_of(config: Any) -> type[PreTrainedModel] | None:
-    """The model without a head that a configuration belongs to; None where transformers does not list it."""
+    """The base model class of a configuration; None if transformers does not list it."""
     if torch.compiler.is_compiling():
         # The model has run before it is compiled, or runs again without; its source cannot be read from here.
         return None
@@ -130,7 +129,7 @@ def _model_of(config: Any) -> type[PreTrainedModel] | None:
 
 
 def _packed_numbers(function: Callable[..., Any]) -> Int[Tensor, "b n"] | None:
-    """The number of each token's sequence in a mask function of packed sequences; None in another."""
+    """The number of each token's sequence, from a mask function for packed sequences; None for any other."""
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     if function.__qualname__.startswith(packed_sequence_mask_function.__qualname__ + "."):
         return next(cell for cell in cells if isinstance(cell, Tensor))
@@ -139,7 +138,7 @@ def _packed_numbers(function: Callable[..., Any]) -> Int[Tensor, "b n"] | None:
 
 
 def _holds(function: Callable[..., Any], wanted: Callable[..., Any]) -> bool:
-    """Whether a mask function is `wanted`, or is made of it: transformers composes them as closures."""
+    """Whether a mask function is `wanted` or contains it: transformers composes mask functions as closures."""
     if function is wanted:
         return True
     for cell in getattr(function, "__closure__", None) or ():

@@ -1,18 +1,18 @@
-"""The attention of an existing model, replaced in place by a method of the library.
+"""Replace the attention of an existing model, in place, by a method of the library.
 
 Each `nn.MultiheadAttention`, and each attention of timm's ViT, Eva (DINOv3) and BEiT, is replaced by a module that
-holds the same parameters under the same names. So the state dict and the optimizers stay valid, and where the method
-reaches its exact limit ("nystrom" with as many landmarks as tokens) the model's results stay the same.
+holds the same parameters under the same names. So the state dict and optimizers stay valid, and if the method reaches
+its exact limit ("nystrom" with as many landmarks as tokens) the model's results stay the same.
 
-In evaluation `nn.TransformerEncoder` would hand the weights of a layer to a fused exact attention instead of calling
-it, and padded sequences as nested tensors: neither happens after a replacement. What a method draws it draws as its
-Module does: in training alone, except for the features of "performer", which become part of the state dict.
+In evaluation `nn.TransformerEncoder` would bypass a layer and pass its weights to a fused exact attention, and padded
+sequences as nested tensors; a replacement disables both. Methods draw at random only in training, as their Modules do,
+except for the features of "performer", which become part of the state dict.
 
-Who attends to whom is not guessed from a call: a module is declared as self- or cross-attention where its parent tells
-(torch's encoder and decoder layers, those of transformers, timm's). Another is as the caller says, and where the caller
-says nothing, raises for a call that could be either, see `nystrom.attention.layer`.
+Self- or cross-attention is not guessed from a call: a module is declared as one of them if its parent shows which
+(torch's encoder and decoder layers, those of transformers, timm's). Otherwise the caller declares it; an undeclared
+module raises for a call that could be either, see `nystrom.attention.layer`.
 
-Departs from the modules that it replaces: weights are not returned, nor dropped in training, which a warning says.
+Departs from the replaced modules: weights are neither returned nor dropped in training; a warning says so.
 """
 
 import warnings
@@ -38,15 +38,15 @@ _SAID_BY_TRANSFORMERS = {"self_attn": True, "cross_attn": False, "multihead_attn
 
 
 def default_options(method: str, longest: int | None = None, *, is_causal: bool = False) -> dict[str, Any]:
-    """Options that a trained model has where nothing else is said, and that the method itself has not.
+    """Default options for a trained model, where they differ from the method's own defaults.
 
-    Layers that were trained with keys of their own keep them ("reformer"), and "near_far" has the sizes of
+    "reformer" keeps separate keys, with which the layers were trained, and "near_far" gets the sizes of
     `near_far_sizes` for the longest input.
 
     Args:
         method: The method.
-        longest: Tokens of the model's longest input; None where it has no limit or does not say it.
-        is_causal: Whether a query sees no token after itself.
+        longest: Tokens of the model's longest input; None if it has no limit or the limit is unknown.
+        is_causal: Causal attention: a query sees no later token.
     """
     if method == "near_far" and longest:
         return near_far_sizes(longest, is_causal=is_causal)
@@ -55,13 +55,13 @@ def default_options(method: str, longest: int | None = None, *, is_causal: bool 
 
 @dataclass(frozen=True)
 class Replaced:
-    """What `replace_attention` did: the names of the modules that it replaced; its length is their number.
+    """The result of `replace_attention`: the names of the replaced modules; its length is their number.
 
     Attributes:
-        self_attention: Those that are declared as self-attention.
-        cross_attention: Those that are declared as cross-attention.
-        undeclared: Those of which neither their parent nor the caller says it. They take one and the same object as
-            query and key for self-attention, and raise where two tensors of one length would make a difference.
+        self_attention: Modules declared as self-attention.
+        cross_attention: Modules declared as cross-attention.
+        undeclared: Modules that neither their parent nor the caller declared. They treat the same object as query and
+            key as self-attention, and raise for two tensors of equal length where it matters.
     """
 
     self_attention: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class Replaced:
 
 
 class MultiheadReplacement(MultiheadAttention):
-    """A `MultiheadAttention` in the place of an `nn.MultiheadAttention`, with its parameters."""
+    """A `MultiheadAttention` in place of an `nn.MultiheadAttention`, with its parameters."""
 
     def __init__(
         self, source: nn.MultiheadAttention, method: str, options: Mapping[str, Any], self_attention: bool | None
@@ -114,7 +114,7 @@ class MultiheadReplacement(MultiheadAttention):
 
 
 class TimmReplacement(nn.Module):
-    """Any method in the place of an attention of timm, with its layers: projections, norms, gate and output."""
+    """Any method in place of an attention of timm, with its layers: projections, norms, gate and output."""
 
     attn_drop: nn.Dropout
     proj: nn.Module
@@ -151,7 +151,7 @@ class TimmReplacement(nn.Module):
         """Attend within each sequence.
 
         Raises:
-            ValueError: A mask or a bias of pairs, which cannot be honoured.
+            ValueError: A mask or bias per pair of tokens, which is not supported.
         """
         said = {"attn_mask": attn_mask, "is_causal": is_causal or None, "shared_rel_pos_bias": shared_rel_pos_bias}
         for name, value in said.items():
@@ -205,7 +205,7 @@ class TimmReplacement(nn.Module):
 
 
 class TimmRotaryReplacement(TimmReplacement):
-    """Any method in the place of an attention of timm with rotary positions (Eva, DINOv3)."""
+    """Any method in place of an attention of timm with rotary positions (Eva, DINOv3)."""
 
     def __init__(self, source: nn.Module, method: str, options: Mapping[str, Any]):
         from timm.layers import apply_rot_embed_cat  # type: ignore[import-not-found]
@@ -244,27 +244,27 @@ def replace_attention(
     *,
     self_attention: bool | None = None,
 ) -> Replaced:
-    """Replace each `nn.MultiheadAttention`, and each attention of timm and of nystrom-attention in a model, in place.
+    """Replace each `nn.MultiheadAttention`, and each attention of timm and nystrom-attention, in a model, in place.
 
     Args:
         model: Any model that holds such modules; transformers' models choose by `attn_implementation` instead.
         method: A method without learned weights, by its name in `nystrom.attention.registry.METHODS`.
         options: Options of the method, such as {"num_landmarks": 32}.
-        self_attention: Whether queries and keys are the same tokens, in modules whose parent does not tell; None leaves
-            them undeclared.
+        self_attention: Whether queries and keys are the same tokens, for modules whose parent does not show it; None
+            leaves them undeclared.
 
     Returns:
-        Which modules were replaced, and as what.
+        The replaced modules, by kind.
 
     Raises:
-        ValueError: An unknown method or option, a module that cannot be replaced, or none that could be. The model is
-            then as it was.
+        ValueError: An unknown method or option, a module that cannot be replaced, or no module to replace. The model is
+            then unchanged.
     """
     check_weightless(method)
     if isinstance(model, nn.MultiheadAttention) or _timm_kind(model) or is_nystrom_attention(model):
         raise ValueError(
             f"model is itself {type(model).__name__}, which cannot be replaced in place: pass the model that holds it, "
-            "or make a NystromAttention."
+            "or build a NystromAttention."
         )
     options = default_options(method) | dict(options or {})
     if self_attention is not None:
@@ -279,7 +279,7 @@ def replace_attention(
             declared = self_attention if len(said) > 1 or None in said else next(iter(said))
             if declared is False and not METHODS[method].cross_attention:
                 raise ValueError(
-                    f"{name} is cross-attention, and {method} takes queries and keys of the same tokens alone: use "
+                    f"{name} is cross-attention, and {method} only takes queries and keys of the same tokens: use "
                     "'nystrom' or 'near_far', or replace the attention of parts of the model."
                 )
             names[declared].append(name)
@@ -316,7 +316,7 @@ def _build(method: str, num_heads: int, head_dim: int, options: Mapping[str, Any
 
 
 def _told_by_parents(model: nn.Module) -> dict[nn.Module, set[bool | None]]:
-    """For each module, whether its parents call it with queries and keys of the same tokens; None: unsaid."""
+    """For each module, whether its parents call it with queries and keys of the same tokens; None if unknown."""
     told: dict[nn.Module, set[bool | None]] = {}
     for parent in model.modules():
         for name, child in parent._modules.items():
@@ -363,7 +363,7 @@ def _check_multihead(name: str, module: nn.MultiheadAttention) -> None:
     for option, is_on in (("add_zero_attn", module.add_zero_attn), ("add_bias_kv", module.bias_k is not None)):
         if is_on:
             raise ValueError(
-                f"{name} was built with {option}=True, a key that no token has, which no method here can honour: "
+                f"{name} was built with {option}=True, an extra key without a token, which no method here can honour: "
                 f"leave it as it is, or build the model with {option}=False."
             )
     _check_hooks(name, module)

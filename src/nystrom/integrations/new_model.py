@@ -1,6 +1,6 @@
-"""The parts of a model that is made of another one: its configuration, its class, and its weights.
+"""The configuration, class and weights of a model that is converted from another.
 
-What is carried over, what is left behind and what starts at zero says `nystrom.integrations.convert`.
+See `nystrom.integrations.convert` for what is carried over, dropped or initialised at zero.
 """
 
 import re
@@ -36,8 +36,8 @@ class NewModel:
         config: Its configuration.
         model: Its class.
         tensors: Its weights by name.
-        mapped: How many of them come from the source.
-        left_behind: Tensors of the source that it does not have.
+        mapped: Number of weights that come from the source.
+        left_behind: Tensors of the source that were dropped.
         started: Its weights that start at zero.
     """
 
@@ -50,17 +50,17 @@ class NewModel:
 
     @property
     def prefix(self) -> str:
-        """What the names of the encoder's weights begin with."""
+        """The prefix of the encoder's weight names."""
         return "" if self.model is EncoderModel else _OWN_PREFIX
 
 
 class AskedAttention(NamedTuple):
-    """The attention that was asked for.
+    """The requested attention.
 
     Attributes:
-        attention: The method; None for that of the source.
+        attention: The method; None keeps that of the source.
         options: Its options.
-        longest: Tokens of the new model's longest input; None for that of the source.
+        longest: Tokens of the new model's longest input; None keeps that of the source.
     """
 
     attention: str | None
@@ -68,7 +68,7 @@ class AskedAttention(NamedTuple):
     longest: int | None = None
 
     def options_of(self, attention: str, longest: int) -> dict[str, Any]:
-        """All options of a new method, for a source of this longest input."""
+        """All options of a new method, for a source with this longest input."""
         return default_options(attention, self.longest or longest) | self.options
 
 
@@ -78,10 +78,10 @@ def asked_attention(
     num_landmarks: int | Literal["auto"],
     longest: int | None = None,
 ) -> AskedAttention:
-    """The attention that was asked for, checked as far as it can be without the source.
+    """The requested attention, checked as far as possible without the source.
 
     Raises:
-        ValueError: A method or an option that is unknown, or a method with weights of its own.
+        ValueError: An unknown method or option, or a method with learned weights.
     """
     found = dict(options)
     if num_landmarks != "auto":
@@ -101,16 +101,16 @@ def _check_weightless(what: str, attention: str) -> None:
     if METHODS[attention].weights is not None:
         known = ", ".join(name for name, method in METHODS.items() if method.weights is None)
         raise ValueError(
-            f"{what} is {attention!r}, which has weights of its own that belong to the model: make a model with this "
+            f"{what} is {attention!r}, which has learned weights that belong to the model: make a model with this "
             f"attention and train it; expected one of {known}."
         )
 
 
 def from_bert(source: Path, asked: AskedAttention, conv_kernel_size: int | Literal["auto"] | None) -> NewModel:
-    """A BERT or RoBERTa with other attention.
+    """Convert a BERT or RoBERTa to the requested attention.
 
     Raises:
-        ValueError: It cannot be read, or computes what the encoder cannot.
+        ValueError: It cannot be read, or has features that the encoder does not support.
     """
     theirs = read_config(source)
     family = FAMILIES[theirs["model_type"]]
@@ -153,7 +153,7 @@ def from_bert(source: Path, asked: AskedAttention, conv_kernel_size: int | Liter
 
 
 def _with_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> NewModel:
-    """The model with as much of the source as has a place here."""
+    """The model with all tensors of the source that have a counterpart here."""
     body = {f"{_OWN_PREFIX}{name}": tensor for name, tensor in renamed.body.items()}
     if renamed.answers:
         questions = any(name.startswith("qa_outputs.") for name in renamed.answers)
@@ -171,7 +171,7 @@ def _with_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], 
 
 
 def _language_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> dict[str, Tensor]:
-    """The head with its decoder, which a checkpoint may hold separately or share with the word embeddings."""
+    """The head with its decoder, which a checkpoint may store separately or share with the word embeddings."""
     head, decoder, bias = dict(renamed.masked_lm), "cls.predictions.decoder.weight", "cls.predictions.bias"
     words = one_tensor(renamed.body, "embeddings.word_embeddings.weight", source)
     if decoder not in head and not theirs["tie_word_embeddings"]:
@@ -185,10 +185,10 @@ def _language_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, An
 
 
 def from_own(source: Path, asked: AskedAttention, conv_kernel_size: int | Literal["auto"] | None) -> NewModel:
-    """A model of this library, or of the published format, with other attention.
+    """Convert a model of this library, or of the published format, to the requested attention.
 
     Raises:
-        ValueError: It cannot be read, or its attention has weights of its own.
+        ValueError: It cannot be read, or its attention has learned weights.
     """
     config = EncoderConfig.from_pretrained(source)
     if conv_kernel_size not in ("auto", config.conv_kernel_size):
@@ -232,15 +232,17 @@ def one_tensor(tensors: dict[str, Tensor], name: str, source: Path) -> Tensor:
         ValueError: There is none.
     """
     if name not in tensors:
-        raise ValueError(f"{source} lacks {name}: its weights are cut off, or of another model than config.json says.")
+        raise ValueError(
+            f"{source} lacks {name}: its weights are incomplete, or belong to another model than config.json says."
+        )
     return tensors[name]
 
 
 def with_weights(plan: NewModel, source: Path) -> EncoderPreTrainedModel:
-    """The model with these tensors.
+    """Build the model and load these tensors.
 
     Raises:
-        ValueError: One is missing, left over or of another shape.
+        ValueError: A tensor is missing, left over or of the wrong shape.
     """
     # All start values are replaced, so drawing them must not move the caller's random numbers.
     with torch.random.fork_rng(devices=[]):
@@ -248,7 +250,9 @@ def with_weights(plan: NewModel, source: Path) -> EncoderPreTrainedModel:
     wanted, shared = model.state_dict(), set(model.all_tied_weights_keys or ())
     for name, tensor in plan.tensors.items():
         if name not in wanted:
-            raise ValueError(f"{source} has {name}, which {plan.model.__name__} has not: fetch the checkpoint again.")
+            raise ValueError(
+                f"{source} has {name}, which {plan.model.__name__} does not have: fetch the checkpoint again."
+            )
         if tensor.shape != wanted[name].shape:
             raise ValueError(
                 f"{source} has {name} of shape {tuple(tensor.shape)}; expected {tuple(wanted[name].shape)} by its "
@@ -260,7 +264,7 @@ def with_weights(plan: NewModel, source: Path) -> EncoderPreTrainedModel:
     for name, other in (model.all_tied_weights_keys or {}).items():
         if {name, other} <= plan.tensors.keys() and not torch.equal(plan.tensors[name], plan.tensors[other]):
             raise ValueError(
-                f"{source} holds different values for {name} and {other}, which its config.json makes one: set "
+                f"{source} holds different values for {name} and {other}, which its config.json ties: set "
                 "tie_word_embeddings to false there."
             )
     dtypes = {tensor.dtype for tensor in plan.tensors.values() if tensor.is_floating_point()}

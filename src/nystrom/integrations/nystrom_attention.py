@@ -1,11 +1,11 @@
-"""Modules of the package nystrom-attention, with their weights, names and state dict, by this library.
+"""Replacements for modules of the package nystrom-attention, with the same weights, names and state dict.
 
-    from_nystrom_attention(module)                        the library's own rule: padding and neighbours change nothing
-    from_nystrom_attention(module, zeros_in_front=True)   the package's rule, to rounding
+    from_nystrom_attention(module)                        this library's results: padding changes nothing
+    from_nystrom_attention(module, zeros_in_front=True)   the package's results, up to rounding
 
-The package puts zeros in front of the tokens, up to a multiple of the landmarks, which count as real tokens, and begins
-its inverse by the largest column sum of the whole batch. It also has landmarks, and no exact attention, where there are
-fewer tokens than landmarks. `zeros_in_front` does all of that; it takes no mask, since landmarks would then hang on
+The package pads the front with zeros to a multiple of the landmarks, counts them as real tokens, and starts its inverse
+from the largest column sum of the whole batch. It also uses landmarks, rather than exact attention, if there are fewer
+tokens than landmarks. `zeros_in_front` reproduces all of this; it takes no mask, since landmarks would then depend on
 where the padding is.
 
 Source: https://github.com/lucidrains/nystrom-attention, 0.0.14.
@@ -29,7 +29,7 @@ from nystrom.shapes import check_keep, check_positions, check_tensor
 
 
 class NystromReplacement(nn.Module):
-    """Any method in the place of a `NystromAttention` of the package, with its layers: projections, output and skip."""
+    """Any method in place of a `NystromAttention` of the package, with its layers: projections, output and skip."""
 
     to_qkv: nn.Linear
     to_out: nn.Sequential
@@ -60,16 +60,16 @@ class NystromReplacement(nn.Module):
         Args:
             x: Tokens.
             mask: Real tokens, True = real.
-            return_attn: Raises: n x n weights do not exist here.
-            return_attn_matrices: Raises.
-            weight_queries: Positions of the tokens whose rows of the attention matrix are wanted, such as 0 for a class
-                token. Rows do not hold the skip; those of "nystrom" may be negative.
+            return_attn: Not supported, since n x n weights do not exist here; raises.
+            return_attn_matrices: Not supported; raises.
+            weight_queries: Positions of the tokens whose rows of the attention matrix are returned, such as 0 for a
+                class token. Rows do not include the skip; rows of "nystrom" may be negative.
 
         Returns:
             The output, and with `weight_queries` the rows (b, h, r, n).
 
         Raises:
-            ValueError: What does not fit or cannot be honoured.
+            ValueError: An invalid or unsupported argument.
         """
         check_tensor("x", x)
         if x.ndim != 3 or x.shape[2] != self.to_qkv.in_features:
@@ -115,14 +115,14 @@ class NystromReplacement(nn.Module):
             raise ValueError(f"weight_queries is given, but {self.method_heads.method} has no rows of weights to give.")
         if self.training and getattr(self.method_heads.options, "landmarks", None) == "uniform":
             raise ValueError(
-                "weight_queries is given in training, where each call draws landmarks: rows would be those of other "
-                "landmarks than the output's. Call eval() before."
+                "weight_queries is given in training, where each call draws new landmarks: rows would come from other "
+                "landmarks than the output. Call eval() first."
             )
 
     def _of_few(
         self, q: Tensor, k: Tensor, v: Tensor, skip: Tensor | None, asked: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """A token a landmark, by the formula of landmarks, where this library is exact."""
+        """One landmark per token: the package's formula for few tokens, where this library is exact."""
         a = (self.method_heads.head_dim**-0.5 * q @ k.mT).softmax(dim=-1)
         left = a @ pinv(a, steps=self.method_heads.options.pinv_steps, z0="authors")
         out = left @ (a @ v)
@@ -143,20 +143,20 @@ def from_nystrom_attention(
     *,
     zeros_in_front: bool = False,
 ) -> NystromReplacement:
-    """A module of the package nystrom-attention by this library, with its weights, which it shares.
+    """Replace a module of the package nystrom-attention by one of this library that shares its weights.
 
     The state dict has the same names (`to_qkv.weight`, `to_out.0.weight`, `to_out.0.bias`, `res_conv.weight`).
 
     Args:
         module: A `nystrom_attention.NystromAttention`.
         method: A method without learned weights, by its name in `nystrom.attention.registry.METHODS`.
-        options: Options of the method; those of "nystrom" are the module's where nothing is said. None with
+        options: Options of the method; by default "nystrom" takes those of the module. Must be None with
             `zeros_in_front`.
-        zeros_in_front: Follow the package's rule: zeros in front of the tokens, to a multiple of the landmarks, count
-            as real tokens. Outputs then are the package's; without it, padding and neighbours change nothing.
+        zeros_in_front: Reproduce the package's outputs: zeros in front of the tokens, to a multiple of the landmarks,
+            count as real tokens. Without it, padding and the rest of the batch change nothing.
 
     Raises:
-        ValueError: Another module, an unknown method or option, or zeros in front with a method or options.
+        ValueError: Any other module, an unknown method or option, or `zeros_in_front` with a method or options.
     """
     if not is_nystrom_attention(module):
         raise ValueError(

@@ -1,10 +1,10 @@
-"""transformers' encoders whose tokens are cut over the ranks of a process group.
+"""transformers' encoders whose tokens are split across the ranks of a process group.
 
-`nystrom.parallel.parallelize` hands such a model here. A hook before the encoder counts positions over all ranks and
-hands the mask to the layers, which find the group on themselves (see `nystrom.integrations.attention_interface`). What
-sees a whole sequence outside of attention is taken over all ranks: the first token or the mean of a head for sequences,
-and the mean loss of a head for tokens. Known are the families of `PLACES` and `AFTER_PADDING`, since nothing shows
-whether another mixes tokens elsewhere.
+`nystrom.parallel.parallelize` hands such a model here. A hook before the encoder counts positions across all ranks and
+passes the mask to the layers, on which the group is set (see `nystrom.integrations.attention_interface`). Operations
+outside of attention that need a whole sequence run across all ranks: the first token or the mean of a head for
+sequences, and the mean loss of a head for tokens. Only the families in `PLACES` and `AFTER_PADDING` are supported,
+since others may mix tokens elsewhere.
 """
 
 import inspect
@@ -49,12 +49,12 @@ _HELD = "_nystrom_over_ranks"
 
 
 def parallelize_transformers(model: PreTrainedModel, group: Group) -> None:
-    """Let a model of transformers take a piece of each sequence on each rank, at least one token; changed in place.
+    """Let a model of transformers take one piece of each sequence per rank, at least one token; changed in place.
 
     See `nystrom.parallel.parallelize`.
 
     Raises:
-        ValueError: The group, or a family, head, attention or rotation that does not work over ranks.
+        ValueError: An invalid group, or a family, head, attention or rotation that does not work across ranks.
     """
     head = _find_head(model)
     _check_attention(model)
@@ -75,8 +75,8 @@ def _find_head(model: PreTrainedModel) -> str:
     who, kind = type(model).__name__, model.config.model_type
     if kind not in (*PLACES, *AFTER_PADDING):
         raise ValueError(
-            f"model is a {who} (model type {kind!r}), of which it is not known whether it mixes tokens outside of "
-            f"attention; over ranks work {', '.join(sorted((*PLACES, *AFTER_PADDING)))}, and nystrom.models."
+            f"model is a {who} (model type {kind!r}), which may mix tokens outside of "
+            f"attention; expected one of {', '.join(sorted((*PLACES, *AFTER_PADDING)))}, or a model of nystrom.models."
         )
     heads = [name for name, known in _HEADS.items() if type(model) is known.get(type(model.config), None)]
     if not heads:
@@ -104,8 +104,9 @@ def _check_attention(model: PreTrainedModel) -> None:
     asked: list[str] = sorted({config._attn_implementation for config in configs})
     if len(asked) != 1 or asked[0] not in SERVED:
         raise ValueError(
-            f"model attends by {' and '.join(asked)}, and a layer of transformers' own attention sees a rank's own "
-            'tokens alone: call model.set_attn_implementation("nystrom"); for exact attention in some layers pass '
+            f"model attends by {' and '.join(asked)}, and a layer of transformers' own attention sees only a rank's "
+            "own "
+            'tokens: call model.set_attn_implementation("nystrom"); for exact attention in some layers pass '
             'attention_options={"exact_layers": ...}.'
         )
     stored = getattr(model.base_model.config, "attention_options", None) or {}
@@ -118,15 +119,15 @@ def _check_attention(model: PreTrainedModel) -> None:
 
 @dataclass
 class _Hooks:
-    """What surrounds the encoder of one model, and what one call of it leaves for the next hook.
+    """The hooks around the encoder of one model, and the state that they share during a call.
 
     Attributes:
         model: The model with its head.
         group: The group.
-        head: What the head is for.
+        head: The purpose of the head.
         handles: The hooks.
         labels: Labels of this rank's tokens.
-        keep: Its real tokens.
+        keep: Mask of this rank's real tokens.
     """
 
     model: PreTrainedModel
@@ -149,7 +150,7 @@ class _Hooks:
             self.handles.append(self.model.register_forward_hook(self._add_loss))
 
     def _before_head(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Keep what the head must not see: the mask of tokens that it would count, labels of a part of the tokens."""
+        """Keep what the head must not see: the mask of tokens that it would count, and labels of part of the tokens."""
         given = _named(module, inputs, named)
         if self.head == "sequences":
             self.keep = given.pop("attention_mask", None)
@@ -160,7 +161,7 @@ class _Hooks:
         return (), given
 
     def _before(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Agree, count positions over all ranks, and give the layers their mask."""
+        """Check that the ranks agree, count positions across all ranks, and pass the mask to the layers."""
         _check_attention(self.model)
         given, ranks = _named(module, inputs, named), check_group(self.group)
         mask = self.keep if self.head == "sequences" else given.get("attention_mask")
@@ -168,7 +169,7 @@ class _Hooks:
         lengths = self._agree(ranks, tokens, mask, given.get("position_ids"))
         assert isinstance(tokens, Tensor)
         if 0 in lengths:
-            raise ValueError(f"rank {lengths.index(0)} of the group holds no token: give each rank at least one.")
+            raise ValueError(f"rank {lengths.index(0)} of the group holds no tokens: give each rank at least one.")
         self.keep = None if mask is None else mask.bool()
         if given.get("position_ids") is None:
             given["position_ids"] = _positions(ranks, lengths, module, tokens)
@@ -179,7 +180,7 @@ class _Hooks:
         return (), given
 
     def _agree(self, ranks: Ranks, tokens: Tensor | None, mask: Tensor | None, positions: Tensor | None) -> list[int]:
-        """Tokens of each rank, after all have compared what they were called with."""
+        """Tokens of each rank, after the ranks have compared their arguments."""
         refusal = _refusal(tokens, mask, self.labels)
         facts: dict[str, object] = {"model": type(self.model).__name__, "training": self.model.training}
         facts |= {"inputs": "ids" if _are_ids(tokens) else "embeddings"}
@@ -191,13 +192,13 @@ class _Hooks:
         return [n for n, _ in agree(ranks, facts, (held, 0), refusal)]
 
     def _before_pooler(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        """The first token of all ranks, as the first, or the only one, of what the pooler sees."""
+        """Put the first token of all ranks first, or alone, in the pooler's input."""
         (x,) = inputs
         first = pool_over_ranks(self.group, x if x.ndim == 3 else x[:, None], None, how="first")
         return first[:, None] if x.ndim == 3 else first
 
     def _pool(self, module: nn.Module, inputs: tuple[Any, ...], out: Any) -> Any:
-        """One token for the head: the first of all ranks, or their mean."""
+        """One token for the head: the first across all ranks, or the mean."""
         how = _POOLING[getattr(self.model.config, "classifier_pooling", "cls")]
         pooled = pool_over_ranks(self.group, out[0], self.keep if how == "mean" else None, how=how)[:, None]
         return (pooled, *out[1:]) if isinstance(out, tuple) else type(out)(**{**out, "last_hidden_state": pooled})
@@ -221,7 +222,7 @@ def _are_ids(tokens: Tensor | None) -> bool:
 
 
 def _refusal(tokens: Tensor | None, mask: Tensor | None, labels: Tensor | None) -> ValueError | None:
-    """What is wrong with the inputs of this rank."""
+    """What is wrong with this rank's inputs; None if nothing is."""
     if tokens is None or tokens.ndim != (2 if _are_ids(tokens) else 3):
         came = "neither" if tokens is None else f"of shape {tuple(tokens.shape)}"
         return ValueError(
@@ -237,10 +238,10 @@ def _refusal(tokens: Tensor | None, mask: Tensor | None, labels: Tensor | None) 
 
 
 def _positions(ranks: Ranks, lengths: list[int], base: Any, tokens: Tensor) -> Tensor:
-    """The row of the table, or the place, of each token among those of all ranks.
+    """The position-table row, or position, of each token among those of all ranks.
 
     Raises:
-        ValueError: There are more than were learned; on all ranks.
+        ValueError: There are more tokens than learned positions; raised on all ranks.
     """
     config, total = base.config, sum(lengths)
     offset = config.pad_token_id + 1 if config.model_type in AFTER_PADDING else 0

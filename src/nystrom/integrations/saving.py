@@ -1,12 +1,12 @@
-"""Saving a transformers model so that it comes back with its attention.
+"""Save a transformers model so that it loads with its attention method.
 
-`save_pretrained` keeps `config.attention_options` and drops the name of the method, so the folder would load with exact
-attention, and nothing would say so. `save_with_attention` writes the name into config.json, as `attn_implementation`,
-from where transformers takes it: after `import nystrom.integrations` every `from_pretrained`, and so every pipeline,
-runs the method; without that import, transformers raises an error that names it.
+`save_pretrained` keeps `config.attention_options` but drops the name of the method, so the folder would silently load
+with exact attention. `save_with_attention` writes the name into config.json, as `attn_implementation`, where
+transformers reads it: after `import nystrom.integrations` every `from_pretrained`, and so every pipeline, runs the
+method; without that import, transformers raises an error that names it.
 
-A configuration has one name, which transformers gives to all parts. A model whose parts differ is not saved so, nor one
-whose layers do not know by themselves the numbers by which a plan or `exact_layers` names them.
+A configuration has one method name, which transformers passes to all parts. So a model whose parts differ cannot be
+saved this way, nor one with a plan or `exact_layers` whose layers do not know their own numbers.
 """
 
 import json
@@ -27,14 +27,14 @@ from nystrom.whole_files import write_whole
 
 
 def save_with_attention(model: nn.Module, folder: Path) -> None:
-    """Save a model; a method of this library, or a plan, that `set_attention` gave to all of it is kept.
+    """Save a model, keeping the method of this library, or the plan, that `set_attention` gave to all of it.
 
     Args:
-        model: A model of transformers, or a `SentenceTransformer` whose encoder is one.
-        folder: Where its `save_pretrained` puts it.
+        model: A model of transformers, or a `SentenceTransformer` with such an encoder.
+        folder: The folder to save to, as for `save_pretrained`.
 
     Raises:
-        ValueError: As for `check_can_be_saved`, or no such model; nothing is written.
+        ValueError: As for `check_can_be_saved`, or an unsupported model; nothing is written.
     """
     encoder = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)
     if encoder is None or not isinstance(save := getattr(model, "save_pretrained", None), Callable):
@@ -55,10 +55,10 @@ def save_with_attention(model: nn.Module, folder: Path) -> None:
 
 
 def check_can_be_saved(model: PreTrainedModel) -> None:
-    """Check that config.json can say how all parts of a model attend, where one of them runs a method.
+    """Check that config.json can express how all parts of a model attend, if one of them runs a method.
 
     Raises:
-        ValueError: Parts attend by different methods or options, or layers were numbered in memory alone.
+        ValueError: Parts use different methods or options, or layers were numbered only in memory.
     """
     holders: dict[str, Any] = {
         name or type(model).__name__: module.config
@@ -73,8 +73,8 @@ def check_can_be_saved(model: PreTrainedModel) -> None:
     if len(asked) > 1:
         parts = " and ".join(f"{implementation} in {name}" for implementation, name in asked.items())
         raise ValueError(
-            f"model attends by {parts}, and a saved one has the same attention in all parts: save it with "
-            "save_pretrained, and call set_attention again once it is loaded. To keep some layers exact, name them in "
+            f"model attends by {parts}, and a saved model has the same attention in all parts: save it with "
+            "save_pretrained, and call set_attention again after loading. To keep some layers exact, name them in "
             "exact_layers among the options, or set a plan."
         )
     for module in model.modules():
@@ -84,14 +84,14 @@ def check_can_be_saved(model: PreTrainedModel) -> None:
             raise ValueError(
                 f"{type(module).__name__} does not know its number (layer_idx), so a saved model could not find the "
                 "layers of its plan or exact_layers again: save it with save_pretrained, a plan with plan.write(FILE), "
-                "and call set_attention again once it is loaded."
+                "and call set_attention again after loading."
             )
     kept = [_options(config) for config in _saved(model.config)]
     for name, config in holders.items():
         if _options(config) not in kept:
             raise ValueError(
-                f"{name} attends with attention_options={_options(config)}, which stand in no part of model.config, so "
-                "they would not be saved: save it with save_pretrained, and call set_attention again once it is loaded."
+                f"{name} attends with attention_options={_options(config)}, which are in no part of model.config, so "
+                "they would not be saved: save it with save_pretrained, and call set_attention again after loading."
             )
 
 

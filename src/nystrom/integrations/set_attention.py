@@ -1,12 +1,12 @@
-"""A method for one part of a transformers model, and what a model really runs.
+"""Set the attention of one part of a transformers model, and check what a model really runs.
 
 `set_attn_implementation` of transformers writes into a configuration that parts may share: in Whisper or BART the
 decoder would get the encoder's method, and raise. `set_attention` gives a part a configuration of its own first.
 
-A model may be set to a method and leave layers to exact attention. `check_attention` runs the model once and reports
-what each layer did.
+A model that is set to a method may still run exact attention in some layers. `check_attention` runs the model once and
+reports what each layer did.
 
-The models of this library hold their methods themselves and ask no interface: theirs are exchanged.
+The models of this library hold their methods themselves, without the interface: these are replaced directly.
 """
 
 import copy
@@ -38,13 +38,14 @@ from nystrom.models.encoder import EncoderPreTrainedModel
 
 
 class AttentionUse(NamedTuple):
-    """What the layers of a model did.
+    """The attention that the layers of a model ran.
 
     Attributes:
         method: Name of the method, or of a plan.
-        layers: Layers that ran it, by module name, each with the options that were set for it.
+        layers: Layers that ran the method, by module name, each with its options.
         methods: The method of each of these layers.
-        exact: Layers that asked for it and ran transformers' exact attention: local ones, and those in `exact_layers`.
+        exact: Layers that were set to the method but ran transformers' exact attention: local ones, and those in
+            `exact_layers`.
     """
 
     method: str
@@ -54,18 +55,18 @@ class AttentionUse(NamedTuple):
 
 
 def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping[str, Any] | None = None) -> None:
-    """Let a part of a transformers model attend by a method, or each layer by its own, and the rest as before.
+    """Set the attention method of a part of a transformers model, or of each layer; the rest is unchanged.
 
     Args:
-        part: A model, which may be one of this library, or the part of one that makes its masks itself, such as
-            `model.get_encoder()`. With "sdpa", also a single layer of a model of transformers.
-        method: A registered method, or "sdpa", exact attention, or a plan (`nystrom.attention.plan`) for all layers of
+        part: A model of transformers or of this library, or a part that makes its own masks, such as
+            `model.get_encoder()`. With "sdpa", also a single layer of a transformers model.
+        method: A registered method, "sdpa" for exact attention, or a plan (`nystrom.attention.plan`) for all layers of
             a model.
         options: Options of the method, such as {"num_landmarks": 32}; they replace `config.attention_options`.
 
     Raises:
-        ValueError: An unknown method or option, a part that cannot use it, a plan for another number of layers, or a
-            plan or `exact_layers` where layers have no numbers.
+        ValueError: An unknown method or option, a part that cannot use it, a plan for a different number of layers, or
+            a plan or `exact_layers` if layers have no numbers.
     """
     if isinstance(method, AttentionPlan) or method == PLAN:
         plan = method if isinstance(method, AttentionPlan) else plan_of_options(options or {})
@@ -82,8 +83,8 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
     if method != "sdpa":
         if not isinstance(part, PreTrainedModel):
             raise ValueError(
-                f"part is a {type(part).__name__}, which is no model of transformers and makes no masks: pass the "
-                "model, or its encoder (model.get_encoder()); nystrom.replace_attention serves other models."
+                f"part is a {type(part).__name__}, which is not a model of transformers and makes no masks: pass the "
+                "model, or its encoder (model.get_encoder()); for other models use nystrom.replace_attention."
             )
         check_asks(type(part), method)
         if "exact_layers" in options:
@@ -96,8 +97,8 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
 def _set_plan(part: nn.Module, plan: AttentionPlan) -> None:
     if not isinstance(part, PreTrainedModel):
         raise ValueError(
-            f"part is a {type(part).__name__}, which is no model of transformers: a plan is for one, or its encoder "
-            "(model.get_encoder()); nystrom.replace_attention serves other models with one method."
+            f"part is a {type(part).__name__}, which is not a model of transformers: a plan is for one, or its encoder "
+            "(model.get_encoder()); for other models use nystrom.replace_attention, with one method."
         )
     plan.check_layers(part.config.num_hidden_layers, type(part).__name__)
     if isinstance(part, EncoderPreTrainedModel):
@@ -130,11 +131,11 @@ def _write(part: nn.Module, method: str, options: dict[str, Any]) -> None:
 
 
 def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> AttentionUse:
-    """Run a model once, without gradients, and report which of its layers ran the method that it is set to.
+    """Run a model once, without gradients, and report which layers ran the method that it is set to.
 
     Args:
         model: A model of transformers, or of this library.
-        inputs: What it is called with, by name.
+        inputs: Its inputs by name.
 
     Raises:
         ValueError: The model is set to no method of this library, does not ask for the one it is set to, runs exact
@@ -193,7 +194,7 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
 
 
 def _check_own(model: EncoderPreTrainedModel, inputs: Mapping[str, Any]) -> AttentionUse:
-    """What the layers of a model of this library run, all of them in each pass; read from the layers themselves."""
+    """The methods of a model of this library, read from its layers, all of which run in each pass."""
     with torch.no_grad():
         model(**inputs)
     heads = {

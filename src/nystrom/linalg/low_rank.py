@@ -1,4 +1,4 @@
-r"""The Nyström method on dense matrices: what attention by landmarks is measured against.
+r"""The Nyström method on dense matrices: the reference for attention by landmarks.
 
 - Symmetric positive semidefinite C, of which S chooses columns:
   $\tilde C = C S\, (S^\top C S + \gamma I)^+ S^\top C$ (`nystrom_psd`; Skyformer, eq. 5, with $\gamma = 0$).
@@ -58,7 +58,7 @@ def nystrom_columns_and_rows(
     *,
     inverse: SquareInverse = torch.linalg.pinv,
 ) -> Float[Tensor, "*b n t"]:
-    """Approximate matrices from some of their columns and as many rows, exactly there where A is invertible.
+    """Approximate matrices from some of their columns and as many rows; exact at these if A is invertible.
 
     Args:
         s: Matrices; they may be neither symmetric nor square.
@@ -103,7 +103,7 @@ def nystrom_off_diagonal(
         k: Keys.
         indices: Landmarks: queries below n, keys from n on.
         weights: Factors on the columns of S; they cancel without a ridge.
-        ridge: What is added to the diagonal of the landmarks' matrix.
+        ridge: Ridge added to the diagonal of the landmarks' matrix.
         inverse: Replaces the Moore-Penrose inverse of that sum.
 
     Raises:

@@ -10,11 +10,11 @@ singular values are large, bounded by $1 / (2 \lambda)$ where they are not.
 
 **Exact**, by singular values: for study. Those below $\sqrt\varepsilon\, \|A\|$, $\varepsilon$ the rounding of the
 dtype, count as zero, so that rounding is multiplied by $1 / \sqrt\varepsilon$ at most: matrices of repeated tokens have
-singular values of the size of rounding, which hang on all that rounding does.
+singular values of the size of rounding, which are arbitrary.
 
 Source: Razavi et al. (2014); used for attention by Xiong et al. (2021), arXiv:2102.03902, eq. (14).
 Departs from the authors' code: norms are per matrix ("paper"), not over batch and heads ("authors"); "sequence" is
-the authors' start value for each sequence by itself.
+the authors' initial value for each sequence by itself.
 """
 
 from typing import get_args
@@ -39,11 +39,11 @@ def pinv(
         a: Square matrices.
         inverse: "iterative", "ridge" or "exact".
         steps: Iterations; used by "iterative".
-        z0: Start value; used by "iterative".
+        z0: Initial value; used by "iterative".
 
     Raises:
-        ValueError: `inverse` or `z0` is not one of its values, `steps` is negative, or `a` no batch of square matrices
-            of floats.
+        ValueError: `inverse` or `z0` is not one of its values, `steps` is negative, or `a` is not a batch of square
+            matrices of floats.
     """
     check_choice("pinv", inverse, get_args(Inverse))
     if inverse == "ridge":
@@ -60,11 +60,12 @@ def pinv_iterative(a: Float[Tensor, "*b m m"], *, steps: int = 6, z0: StartValue
         a: Square matrices; the worse their condition, the more steps they need.
         steps: Iterations, each of four m-by-m products.
         z0: "paper": $A^\top / (\|A\|_1 \|A\|_\infty)$, per matrix. "authors": $A^\top$ over the largest column sum in
-            the whole batch, which published checkpoints were trained with; a result then depends on its neighbours.
-            "sequence": the same over the last batch axis, the heads; what "authors" gives for one sequence.
+            the whole batch, which published checkpoints were trained with; a result then depends on the rest of the
+            batch. "sequence": the same over the last batch axis, the heads; what "authors" gives for one sequence.
 
     Raises:
-        ValueError: `steps` is negative, `z0` is not one of its values, or `a` no batch of square matrices of floats.
+        ValueError: `steps` is negative, `z0` is not one of its values, or `a` is not a batch of square matrices of
+            floats.
     """
     check_square("a", a)
     check_at_least("pinv_steps", steps, 0)
@@ -72,14 +73,14 @@ def pinv_iterative(a: Float[Tensor, "*b m m"], *, steps: int = 6, z0: StartValue
 
 
 def start_value(a: Float[Tensor, "*b m m"], *, z0: StartValue = "paper") -> Float[Tensor, "*b m m"]:
-    """Where the iteration starts, $Z_0$.
+    """Initial value of the iteration, $Z_0$.
 
     Args:
         a: Square matrices.
         z0: One of the words of `pinv_iterative`.
 
     Raises:
-        ValueError: `z0` is none of the words, or `a` no batch of square matrices of floats.
+        ValueError: `z0` is not one of the words, or `a` is not a batch of square matrices of floats.
     """
     check_square("a", a)
     check_choice("z0", z0, get_args(StartValue))
@@ -119,7 +120,7 @@ def pinv_ridge(a: Float[Tensor, "*b m m"], *, ridge: float = RIDGE) -> Float[Ten
         ridge: Relative size of the singular values that are damped.
 
     Raises:
-        ValueError: `ridge` is not a positive, finite number, or `a` no batch of square matrices of floats.
+        ValueError: `ridge` is not a positive, finite number, or `a` is not a batch of square matrices of floats.
     """
     check_square("a", a)
     check_positive("ridge", ridge)
@@ -134,7 +135,7 @@ def pinv_exact(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
     A matrix that is not finite has a result of NaN, and no gradient; the rest of the batch is not affected.
 
     Raises:
-        ValueError: `a` is no batch of square matrices of floats.
+        ValueError: `a` is not a batch of square matrices of floats.
     """
     check_square("a", a)
     finite = a.isfinite().all(dim=-1, keepdim=True).all(dim=-2, keepdim=True)
@@ -178,7 +179,7 @@ def residual(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"]) -> Float[Te
     It is NaN where the matrix or its inverse is not finite.
 
     Raises:
-        ValueError: They are no two batches of square matrices of floats, of one size.
+        ValueError: They are not two batches of square matrices of floats, of equal size.
     """
     check_square("a", a)
     check_square("z", z)
@@ -192,7 +193,7 @@ def residual(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"]) -> Float[Te
 
 
 def check_square(name: str, x: Tensor) -> None:
-    """Raise if an argument is no batch of square matrices of floats."""
+    """Raise if an argument is not a batch of square matrices of floats."""
     check_tensor(name, x)
     if x.ndim < 2 or x.shape[-1] != x.shape[-2] or not x.is_floating_point():
         raise ValueError(f"{name} is {tuple(x.shape)} of {x.dtype}; expected square matrices (.., m, m) of floats.")

@@ -1,4 +1,4 @@
-r"""Which columns of a kernel matrix the Nyström method takes, drawn at random.
+r"""Random draws of the columns of a kernel matrix for the Nyström method.
 
 A draw is a matrix S with one column $w_j e_{i_j}$ for each index $i_j$.
 
@@ -119,7 +119,7 @@ def recursive_leverage_draws(
         generator: Source of the draws.
 
     Returns:
-        The columns, with weights of 1: the approximation that they are drawn for uses none.
+        The columns, with weights of 1: the approximation for which they are drawn uses no weights.
 
     Raises:
         ValueError: `m` is below 1.

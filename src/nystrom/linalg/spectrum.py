@@ -1,4 +1,4 @@
-r"""What singular values and eigenvalues say about a matrix, for a batch of matrices.
+r"""Quantities from singular values and eigenvalues, for a batch of matrices.
 
 With singular values $\sigma_1 \ge \sigma_2 \ge \dots$ and $p_i = \sigma_i / \sum_j \sigma_j$:
 
@@ -32,7 +32,7 @@ def spectral_norm(a: Float[Tensor, "*b n s"], *, steps: int = 32) -> Float[Tenso
     $e^{-4 i \sqrt{1 - \sigma_2 / \sigma_1}}$; 32 steps leave about $10^{-6}$ on a square matrix of random numbers.
 
     Args:
-        a: Matrices, such as an approximation less what it approximates; one that is not finite gives NaN.
+        a: Matrices, such as the difference of an approximation and its target; one that is not finite gives NaN.
         steps: Powers, each of two products of the matrix with a vector.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One transformer encoder in Hugging Face format, with any attention of the library.
+"""A transformer encoder in Hugging Face format, with any attention method of the library.
 
 Importing this package registers its models with transformers' AutoConfig and AutoModel classes, which then load folders
 of `model_type` "nystrom". Folders in the published format, "nystromformer", load through the classes here; AutoModel

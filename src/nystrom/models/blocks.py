@@ -34,7 +34,7 @@ from nystrom.shapes import Masks
 
 
 def build_method(config: EncoderConfig, layer: int) -> AttentionHeads | None:
-    """The method of a layer; None where values pass through."""
+    """The method of a layer; None if values pass through unchanged."""
     method, options = config.layer_attention(layer)
     if method == NO_ATTENTION:
         return None
@@ -45,7 +45,7 @@ def build_method(config: EncoderConfig, layer: int) -> AttentionHeads | None:
 
 
 class EncoderSelfAttention(nn.Module):
-    """Projections and their convolutions, the method, and the convolution of the values where there is one."""
+    """Projections and their convolutions, the method, and the skip convolution of the values if there is one."""
 
     def __init__(self, config: EncoderConfig, layer: int):
         super().__init__()
@@ -64,7 +64,7 @@ class EncoderSelfAttention(nn.Module):
         self.value_conv = None if taps is None else ShortConvolution(width, taps)
 
     def borrow_method(self, lender: "EncoderSelfAttention") -> None:
-        """Use the method of another layer, which keeps it: its weights have one name, and are saved once."""
+        """Share the method of another layer, which keeps owning it: its weights have one name and are saved once."""
         del self.method
         object.__setattr__(self, "method", lender.method)
 
@@ -97,7 +97,7 @@ def _convolve(
 
 
 class EncoderOutput(nn.Module):
-    """The end of a block, and its norm on the side of the configuration: `after(block(before(x)), x)`."""
+    """The output projection of a block, and its norm before or after the block: `after(block(before(x)), x)`."""
 
     def __init__(self, config: EncoderConfig, width: int):
         super().__init__()
@@ -107,11 +107,11 @@ class EncoderOutput(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def before(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n w"]:
-        """What the block reads."""
+        """The input of the block."""
         return self.LayerNorm(x) if self.pre else x
 
     def after(self, y: Float[Tensor, "b n y"], x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n w"]:
-        """Project what the block gave, and add it."""
+        """Project the block's output, and add it."""
         x = x + self.dropout(self.dense(y))
         return x if self.pre else self.LayerNorm(x)
 
@@ -166,7 +166,7 @@ class EncoderLayer(GradientCheckpointingLayer):
 
 
 class EncoderStack(nn.Module):
-    """The layers, and the last norm with "pre"."""
+    """The layers, and with "pre" the final norm."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()

@@ -1,4 +1,4 @@
-"""All models on the encoder, by the names that their folders give in `architectures`."""
+"""All models built on the encoder, by their names in `architectures` of config.json."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ _CLASSES: dict[str, type[EncoderPreTrainedModel]] = {
 
 
 def model_class(config: EncoderConfig, folder: Path) -> type[EncoderPreTrainedModel]:
-    """The class that a configuration names; where it names none, the encoder without a head.
+    """The class that a configuration names; the encoder without a head if it names none.
 
     Raises:
         ValueError: It names another class.

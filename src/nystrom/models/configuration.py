@@ -1,16 +1,16 @@
-"""What an encoder is made of, as a Hugging Face configuration.
+"""The configuration of an encoder, in Hugging Face format.
 
 Fields that transformers' `NystromformerConfig` has keep its names; the others choose the attention by its name in
-`nystrom.attention.registry`, the place of the norms and the pooling. A value that contradicts another, or a keyword
-that nothing would use, raises when the configuration is made, and values are checked once more when a model is made.
+`nystrom.attention.registry`, the place of the norms and the pooling. A value that contradicts another, or an unused
+keyword, raises when the configuration is created; values are checked again when a model is created.
 
-A configuration *file* may hold more than these fields: what this class does not know becomes an attribute, as in
-transformers, and is written again. So an attribute that was set on a configuration survives saving and loading.
+A configuration *file* may hold more than these fields: unknown fields become attributes, as in transformers, and are
+saved again. So an attribute that was set on a configuration survives saving and loading.
 
-Departs from `NystromformerConfig`: no token is padding and no convolution is there unless asked for, and
-`attention_probs_dropout_prob` must be 0 but for exact and kernelized attention of the design "authors". No other stores
-weights that could be dropped; transformers' own model stores some but never drops them, so a published 0.1 is loaded as
-0.
+Departs from `NystromformerConfig`: by default there is no padding token and no convolution, and
+`attention_probs_dropout_prob` must be 0 except for exact and kernelized attention with the design "authors". No other
+attention stores weights that could be dropped; transformers' own model stores some but never drops them, so a published
+0.1 is loaded as 0.
 
 A folder has one of two formats. This library's own has `model_type` "nystrom"; AutoModel gives the classes of
 `nystrom.models` for it. The published one has "nystromformer" (see `nystrom.models.files.published`): the classes of
@@ -73,62 +73,62 @@ class EncoderConfig(PreTrainedConfig):
     """Configuration of `EncoderModel` and the models built on it.
 
     Args:
-        vocab_size: Tokens of the vocabulary.
+        vocab_size: Number of tokens in the vocabulary.
         hidden_size: Width of a token; a multiple of the heads.
         num_hidden_layers: Layers.
         num_attention_heads: Heads.
         intermediate_size: Width inside the feed-forward block.
-        hidden_act: Activation, a name that transformers knows.
-        hidden_dropout_prob: Dropout on embeddings, on what each block adds, and in the classification head.
+        hidden_act: Activation, by its name in transformers.
+        hidden_dropout_prob: Dropout on embeddings, on the output of each block, and in the classification head.
         attention_probs_dropout_prob: Dropout on the weights of exact and kernelized attention of the design "authors",
             see `nystrom.models.parts.dropped_weights`; 0 elsewhere.
-        max_position_embeddings: The longest input, padding included; with rotary positions, or none, an input may be
+        max_position_embeddings: The longest input, padding included; with rotary positions or none, inputs may be
             longer.
-        type_vocab_size: Kinds of segments that `token_type_ids` tell apart.
-        initializer_range: Standard deviation of the start weights in the design "transformers" alone.
+        type_vocab_size: Number of segment types in `token_type_ids`.
+        initializer_range: Standard deviation of the initial weights; used by the design "transformers" only.
         layer_norm_eps: Added to the variance in a norm.
-        pad_token_id: The token whose embedding stays zero; None where every id is a real token.
-        conv_kernel_size: Size of the depthwise convolution of the values that is added to the attention; odd, or None
-            for none. Works with every attention, and belongs to Nyströmformer.
-        attention_size: Width of the queries, keys and values of all heads together; None for that of a token.
+        pad_token_id: Id of the padding token, whose embedding stays zero; None if every id is a real token.
+        conv_kernel_size: Size of the skip convolution, a depthwise convolution of the values that is added to the
+            attention; odd, or None for none. It is part of Nyströmformer, and works with every method.
+        attention_size: Width of the queries, keys and values of all heads together; None means `hidden_size`.
         attention: Name of a method in `nystrom.attention.registry.METHODS`; or "nystrom_plan", a method for each layer;
             or "none", values that pass through, so that the convolutions alone join tokens.
-        attention_options: Options of that method, by name; what is not given has the method's default. Of a plan the
+        attention_options: Options of that method, by name; the others have the method's defaults. For a plan its
             layers, see `nystrom.attention.plan.AttentionPlan.options`.
-        share_attention_weights: All layers use one Module of the method, and so its weights, such as Linformer's
-            projections; for methods with learned weights only.
+        share_attention_weights: All layers share one Module of the method and its weights, such as Linformer's
+            projections; only for methods with learned weights.
         norm: "post" (after each block, and on the embeddings) or "pre" (before each block, and after the last).
-        pooling: What a head reads that sees one vector per sequence: the "mean" over real tokens, the "first" one, the
-            "max" of each channel over them, or "cls", a learned token before the first.
-        pooled_norm: "batch" brings each channel of that vector to mean 0 and variance 1 over the sequences before a
-            classification head reads it, in training those that a process computes at once; or "none". See
+        pooling: How tokens are pooled to one vector per sequence for the head: the "mean" over real tokens, the "first"
+            one, the "max" of each channel over them, or "cls", a learned token before the first.
+        pooled_norm: "batch" normalises each channel of that vector to mean 0 and variance 1 over the batch (in
+            training, the sequences that a process computes at once) before the classification head; or "none". See
             `nystrom.models.heads.pooled_norm`.
-        positions: "learned", a table of vectors that are added to the words; "rotary", queries and keys turned by their
-            position, see `nystrom.models.parts.rotary`; or "none".
-        rotary_share: Share of the pairs of channels that turn, in (0, 1].
-        rotary_across_heads: The angles are spread over the heads, from local to global ones; otherwise all heads have
-            the same.
-        short_conv_kernel_size: Size of the depthwise convolutions of queries, keys and values, each channel with a
-            kernel of its own, before the method; odd, or None for none.
+        positions: "learned", a table of vectors that are added to the words; "rotary", queries and keys rotated by
+            their position, see `nystrom.models.parts.rotary`; or "none".
+        rotary_share: Share of the channel pairs that are rotated, in (0, 1].
+        rotary_across_heads: Spread the angles over the heads, from local to global ones; otherwise all heads use the
+            same angles.
+        short_conv_kernel_size: Size of the depthwise convolutions of queries, keys and values, one kernel per channel,
+            before the method; odd, or None for none.
         feed_forward: "plain", "gated" by the activation, or "glu", gated by the sigmoid; see `nystrom.models.blocks`.
         design: Classification head, dropout and initial values as in "transformers", in the two papers' code for the
             Long Range Arena ("authors") or in its "official" code; see `nystrom.models.design`.
         task: The task that the model was trained on, if any.
-        tie_word_embeddings: The masked LM head scores a token by its word embedding.
-        sparse_prediction: In training, and where labels are given, the heads for masked words score the tokens with a
-            label alone: the same loss at a fraction of the time and memory. Their logits then are (masked tokens, v)
-            rather than (b, n, v). Evaluation scores all tokens.
+        tie_word_embeddings: Tie the output layer of the masked LM head to the word embeddings.
+        sparse_prediction: In training with labels, the heads for masked words score only the tokens that have a label:
+            the same loss at a fraction of the time and memory. Their logits are then (masked tokens, v) rather than (b,
+            n, v). Evaluation scores all tokens.
         track_error: Each layer keeps a running estimate of its error against exact attention while the model trains,
-            see `nystrom.attention.tracked_error`. No file holds it: it belongs to a training, not to the model.
-        bos_token_id: Token that begins a text; kept for the published format, no model reads it.
-        eos_token_id: Token or tokens that end a text; kept likewise.
-        segment_means_seq_len: The only length that transformers' own model takes, exact attention apart. Where it is
-            set the configuration is written in the published format, so that transformers itself loads the folder;
-            None writes this library's own. The models here take any length either way.
+            see `nystrom.attention.tracked_error`. It is not saved: it belongs to the training run, not to the model.
+        bos_token_id: Token that begins a text; stored for the published format, not used by any model.
+        eos_token_id: Token or tokens that end a text; likewise.
+        segment_means_seq_len: The only input length that transformers' own model supports, unless attention is exact.
+            If set, the configuration is written in the published format, so that transformers itself loads the folder;
+            None writes this library's format. The models here take any length either way.
 
     Raises:
-        ValueError: A value out of range, an unknown word or name, a keyword that nothing would use, or a value that
-            the published format cannot express where `segment_means_seq_len` asks for it.
+        ValueError: A value out of range, an unknown name, an unused keyword, or a value that the published format
+            cannot express if `segment_means_seq_len` asks for it.
     """
 
     model_type = OWN_TYPE
@@ -185,10 +185,10 @@ class EncoderConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def check(self) -> None:
-        """Check all values once more, for those that were set after the configuration was made.
+        """Check all values again, including those set after the configuration was created.
 
         Raises:
-            ValueError: The first field that is wrong, what it holds and what was wanted.
+            ValueError: The message names the first invalid field, its value and what was expected.
         """
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
             check_at_least(name, getattr(self, name), 1)
@@ -240,7 +240,7 @@ class EncoderConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> tuple[dict, dict]:
-        """Read config.json of either format, as fields of this class; gives what was not used of `kwargs`, too.
+        """Read config.json of either format as fields of this class; also returns the unused `kwargs`.
 
         Raises:
             ValueError: config.json is missing, is not a JSON object, or belongs to another model.
@@ -253,14 +253,14 @@ class EncoderConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
-        """Make a configuration from what `to_dict` gave, or from a published one, with some fields replaced.
+        """Make a configuration from the result of `to_dict`, or from a published one, with some fields replaced.
 
         `attention_options` in `kwargs` replaces options one by one where the method stays the same; `num_landmarks`
         among them turns a published configuration with exact attention into one with Nyström attention.
 
         Args:
             config_dict: The fields; others become attributes of the configuration.
-            **kwargs: Fields that replace those; as `from_pretrained` of a model passes them on.
+            **kwargs: Replacements for fields, as passed on by a model's `from_pretrained`.
 
         Raises:
             ValueError: As for the class.
@@ -283,7 +283,7 @@ class EncoderConfig(PreTrainedConfig):
         return cls.from_dict(read_json(Path(json_file)))
 
     def to_dict(self) -> dict[str, Any]:
-        """All that is written to a file."""
+        """All fields that are saved."""
         content = super().to_dict()
         content.pop("track_error", None)
         return content
@@ -292,7 +292,7 @@ class EncoderConfig(PreTrainedConfig):
         """Write config.json, in the published format where `segment_means_seq_len` is set.
 
         Raises:
-            ValueError: The published format cannot say it, or a value is wrong.
+            ValueError: The published format cannot express it, or a value is invalid.
         """
         self.check()
         if self.segment_means_seq_len is None:
@@ -307,7 +307,7 @@ class EncoderConfig(PreTrainedConfig):
 
     @property
     def longest_input(self) -> int | None:
-        """The longest input, padding included; None where positions set none."""
+        """The longest input, padding included; None if positions set no limit."""
         return self.max_position_embeddings if self.positions == "learned" else None
 
     def layer_attention(self, layer: int) -> LayerChoice:
@@ -317,19 +317,19 @@ class EncoderConfig(PreTrainedConfig):
         return LayerChoice(self.attention, self.attention_options)
 
     def _check_extra(self, names: list[str]) -> None:
-        """Check what a file holds beside the fields, before it becomes attributes."""
+        """Check additional fields of a file before they become attributes."""
         options = options_of([self.attention])
         for name in names:
             # transformers would read its weights from the file of that name; the others would replace a method.
             if name == "transformers_weights" or hasattr(type(self), name):
                 raise ValueError(
-                    f"the configuration holds {name!r}, which cannot be an attribute of EncoderConfig: take it out of "
-                    "config.json, or give it another name."
+                    f"the configuration holds {name!r}, which cannot be an attribute of EncoderConfig: remove it from "
+                    "config.json, or rename it."
                 )
             if name in options:
                 warnings.warn(
                     f"the configuration holds {name!r}, which nothing reads: the options of {self.attention} attention "
-                    "belong into attention_options.",
+                    "belong in attention_options.",
                     UserWarning,
                     stacklevel=2,
                 )

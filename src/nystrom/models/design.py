@@ -1,4 +1,4 @@
-r"""Head, dropout and initial values of three codes: `design` of `EncoderConfig`.
+r"""Head, dropout and initial values as in three code bases: `design` of `EncoderConfig`.
 
 | | "transformers" | "authors" | "official" |
 |---|---|---|---|
@@ -10,15 +10,15 @@ r"""Head, dropout and initial values of three codes: `design` of `EncoderConfig`
 | table of positions starts | normal, `initializer_range` | normal, 0.02 | normal, 0.02 |
 | segments start | normal, `initializer_range` | at 0 | at 0 |
 
-Neither of the two codes has segments; at 0 they are none at first. Weights are dropped by
-`nystrom.models.parts.dropped_weights`, which stores them; 0 leaves exact attention fused.
+Neither of the last two code bases has segments; starting them at 0 means no effect at first. Attention weights are
+dropped by `nystrom.models.parts.dropped_weights`, which stores them; a dropout of 0 keeps exact attention fused.
 
 Source: the code of Xiong et al. (2021), arXiv:2102.03902, and of Chen et al. (2021), arXiv:2111.00035, for the Long
 Range Arena, LRA/code/model.py and code/models; of Tay et al. (2021), arXiv:2011.04006,
 lra_benchmarks/models/transformer/transformer.py and models/layers/common_layers.py.
-Departs from them: pooling sees real tokens alone, where the papers' code takes the mean over all positions, padding as
-zeros; no dropout of the weights of other attentions, which Skyformer's code has for some; from the official
-code, no dropout of weights at all, and attention has biases.
+Departs from them: pooling uses only real tokens, where the papers' code takes the mean over all positions, padding as
+zeros; no dropout of the weights of other attentions, which Skyformer's code has for some; from the official code, no
+dropout of weights at all, and attention has biases.
 """
 
 from torch import nn
@@ -28,7 +28,7 @@ from nystrom.models.configuration import EncoderConfig
 
 
 class EmbeddingTable(nn.Embedding):
-    """An embedding with a standard deviation of its own to start with; 0 for zeros."""
+    """An embedding with its own initial standard deviation; 0 for zeros."""
 
     def __init__(self, rows: int, width: int, *, std: float, padding_idx: int | None = None):
         super().__init__(rows, width, padding_idx=padding_idx)
@@ -42,7 +42,7 @@ class EmbeddingTable(nn.Embedding):
 
 
 def start_stds(config: EncoderConfig) -> tuple[float, float, float]:
-    """The standard deviations that words, the table of positions and segments start with."""
+    """The initial standard deviations of words, positions and segments."""
     if config.design == "transformers":
         return config.initializer_range, config.initializer_range, config.initializer_range
     return 0.02 if config.design == "authors" else 1.0, 0.02, 0.0

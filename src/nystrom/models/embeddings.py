@@ -1,12 +1,12 @@
-"""The vectors that enter the first layer, from the inputs of a model.
+"""The embeddings: from the inputs of a model to the first layer.
 
 A token's vector is the sum of its word, position and segment embeddings, then the norm with "post", then dropout.
 Positions count from the first real token, holes inside included, and the first has row 2 of the table as in the
 published checkpoints; so padding at either end changes nothing. With rotary positions, or none, there is no table, and
-an input may have any length; the rotation of every layer's queries and keys is made here.
+an input may have any length; the rotation for every layer's queries and keys is computed here.
 
-Masked tokens enter as zeros, whatever they hold, NaN included. A mask is never guessed from the ids: the id that pads
-in one task is a black pixel in another.
+Masked tokens are replaced by zeros, even if they hold NaN. A mask is never guessed from the ids: the padding id of one
+task is a black pixel in another.
 """
 
 from functools import partial
@@ -26,8 +26,8 @@ from nystrom.shapes import Group
 
 # What to do where a number is outside of the table of an argument.
 _WAYS_OUT = {
-    "input_ids": "take the tokenizer that belongs to the model, or call model.resize_token_embeddings",
-    "token_type_ids": "take fewer kinds of segments, or make a model with a larger type_vocab_size",
+    "input_ids": "use the tokenizer that belongs to the model, or call model.resize_token_embeddings",
+    "token_type_ids": "use fewer segment types, or make a model with a larger type_vocab_size",
     "position_ids": f"the first token has row {POSITION_OFFSET}; or make a model with a larger max_position_embeddings",
 }
 
@@ -36,7 +36,7 @@ class EncoderEmbeddings(nn.Module):
     """Word, position and segment embeddings, and the checks of inputs.
 
     Attributes:
-        group: Process group whose ranks hold pieces of the tokens; None for one process.
+        group: Process group across which the tokens are split; None for a single process.
     """
 
     group: Group = None
@@ -65,16 +65,16 @@ class EncoderEmbeddings(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def reset_parameters(self) -> None:
-        """Start the token of the class at zero."""
+        """Initialise the class token at zero."""
         if self.cls is not None:
             nn.init.zeros_(self.cls)
 
     def with_class(
         self, words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, token_type_ids: Int[Tensor, "b n"] | None
     ) -> tuple[Float[Tensor, "b m w"], Bool[Tensor, "b m"] | None, Int[Tensor, "b m"] | None]:
-        """Put the token of the class before the first real one of each sequence, where the model has it.
+        """Put the class token before the first real token of each sequence, if the model has one.
 
-        Padding at either end then changes nothing. A sequence without a real token has the token of the class alone.
+        Padding at either end then changes nothing. A sequence without real tokens has only the class token.
         """
         if self.cls is None:
             return words, keep, token_type_ids
@@ -90,7 +90,7 @@ class EncoderEmbeddings(nn.Module):
         token_type_ids: Int[Tensor, "b n"] | None,
         position_ids: Int[Tensor, "b n"] | None,
     ) -> tuple[Float[Tensor, "b n w"], Rotation | None]:
-        """Add positions and segments to the words; and the rotation, where positions are rotary.
+        """Add positions and segments to the words; also returns the rotation, if positions are rotary.
 
         See `EncoderModel.forward`.
         """
@@ -120,7 +120,7 @@ class EncoderEmbeddings(nn.Module):
     def words(
         self, input_ids: Int[Tensor, "b n"] | None, inputs_embeds: Float[Tensor, "b n w"] | None
     ) -> Float[Tensor, "b n w"]:
-        """The word embeddings, looked up from ids or as they were given.
+        """The word embeddings, looked up from ids or as given.
 
         Raises:
             ValueError: Both or neither are given, the rank or width is wrong, an id is outside of the table, or there
@@ -159,12 +159,12 @@ def look_up(name: str, ids: Int[Tensor, "b n"], table: nn.Embedding) -> Float[Te
     """The rows of a table.
 
     Args:
-        name: The argument that the numbers came as.
-        ids: Numbers of rows.
+        name: Name of the argument that holds the ids.
+        ids: Row numbers.
         table: The table.
 
     Raises:
-        ValueError: A number is outside of the table, on the CPU; elsewhere torch has an error of its own.
+        ValueError: An id is outside of the table; checked on the CPU, elsewhere torch raises its own error.
     """
     if torch.compiler.is_compiling():
         return table(ids)
@@ -189,13 +189,13 @@ def count_positions(words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | N
 
 
 def class_place(keep: Bool[Tensor, "b n"] | None, n: int, device: torch.device) -> Bool[Tensor, "#b m"]:
-    """Where the token of the class is among n + 1: before the first real one."""
+    """Position of the class token among n + 1 tokens: before the first real one."""
     first = 0 if keep is None or n == 0 else keep.int().argmax(dim=-1, keepdim=True)
     return torch.arange(n + 1, device=device)[None] == first
 
 
 def with_class(keep: Bool[Tensor, "b n"] | None) -> Bool[Tensor, "b m"] | None:
-    """The mask of n tokens and that of the class, which is real."""
+    """The mask of n tokens with the class token added, which is real."""
     if keep is None:
         return None
     return F.pad(keep, (1, 0)) | class_place(keep, keep.shape[1], keep.device)
@@ -205,11 +205,11 @@ def check_mask(attention_mask: Tensor | None, words: Float[Tensor, "b n w"]) -> 
     """Turn transformers' attention mask into `keep`.
 
     Args:
-        attention_mask: Real tokens, as 1 or True; None where all are.
-        words: The embeddings that it belongs to.
+        attention_mask: Real tokens, as 1 or True; None if all are.
+        words: The embeddings that it masks.
 
     Raises:
-        ValueError: The rank or size is wrong, or the mask is of floating point numbers.
+        ValueError: The rank or size is wrong, or the mask is floating point.
     """
     if attention_mask is None:
         return None

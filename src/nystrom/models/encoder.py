@@ -1,4 +1,4 @@
-r"""One transformer encoder in Hugging Face format, its attention chosen by the configuration.
+r"""A transformer encoder in Hugging Face format, with the attention method chosen by the configuration.
 
 Token x of a layer, with the norm after each block ("post", as published) or before it ("pre"):
 $$\text{post: } y = N(x + A(x)),\; z = N(y + F(y)) \qquad \text{pre: } y = x + A(N(x)),\; z = y + F(N(y)),$$
@@ -48,13 +48,13 @@ _UNSAID = (None, "sdpa", "eager")
 class Asked(TypedDict, total=False):
     """Keywords that every model takes, as transformers' models do.
 
-    There is `return_dict`, too, which transformers handles: False gives a tuple rather than an output object. What is
-    left out is taken from the configuration.
+    Also `return_dict`, which transformers handles: False returns a tuple rather than an output object. Omitted keywords
+    are taken from the configuration.
 
     Attributes:
-        output_hidden_states: Also give what entered each layer, and the result.
-        output_attentions: True raises, because no method stores its weights.
-        head_mask: None; a tensor raises, because no method stores weights that it could mask.
+        output_hidden_states: Also return the input of each layer, and the final output.
+        output_attentions: Not supported, because no method stores its weights; True raises.
+        head_mask: Not supported, because no method stores weights to mask; a tensor raises.
     """
 
     output_hidden_states: bool | None
@@ -63,7 +63,7 @@ class Asked(TypedDict, total=False):
 
 
 class EncoderPreTrainedModel(PreTrainedModel):
-    """What all models on this encoder share."""
+    """Base class of all models on this encoder."""
 
     config_class = EncoderConfig
     config: EncoderConfig
@@ -99,12 +99,12 @@ class EncoderPreTrainedModel(PreTrainedModel):
             )
         if config.pooling == "cls" and not self.takes_class_token:
             raise ValueError(
-                f"pooling is 'cls', a token before those of the input, for which {type(self).__name__} has no place: "
-                "take 'first', 'mean' or 'max'."
+                f"pooling is 'cls', an extra token before the input, which {type(self).__name__} does not support: "
+                "use 'first', 'mean' or 'max'."
             )
         if config.pooled_norm != "none" and self.pools_without_norm:
             raise ValueError(
-                f"pooled_norm is {config.pooled_norm!r}, for which {type(self).__name__} has no place: take 'none'."
+                f"pooled_norm is {config.pooled_norm!r}, which {type(self).__name__} does not support: use 'none'."
             )
         super().__init__(config)
 
@@ -114,8 +114,8 @@ class EncoderPreTrainedModel(PreTrainedModel):
     ) -> Any:
         """Load a folder of this library's format or of the published one, or a model of the Hugging Face Hub.
 
-        Only safetensors are read. All weights of the encoder must be there and fit; a head that the folder does not
-        hold is initialised, as for fine-tuning.
+        Only safetensors are read. All weights of the encoder must be present and match; a head that the folder lacks is
+        newly initialised, as for fine-tuning.
 
         Args:
             pretrained_model_name_or_path: The folder, or OWNER/NAME.
@@ -127,8 +127,8 @@ class EncoderPreTrainedModel(PreTrainedModel):
             The model in evaluation mode; with `output_loading_info=True` also what was missing or left over.
 
         Raises:
-            ValueError: Another model or format, a broken file, or weights that do not fit, by name.
-            SizeMismatchError: Weights of other sizes; both a ValueError and, as in transformers, a RuntimeError.
+            ValueError: Another model or format, a broken file, or weights that do not match; the message names them.
+            SizeMismatchError: Weights of the wrong size; both a ValueError and, as in transformers, a RuntimeError.
         """
         if kwargs.pop("use_safetensors", None) is False:
             raise ValueError(
@@ -165,14 +165,14 @@ class EncoderPreTrainedModel(PreTrainedModel):
         return (model, report) if wants_report else model
 
     def set_attention(self, attention: str, options: dict[str, Any]) -> None:
-        """Let the layers attend by another method, or each by its own; the weights of the model stay as they are.
+        """Change the attention method of all layers, or of each layer by a plan; the model's weights stay the same.
 
         Args:
-            attention: As the field of `EncoderConfig`.
+            attention: As the field `attention` of `EncoderConfig`.
             options: Its options.
 
         Raises:
-            ValueError: A method or option that does not fit, or methods with weights, which would have to be learned.
+            ValueError: An invalid method or option, or a method with weights that would have to be learned.
         """
         changed = {"attention": attention, "attention_options": options}
         if NO_ATTENTION in (attention, self.config.attention):
@@ -182,7 +182,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
             )
         if self.group is not None:
             raise ValueError(
-                "the tokens of this model are cut over ranks, which its new attention would not know: set the "
+                "the tokens of this model are split across ranks, which its new attention would not know: set the "
                 "attention before `parallelize`."
             )
         config = EncoderConfig.from_dict(self.config.to_dict() | changed)
@@ -191,7 +191,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
         before = [layer.method for layer in layers if layer.method is not None]
         if any(list(method.state_dict()) for method in (*built, *before)):
             raise ValueError(
-                f"attention {attention!r} or the present {self.config.attention!r} has weights of its own, which "
+                f"attention {attention!r} or the present {self.config.attention!r} has learned weights, which "
                 "belong to the model: make a model with this attention and train it."
             )
         self.config.attention, self.config.attention_options = attention, options
@@ -206,7 +206,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
         return False
 
     def set_attn_implementation(self, attn_implementation: str | dict, allow_all_kernels: bool = False) -> None:
-        """Raise: what transformers sets here would change no layer.
+        """Raise: setting transformers' attention here would change no layer.
 
         Raises:
             ValueError: Always; the message names `set_attention`.
@@ -232,14 +232,14 @@ class EncoderPreTrainedModel(PreTrainedModel):
 
 
 def _freeze(model: nn.Module) -> None:
-    """Freeze the weights of methods whose options say so: transformers makes all that it loads learn."""
+    """Freeze the weights of methods whose options say so: transformers makes everything that it loads trainable."""
     for module in model.modules():
         if isinstance(module, AttentionHeads) and getattr(module.options, "frozen", False):
             module.requires_grad_(False)
 
 
 class EncoderModel(EncoderPreTrainedModel):
-    """The encoder without a head; with `pooling="cls"` it gives one token more, that of the class."""
+    """The encoder without a head; with `pooling="cls"` it returns one more token, the class token."""
 
     over_ranks = True
     takes_class_token = True
@@ -273,22 +273,22 @@ class EncoderModel(EncoderPreTrainedModel):
 
         Args:
             input_ids: Tokens.
-            attention_mask: Real tokens, as 1 or True; None where all are. Never derived from the ids.
-            token_type_ids: Segment of each token; None where all belong to the first.
+            attention_mask: Real tokens, as 1 or True; None if all are. Never derived from the ids.
+            token_type_ids: Segment of each token; None if all belong to the first.
             position_ids: Rows of the position table (the first token has row 2), or two more than the rotary position;
                 None counts from the first real token.
             inputs_embeds: Word embeddings in place of `input_ids`.
             **asked: See `Asked`.
 
         Raises:
-            ValueError: Inputs that do not fit, by name.
+            ValueError: Invalid inputs; the message names them.
         """
         self._check_asked(asked)
         words = self.embeddings.words(input_ids, inputs_embeds)
         keep = check_mask(attention_mask, words)
         if self.embeddings.cls is not None and position_ids is not None:
             raise ValueError(
-                "position_ids are given but pooling is 'cls', whose token has a place of its own: leave them."
+                "position_ids are given but pooling is 'cls', whose token has a position of its own: leave them out."
             )
         words, keep, token_type_ids = self.embeddings.with_class(words, keep, token_type_ids)
         x, turn = self.embeddings(words, keep, token_type_ids, position_ids)

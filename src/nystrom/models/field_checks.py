@@ -1,4 +1,4 @@
-"""Checks of the values of `nystrom.models.configuration.EncoderConfig`, each of which names the field."""
+"""Checks of the values of `nystrom.models.configuration.EncoderConfig`; each error names the field."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -26,10 +26,10 @@ def check_numbers(*, positive: Mapping[str, object], shares: Mapping[str, object
 
 
 def check_heads(hidden_size: int, attention_size: object, heads: int) -> None:
-    """Check that heads have one width.
+    """Check that the width divides into heads.
 
     Raises:
-        ValueError: The width of queries, keys and values is no multiple of the heads.
+        ValueError: The width of queries, keys and values is not a multiple of the number of heads.
     """
     name = "hidden_size" if attention_size is None else "attention_size"
     check_at_least(name, hidden_size if attention_size is None else attention_size, 1)
@@ -38,22 +38,22 @@ def check_heads(hidden_size: int, attention_size: object, heads: int) -> None:
 
 
 def check_dropped_weights(share: object, attention: str, *, design: str, track_error: bool) -> None:
-    """Check that attention stores the weights that it is to drop.
+    """Check that attention stores weights, if dropout is to be applied to them.
 
     Raises:
-        ValueError: It does not, or its error is to be tracked, which would be that of the dropout.
+        ValueError: It does not, or its error is tracked, which would then be the error of the dropout.
     """
     if share == 0:
         return
     if design != "authors" or attention not in DROPS_WEIGHTS:
         raise ValueError(
             f"attention_probs_dropout_prob is {share!r}, but {attention} of design {design!r} stores no weights that "
-            "could be dropped, softmax and kernelized of design 'authors' alone do: expected 0. Use "
+            "could be dropped (only softmax and kernelized of design 'authors' do): expected 0. Use "
             "hidden_dropout_prob; of a published Nyströmformer drop the value, which transformers does not use either."
         )
     if track_error:
         raise ValueError(
-            f"track_error is True, but attention_probs_dropout_prob is {share!r}, so that the error would be that of "
+            f"track_error is True, but attention_probs_dropout_prob is {share!r}, so the error would be that of "
             "the dropout: leave track_error out."
         )
 
@@ -62,7 +62,7 @@ def check_attention(attention: object, options: object, *, layers: int, shared: 
     """Check the name of the attention and its options.
 
     Raises:
-        ValueError: An unknown name or option, a value that does not fit, or options and shared weights of no attention.
+        ValueError: An unknown name or option, an invalid value, or options or shared weights without attention.
     """
     check_names("attention", [attention], (*METHODS, PLAN, NO_ATTENTION))  # pyright: ignore[reportArgumentType]
     if not isinstance(options, dict):
@@ -80,14 +80,14 @@ def check_attention(attention: object, options: object, *, layers: int, shared: 
 
 
 def check_frozen(design: str, layers: Iterable[LayerChoice]) -> None:
-    """Check that Linformer in the design "authors" says which of the two papers' codes it follows.
+    """Check that Linformer in the design "authors" says which of the two papers' code bases it follows.
 
     Raises:
         ValueError: It does not.
     """
     if design == "authors" and any(method == "linformer" and "frozen" not in options for method, options in layers):
         raise ValueError(
-            "design is 'authors', but linformer's option frozen is not given, in which the two papers' codes differ: "
+            "design is 'authors', but linformer's option frozen is not given, on which the two papers' code differs: "
             "pass attention_options={'frozen': False} for Nyströmformer's, which trains the projections, or True for "
             "Skyformer's; in nystrom train --options.frozen."
         )
@@ -109,30 +109,32 @@ def check_taps(name: str, value: object) -> None:
 
 
 def check_positions(positions: object, *, share: object, across_heads: object, head_dim: int, attends: bool) -> None:
-    """Check the kind of positions, and what only rotary ones have.
+    """Check the kind of positions, and the options of rotary ones.
 
     Raises:
         ValueError: An unknown kind, a share outside (0, 1], heads of odd width, rotary positions without attention, or
-            what belongs to rotary positions beside others.
+            rotary options with other positions.
     """
     check_choice("positions", positions, get_args(PositionKind))
     check_flag("rotary_across_heads", across_heads)
     if not _is_number(share) or not 0 < share <= 1:  # pyright: ignore[reportOperatorIssue]
-        raise ValueError(f"rotary_share is {share!r}; expected a number in (0, 1], the share of the width that turns.")
+        raise ValueError(
+            f"rotary_share is {share!r}; expected a number in (0, 1], the share of the width that is rotated."
+        )
     if positions == "rotary":
         if not attends:
             raise ValueError(
-                f"positions is 'rotary' but attention is {NO_ATTENTION!r}, which has no queries and keys to turn: take "
-                "positions 'none' or 'learned'."
+                f"positions is 'rotary' but attention is {NO_ATTENTION!r}, which has no queries and keys to rotate: "
+                "use positions 'none' or 'learned'."
             )
         if head_dim % 2:
             raise ValueError(
-                f"positions is 'rotary' but a head has {head_dim} channels; expected an even number, since pairs turn: "
-                "change num_attention_heads or hidden_size."
+                f"positions is 'rotary' but a head has {head_dim} channels; expected an even number, since channels "
+                "are rotated in pairs: change num_attention_heads or hidden_size."
             )
     elif share != 1 or across_heads:
         named = "rotary_across_heads is True" if share == 1 else f"rotary_share is {share}"
-        raise ValueError(f"{named} but positions is {positions!r}: leave it out, or take positions 'rotary'.")
+        raise ValueError(f"{named} but positions is {positions!r}: leave it out, or use positions 'rotary'.")
 
 
 def check_no_option(given: Mapping[str, Any]) -> None:
@@ -150,7 +152,7 @@ def check_no_option(given: Mapping[str, Any]) -> None:
 
 
 def options_of(methods: Iterable[str]) -> set[str]:
-    """Names of the options of some methods; what is no method has none."""
+    """Names of the options of some methods; a name that is not a method has none."""
     return {option.name for name in methods if name in METHODS for option in fields(METHODS[name].options)}
 
 

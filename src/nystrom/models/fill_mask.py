@@ -1,8 +1,8 @@
 """Fill in the masked words of texts.
 
-Each mask of a line is filled by itself, while the others stay masked, and its words come with their probability over
-the whole vocabulary. Lines are read, encoded and filled a batch at a time, and words are scored at the masks alone, so
-memory depends on the batch and not on the number of lines. Padding changes nothing.
+Each mask of a line is filled separately, while the others stay masked, and its words come with their probability over
+the whole vocabulary. Lines are read, encoded and filled in batches, and words are scored only at the masks, so memory
+depends on the batch size and not on the number of lines. Padding changes nothing.
 """
 
 from collections import Counter
@@ -61,19 +61,19 @@ def fill_mask(
     """Fill in masked words: `fill_mask("Paris is the [MASK] of France.", model=folder)`.
 
     Args:
-        texts: A text, or several; each one that is not empty contains the tokenizer's mask at least once.
-        model: The model, which stays where it is, or its folder.
+        texts: A text, or several; each non-empty text contains the tokenizer's mask at least once.
+        model: The model, which stays on its device, or its folder.
         tokenizer: Its tokenizer; None loads the one in the folder.
         top_k: Words per mask.
-        batch_size: Texts at a time; changes nothing but speed and memory.
-        device: Where a model from a folder runs; "auto" takes a GPU if there is one.
+        batch_size: Texts per batch; affects only speed and memory.
+        device: Device for a model from a folder; "auto" uses a GPU if there is one.
 
     Returns:
         The words, by text, mask and rank.
 
     Raises:
-        ValueError: A text without a mask or longer than the model's positions, by its number; a folder that cannot be
-            loaded; or arguments that do not fit.
+        ValueError: A text without a mask or longer than the model's positions, named by its number; a folder that
+            cannot be loaded; or invalid arguments.
     """
     lines = [texts] if isinstance(texts, str) else texts
     filler = MaskFiller(model, tokenizer=tokenizer, top_k=top_k, batch_size=batch_size, device=device)
@@ -106,7 +106,7 @@ class MaskFiller:
             self.tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
         else:
             if tokenizer is None:
-                raise ValueError("tokenizer is None, but model is no folder that could hold one: pass both.")
+                raise ValueError("tokenizer is None, but model is not a folder that could hold one: pass both.")
             self.tokenizer, self.model = tokenizer, model
         self.top_k, self.batch_size = top_k, batch_size
         words, known = len(self.tokenizer), self.model.config.vocab_size
@@ -129,7 +129,7 @@ class MaskFiller:
         return count
 
     def fill(self, lines: Iterable[str]) -> Iterator[Filling]:
-        """Fill lines as they come; empty ones are counted and give nothing.
+        """Fill a stream of lines; empty lines are counted but give nothing.
 
         Raises:
             ValueError: A line has no mask, or more tokens than the model has positions; the message gives its number.
@@ -150,7 +150,7 @@ class MaskFiller:
         yield from self._fill_batch(batch)
 
     def _check_line(self, number: int, line: str) -> bool:
-        """Whether a line has something to fill."""
+        """Whether a line has a mask to fill."""
         mask = self.tokenizer.mask_token
         assert isinstance(mask, str), "checked when the filler was made"
         if line.strip() and mask not in line:
@@ -210,5 +210,5 @@ def _usable(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is 'cuda', but torch finds none here: take 'cpu' or 'auto'.")
+        raise ValueError("device is 'cuda', but torch finds none here: use 'cpu' or 'auto'.")
     return device

@@ -1,4 +1,4 @@
-"""Encoders that no memory holds, told before they are made.
+"""Detect encoders that do not fit in memory before they are created.
 
 An encoder of $L$ layers of width $d$, with $f$ inside the feed-forward blocks and a vocabulary of $v$, has at least
 $$W = 2 L d f + v d$$
@@ -12,7 +12,7 @@ _MODULES = 50_000
 
 
 def least_weights(*, layers: int, width: int, intermediate: int, vocabulary: int) -> int:
-    """The weights that an encoder has at least.
+    """A lower bound on the number of weights of an encoder.
 
     Args:
         layers: Layers.
@@ -24,7 +24,7 @@ def least_weights(*, layers: int, width: int, intermediate: int, vocabulary: int
 
 
 def check_memory(*, layers: int, width: int, intermediate: int, vocabulary: int, numbers: int) -> None:
-    """Check that an encoder fits into the memory of this machine.
+    """Check that an encoder fits in the memory of this machine.
 
     Args:
         layers: Layers.

@@ -1,10 +1,10 @@
-"""What all ranks must agree on before they exchange tokens, and what each tells the others.
+"""Checks that all ranks agree before they exchange tokens.
 
-One gather of four whole numbers per rank and call: a hash of the facts that must be equal (method, options, shapes,
-dtypes, devices, masks, gradients), whether the rank's own inputs are refused, and how many queries and keys it holds.
-Where something differs, every rank sees that, the facts themselves are exchanged, and all raise, by name, the same
-error. Without this a rank that goes its own way would leave the others waiting for the time-out of the group: one whose
-call is refused before its tensors are looked at, as for an option with an impossible value, still does.
+One gather of four integers per rank and call: a hash of the facts that must be equal (method, options, shapes, dtypes,
+devices, masks, gradients), whether the rank's own inputs are invalid, and how many queries and keys it holds. If
+something differs, every rank sees it, the facts themselves are exchanged, and all ranks raise the same error, which
+names the difference. Without this check a rank with a different call would leave the others waiting until the group
+times out. That still happens if a rank raises before its tensors are checked, for example for an invalid option.
 """
 
 from dataclasses import fields, is_dataclass
@@ -22,12 +22,12 @@ def check_group(group: object) -> Ranks:
     """The ranks of a process group, or of a mesh of one dimension.
 
     Raises:
-        ValueError: It is neither, or this process is none of its ranks.
+        ValueError: It is neither, or this process is not one of its ranks.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise ValueError(
             "group is given, but torch.distributed has no process group: call torch.distributed.init_process_group "
-            "first, and start the processes by torchrun."
+            "first, and start the processes with torchrun."
         )
     mesh = getattr(group, "ndim", None)
     if mesh is not None and hasattr(group, "get_group"):
@@ -35,7 +35,7 @@ def check_group(group: object) -> Ranks:
             raise ValueError(f"group is a mesh of {mesh} dimensions; expected one: pass mesh['name'] of the tokens.")
         group = group.get_group()  # pyright: ignore[reportAttributeAccessIssue]
     if group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("group does not hold this process: call attention with it on its own ranks alone.")
+        raise ValueError("group does not include this process: call attention with it only on its own ranks.")
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(
             f"group is a {type(group).__name__}; expected a torch.distributed.ProcessGroup, such as dist.group.WORLD."
@@ -46,16 +46,16 @@ def check_group(group: object) -> Ranks:
 def agree(
     ranks: Ranks, facts: dict[str, object], held: tuple[int, int], refusal: ValueError | None
 ) -> list[tuple[int, int]]:
-    """Compare facts over ranks, and learn how many queries and keys each holds.
+    """Compare facts across ranks, and exchange how many queries and keys each holds.
 
     Args:
         ranks: The ranks.
-        facts: What must be equal on all, by name.
-        held: Queries and keys of this rank.
-        refusal: What is wrong with this rank's own inputs.
+        facts: Values that must be equal on all ranks, by name.
+        held: Number of queries and keys of this rank.
+        refusal: What is wrong with this rank's own inputs, or None.
 
     Raises:
-        ValueError: Ranks disagree, or the inputs of one are refused; on all ranks.
+        ValueError: Ranks disagree, or the inputs of one are invalid; raised on all ranks.
     """
     told = {name: str(fact) for name, fact in facts.items()}
     digest = int.from_bytes(blake2b(repr(told).encode(), digest_size=7).digest(), "big")
@@ -80,7 +80,7 @@ def agree(
 
 
 def _device(ranks: Ranks) -> torch.device:
-    """Where a tensor may be that the group sends, the same kind on all ranks, whatever each was called with."""
+    """The device for tensors that the group sends; the same kind on all ranks, whatever each was called with."""
     # Such as "cuda:nccl" or "cpu:gloo,cuda:nccl".
     kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(ranks.group)).split(",")]
     if "cuda" in kinds and "cpu" not in kinds:
@@ -89,7 +89,7 @@ def _device(ranks: Ranks) -> torch.device:
 
 
 def facts_of(name: str, value: object) -> dict[str, object]:
-    """What must be equal on all ranks of an argument: numbers and words themselves, of tensors their kind."""
+    """What must be equal on all ranks of an argument: the value of a number or word, dtype and shape of a tensor."""
     if isinstance(value, Tensor):
         wants = value.requires_grad and torch.is_grad_enabled()
         return {name: f"{value.dtype} of {tuple(value.shape)}" + (" with a gradient" if wants else "")}

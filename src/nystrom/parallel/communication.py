@@ -1,11 +1,12 @@
-"""What the ranks of a group say to each other: every collective of this package passes here, with its gradient.
+"""The communication between the ranks of a group: every collective of this package, with its gradient.
 
-The loss is the sum of the losses of all ranks. So the gradient of what all ranks hold alike, such as a sum over them,
-is in parts, one on each rank, and the backward pass of a sum over ranks is a sum over ranks again.
+The loss is the sum of the losses of all ranks. So the gradient of a replicated tensor, such as a sum over ranks, is
+split into one part per rank, and the backward pass of a sum over ranks is again a sum over ranks.
 
-**One order.** Ranks that met collectives in different orders would wait for ever. In the backward pass autograd chooses
+**One order.** Ranks that enter collectives in different orders would deadlock. In the backward pass autograd chooses
 the order; here each collective also takes a number from the one before it and gives one to the next, and the result
-takes the last of them. Then all ranks undo them in the reverse order, whichever of them a rank's own tokens needed.
+takes the last of them. Then all ranks run the backward passes in reverse order, whichever of them a rank's own tokens
+needed.
 
 A second derivative raises.
 """
@@ -24,11 +25,12 @@ Span = tuple[int, int]
 
 @dataclass
 class Traffic:
-    """What a rank handed to the collectives.
+    """The bytes that a rank passed to collectives.
 
     Attributes:
-        total: Bytes. A sum or maximum over ranks counts its tensor once, whatever route the library takes: a ring sends
-            each byte at most twice. What is sent to chosen ranks is counted for each of them, without the rank itself.
+        total: Bytes. A sum or maximum over ranks counts its tensor once, whatever algorithm the library uses: a ring
+            sends each byte at most twice. Point-to-point sends are counted once per receiving rank, excluding the rank
+            itself.
         calls: Collectives.
         by_kind: Bytes of each kind of collective.
     """
@@ -46,7 +48,7 @@ def count_bytes() -> Iterator[Traffic]:
     """Count what this rank sends to the others in attention over a group, forward and backward.
 
     Yields:
-        The count, which grows while the context is open.
+        The count, updated while the context is open.
     """
     traffic = Traffic()
     _counting.append(traffic)
@@ -69,8 +71,8 @@ class Ranks:
 
     Attributes:
         group: The process group.
-        size: Its ranks.
-        rank: This one of them.
+        size: Number of ranks.
+        rank: The number of this rank.
     """
 
     def __init__(self, group: Any):
@@ -87,7 +89,7 @@ class Ranks:
         Args:
             x: This rank's tokens (n, ...).
             lengths: Tokens of each rank.
-            spans: First position that each rank wants, and the one after the last.
+            spans: First position that each rank needs, and the one after the last.
         """
         return self.in_order(_Fetch, x, _Route.of(self.rank, lengths, spans))
 
@@ -101,7 +103,7 @@ class Ranks:
 
     @torch.no_grad()
     def gather(self, x: Tensor) -> Tensor:
-        """What all ranks hold, of the same shape on each, one after the other along a new first axis; no gradient."""
+        """The tensors of all ranks, of equal shape, stacked along a new first axis; no gradient."""
         x = x.detach().contiguous()
         _count("gather", x.nbytes * (self.size - 1))
         parts = [torch.empty_like(x) for _ in range(self.size)]
@@ -110,7 +112,7 @@ class Ranks:
 
     @torch.no_grad()
     def send_from(self, rank: int, x: Tensor) -> Tensor:
-        """The tensor of one rank, on all of them, written where the others' lies; no gradient."""
+        """Broadcast the tensor of one rank to all, in place; no gradient."""
         if rank == self.rank:
             _count("broadcast", x.nbytes)
         dist.broadcast(x, group=self.group, group_src=rank)
@@ -118,7 +120,7 @@ class Ranks:
 
     @torch.no_grad()
     def sum_at(self, rank: int, x: Tensor) -> Tensor:
-        """The sum over all ranks, on one of them, written to its tensor; no gradient."""
+        """The sum over all ranks, on one rank, in place; no gradient."""
         if rank != self.rank:
             _count("reduce", x.nbytes)
         dist.reduce(x, group=self.group, group_dst=rank)
@@ -134,12 +136,12 @@ class Ranks:
         return out
 
     def begin_after(self, x: Tensor) -> Tensor:
-        """The tensor; what is asked for from now on is undone before the tensor's own gradient goes on."""
+        """The tensor; all later collectives run their backward passes before its own gradient is passed on."""
         assert self._link is None
         return self.in_order(_Begin, x)
 
     def end_with(self, out: Tensor) -> Tensor:
-        """The result of the call, whose gradient undoes every collective of it."""
+        """The result of the call, whose backward pass runs that of every collective in it."""
         if self._link is None:
             return out
         out = self.in_order(_End, out)
@@ -149,11 +151,11 @@ class Ranks:
 
 
 def refuse_second_derivative() -> None:
-    """Raise in a backward pass of which a graph is recorded."""
+    """Raise in a backward pass that is itself recorded for differentiation."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "a second derivative of attention over a group is not there (create_graph=True asks for one): take it on "
-            "one process, without group."
+            "second derivatives of attention over a group are not supported (create_graph=True asks for one): use "
+            "a single process, without group."
         )
 
 
@@ -178,7 +180,7 @@ def _summed(ranks: Ranks, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Route:
-    """Which of a rank's tokens go to each rank, and how many come from each.
+    """The tokens that a rank sends to each rank, and how many it receives from each.
 
     Attributes:
         outgoing: First and last place of the tokens for each rank, among this rank's own.
@@ -231,7 +233,7 @@ class _Fetch(torch.autograd.Function):
 
 
 def _exchange(ranks: Ranks, x: Tensor, sizes: Sequence[int], coming: Sequence[int]) -> Tensor:
-    """Send as many tokens to each rank as it is said, and take as many from each."""
+    """Send the given number of tokens to each rank, and receive the given number from each."""
     shape, dtype = x.shape[1:], x.dtype
     # Not every backend sends booleans.
     x = (x.to(torch.uint8) if dtype == torch.bool else x).reshape(len(x), shape.numel()).contiguous()

@@ -1,4 +1,4 @@
-"""What every method does around its own computation over ranks: agreement, checks, dtypes, masks, and empty pieces."""
+"""What all methods share around their computation across ranks: agreement, checks, dtypes, masks and empty pieces."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -29,14 +29,14 @@ def attend_over_ranks(
     *rest: Any,
     same_tokens: str | None = None,
 ) -> Float[Tensor, "b h n e"]:
-    """Attend as `nystrom.attention.entry.attend` would to the tokens of all ranks; gives this rank's piece.
+    """Attend as `nystrom.attention.entry.attend` would to the tokens of all ranks; returns this rank's piece.
 
     The counterpart of the core of a method is `METHOD_over_ranks(ranks, queries, keys, q, k, v, *rest)` in
     `nystrom.parallel.methods.METHOD`.
 
     Raises:
-        ValueError: The group, or shapes, dtypes or masks that do not fit, or that differ between ranks; or a method or
-            backend that does not work over ranks.
+        ValueError: An invalid group; shapes, dtypes or masks that are invalid or differ between ranks; or a method or
+            backend that does not work across ranks.
     """
     ranks, method = check_group(group), core.__module__.rpartition(".")[2]
     refusal = None

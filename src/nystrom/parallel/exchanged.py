@@ -1,7 +1,7 @@
-r"""What attention over ranks exchanges, as formulas: bytes that `count_bytes` counts, without running anything.
+r"""The communication volume of attention across ranks, by formulas: what `count_bytes` counts, without a run.
 
 For each sequence and head, with m landmarks, r features, g heavy keys or global tokens, d the width of a head, R ranks,
-and t = min(2, R - 1) neighbours of the rank that has most; in numbers of float32, or of float64 where the tokens are:
+and t = min(2, R - 1) neighbours of the rank that has most; in float32 numbers, or float64 if the tokens are:
 $$\begin{aligned}
 \text{nystrom} &: 2 m (d + 1) + m + m (d + 1) \qquad
 \text{skyformer}: 2 m d \qquad
@@ -14,8 +14,8 @@ a = \text{block\_size} - 1 + \text{reach}, \quad s = 1 + \lceil \log_2 (R - 1) \
 \text{softmax} &: \tfrac{n}{R} (2 d + 1).
 \end{aligned}$$
 Sequences that near_far's `exact_up_to` makes exact add their keys and values, 2 d numbers for each token of the limit.
-The backward pass exchanges again what has a gradient. Every call begins with an agreement, 32 bytes to each other rank.
-Queries and keys are of the same tokens, all of them real, more than landmarks, and cut evenly.
+The backward pass exchanges everything with a gradient once more. Every call begins with an agreement check, 32 bytes to
+each other rank. The formulas assume self-attention of real tokens, more tokens than landmarks, and equal pieces.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,8 +33,8 @@ class Exchanged(NamedTuple):
     """Bytes of one call of attention.
 
     Attributes:
-        forward: What a rank hands to the collectives in the forward pass.
-        backward: The same of the backward pass.
+        forward: Bytes that a rank passes to collectives in the forward pass.
+        backward: The same for the backward pass.
     """
 
     forward: Traffic
@@ -49,10 +49,10 @@ class CutSizes:
         batch: Sequences.
         heads: Heads of each.
         head_dim: Width d of a head, of queries, keys and values.
-        tokens: Tokens of a sequence, on all ranks.
-        ranks: Ranks R, of as many tokens each.
-        itemsize: Bytes of a number of the tokens, such as 2 in bfloat16.
-        rank: The rank that is asked for; None for one with most neighbours.
+        tokens: Tokens of a sequence, across all ranks.
+        ranks: Ranks R, each with the same number of tokens.
+        itemsize: Bytes per number of the tokens, such as 2 in bfloat16.
+        rank: The rank to compute for; None for one with the most neighbours.
     """
 
     batch: int
@@ -65,14 +65,14 @@ class CutSizes:
 
     @property
     def neighbours(self) -> int:
-        """Ranks beside the one that is asked for."""
+        """Number of neighbours of the rank."""
         if self.rank is None:
             return min(2, self.ranks - 1)
         return (self.rank > 0) + (self.rank < self.ranks - 1)
 
     @property
     def wide(self) -> int:
-        """Bytes of a number that is summed."""
+        """Bytes per number in sums."""
         return max(4, self.itemsize)
 
 
@@ -82,8 +82,8 @@ class _Step(NamedTuple):
     Attributes:
         kind: As `Traffic` names it.
         size: Bytes for each sequence and head.
-        gradient: What it brings has a gradient, which the backward pass exchanges.
-        forward: The forward pass exchanges it.
+        gradient: Whether its result has a gradient, which the backward pass exchanges.
+        forward: Whether the forward pass exchanges it.
     """
 
     kind: str
@@ -93,19 +93,21 @@ class _Step(NamedTuple):
 
 
 def exchanged(method: str, options: Any, sizes: CutSizes, *, taps: int = 0) -> Exchanged:
-    """What one call of a method exchanges.
+    """The bytes that one call of a method exchanges.
 
     Args:
-        method: Name of a method that works over ranks.
+        method: Name of a method that works across ranks.
         options: Its options, a `METHODS[method].options`.
         sizes: Sizes of the call.
         taps: Width of the skip convolution of the values; 0 for none.
 
     Raises:
-        ValueError: A method that does not work over ranks, or pieces that are shorter than what neighbours ask for.
+        ValueError: A method that does not work across ranks, or pieces that are shorter than what neighbours need.
     """
     if method not in OVER_RANKS:
-        raise ValueError(f"method is {method!r}; over ranks work {', '.join(OVER_RANKS)}.")
+        raise ValueError(
+            f"method is {method!r}, which does not work over ranks; expected one of {', '.join(OVER_RANKS)}."
+        )
     steps = list(_STEPS[method](options, sizes))
     agreements = 1
     if taps > 1:
@@ -132,17 +134,17 @@ def _add(traffic: Traffic, kind: str, size: int) -> None:
 
 
 def _halo(sizes: CutSizes, tokens: int, size: int, *, gradient: bool = True) -> Iterator[_Step]:
-    """What the neighbours ask for: some tokens on either side, of so many bytes each."""
+    """The halo for the neighbours: `tokens` on either side, of `size` bytes each."""
     if sizes.ranks > 1 and tokens > sizes.tokens // sizes.ranks:
         raise ValueError(
-            f"a rank holds {sizes.tokens // sizes.ranks} tokens of {sizes.tokens}, and its neighbours ask for "
-            f"{tokens}: take fewer ranks, more tokens or a shorter window."
+            f"a rank holds {sizes.tokens // sizes.ranks} tokens of {sizes.tokens}, and its neighbours need "
+            f"{tokens}: use fewer ranks, more tokens or a shorter window."
         )
     yield _Step("exchange", sizes.neighbours * tokens * size, gradient)
 
 
 def _scans(sizes: CutSizes, size: int) -> Iterator[_Step]:
-    """Sums over the ranks before and after the one that is asked for, see `nystrom.parallel.scan`."""
+    """Sums over the ranks before and after this one, see `nystrom.parallel.scan`."""
     rank = sizes.ranks // 2 if sizes.rank is None else sizes.rank
     for side in (1, -1):
         for distance in hops(sizes.ranks):

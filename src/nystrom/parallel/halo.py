@@ -1,4 +1,4 @@
-"""A rank's tokens with those around them, which other ranks hold."""
+"""A rank's tokens together with their neighbours on other ranks (the halo)."""
 
 import torch.nn.functional as F
 from jaxtyping import Shaped
@@ -11,14 +11,14 @@ from nystrom.parallel.tokens import Tokens
 def with_halo(
     ranks: Ranks, tokens: Tokens, x: Shaped[Tensor, "*b n d"], before: int, after: int
 ) -> Shaped[Tensor, "*b t d"]:
-    """`before` + n + `after` tokens: the rank's own, and those next to them, from as many ranks as it takes.
+    """`before` + n + `after` tokens: the rank's own, and those next to them, from as many ranks as needed.
 
-    Outside of the sequence there are zeros. Ranks without tokens ask for none.
+    Positions outside of the sequence are zero. Ranks without tokens request none.
 
     Args:
         ranks: The ranks.
-        tokens: Where the tokens stand.
-        x: The rank's own; one that is not real where it has none.
+        tokens: Positions of the tokens.
+        x: The rank's own tokens; a single padding token if it has none.
         before: Tokens before its first.
         after: Tokens after its last.
     """

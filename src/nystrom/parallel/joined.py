@@ -1,4 +1,4 @@
-r"""Averages over the keys of all ranks, from those over the keys of each.
+r"""Softmax averages over the keys of all ranks, from those of each rank.
 
 With $C_r$ the softmax average of the values of rank r, and $\ell_r$ the logarithm of its normaliser,
 $$C = \frac{\sum_r e^{\ell_r - M} C_r}{\sum_r e^{\ell_r - M}}, \qquad
@@ -44,16 +44,16 @@ def softmax_over_ranks(
     scale: float | None,
     bias: Float[Tensor, "b h s 1"] | None = None,
 ) -> tuple[Float[Tensor, "b h r e"], Float[Tensor, "b h r 1"]]:
-    """Softmax attention of a few queries, the same on all ranks, to the keys of all ranks; in float32 at least.
+    """Softmax attention of a few replicated queries to the keys of all ranks; in float32 at least.
 
     Args:
         ranks: The ranks.
-        keys: Where the keys stand.
+        keys: Positions of the keys.
         q: Queries.
         k: Keys of this rank.
         v: Their values; zeros where a key is not real.
         scale: Factor on the inner products; None means 1 / sqrt(d).
-        bias: What is added to all scores of a key.
+        bias: Bias that is added to all scores of a key.
 
     Returns:
         The outputs, and the logarithms of their normalisers.

@@ -1,4 +1,4 @@
-"""n tokens of all ranks to m landmarks, the same on every rank; see `nystrom.landmarks`."""
+"""Landmarks of tokens that are split across ranks; the same on every rank. See `nystrom.landmarks`."""
 
 import torch
 from jaxtyping import Float
@@ -24,7 +24,7 @@ def choose(
 
     Args:
         ranks: The ranks.
-        tokens: Where the tokens stand.
+        tokens: Positions of the tokens.
         x: Queries or keys of this rank; zeros where they are not real.
         m: Number of landmarks.
         landmarks: Their kind.
@@ -37,7 +37,7 @@ def choose(
 
 
 def shared_draws(ranks: Ranks, m: int, generator: Generator, device: torch.device) -> Float[Tensor, " m"]:
-    """`nystrom.landmarks.draw`; where numbers are drawn, those of the first rank. Each rank draws as many."""
+    """As `nystrom.landmarks.draw`; random draws are those of the first rank. Each rank draws the same number."""
     draws = draw(m, generator, device)
     return draws if generator is None else ranks.send_from(0, draws.contiguous())
 
@@ -50,7 +50,7 @@ def uniform(
 
 
 def kmeans(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int) -> Float[Tensor, "b h m d"]:
-    """Centres of m clusters; in each step the ranks add up the sums of their own tokens."""
+    """Centres of m clusters; in each step the sums over each rank's own tokens are added up."""
     b, h, n, _ = x.shape
     flat = at_least_float32(x).flatten(0, 1)[:, None]
     real = tokens.keep[:, None].expand(b, h, n).flatten(0, 1)

@@ -1,8 +1,8 @@
-"""What an encoder over ranks needs beside its attention: positions, pooled tokens and mean losses of all pieces.
+"""Encoders across ranks, apart from attention: positions, pooled tokens and mean losses of all pieces.
 
-`parallelize` tells the modules of a model which group holds their tokens. The model is then called with this rank's
-piece of the tokens, mask and labels of tokens; labels of sequences are the same on all ranks. Every rank gets the
-hidden states and scores of its own tokens, and the pooled tokens and the loss of all, as one process would give them.
+`parallelize` sets the process group on the modules of a model. Each rank then calls the model with its piece of the
+tokens, mask and token labels; labels of sequences are the same on all ranks. Every rank gets the hidden states and
+scores of its own tokens, and the pooled tokens and loss of the whole, equal to those of a single process.
 """
 
 import sys
@@ -23,19 +23,19 @@ from nystrom.shapes import Group
 
 
 def parallelize(model: nn.Module, group: Group) -> None:
-    """Let a model of `nystrom.models`, or an encoder of transformers, take a piece of each sequence on each rank.
+    """Let a model of `nystrom.models`, or an encoder of transformers, take one piece of each sequence per rank.
 
     Every rank returns the whole loss, so that the *mean* over ranks of a weight's gradients, as DistributedDataParallel
-    takes it, is the gradient of one process. In training each rank drops other activations where its generator differs.
+    takes it, is the gradient of one process. In training, dropout differs between ranks if their generators do.
 
     Args:
         model: `EncoderModel`, or one with a head for masked words, pretraining, sequences or tokens; or a model of
             transformers that attends by a method of this library, see `nystrom.integrations.over_ranks`. Changed in
             place.
-        group: Process group, or a mesh of one dimension; None for one process again.
+        group: Process group, or a mesh of one dimension; None returns to a single process.
 
     Raises:
-        ValueError: The group, or a model, method or estimate of errors that does not work over ranks.
+        ValueError: An invalid group, or a model, method or error tracking that does not work across ranks.
     """
     if not getattr(model, "over_ranks", False):
         transformers = sys.modules.get("transformers")
@@ -46,7 +46,7 @@ def parallelize(model: nn.Module, group: Group) -> None:
         raise ValueError(
             f"model is a {type(model).__name__}, which does not work over ranks; expected an encoder of "
             "nystrom.models or transformers without a head, or with one for masked words, pretraining, sequences or "
-            "tokens. For layers of your own, set the attribute group of their AttentionHeads."
+            "tokens. For your own layers, set the attribute group of their AttentionHeads."
         )
     if group is not None:
         check_group(group)
@@ -70,7 +70,7 @@ def parallelize(model: nn.Module, group: Group) -> None:
 def count_positions_over_ranks(
     group: Group, words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, most: int | None
 ) -> Int[Tensor, "b n"]:
-    """The place of each token, from the first real one of its sequence on all ranks; 0 for those before it.
+    """The position of each token, from the first real one of its sequence on all ranks; 0 for those before it.
 
     Raises:
         ValueError: There are more tokens than `most`, or ranks disagree on batch, mask or dtype.
@@ -103,7 +103,7 @@ def pool_over_ranks(
 
 
 def _largest(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b w"]:
-    """The largest real value of each channel, whose gradient goes to the ranks that have it; 0 where there is none."""
+    """The largest real value of each channel, with its gradient on the ranks that hold it; 0 if there is none."""
     mine = torch.where(tokens.keep[..., None], x, -torch.inf).amax(dim=1)
     here = mine == ranks.largest(mine)
     found = here & tokens.keep.any(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Sums over the ranks before or after each, by doubling: about log2 of their number of exchanges."""
+"""Sums over the ranks before or after each, by recursive doubling: about log2 of their number of exchanges."""
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -8,9 +8,9 @@ from nystrom.parallel.communication import Ranks
 
 
 def hops(size: int) -> list[int]:
-    """From how many ranks away a rank adds what is summed there, one exchange after the other.
+    """The distance, in ranks, from which each exchange adds a partial sum.
 
-    The first brings what the next rank holds; after it each doubles the ranks whose sum is known.
+    The first brings the next rank's tensor; each later one doubles the number of ranks in the sum.
     """
     distances = [1] if size > 1 else []
     while sum(distances) < size - 1:
@@ -19,12 +19,12 @@ def hops(size: int) -> list[int]:
 
 
 def sum_before(ranks: Ranks, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
-    """The sum of what the ranks before this one hold, of one shape on each; zeros on the first."""
+    """The sum over the ranks before this one, of tensors of equal shape; zeros on the first."""
     return _sum_beside(ranks, x, -1)
 
 
 def sum_after(ranks: Ranks, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
-    """The sum of what the ranks after this one hold; zeros on the last."""
+    """The sum over the ranks after this one; zeros on the last."""
     return _sum_beside(ranks, x, 1)
 
 
@@ -37,7 +37,7 @@ def _sum_beside(ranks: Ranks, x: Float[Tensor, "*b m d"], side: int) -> Float[Te
 
 
 def _from(ranks: Ranks, x: Float[Tensor, "*b m d"], offset: int) -> Float[Tensor, "*b m d"]:
-    """What the rank so far away holds; zeros where there is none."""
+    """The tensor of the rank `offset` away; zeros if there is none."""
     m = x.shape[-2]
     asked = [rank + offset for rank in range(ranks.size)]
     spans = [(m * other, m * (other + 1)) if 0 <= other < ranks.size else (0, 0) for other in asked]

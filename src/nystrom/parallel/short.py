@@ -1,7 +1,7 @@
-"""Exact attention for short sequences whose tokens lie on many ranks; see `nystrom.attention.exact_limit`.
+"""Exact attention for short sequences that are split across ranks; see `nystrom.attention.exact_limit`.
 
-At most m tokens fit into what landmarks take, so every rank holds all of them. Whether a sequence is short is known to
-all ranks: nothing is exchanged where none is.
+At most m tokens fit in the space of the landmarks, so every rank holds all of them. All ranks know which sequences are
+short: if none is, nothing is exchanged.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from nystrom.parallel.tokens import Tokens, take_first
 
 @dataclass(frozen=True, eq=False)
 class ShortSequences:
-    """Which sequences of a batch are short, and what takes the place of their landmarks.
+    """The short sequences of a batch, and what replaces their landmarks.
 
     Attributes:
         m: Landmarks.
-        queries: Where the queries stand.
-        keys: Where the keys stand.
+        queries: Positions of the queries.
+        keys: Positions of the keys.
         few_keys: Sequences of at most m real keys; None where there are none.
         few_queries: Other sequences, of at most m real queries; None where there are none.
     """
@@ -82,8 +82,8 @@ def find_short(queries: Tokens, keys: Tokens, m: int) -> ShortSequences:
     """The short sequences of a batch.
 
     Args:
-        queries: Where the queries stand.
-        keys: Where the keys stand.
+        queries: Positions of the queries.
+        keys: Positions of the keys.
         m: Landmarks.
     """
     few_keys, few_queries = (tokens.count <= m for tokens in (keys, queries))

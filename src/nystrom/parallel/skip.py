@@ -1,4 +1,4 @@
-"""The skip convolution over ranks: each asks its neighbours for half of its taps; see `nystrom.attention.skip`."""
+"""The skip convolution across ranks: each gets half a kernel from its neighbours; see `nystrom.attention.skip`."""
 
 import torch
 from jaxtyping import Float
@@ -16,11 +16,11 @@ from nystrom.shapes import Group, Masks, check_keep, check_same_tokens, zero_mas
 def skip_over_ranks(
     ranks: Ranks, keys: Tokens, v: Float[Tensor, "b h n e"], weight: Float[Tensor, "h 1 taps 1"]
 ) -> Float[Tensor, "b h n e"]:
-    """`depthwise_skip` of the values of all ranks; results at tokens that are not real are left to the caller.
+    """`depthwise_skip` of the values of all ranks; results at padding tokens are left to the caller.
 
     Args:
         ranks: The ranks.
-        keys: Where the values stand.
+        keys: Positions of the values.
         v: Values of this rank; zeros where they are not real.
         weight: See `depthwise_skip`.
     """

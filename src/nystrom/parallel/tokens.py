@@ -1,7 +1,7 @@
-"""Where a rank's tokens stand among those of all ranks.
+"""Positions of a rank's tokens among those of all ranks.
 
 Each rank holds a piece of every sequence: the pieces follow each other in the order of the ranks, and may have any
-sizes, none included. As in `nystrom.landmarks`, real tokens are counted, not placed: their ranks (the word's other
+size, including zero. As in `nystrom.landmarks`, real tokens are counted, not placed: their ranks (the word's other
 meaning) go on from one piece to the next.
 """
 
@@ -22,15 +22,15 @@ from nystrom.precision import accumulator
 class Tokens:
     """The queries or keys of all ranks, as this one sees them.
 
-    A rank without tokens has one that is not real, so that no operation meets an empty axis.
+    A rank without tokens gets one padding token, so that no operation meets an empty axis.
 
     Attributes:
         lengths: Tokens of each rank.
         start: Position of this rank's first token.
         keep: Its real tokens.
-        order: How many real tokens of the sequence come before each, on all ranks; meaningless where not real.
+        order: Number of real tokens of the sequence before each, across all ranks; meaningless for padding.
         count: Real tokens of each sequence, on all ranks.
-        first: Position of the first of them; the number of all tokens where there is none.
+        first: Position of the first real token; the number of all tokens if there is none.
         whole: Every token of every rank is real.
     """
 
@@ -51,12 +51,12 @@ class Tokens:
 def find_tokens(
     ranks: Ranks, lengths: Sequence[int], keep: Bool[Tensor, "b n"] | None, batch: int, device: torch.device
 ) -> Tokens:
-    """Learn where this rank's tokens stand.
+    """Find the positions of this rank's tokens.
 
     Args:
         ranks: The ranks.
         lengths: Tokens of each.
-        keep: Real tokens of this one, on all ranks or on none.
+        keep: Mask of this rank; given on all ranks or on none.
         batch: Sequences.
         device: Where the tokens are.
     """
@@ -77,14 +77,14 @@ def find_tokens(
 def take(
     ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], wanted: Int[Tensor, "b r"]
 ) -> Float[Tensor, "b h r d"]:
-    """The real tokens that have `wanted` others before them, on all ranks; zeros where there are not so many."""
+    """The real tokens with `wanted` others before them, on all ranks; zeros if there are not that many."""
     place, found = find(tokens, wanted)
     index = place[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
     return ranks.sum(torch.where(found[:, None, :, None], x.gather(2, index), 0.0))
 
 
 def find(tokens: Tokens, wanted: Int[Tensor, "b r"]) -> tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]:
-    """Places of real tokens among this rank's own, by their order, and which of them are its own."""
+    """Local positions of real tokens, by their order, and which of them this rank holds."""
     # The order never decreases, and the first that has it is the real one.
     place = torch.searchsorted(tokens.order, wanted.contiguous()).clamp(max=tokens.order.shape[1] - 1)
     return place, (tokens.order.gather(1, place) == wanted) & tokens.keep.gather(1, place)

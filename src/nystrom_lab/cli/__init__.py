@@ -1,1 +1,1 @@
-"""What each command does with its words: parse, import lazily, call, print."""
+"""The commands: each parses its arguments, imports lazily, calls and prints."""

@@ -1,6 +1,6 @@
-"""From a function's signature and docstring to the options of a command.
+"""Command-line options from a function's signature and docstring.
 
-What tyro finds wrong with a command line ends in one line, as all other mistakes do: see `one_line`.
+Errors that tyro finds in a command line are printed in one line, like all others: see `one_line`.
 """
 
 import inspect
@@ -42,14 +42,14 @@ def arguments_of(
     """Parse a command line by a function's signature and docstring, without calling the function.
 
     Args:
-        function: The function whose arguments are wanted.
+        function: The function whose arguments are parsed.
         words: The words after the command's name.
         name: The command's name.
-        **replaced: Parameters that the command line shows in another form.
+        **replaced: Parameters that take another form on the command line.
 
     Raises:
         UsageError: An option or value that is missing, unknown or wrong.
-        SystemExit: Help was asked for, and printed.
+        SystemExit: Help was requested and printed.
     """
     import tyro
 
@@ -95,14 +95,14 @@ def _check_named(found: Mapping[str, Any], words: list[str], name: str, *, neede
 
 
 def _at_home(value: Any) -> Any:
-    """A path, or several, without ~."""
+    """A path, or several, with ~ expanded."""
     if isinstance(value, Path):
         return value.expanduser()
     return tuple(map(_at_home, value)) if type(value) is tuple else value
 
 
 def positional(function: Callable[..., Any], name: str) -> inspect.Parameter:
-    """The parameter as an argument without a flag, shown under its own name."""
+    """The parameter as a positional argument under its own name."""
     import tyro
 
     parameter = inspect.signature(function).parameters[name]
@@ -113,7 +113,7 @@ def positional(function: Callable[..., Any], name: str) -> inspect.Parameter:
 
 
 def fixed(function: Callable[..., Any], name: str) -> inspect.Parameter:
-    """The parameter with its default, which no command line changes or shows."""
+    """The parameter fixed at its default and hidden from the command line."""
     import tyro
 
     parameter = inspect.signature(function).parameters[name]
@@ -130,10 +130,10 @@ def from_option(function: Callable[..., Any]) -> inspect.Parameter:
 
 
 def one_line(boxed: str, name: str) -> str:
-    """The box that tyro draws around an error as one line: what is wrong, and of which options.
+    """Condense tyro's boxed error to one line: what is wrong, and with which options.
 
     Args:
-        boxed: What tyro printed.
+        boxed: The output of tyro.
         name: The command's name.
     """
     sections: list[tuple[list[str], list[list[str]]]] = [([], [])]
@@ -166,7 +166,7 @@ def one_line(boxed: str, name: str) -> str:
 
 
 def _choice(said: re.Match[str]) -> str:
-    """A word that is none of the choices in the words of `check_choice`: the choices in order, and of words alone."""
+    """The error for an invalid choice, worded as in `check_choice`, with the choices sorted."""
     value, argument, choices = said.groups()
     words = sorted(word for word in re.findall(r"'([^']*)'", choices) if word != "None")
     return f"{argument} is {value!r}; expected one of {', '.join(map(repr, words))}"

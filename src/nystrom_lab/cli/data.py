@@ -6,7 +6,7 @@ from nystrom_lab.cli.arguments import arguments_of, from_option, positional
 
 
 def prepare_listops_data(words: list[str]) -> None:
-    """Draw or read ListOps."""
+    """Generate or read ListOps."""
     from nystrom_lab.data.lra.listops.task import prepare_listops as prepare
 
     print(prepare(**arguments_of(prepare, words, "data prepare listops", source=from_option(prepare))))
@@ -27,14 +27,14 @@ def prepare_retrieval_files(words: list[str]) -> None:
 
 
 def prepare_image_files(words: list[str]) -> None:
-    """Prepare CIFAR-10 in gray."""
+    """Prepare CIFAR-10 in grayscale."""
     from nystrom_lab.data.lra.image import prepare_image
 
     print(prepare_image(**arguments_of(prepare_image, words, "data prepare image", source=from_option(prepare_image))))
 
 
 def prepare_pathfinder_data(words: list[str]) -> None:
-    """Draw or read Pathfinder."""
+    """Generate or read Pathfinder."""
     from nystrom_lab.data.lra.pathfinder.task import prepare_pathfinder as prepare
 
     print(prepare(**arguments_of(prepare, words, "data prepare pathfinder", source=from_option(prepare))))
@@ -67,7 +67,7 @@ def verify_data(words: list[str]) -> None:
     from nystrom_lab.data.store.prepared_folder import verify
 
     def verify_folder(folder: Path) -> None:
-        """Compare size and SHA-256 of every file of a prepared folder with those that were written.
+        """Compare the size and SHA-256 of every file of a prepared folder with the recorded ones.
 
         Args:
             folder: A folder that `nystrom data prepare` made.

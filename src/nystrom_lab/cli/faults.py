@@ -1,7 +1,7 @@
-"""Expected faults in one line: those of the caller (exit code 2) and those of the world (1).
+"""Expected errors, reported in one line: user errors (exit code 2) and system errors (exit code 1).
 
-Whatever is not listed here is an error of the program, and keeps its traceback. Errors of libraries are found by name,
-so that nothing is imported for them: a library that was not imported has raised nothing.
+Anything not listed here is a bug in the program and keeps its traceback. Errors of libraries are looked up by name, so
+that no library is imported for this: one that was not imported cannot have raised.
 """
 
 import errno
@@ -22,8 +22,8 @@ _WAYS = {
     errno.ENOTEMPTY: "choose another name",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ELOOP: "choose another name",
-    errno.EACCES: "choose another place, or change its rights",
-    errno.EPERM: "choose another place, or change its rights",
+    errno.EACCES: "choose another place, or change its permissions",
+    errno.EPERM: "choose another place, or change its permissions",
     errno.EROFS: "choose another place",
 }
 # No room: a full disk, a quota, or the largest file that is allowed.
@@ -34,7 +34,7 @@ class Fault(NamedTuple):
     """How a command ends.
 
     Attributes:
-        line: What is wrong, and the way out.
+        line: What is wrong, and what to do.
         code: The exit code.
     """
 
@@ -43,12 +43,12 @@ class Fault(NamedTuple):
 
 
 def expected(error: Exception, command: str, words: list[str]) -> Fault | None:
-    """The line and the exit code of an error; None for one of the program.
+    """The line and exit code of an expected error; None for a bug in the program.
 
     Args:
-        error: What ended a command.
-        command: The command's name; empty where there is none.
-        words: The words after it.
+        error: The error that ended a command.
+        command: The command's name; empty if there is none.
+        words: The arguments after it.
     """
     said = _one_line(str(error))
     if isinstance(error, ModuleNotFoundError):
@@ -62,7 +62,7 @@ def expected(error: Exception, command: str, words: list[str]) -> Fault | None:
     if isinstance(error, _of_library("safetensors", "SafetensorError")):
         return Fault(f"{_output(command, words)} cannot be read or written ({said}): {_room(command)}.", WORLD)
     if isinstance(error, (MemoryError, *_of_library("torch", "OutOfMemoryError"))):
-        return Fault(f"there is too little memory ({_short(said) or 'none is left'}): take less at a time.", WORLD)
+        return Fault(f"there is too little memory ({_short(said) or 'none is left'}): process less at a time.", WORLD)
     return None
 
 
@@ -75,12 +75,12 @@ def _of_system(error: OSError, command: str, words: list[str]) -> Fault:
     name = _output(command, words) if file is None else os.fsdecode(file) if isinstance(file, bytes) else str(file)
     if error.errno in _WAYS:
         return Fault(f"{name} cannot be used ({error.strerror}): {_WAYS[error.errno]}.", CALLER)
-    way = _room(command) if error.errno in _FULL else "see to it, then start the same command again"
+    way = _room(command) if error.errno in _FULL else "fix this, then start the same command again"
     return Fault(f"{name} cannot be read or written ({error.strerror}): {way}.", WORLD)
 
 
 def _output(command: str, words: list[str]) -> str:
-    """What a command writes, as far as the command line names it."""
+    """The output of a command, as named on the command line."""
     return word_after("--to", words, "") or f"a file of `nystrom {command}`"
 
 
@@ -89,7 +89,7 @@ def _room(command: str) -> str:
 
 
 def _of_library(library: str, name: str) -> tuple[type[BaseException], ...]:
-    """The class of a library that was imported; nothing for another."""
+    """The class of a library if it was imported; otherwise empty."""
     module = sys.modules.get(library)
     return () if module is None else (getattr(module, name),)
 

@@ -1,4 +1,4 @@
-"""The command that measures how near methods are to exact attention in a user's model, on texts of the user's."""
+"""The command that measures how close methods are to exact attention in a user's model, on the user's texts."""
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -23,20 +23,21 @@ class InspectOptions:
     """Options of `nystrom inspect`.
 
     Attributes:
-        model: Folder of an encoder with its tokenizer, of transformers or of this library.
-        texts: Text files like those that the model will read, compressed or not.
-        methods: Methods with their sizes, such as nystrom-64 performer-256; Nyström attention with 64, 128 and 256
-            landmarks, and near_far in two sizes, if none is named.
-        length: Tokens of a text; the model's positions, but at most 512, if not given.
-        num_texts: Texts of that length, spread evenly over the files.
-        num_queries: Queries sampled per text and layer; more of them give narrower intervals.
-        whole_model: Also compare hidden states and predictions, the only part that takes more than linear time.
+        model: Folder of an encoder (of transformers or of this library) with its tokenizer.
+        texts: Text files like those that the model will read; may be compressed.
+        methods: Methods with their sizes, such as nystrom-64 performer-256. Default: Nyström attention with 64, 128 and
+            256 landmarks, and near_far in two sizes.
+        length: Tokens per text. Default: the model's positions, but at most 512.
+        num_texts: Number of texts, spread evenly over the files.
+        num_queries: Queries sampled per text and layer; more give narrower intervals.
+        whole_model: Also compare hidden states and predictions of the whole model; the only part that takes more than
+            linear time.
         budget: Largest relative error of the hidden states, such as .05: chooses the cheapest method for each layer
-            among those named, or the usual ones and exact attention (softmax), and writes plan.json.
+            among those given (default: the usual ones and exact attention, softmax), and writes plan.json.
         seed: Seed of the sample.
-        threads: Threads on the CPU; torch's choice if not given.
-        device: Where to run; "auto" takes a GPU if there is one.
-        to: Folder for rows.csv, verdict.txt, the figures and plan.json; nothing is written if not given.
+        threads: CPU threads. Default: torch's choice.
+        device: Device; "auto" uses a GPU if there is one.
+        to: Folder for rows.csv, verdict.txt, the figures and plan.json. Without it nothing is written.
     """
 
     model: Path
@@ -59,9 +60,9 @@ def inspect(asked: InspectOptions) -> None:
     """Measure how close methods are to exact attention in a model: by layer, by head, and for the whole model.
 
     Raises:
-        ValueError: A model that no method can serve, texts that are too short, an unknown method, a folder that
-            holds files of these names, or a budget that no method meets, or that is given without a folder for the
-            plan or for a model whose layers a plan cannot name.
+        ValueError: A model that no method supports, texts that are too short, an unknown method, a folder that already
+            holds such files, or a budget that no method meets, that lacks a folder for the plan, or whose plan could
+            not name the model's layers.
     """
     model, budget, to = asked.model, asked.budget, asked.to
     from nystrom_lab.report.plots.canvas import FORMATS, house_style, save_figure
@@ -70,7 +71,7 @@ def inspect(asked: InspectOptions) -> None:
     if budget is not None:
         check_positive("budget", budget)
         if to is None:
-            raise ValueError(f"budget is {budget:g}, and the plan for it goes into a folder: name one with --to.")
+            raise ValueError(f"budget is {budget:g}, and its plan is written to a folder: name one with --to.")
     if to is not None:
         for name in (
             "rows.csv",

@@ -1,9 +1,9 @@
-"""The command line: find the command, and end well.
+"""The command line: find and run a command, and report errors.
 
 A command is a line of `COMMANDS`: its words, what it does, and the function in `nystrom_lab.cli` that does it. Options
-and help come from the signature and docstring of the function that a command calls. A mistake of the caller
-ends with one line and exit code 2, a fault of the world with one line and 1 (`nystrom_lab.cli.faults`); an error of the
-program keeps its traceback.
+and help come from the signature and docstring of the function that a command calls. A user error ends with one line and
+exit code 2, a system error with one line and exit code 1 (`nystrom_lab.cli.faults`); a bug in the program keeps its
+traceback.
 """
 
 import difflib
@@ -24,8 +24,8 @@ class Command(NamedTuple):
 
     Attributes:
         summary: What it does, in a few words.
-        act: Parses the rest of the line and acts.
-        lasting: It leaves files even where none is named, so it goes on where nobody reads what it prints.
+        act: Parses the remaining arguments and runs the command.
+        lasting: Whether it writes files even if none is named, and so continues when its output is closed.
     """
 
     summary: str
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        The exit code: 0, 1 for a fault of the world, 2 for a mistake of the caller, 130 for an interruption.
+        The exit code: 0, 1 for a system error, 2 for a user error, 130 for an interruption.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     for name, command in COMMANDS.items():
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answer(words: list[str]) -> int:
-    """Answer what is no command: the version, the commands, or what they might have been."""
+    """Handle words that are not a command: print the version or the commands, or suggest one."""
     if words == ["--version"]:
         from nystrom import __version__
 
@@ -65,14 +65,14 @@ def _answer(words: list[str]) -> int:
 
 
 def _hint(words: list[str]) -> str:
-    """The command whose words are nearest to as many of these, or those with the same first word; empty if none is."""
+    """A suggestion: the command closest to these words, or those with the same first word; empty if there is none."""
     family = [name for name in COMMANDS if name.split()[0] == words[0]]
     heads = {name: " ".join(words[: len(name.split())]) for name in family or (*COMMANDS, "--version")}
     likeness = {name: difflib.SequenceMatcher(None, name, head).ratio() for name, head in heads.items()}
     name = max(likeness, key=likeness.__getitem__)
     if likeness[name] >= (0.8 if family else 0.6):
         return f" Perhaps you meant 'nystrom {name}'."
-    return f" With {words[0]} begin {', '.join(map(repr, family))}." if family else ""
+    return f" Commands of {words[0]}: {', '.join(map(repr, family))}." if family else ""
 
 
 def _guarded(act: Callable[[list[str]], int | None], name: str, words: list[str]) -> int:
@@ -112,33 +112,35 @@ COMMANDS: dict[str, Command] = {
     "finetune": Command(
         "fine-tune an encoder on GLUE, IMDB or labelled texts of your own", train.finetune_model, lasting=True
     ),
-    "predict": Command("classify texts with a model that was fine-tuned", train.predict_texts),
+    "predict": Command("classify texts with a fine-tuned model", train.predict_texts),
     "evaluate mlm-sop": Command("measure a pretrained model on held-out documents", train.evaluate_pretrained),
     "evaluate": Command("measure a trained model on a task", train.evaluate_model),
-    "data prepare listops": Command("draw ListOps' expressions, or read the published ones", data.prepare_listops_data),
+    "data prepare listops": Command(
+        "generate ListOps expressions, or read the published ones", data.prepare_listops_data
+    ),
     "data prepare text": Command(
         "prepare IMDB reviews, or labelled texts of your own, as bytes", data.prepare_text_files
     ),
     "data prepare retrieval": Command(
         "prepare pairs of papers, or of your own texts, as bytes", data.prepare_retrieval_files
     ),
-    "data prepare image": Command("prepare CIFAR-10 as gray pixels", data.prepare_image_files),
+    "data prepare image": Command("prepare CIFAR-10 as grayscale pixels", data.prepare_image_files),
     "data prepare pathfinder": Command(
-        "draw Pathfinder's pictures, or read the published ones", data.prepare_pathfinder_data
+        "generate Pathfinder images, or read the published ones", data.prepare_pathfinder_data
     ),
     "data prepare mlm-sop": Command(
         "prepare raw texts for pretraining on masked words and sentence order", data.prepare_mlm_sop_texts
     ),
     "data show": Command("show samples of a prepared task", data.show_data),
     "data verify": Command("compare the files of a prepared folder with their checksums", data.verify_data),
-    "tokenizer train": Command("train a tokenizer of word pieces on raw texts", data.train_tokenizer_on),
+    "tokenizer train": Command("train a WordPiece tokenizer on raw texts", data.train_tokenizer_on),
     "lra run": Command(
-        "train methods on the tasks of the Long Range Arena, several runs at a time", train.lra_run, lasting=True
+        "train methods on the tasks of the Long Range Arena, several runs in parallel", train.lra_run, lasting=True
     ),
-    "lra status": Command("show the progress of these runs, or of the trials of a search", train.lra_status),
-    "lra table": Command("accuracies of these runs over seeds, beside those of the two papers", train.lra_table),
-    "lra curves": Command("accuracies of these runs over the time of training (Fig. 2 of Skyformer)", train.lra_curves),
-    "lra overhead": Command("time of a training step beside one of a bare loop", train.lra_overhead),
+    "lra status": Command("show the progress of these runs, or of a hyperparameter search", train.lra_status),
+    "lra table": Command("accuracies of these runs over seeds, compared with the two papers", train.lra_table),
+    "lra curves": Command("accuracies of these runs over training time (Fig. 2 of Skyformer)", train.lra_curves),
+    "lra overhead": Command("time of a training step, compared with a bare loop", train.lra_overhead),
     "fill-mask": Command("fill in the [MASK] of a text with a masked language model", models.fill_masks),
     "inspect": Command(
         "measure how close methods are to exact attention in your model, on your texts", inspection.inspect_encoder
@@ -146,39 +148,41 @@ COMMANDS: dict[str, Command] = {
     "convert": Command(
         "make a Nyströmformer from a BERT or RoBERTa, or give a model more positions", models.convert_model
     ),
-    "export": Command("write a model as ONNX, for any batch and length", models.export_model),
+    "export": Command("export a model to ONNX, for any batch size and length", models.export_model),
     "methods": Command("list the attention methods and their options", studies.list_methods),
     "reproduce": Command(
-        "run a table, a figure or a claim of the papers by name", reproduce.reproduce_study, lasting=True
+        "reproduce a table, figure or claim of the papers by name", reproduce.reproduce_study, lasting=True
     ),
     "bench efficiency": Command(
-        "time and memory of attention over the length (Table 1 of Nyströmformer)",
+        "time and memory of attention by length (Table 1 of Nyströmformer)",
         studies.bench_efficiency,
         lasting=True,
     ),
     "bench model": Command(
-        "time and memory of a whole encoder over the length, exact attention and others",
+        "time and memory of a whole encoder by length, with exact attention and others",
         studies.bench_model,
         lasting=True,
     ),
     "bench plan": Command("estimate a long-sequence training step on GPUs, against ring attention", studies.bench_plan),
     "bench ranks": Command(
-        "time, memory and bytes of a sequence cut over processes, beside one process", studies.bench_ranks, lasting=True
+        "time, memory and traffic of a sequence split across processes, against one process",
+        studies.bench_ranks,
+        lasting=True,
     ),
     "bench runs": Command(
-        "compare methods in several runs, with medians and spread over the runs", studies.bench_runs, lasting=True
+        "compare methods over several runs, with medians and spread", studies.bench_runs, lasting=True
     ),
     "bench pretraining": Command(
-        "tokens per second of pretraining beside transformers' own loop", studies.bench_pretraining, lasting=True
+        "tokens per second of pretraining, against transformers' own loop", studies.bench_pretraining, lasting=True
     ),
     "bench training": Command(
         "time and memory of a training step (Table 2 of Skyformer)", studies.bench_training, lasting=True
     ),
-    "report efficiency": Command(
-        "table and plot of rows that were measured before", studies.report_study("efficiency")
+    "report efficiency": Command("table and plot of measured rows", studies.report_study("efficiency")),
+    "report model": Command("table and plot of measured rows of whole encoders", studies.report_study("model")),
+    "report ranks": Command(
+        "table and plot of measured rows of sequences across processes", studies.report_study("ranks")
     ),
-    "report model": Command("the same for rows of whole encoders", studies.report_study("model")),
-    "report ranks": Command("the same for rows of sequences over processes", studies.report_study("ranks")),
-    "report study": Command("print or draw the rows of a study of nystrom reproduce again", reproduce.report_gathered),
-    "report training": Command("the same for rows of training steps", studies.report_study("training")),
+    "report study": Command("table and plot of the rows of a study of nystrom reproduce", reproduce.report_gathered),
+    "report training": Command("table and plot of measured rows of training steps", studies.report_study("training")),
 }

@@ -1,4 +1,4 @@
-"""Commands whose options are those of a method too."""
+"""Commands that also take the options of a method."""
 
 import inspect
 from collections.abc import Callable, Collection
@@ -23,16 +23,16 @@ def arguments_with_method(
 ) -> dict[str, Any]:
     """Parse a command line as `arguments_of` does, with the options of the method that --attention names.
 
-    The function's argument `options` becomes --options.num-landmarks and the like; it gets those that were given.
+    The function's argument `options` becomes --options.num-landmarks and the like, and receives those that were given.
 
     Args:
-        function: The function whose arguments are wanted; it has `options`.
+        function: The function whose arguments are parsed; it takes `options`.
         words: The words after the command's name.
         name: The command's name.
-        default: The method where none is named.
-        also: Words that may stand for a method, and have no options.
-        flat: Whether the options stand by themselves, as --num-landmarks; the function's own arguments come first.
-        **replaced: Parameters that the command line shows in another form.
+        default: The method if none is given.
+        also: Words accepted in place of a method, which have no options.
+        flat: Whether the options have no prefix, as in --num-landmarks; on a conflict the function's own arguments win.
+        **replaced: Parameters that take another form on the command line.
 
     Raises:
         UsageError: An option or value that is missing, unknown or wrong.
@@ -65,7 +65,7 @@ def arguments_with_method(
 
 
 def word_after(flag: str, words: list[str], default: str) -> str:
-    """The word that a command line gives for an option, before it is parsed."""
+    """The value of an option on an unparsed command line."""
     for word, following in pairwise([*words, ""]):
         if word == flag and following:
             return following
@@ -75,7 +75,7 @@ def word_after(flag: str, words: list[str], default: str) -> str:
 
 
 def attention_of(model: str) -> str:
-    """The method of a model of this library that a run starts from; nystrom where there is none."""
+    """The method of a model of this library that a run starts from; nystrom if there is none."""
     import json
 
     config = Path(model) / "config.json"

@@ -42,13 +42,13 @@ class FillMaskOptions:
     """Options of `nystrom fill-mask`.
 
     Attributes:
-        text: The text; may hold several masks.
+        text: The text, with one or more masks.
         model: Folder of a masked language model with its tokenizer, in this library's format or the published one.
-        file: A file with one text per line in place of `text`; - reads standard input.
+        file: A file with one text per line, instead of `text`; - reads standard input.
         top_k: Words per mask.
-        json: Print one JSON object per word rather than tables.
-        batch_size: Lines at a time; changes nothing but speed and memory.
-        device: Where to run; "auto" takes a GPU if there is one.
+        json: Print one JSON object per word instead of tables.
+        batch_size: Lines per batch; affects only speed and memory.
+        device: Device; "auto" uses a GPU if there is one.
     """
 
     text: str | None = None
@@ -66,7 +66,7 @@ def fill_mask(asked: FillMaskOptions) -> None:
     """Fill in the [MASK] of a text, or of each line of a file.
 
     Raises:
-        ValueError: Both a text and a file, or neither, or a file that is missing or no UTF-8 text.
+        ValueError: Both a text and a file, or neither, or a file that is missing or not UTF-8 text.
     """
     text, file = asked.text, asked.file
     if (text is None) == (file is None):
@@ -109,6 +109,6 @@ def _lines(text: str | None, file: Path | None, check: Callable[[Iterable[str]],
             try:
                 total = check(opened)
             except UnicodeDecodeError as error:
-                raise ValueError(f"{file} is no UTF-8 text ({error}).") from error
+                raise ValueError(f"{file} is not UTF-8 text ({error}).") from error
             opened.seek(0)
             yield Progress("fill-mask", total, unit="lines", shown=not sys.stdout.isatty()).over(opened)

@@ -1,4 +1,4 @@
-"""The command that runs the studies of the papers by name."""
+"""The command that reproduces the papers' results by name."""
 
 from pathlib import Path
 from shutil import get_terminal_size
@@ -33,25 +33,25 @@ def reproduce_study(words: list[str]) -> None:
     ) -> None:
         """Run a table, a figure or a claim of the papers as a study: rows, figures, tables and a verdict.
 
-        The same command goes on where it was interrupted.
+        The same command continues an interrupted study.
 
         Args:
-            name: Name of the study, as --list prints it.
+            name: Name of the study, from --list.
             list: Print the studies: what each shows, its source, what it needs, its minutes, and whether it was run.
             all: Run every study that needs no training and can run here, in about half an hour of one thread, and write
                 the page of all of them, index.html. Those that train are run by their names; the page shows them once
                 they were.
             size: "small", minutes on two cores, or "paper", the paper's setting in full.
-            model: Folder of an encoder in Hugging Face format; all-MiniLM-L6-v2 of nystrom[real] if not given.
-            texts: Files of prose, compressed or not; the reference of the Python language if not given.
-            data: Folder with the data of tasks in folders of their names: data/text, data/mlm, data/mrpc ...
-            runs: Folder of the trained runs of `nystrom lra run`; skyformer-figure-2 takes a file of their curves too.
-            precision: What the studies that pretrain and fine-tune train in at size "small": float32 is faster where
-                the processor multiplies bfloat16 no faster.
-            threads: Threads on the CPU. Most matrices of the studies are small, and slower with more.
-            to: Folder of the results; each study has its own inside.
-            on: "local", or "slurm": a job for each study, on the cluster that this machine submits to.
-            slurm: What each job asks for.
+            model: Folder of an encoder in Hugging Face format. Default: all-MiniLM-L6-v2 of nystrom[real].
+            texts: Text files, may be compressed. Default: the Python language reference.
+            data: Folder with the data of each task in a subfolder of its name: data/text, data/mlm, data/mrpc ...
+            runs: Folder of finished runs of `nystrom lra run`; skyformer-figure-2 also takes a file of their curves.
+            precision: Precision in which the pretraining and fine-tuning studies train at size "small"; float32 is
+                faster on processors without fast bfloat16.
+            threads: CPU threads. Most matrices of the studies are small, and slower with more threads.
+            to: Folder of the results, with a subfolder for each study.
+            on: "local", or "slurm": one job per study, on the cluster of this machine.
+            slurm: Resources of each job.
         """
 
     asked = arguments_of(reproduce, words, "reproduce", name=positional(reproduce, "name"))
@@ -133,7 +133,7 @@ def _check_sources(asked: dict[str, Any]) -> None:
 
 
 def _in_jobs(studies: "list[Job]", asked: dict[str, Any]) -> dict[str, str]:
-    """Measure studies in jobs of a cluster, if that is asked for; those that failed, and why."""
+    """Run studies as cluster jobs, if requested; returns those that failed, and why."""
     if asked["on"] == "local":
         return {}
     from nystrom_lab.studies.reproduce.jobs import measure_in_jobs
@@ -157,11 +157,11 @@ def report_gathered(words: list[str]) -> None:
         """Print the tables of a study of `nystrom reproduce` from its rows, as Markdown.
 
         Args:
-            file: Rows, of this study or of several.
+            file: File of rows, of this study or of several.
             study: Its name.
-            table: Number of the only table to print, from 1; all if not given.
+            table: Number of a single table to print, from 1. Default: all.
             verdicts: Also print the claims, and whether the rows agree with them.
-            figure: File to draw the study's first figure to, .png or .svg; none is drawn if not given.
+            figure: File for the study's first figure, .png or .svg. Default: no figure.
         """
         if figure is not None:
             check_figure(figure)
@@ -171,7 +171,7 @@ def report_gathered(words: list[str]) -> None:
         if table is not None:
             check_at_least("table", table, 1)
             if table > len(tables):
-                raise ValueError(f"table is {table} but {study} has {len(tables)}: take one of these.")
+                raise ValueError(f"table is {table} but {study} has {len(tables)}: choose one of these.")
             tables = tables[table - 1 : table]
         print(tables_markdown(tables), end="")
         if verdicts:

@@ -1,7 +1,7 @@
-"""Standard streams that are closed, broken or full.
+"""Handle standard streams that are closed, broken or full.
 
-A command that leaves files goes on where nobody reads what it prints: `nystrom finetune ... | head -1` trains to the
-end. Any other ends as soon as it cannot print.
+A command that writes files continues when its output is closed: `nystrom finetune ... | head -1` trains to the end. Any
+other command ends as soon as it cannot print.
 """
 
 import io
@@ -13,23 +13,23 @@ from typing import Any, TextIO
 
 
 class ClosedOutput(OSError):
-    """What a command prints has nowhere to go."""
+    """The output of a command cannot be written."""
 
 
 class _Closed(io.TextIOBase):
-    """In place of a standard output that was closed before the command began."""
+    """Replaces a standard output that was closed before the command began."""
 
     def write(self, text: str, /) -> int:
-        """Raise: there is nowhere to write to."""
+        """Raise, since there is nowhere to write to."""
         raise ClosedOutput("standard output is closed, and this command prints: send it to a file, or to /dev/null.")
 
 
 class _Stream(io.FileIO):
-    """A stream of the system that leads nowhere from when it cannot be written.
+    """A system stream that discards its output once writing has failed.
 
     Args:
-        descriptor: Its number.
-        lasting: Say so, and raise nothing.
+        descriptor: Its file descriptor.
+        lasting: Whether to report this instead of raising.
     """
 
     def __init__(self, descriptor: int, *, lasting: bool):
@@ -37,7 +37,7 @@ class _Stream(io.FileIO):
         self.lasting = lasting
 
     def write(self, content: Any, /) -> int:
-        """Write to the stream, or nowhere."""
+        """Write to the stream, or discard the content."""
         try:
             return super().write(content)
         except OSError as error:
@@ -54,10 +54,10 @@ class _Stream(io.FileIO):
 
 @contextmanager
 def standing_streams(*, lasting: bool) -> Iterator[None]:
-    """Streams that a command can print to, whatever they were.
+    """Give a command streams that it can print to, whatever their state.
 
     Args:
-        lasting: The command goes on where it cannot print.
+        lasting: Whether the command continues when it cannot print.
     """
     before = sys.stdout, sys.stderr
     # Files that are opened later must not take the numbers of closed streams: what others print would go into them.

@@ -1,4 +1,4 @@
-"""Commands that measure, and that print what was measured."""
+"""Commands that measure, and print measurements."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -14,11 +14,10 @@ def list_methods(words: list[str]) -> None:
     from nystrom_lab.report.methods import MethodLine, methods_markdown, methods_text
 
     def methods(markdown: bool = False) -> None:
-        """Print the attention methods: what each is, its options, its time, its exact limit, what it can and cannot
-        do, and its source.
+        """Print the attention methods: a summary of each, its options, cost, exact limit, capabilities and source.
 
         Args:
-            markdown: As a Markdown table, without the options and what they can do.
+            markdown: As a Markdown table, without options and capabilities.
         """
         lines = []
         for name, method in METHODS.items():
@@ -36,7 +35,7 @@ def list_methods(words: list[str]) -> None:
 
 
 def bench_efficiency(words: list[str]) -> None:
-    """Measure attention over the length."""
+    """Measure attention by length."""
     from nystrom_lab.report import check_place, show_study
     from nystrom_lab.studies.speed.efficiency import run_efficiency
 
@@ -70,7 +69,7 @@ def bench_training(words: list[str]) -> None:
 
 
 def bench_model(words: list[str]) -> None:
-    """Measure a whole encoder over the length."""
+    """Measure a whole encoder by length."""
     from nystrom_lab.report import check_place, show_study
     from nystrom_lab.studies.speed.whole_model.lengths import run_model
 
@@ -81,7 +80,7 @@ def bench_model(words: list[str]) -> None:
 
 
 def bench_pretraining(words: list[str]) -> None:
-    """Measure pretraining beside transformers' own loop."""
+    """Compare pretraining with transformers' own loop."""
     from nystrom_lab.studies.pretraining.speed import run_pretraining_speed
 
     arguments = arguments_of(run_pretraining_speed, words, "bench pretraining")
@@ -98,7 +97,7 @@ def bench_plan(words: list[str]) -> None:
 
 
 def bench_ranks(words: list[str]) -> None:
-    """Measure a sequence over processes."""
+    """Measure a sequence across processes."""
     from nystrom_lab.report.tables import print_study
     from nystrom_lab.studies.parallel.ranks import run_ranks
 
@@ -108,7 +107,7 @@ def bench_ranks(words: list[str]) -> None:
 
 
 def report_study(study: str) -> Callable[[list[str]], None]:
-    """The command that prints and draws rows of a study."""
+    """The command that prints and plots the rows of a study."""
 
     def act(words: list[str]) -> None:
         from nystrom_lab.measure.rows import read_rows
@@ -125,15 +124,15 @@ def report_study(study: str) -> Callable[[list[str]], None]:
             paper: bool = False,
             figure: Path | None = None,
         ) -> None:
-            """Print the table of measured rows again, and draw them.
+            """Print the table of measured rows, and plot them.
 
             Args:
-                file: Rows that `nystrom bench` wrote.
+                file: File of rows, written by `nystrom bench`.
                 markdown: Print the table as Markdown.
-                only: Quantities to print, such as "forward time"; all if not given.
-                paper: Print ratios beside those that the paper printed, as Markdown.
-                figure: File to draw to, .png or .svg, of those that exist only a figure of nystrom; none is drawn if
-                    not given.
+                only: Quantities to print, such as "forward time". Default: all.
+                paper: Print ratios next to those printed in the paper, as Markdown.
+                figure: File for the plot, .png or .svg; an existing file is replaced only if nystrom drew it. Default:
+                    no plot.
             """
             if figure is not None:
                 check_figure(figure)
@@ -160,7 +159,7 @@ def report_study(study: str) -> Callable[[list[str]], None]:
 
 
 def _way_out(file: Path, study: str) -> str:
-    """What prints rows of this study, after a colon; empty if no command does."""
+    """The command that prints rows of this study, after a colon; empty if there is none."""
     from nystrom_lab.studies.reproduce.catalogue import CATALOGUE
 
     if study in ("efficiency", "model", "ranks", "training"):

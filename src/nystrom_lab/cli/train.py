@@ -1,4 +1,4 @@
-"""Commands that train, pretrain and fine-tune models, one or a grid, and that score them."""
+"""Commands that train, pretrain, fine-tune and evaluate models, singly or in a grid."""
 
 import inspect
 import sys
@@ -17,7 +17,7 @@ def train_model(words: list[str]) -> None:
 
 
 def pretrain_model(words: list[str]) -> None:
-    """Pretrain an encoder: on the inputs of the task that the first word names, or else on prepared texts."""
+    """Pretrain an encoder: on the inputs of a task if the first word names one, else on prepared texts."""
     if words and not words[0].startswith("-"):
         _pretrain_on_task(words)
         return
@@ -28,7 +28,7 @@ def pretrain_model(words: list[str]) -> None:
 
 
 def _pretrain_on_task(words: list[str]) -> None:
-    """Train an encoder on masked tokens of the inputs of a task, which the first word names."""
+    """Train an encoder on masked tokens of the inputs of the task that the first word names."""
     from nystrom.checks import check_names
     from nystrom_lab.data.lra.facts import LRA
     from nystrom_lab.training.train import train
@@ -80,7 +80,7 @@ def predict_texts(words: list[str]) -> None:
 
 
 def evaluate_model(words: list[str]) -> None:
-    """Score a model."""
+    """Evaluate a model."""
     from nystrom_lab.training.train import evaluate
 
     row = evaluate(**arguments_of(evaluate, words, "evaluate", task=positional(evaluate, "task")))
@@ -89,7 +89,7 @@ def evaluate_model(words: list[str]) -> None:
 
 
 def evaluate_pretrained(words: list[str]) -> None:
-    """Score a pretrained model."""
+    """Evaluate a pretrained model."""
     from nystrom_lab.training.pretrain.pretrain import evaluate_mlm_sop
 
     for row in evaluate_mlm_sop(**arguments_of(evaluate_mlm_sop, words, "evaluate mlm-sop")):
@@ -111,11 +111,11 @@ def lra_run(words: list[str]) -> None:
 
 
 def lra_status(words: list[str]) -> None:
-    """Print how far the runs of a grid are."""
+    """Print the progress of the runs of a grid."""
     from nystrom_lab.training.grid.status import status_lines
 
     def status(folder: Path) -> None:
-        """Print how far each run of `nystrom lra run`, or trial of `nystrom finetune --search`, is, and its job.
+        """Print the progress and job of each run of `nystrom lra run`, or trial of `nystrom finetune --search`.
 
         Args:
             folder: Folder of the runs.
@@ -132,12 +132,12 @@ def lra_table(words: list[str]) -> None:
     from nystrom_lab.report.lra.tables import lra_markdown, print_lra
 
     def table(files: tuple[Path, ...], *, time: bool = False, memory: bool = False, markdown: bool = False) -> None:
-        """Print the accuracies of runs beside those of the two papers, or what the runs took.
+        """Print the accuracies of runs compared with the two papers, or their time and memory.
 
         Args:
-            files: Rows of `nystrom lra run` or `nystrom train`.
-            time: Hours of training in place of accuracies, beside those of Table 2 of Skyformer.
-            memory: Gigabytes of peak memory in place of accuracies, or beside the hours.
+            files: Files of rows of `nystrom lra run` or `nystrom train`.
+            time: Print hours of training instead of accuracies, compared with Table 2 of Skyformer.
+            memory: Print gigabytes of peak memory instead of accuracies, or next to the hours.
             markdown: As Markdown.
         """
         if not files:
@@ -157,7 +157,7 @@ def lra_table(words: list[str]) -> None:
 
 
 def lra_curves(words: list[str]) -> None:
-    """Draw the curves of a grid."""
+    """Plot the curves of a grid."""
     from nystrom.whole_files import check_new
     from nystrom_lab.report.lra.curves import Axis, Shown, draw_lra_curves, gather_curves
 
@@ -169,14 +169,14 @@ def lra_curves(words: list[str]) -> None:
         over: Axis = "seconds",
         gather: Path | None = None,
     ) -> None:
-        """Draw the curves of the runs of `nystrom lra run`.
+        """Plot the curves of the runs of `nystrom lra run`.
 
         Args:
             sources: Folder of the runs, a file that --gather wrote, or several of them.
-            figure: File to draw to, .png or .svg; of those that exist only a figure of nystrom is drawn anew.
-            quantity: "accuracy" or "loss" on the validation split, or "gradient-norm", before it is clipped.
-            over: "seconds" of training, or "steps".
-            gather: CSV file to write the curves of all runs in the folder to, which must not exist yet.
+            figure: File for the plot, .png or .svg; an existing file is replaced only if nystrom drew it.
+            quantity: "accuracy" or "loss" on the validation split, or "gradient-norm", before clipping.
+            over: Horizontal axis: "seconds" of training, or "steps".
+            gather: CSV file to write the curves of all runs in the folder to; must not exist yet.
         """
         if not sources:
             raise ValueError("no source is named; expected the folder of `nystrom lra run`, or files of --gather.")
@@ -194,7 +194,7 @@ def lra_curves(words: list[str]) -> None:
 
 
 def lra_overhead(words: list[str]) -> None:
-    """Time a step beside one of a bare loop."""
+    """Compare the time of a step with that of a bare loop."""
     from nystrom_lab.studies.speed.overhead import run_overhead
 
     for row in run_overhead(**arguments_of(run_overhead, words, "lra overhead")):

@@ -1,1 +1,1 @@
-"""Tasks of the two papers: `lra` makes and opens them, `sources` reads what users hold, `store` keeps prepared sets."""
+"""Tasks of the two papers: `lra` makes and opens them, `sources` reads users' files, `store` keeps prepared data."""

@@ -23,7 +23,7 @@ def write_grid(pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], t
         to: File to write; its name ends in .png.
 
     Raises:
-        ValueError: There is nothing to draw, the name has another ending, or the file is there and is no picture of
+        ValueError: There is nothing to draw, the name has another ending, or the file exists and is not a picture of
             this project.
         OSError: The file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Look at samples of a prepared data set: texts and the like are printed, pictures are drawn as a grid."""
+"""Show samples of a prepared data set: texts are printed, images are drawn as a grid."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,15 +32,15 @@ def show(task: str, data: Path, *, split: str = "train", count: int = 4, to: Pat
     Args:
         task: Which task.
         data: Its prepared folder.
-        split: One of train, val and test.
+        split: train, val or test.
         count: How many samples.
-        to: Where a task of pictures writes them, as PNG.
+        to: PNG file to write, for image tasks.
 
     Yields:
-        What is to be printed.
+        Text to print.
 
     Raises:
-        ValueError: The task is unknown, the folder holds no data of it, or `to` does not suit the task.
+        ValueError: The task is unknown, the folder holds no data of it, or `to` does not match the task.
     """
     check_names("task", [task], [*SPLIT_OF, MlmSop.task])
     if count < 1:
@@ -88,7 +88,7 @@ def _draw(samples: PictureSplit, numbers: Sequence[int], to: Path | None) -> str
 
 
 def _readable(tokens: NDArray[np.int16]) -> str:
-    """Give the beginning of a text in one line; bytes that are not UTF-8 are shown by their numbers."""
+    """The beginning of a text on one line; invalid UTF-8 bytes are shown as numbers."""
     text = (tokens[:SHOWN_TOKENS] - 1).astype(np.uint8).tobytes().decode("utf-8", errors="backslashreplace")
     return _printable(text) + (" ..." if tokens.size > SHOWN_TOKENS else "")
 

@@ -1,1 +1,1 @@
-"""One measurement is one row; the clock and the memory that rows are measured by."""
+"""Measurements as rows, with the clock and memory measures behind them."""

@@ -1,10 +1,10 @@
-"""What one call computes and holds, counted rather than timed: the same on every machine.
+"""Operation and memory counts of one call, which are the same on every machine.
 
 **Multiplications** are those of matrix products, fused attention, convolutions, distances and linear systems, forward
 and, where the call has one, backward. torch's `FlopCounterMode` counts two operations for each and lacks some of these;
 their formulas are here. Not counted: arithmetic that takes one step for each number of its result (exponentials, sums,
-scalings), and decompositions (singular values, eigenvalues). What is counted is the work that is done: a convolution
-that is computed as a product with a band of zeros counts as that product.
+scalings), and decompositions (singular values, eigenvalues). The work actually done is counted: a convolution that is
+computed as a product with a band of zeros counts as that product.
 
 **Stored numbers** are the peak of what the call holds at one time beyond its inputs, the result included, in numbers
 of one dtype; masks and indices count by their bytes.
@@ -81,11 +81,11 @@ def count_multiplications(call: Callable[[], object]) -> int:
     """Multiplications of one call.
 
     Args:
-        call: What to count; the shapes of its tensors decide, not their values.
+        call: Function to count; only the shapes of its tensors matter, not their values.
 
     Raises:
-        ValueError: It runs an operator whose work is not known: one that is not torch's own, such as a Triton kernel,
-            or one that inverts or solves in a way that has no formula here.
+        ValueError: It runs an operator without a known count: one outside of torch, such as a Triton kernel, or an
+            inversion or solver without a formula here.
     """
     with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter, _KnownOperators():
         call()
@@ -95,12 +95,12 @@ def count_multiplications(call: Callable[[], object]) -> int:
 def count_stored_numbers(
     call: Callable[[], object], *, dtype: torch.dtype = torch.float32, device: torch.device = _CPU
 ) -> int:
-    """The most numbers that one call holds at a time, beyond what was there before.
+    """The peak count of numbers that one call holds, beyond what was allocated before.
 
     Args:
-        call: What to measure.
-        dtype: What counts as one number.
-        device: Where it computes.
+        call: Function to measure.
+        dtype: The dtype of one number.
+        device: Device on which it computes.
     """
     return peak_bytes(call, device) // dtype.itemsize
 

@@ -1,4 +1,4 @@
-"""The most memory that this process has held, what a run needs to fit; and what its allocator was told.
+"""The peak memory of this process, which a run must fit in, and the settings of its allocator.
 
 On an accelerator this is what torch's allocator had given out at one moment; on the CPU it is what the system counts as
 resident, including the interpreter, the libraries and mapped data.
@@ -25,7 +25,7 @@ _ALLOCATOR = (
 
 
 def allocator() -> str:
-    """What the environment tells the allocator, such as "MALLOC_TRIM_THRESHOLD_=8589934592"; "default" for nothing.
+    """The allocator settings in the environment, such as "MALLOC_TRIM_THRESHOLD_=8589934592"; "default" for nothing.
 
     A large tensor is otherwise new memory from the system at each call, whose pages are cleared first.
     """

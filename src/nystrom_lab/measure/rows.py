@@ -1,15 +1,14 @@
 """One measurement is one row; rows live in CSV files.
 
 A row says what was measured (study, quantity, method, value, unit, spread), at which sizes, on what (device, dtype),
-with what (torch version, commit) and how (command, seed, date). What was not measured has the value NaN and a note that
+with what (torch version, commit) and how (command, seed, date). A missing measurement has the value NaN and a note that
 says why. In a file None is an empty cell and NaN is `nan`; numbers are written in full, so that reading gives back what
 was written.
 
 A file has one header: the columns that all rows have, then one for each further fact, such as `layer` or `task`, that
-one of its rows has; other rows leave it empty. `pandas.read_csv` takes such a file as it is. Rows are appended a group
-at a time, by any number of processes: each holds a lock on the file while it replaces it by a longer one, so that a
-process that is killed leaves whole groups. For a last line without an end, reading and appending raise an error that
-names file and line.
+one of its rows has; other rows leave it empty. `pandas.read_csv` takes such a file as it is. Rows are appended in
+groups, by any number of processes: each locks the file while it replaces it by a longer one, so a killed process leaves
+only complete groups. If the last line has no line end, reading and appending raise an error that names file and line.
 
 Needs the standard library only, so that tables and plots of rows need no torch.
 """
@@ -44,25 +43,25 @@ class Row:
     Attributes:
         study: Name of the study, such as "efficiency".
         quantity: What was measured, such as "forward time".
-        method: What it was measured of, such as "nystrom-64".
-        value: The number; NaN where it was not measured.
+        method: The method that was measured, such as "nystrom-64".
+        value: The number; NaN if it was not measured.
         unit: Its unit, such as "ms"; "" for a pure number.
-        low: Lower end of the spread; None where there is none. The study says which spread it is.
+        low: Lower end of the spread; None if there is none. The study defines the spread.
         high: Upper end of the spread.
         repeats: Number of measurements.
-        n: Tokens; None where there are none.
-        m: Landmarks, features or another size that the method names; None where there is none.
+        n: Number of tokens; None if not applicable.
+        m: Landmarks, features or other size of the method; None if not applicable.
         dtype: Such as "float32".
-        seed: Of the random inputs; None where nothing was drawn.
+        seed: Seed of the random inputs; None if nothing was drawn.
         device: Name of the processor or accelerator.
-        torch: Version of torch; "" where it is not installed.
+        torch: Version of torch; "" if it is not installed.
         commit: Short hash of the checkout that holds the package, "+dirty" where tracked files were changed; ""
             outside of git.
         date: Day of the measurement, ISO 8601, UTC.
-        command: What measured it.
+        command: The command that measured it.
         note: Why it was not measured; otherwise "".
-        facts: What else it is of, by name, such as {"b": "1", "layer": "3"}: columns of their own. Values become text;
-            those that are None or "" are left out.
+        facts: Further facts by name, such as {"b": "1", "layer": "3"}, stored in columns of their own. Values become
+            text; those that are None or "" are left out.
 
     Raises:
         ValueError: A fact has the name of another column.
@@ -102,11 +101,11 @@ class Row:
         return " ".join(f"{name}={value}" for name, value in self.facts.items())
 
     def fact(self, name: str) -> str:
-        """A fact; "" where the row does not have it."""
+        """A fact; "" if the row does not have it."""
         return self.facts.get(name, "")
 
     def with_facts(self, **facts: Any) -> "Row":
-        """The row with further facts, or with others of these names; None takes one away."""
+        """The row with facts added or replaced; None removes one."""
         return replace(self, facts={**self.facts, **facts})
 
 
@@ -138,10 +137,10 @@ def new_row(
 
     Args:
         study: See `Row` for this and all that follow.
-        value: The number; NaN where it was not measured, with a note.
-        facts: What else it is of, by name; those that are None are left out.
+        value: The number; NaN if it was not measured, with a note.
+        facts: Further facts by name; those that are None are left out.
         device: Name of the processor or accelerator; `cpu_name()` for this machine's processor.
-        command: What measured it; None means the command that started this process, without the machine's folders.
+        command: The command that measured it; None means the command that started this process, without local paths.
         note: Why it was not measured.
 
     Raises:
@@ -175,9 +174,10 @@ def new_row(
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Append rows to a CSV file, all or none of them; the file and its folder are made where they are missing.
+    """Append rows to a CSV file, all or none; the file and its folder are created if missing.
 
-    Many processes may append to a file at once, on machines that share it too where locks work there; on Windows one.
+    Many processes may append to a file at once, also on machines that share it if locks work there; on Windows only
+    one.
 
     Raises:
         ValueError: The file has another header or ends in the middle of a line, or its folder cannot be written.
@@ -196,7 +196,7 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as a CSV file, in place of those that are there; its folder is made where it is missing.
+    """Write rows as a CSV file, replacing existing ones; its folder is created if missing.
 
     Raises:
         ValueError: Its folder cannot be written.
@@ -207,7 +207,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def _columns_of(rows: Iterable[Row], columns: Sequence[str]) -> tuple[str, ...]:
-    """These columns, and one for each fact of the rows that is not among them."""
+    """These columns, and one for each further fact of the rows."""
     return tuple(dict.fromkeys([*columns, *(name for row in rows for name in row.facts)]))
 
 
@@ -228,7 +228,7 @@ def _csv(lines: Iterable[Sequence[str]]) -> bytes:
 
 @contextmanager
 def _held(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for as long as no other process holds it; an empty one is made where it is missing."""
+    """Open and lock a file; an empty one is created if missing."""
     while True:
         with path.open("ab+") as file:
             if sys.platform != "win32":
@@ -241,10 +241,10 @@ def _held(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows of a CSV file that `append_rows` wrote.
+    """Read the rows of a CSV file written by `append_rows`.
 
     Raises:
-        ValueError: The file is missing, foreign or cut off; the message names the file and the line.
+        ValueError: The file is missing, not a file of rows, or truncated; the message names the file and the line.
     """
     path = Path(path)
     if not path.is_file():
@@ -263,7 +263,7 @@ def _parsed(path: Path, content: bytes) -> list[Row]:
 
 
 def check_rows(path: Path) -> None:
-    """Check, before the work, that rows can be written to a file: its folder, and that it is new or holds rows.
+    """Check, before the work, that rows can be written to a file: it is new or holds rows, in a writable folder.
 
     Raises:
         ValueError: They cannot; the message names the folder, or the file and the line.
@@ -274,7 +274,7 @@ def check_rows(path: Path) -> None:
 
 
 def started_as() -> str:
-    """The command that started this process: the program's name, and its arguments without the machine's folders."""
+    """The command that started this process: the program's name, and its arguments without local paths."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     # `python -m nystrom_lab` and `torchrun -m nystrom_lab` are the same command.
     program = "nystrom" if program == "__main__.py" else program
@@ -332,7 +332,7 @@ def _commit() -> str:
 
 
 def _columns(path: Path, content: bytes) -> tuple[str, ...]:
-    """The columns of a file of rows; an error for another header, and for a last line that has no end."""
+    """The columns of a file of rows; raises for another header, and for an incomplete last line."""
     first = content.partition(b"\n")[0].decode("utf-8", errors="replace").rstrip("\r")
     try:
         columns = next(csv.reader([first]), [])
@@ -342,11 +342,11 @@ def _columns(path: Path, content: bytes) -> tuple[str, ...]:
     if columns[: len(HEADER)] != list(HEADER) or len(set(columns)) < len(columns) or "" in columns:
         raise ValueError(
             f"{path}, line 1 is {first[:80]!r}; expected the header {','.join(HEADER)}, and columns of facts after it: "
-            "it is no file of rows, or one of another version. Choose another file."
+            "it is not a file of rows, or one of another version. Choose another file."
         )
     if not content.endswith(b"\n"):
         lines = content.count(b"\n") + 1
-        raise ValueError(f"{path}, line {lines} has no end: writing it was interrupted. Delete that line and go on.")
+        raise ValueError(f"{path}, line {lines} has no end: writing it was interrupted. Delete that line and continue.")
     return tuple(columns)
 
 

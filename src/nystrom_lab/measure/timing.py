@@ -16,7 +16,7 @@ def timed_rows(
         method: The method.
         taken: Its seconds in each turn.
         exact: Those of exact attention.
-        quantities: What the rows call the time and the ratio.
+        quantities: Names of the time and the ratio in the rows.
         **shared: The other fields of both, as for `new_row`.
     """
     milliseconds = quartiles([1e3 * each for each in taken])

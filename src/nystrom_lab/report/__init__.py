@@ -1,4 +1,4 @@
-"""Tables and plots of rows: reads what the studies measured, measures nothing, needs no torch."""
+"""Tables and plots of measured rows. Measures nothing and needs no torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +7,11 @@ from nystrom_lab.measure.rows import Row
 
 
 def check_place(study: str, folder: Path) -> None:
-    """Check, before the work, that `show_study` will write over nothing: pictures beside rows of a study are its own.
+    """Check, before the work, that `show_study` will overwrite nothing: pictures next to rows of a study are its own.
 
     Args:
         study: Name of the study.
-        folder: Where it will write.
+        folder: Folder that it will write to.
 
     Raises:
         ValueError: A file that this project did not draw.
@@ -24,11 +24,11 @@ def check_place(study: str, folder: Path) -> None:
 
 
 def show_study(rows: Sequence[Row], folder: Path) -> None:
-    """Print the table of a study, and draw it beside its rows as PNG and SVG.
+    """Print the table of a study, and plot it next to its rows as PNG and SVG.
 
     Args:
         rows: What `run_efficiency`, `run_model` or `run_training` in `nystrom_lab.studies.speed` returned.
-        folder: Where it wrote its rows, such as efficiency.csv; efficiency.png and efficiency.svg go there too.
+        folder: Folder of its rows, such as efficiency.csv; efficiency.png and efficiency.svg are written there as well.
     """
     from nystrom_lab.report.plots.study import draw_study
     from nystrom_lab.report.tables import print_study

@@ -11,11 +11,11 @@ class StudyLine(NamedTuple):
     Attributes:
         name: Its name.
         shows: What it shows.
-        source: Where the papers have it.
-        needs: What the small size needs; "" for nothing.
-        paper_needs: What the paper's size needs in addition.
-        minutes: Of the small size on two cores; "" where it was not measured.
-        state: Whether it was run, and at what size.
+        source: Its place in the papers.
+        needs: Requirements of the small size; "" for none.
+        paper_needs: Additional requirements of the paper's size.
+        minutes: Minutes of the small size on two cores; "" if not measured.
+        state: Whether it was run, and at which size.
     """
 
     name: str
@@ -28,7 +28,7 @@ class StudyLine(NamedTuple):
 
 
 def catalogue_text(lines: Sequence[StudyLine], width: int) -> str:
-    """The studies as text, a block each, no line wider than `width` where words allow it."""
+    """The studies as text, one block each, wrapped to `width` where possible."""
     return "\n".join(_block(line, width) for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""What studies found, on the terminal and as one page: every figure, table, setting and verdict.
+"""The results of studies, on the terminal and as one page: every figure, table, setting and verdict.
 
 The page is one HTML file with its pictures inside, written from the summaries and figures in the folders of the
 studies; nothing is measured.
@@ -49,14 +49,14 @@ dd { margin: 0 0 .1rem 7.5rem; overflow-wrap: anywhere; }
 
 
 def check_gallery(path: Path) -> None:
-    """Check, before the work, that the page can be written: the file is new, or such a page.
+    """Check, before the work, that the page can be written: the file is new, or is such a page.
 
     Raises:
         ValueError: It is something else.
     """
     if os.path.lexists(path) and not (path.is_file() and _HEAD.encode() in path.read_bytes()):
         raise ValueError(
-            f"{path} is there already, and is no page of nystrom reproduce: name another folder, or remove it first."
+            f"{path} already exists and is not a page of nystrom reproduce: name another folder, or remove it first."
         )
 
 
@@ -64,7 +64,7 @@ def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path:
     """Write the page of studies.
 
     Args:
-        folders: Folders of studies, by name; one without a summary yet is left out.
+        folders: Folders of studies, by name; those without a summary are left out.
         missing: Why studies were not run, by name.
         path: The file.
     """
@@ -106,7 +106,7 @@ def print_summary(summary: Summary, folder: Path) -> None:
 
 
 def print_verdicts(summaries: Sequence[Summary]) -> None:
-    """Print every claim of some studies with its verdict, a line each, and how many there are of each."""
+    """Print every claim of some studies with its verdict, one per line, and the count of each verdict."""
     from rich.console import Console
 
     verdicts = [(summary.name, verdict) for summary in summaries for verdict in summary.verdicts]

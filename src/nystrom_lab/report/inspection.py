@@ -1,4 +1,4 @@
-"""What the rows of an inspection say, in words: which layers a method serves, and what to change at what cost.
+"""The results of an inspection in words: for which layers a method works, and what to change at what cost.
 
 A layer is served well where the mean relative error of its heads is at most a tenth, and badly where it is above three
 tenths; these are rules of thumb. What decides is the error of the hidden states after the last layer, and the share of
@@ -36,7 +36,7 @@ def layer_and_head(row: Row) -> tuple[int, int]:
 
 
 def layer_errors(rows: Sequence[Row]) -> dict[str, dict[int, tuple[float, float, float]]]:
-    """By method and layer the mean error of the heads, and the means of the ends of their intervals."""
+    """The mean error of the heads by method and layer, with the means of their interval ends."""
     heads: dict[str, dict[int, list[Row]]] = {}
     for row in rows:
         if row.quantity == ERROR:
@@ -58,7 +58,7 @@ def inspection_text(rows: Sequence[Row], *, model: str) -> str:
     """The verdict on a model, at most 80 columns wide.
 
     Args:
-        rows: Of one inspection.
+        rows: Rows of one inspection.
         model: Name of the model.
 
     Raises:
@@ -86,11 +86,11 @@ def inspection_text(rows: Sequence[Row], *, model: str) -> str:
 
 
 def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
-    """What a plan for a budget is, and what takes it, at most 80 columns wide.
+    """A description of a plan for a budget, and how to use it, at most 80 columns wide.
 
     Args:
         said: The layers and their methods.
-        found: What the plan rests on, `nystrom.attention.plan.AttentionPlan.found`.
+        found: The measurements behind the plan, `nystrom.attention.plan.AttentionPlan.found`.
         file: Where it is.
     """
     mean, exact = found["mean ms of a layer's attention"], found["ms of a layer's attention"]["softmax"]
@@ -112,7 +112,7 @@ def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
 
 
 def _layer_tables(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
-    """Errors of layers, with the halves of their intervals, beside what exact attention looks like."""
+    """Errors of layers, with half-widths of their intervals, next to properties of exact attention."""
     lines = ["Error of each layer's output, mean over heads (± half the interval at 95 %)"]
     groups: list[list[str]] = [[]]
     for name in errors:

@@ -1,4 +1,4 @@
-"""What studies found, as two pages in Markdown: the claims with their figures, and the tables behind them."""
+"""The results of studies as two Markdown pages: the claims with their figures, and the tables behind them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ def gallery_markdown(
     Args:
         summaries: What the studies found.
         missing: Why others were not run, by name.
-        takes: What the paper's size of a study takes, by name.
+        takes: Requirements of the paper's size of a study, by name.
         pictures: The folder of the figures, as the page links to it.
         tables: The page of the tables, as this one links to it.
     """

@@ -18,8 +18,8 @@ class MethodLine:
         exact_limit: When it equals what it approximates.
         source: Paper.
         options: Its options with their defaults.
-        can: What it can do that not all methods can.
-        cannot: What it cannot do; that raises.
+        can: Capabilities that not all methods have.
+        cannot: Unsupported capabilities, which raise.
     """
 
     name: str
@@ -33,7 +33,7 @@ class MethodLine:
 
 
 def methods_text(lines: Sequence[MethodLine], width: int) -> str:
-    """The methods as text, a block each, no line wider than `width` where words allow it."""
+    """The methods as text, one block each, wrapped to `width` where possible."""
     blocks = []
     for line in lines:
         facts = {

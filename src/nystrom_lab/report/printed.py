@@ -1,4 +1,4 @@
-"""What the two papers printed: accuracies, in percent, and ratios of instability scores, by the names of the registry.
+"""The numbers printed in the two papers: accuracies in percent, and ratios of instability scores, by registry name.
 
 Accuracies in the Long Range Arena: Table 3 of Xiong et al. (2021), arXiv:2102.03902, and Table 1 of Chen et al. (2021),
 arXiv:2111.00035, which gives means over three seeds. Neither says how far they move with the seed.

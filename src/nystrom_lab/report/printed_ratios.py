@@ -1,4 +1,4 @@
-"""The times and memory that the two papers printed, and how measured ratios compare with theirs.
+"""The times and memory printed in the two papers, and the comparison of measured ratios with theirs.
 
 Absolute numbers of other machines say little; ratios against exact attention that stores its n x n matrix, the papers'
 first row, are what both can be compared in. Table 1 of Nyströmformer prints its ratios, and they are given as printed,
@@ -87,7 +87,7 @@ class Compared:
 
 
 def compare_with_paper(rows: Sequence[Row]) -> list[Compared]:
-    """Ratios of the rows beside those of the paper whose table they remeasure.
+    """Ratios of the rows next to those of the corresponding table of the paper.
 
     Args:
         rows: Of the study "efficiency" (its forward passes are compared) or "training".

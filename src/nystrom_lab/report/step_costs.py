@@ -1,4 +1,4 @@
-"""What training steps over ranks cost on paper, for the terminal and as a Markdown table."""
+"""Estimated costs of training steps across ranks, for the terminal and as a Markdown table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _HEADS = ("tokens", "GPUs", "attention", "compute", "attention sends", "all comm
 
 @dataclass(frozen=True)
 class StepCost:
-    """A training step of one sequence over ranks.
+    """A training step of one sequence across ranks.
 
     Attributes:
         tokens: Tokens of the sequence.
@@ -18,10 +18,10 @@ class StepCost:
         attention: Name of the attention.
         compute: Seconds.
         sent: Bytes that a rank sends for attention, in all layers, forward and backward.
-        communication: Seconds, weights' gradients and latencies included.
-        step: Seconds of both, of the longer where they overlap.
+        communication: Seconds, including weight gradients and latencies.
+        step: Seconds of both, or of the longer one if they overlap.
         memory: Bytes of a rank.
-        fits: The memory is there.
+        fits: Whether it fits in memory.
     """
 
     tokens: int

@@ -1,4 +1,4 @@
-"""What a study found, as one JSON file beside its rows: tables, verdicts, figures and the setting.
+"""The results of a study as one JSON file next to its rows: tables, verdicts, figures and the setting.
 
 The page of all studies is written from these files alone, see `nystrom_lab.report.gallery`.
 """
@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
 
 
 def verdict_counts(verdicts: Sequence[Verdict]) -> str:
-    """How many claims agree, do not, and cannot be told, in a few words; "" for none."""
+    """How many claims agree, do not agree, or cannot be decided, in a few words; "" for none."""
     words = {True: ("agrees", "agree"), False: ("does not", "do not"), None: ("unknown", "unknown")}
     counts = {which: sum(verdict.agrees is which for verdict in verdicts) for which in words}
     return ", ".join(f"{count} {words[which][count > 1]}" for which, count in counts.items() if count)
@@ -44,22 +44,22 @@ def verdict_counts(verdicts: Sequence[Verdict]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a study found.
+    """The results of a study.
 
     Attributes:
         name: Name of the study.
         shows: What it shows, in a sentence.
-        source: Where the papers have it.
+        source: Its place in the papers.
         size: "small" or "paper".
         setting: What was measured, by name: the model, the texts, the sizes.
-        differs: How this differs from the paper's setting; "" where it does not.
+        differs: How this differs from the paper's setting; "" if it does not.
         tables: The tables.
         verdicts: The verdicts.
         figures: Names of the figures' files, those that end in .png.
         rows: How many rows were measured.
         provenance: Device, dtype, version of torch, commits and dates of the rows.
         command: What measured them.
-        minutes: How long the measurements took, all sittings together.
+        minutes: Total duration of the measurements.
     """
 
     name: str
@@ -96,7 +96,7 @@ def write_summary(summary: Summary, folder: Path, name: str = SUMMARY) -> None:
 
 
 def read_summary(folder: Path, name: str = SUMMARY) -> Summary | None:
-    """The summary of a study in a folder; None where there is none.
+    """The summary of a study in a folder; None if there is none.
 
     Raises:
         ValueError: The file is damaged, or of another version.
@@ -111,5 +111,5 @@ def read_summary(folder: Path, name: str = SUMMARY) -> Summary | None:
         return Summary(**values)
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is no summary of a study ({error}): run the study again, which writes it anew from its rows."
+            f"{path} is not a summary of a study ({error}): run the study again, which rewrites it from its rows."
         ) from error

@@ -14,11 +14,11 @@ class Table(NamedTuple):
     """A table of text.
 
     Attributes:
-        title: What it shows; "" where nothing has to be said.
+        title: Its title; "" for none.
         heads: Heads of the columns.
         lines: Cells of each line; on the terminal a single cell is a heading of those below, and a line whose first
             cell begins with a blank is dimmed.
-        left: The first columns, as many as this, are words; all others are numbers.
+        left: Number of leading columns that hold words; all others hold numbers.
         notes: Below the table.
     """
 
@@ -35,7 +35,7 @@ def markdown_table(heads: Sequence[str], lines: Iterable[Sequence[str]], *, left
     Args:
         heads: Heads of the columns.
         lines: Cells of each line.
-        left: The first columns, as many as this, are aligned to the left, all others to the right.
+        left: Number of leading columns aligned to the left; all others are aligned to the right.
 
     Raises:
         ValueError: A line with another number of cells than there are columns.
@@ -54,11 +54,11 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def print_table(table: Table, console: "Console | None" = None) -> None:
-    """Print a table with every word and number whole: where the terminal is narrower, lines go beyond it.
+    """Print a table without breaking words and numbers: on a narrower terminal, lines are longer than it.
 
     Args:
         table: The table.
-        console: Where to; None means standard output.
+        console: Output; None means standard output.
     """
     from rich import box
     from rich.console import Console

@@ -42,7 +42,7 @@ def print_study(rows: Sequence[Row], console: "Console | None" = None) -> None:
 
     Args:
         rows: Rows of one study.
-        console: Where to; None means standard output.
+        console: Output; None means standard output.
 
     Raises:
         ValueError: No rows, or rows of another study.
@@ -132,12 +132,12 @@ def _column(row: Row) -> str:
 
 
 def _quantity(row: Row) -> str:
-    """What was measured, without the task."""
+    """The quantity, without the task."""
     return row.quantity.partition(" ")[2] if row.study == "training" else row.quantity
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
-    """Lengths in their order, tasks as they come."""
+    """Lengths in ascending order, tasks as they come."""
     studies = {row.study for row in rows}
     if len(studies) != 1 or not studies <= set(STUDIES):
         raise ValueError(
@@ -149,7 +149,7 @@ def _columns(rows: Sequence[Row]) -> list[str]:
 
 
 def _title(rows: Sequence[Row]) -> str:
-    """What all rows share: the facts in common, dtype, device, torch, date."""
+    """Common to all rows: shared facts, dtype, device, torch, date."""
     common = [f"{name}={value}" for name, value in rows[0].facts.items() if {row.fact(name) for row in rows} == {value}]
     shared = [
         (row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date) for row in rows
@@ -164,7 +164,7 @@ def _spread(rows: Sequence[Row]) -> str:
 
 
 def _footnotes(rows: Sequence[Row]) -> list[str]:
-    """What the numbers are, and why some are missing."""
+    """Notes on what the numbers are, and why some are missing."""
     timed = max((row.repeats for row in rows if "time" in row.quantity and row.method != FLOOR), default=0)
     calls = "steps" if rows[0].study == "training" else "calls"
     kind = calls if rows[0].study == "ranks" else f"interleaved {calls}"

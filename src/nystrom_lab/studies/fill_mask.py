@@ -50,7 +50,7 @@ def _plan(setting: Setting) -> Plan:
             "and its weights as safetensors, with --model."
         )
     if not folder.is_dir():
-        raise ValueError(f"--model {folder} is no folder; expected one with config.json and safetensors.")
+        raise ValueError(f"--model {folder} is not a folder; expected one with config.json and safetensors.")
     with no_file_bars():
         config = EncoderConfig.from_pretrained(folder)
     if not any("ForMaskedLM" in name for name in config.architectures or ()):

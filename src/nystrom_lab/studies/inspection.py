@@ -1,4 +1,4 @@
-"""An inspection as rows: one for each number, with its interval where it is estimated."""
+"""An inspection as rows: one per number, with its interval if it is an estimate."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,7 +34,7 @@ def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row
 
     Args:
         found: The inspection.
-        device: Where it ran; None means this machine's processor.
+        device: The device; None means this machine's processor.
     """
     sizes = {each.name: each.size for each in found.candidates}
     blank = new_row(
@@ -86,8 +86,8 @@ def plan_rows(plan: AttentionPlan, blank: Row) -> list[Row]:
     """The error and the time of a plan as rows.
 
     Args:
-        plan: What `choose_plan` gave.
-        blank: A row of the inspection; where and on what it was measured is the plan's, too.
+        plan: A plan from `choose_plan`.
+        blank: A row of the inspection, for the device and settings of the plan.
     """
     found = plan.found
     mine = replace(blank, method=PLAN, m=None, low=None, high=None, unit="", note="", facts={})

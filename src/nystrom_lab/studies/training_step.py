@@ -10,14 +10,14 @@ Batch = dict[str, Tensor]
 
 
 class TrainingStep:
-    """A model in training mode with its optimizer, and steps of it.
+    """A model in training mode with its optimizer, and its training steps.
 
     Args:
-        model: The model; what it returns has a loss. It is trained where it is.
-        optimizer: Of its weights.
-        precision: float32, or what autocast computes in.
-        clip_norm: Most norm of all gradients together; 0 for any.
-        clip_value: Most size of an entry of a gradient; None for any.
+        model: The model; its output has a loss. It is trained in place.
+        optimizer: The optimizer of its weights.
+        precision: float32, or the dtype of autocast.
+        clip_norm: Maximum norm of all gradients together; 0 for no clipping.
+        clip_value: Maximum size of an entry of a gradient; None for no clipping.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class TrainingStep:
         self.device = next(model.parameters()).device
 
     def backward(self, batch: Batch) -> Tensor:
-        """Clear the gradients and compute those of a batch, which is on the device of the model; gives the loss."""
+        """Clear the gradients and compute those of a batch on the model's device; returns the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, DTYPES[self.precision], enabled=self.precision != "float32"):
             loss = self.model(**batch).loss
@@ -50,7 +50,7 @@ class TrainingStep:
         self.optimizer.step()
 
     def step(self, batch: Batch) -> Tensor:
-        """Take a step; gives the loss."""
+        """Take a step; returns the loss."""
         loss = self.backward(batch)
         self.update()
         return loss

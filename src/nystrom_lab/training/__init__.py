@@ -1,1 +1,1 @@
-"""Training and evaluation: presets as Python values, and the only room that uses the training engine."""
+"""Training and evaluation: presets as Python values, and the only package that uses the training engine."""

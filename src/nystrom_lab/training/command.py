@@ -30,11 +30,11 @@ def option_words(named: Mapping[str, object]) -> list[str]:
 
 
 def asked_words(asked: Any, *, options: str = "options.") -> list[str]:
-    """The options of a command that are not their defaults, as words; and those that shape a result in any case.
+    """The non-default options of a command, as words, plus those that always affect the result.
 
     Args:
-        asked: An instance of the command's class of options; an argument without a flag is not among the words.
-        options: What stands before the options of the method.
+        asked: An instance of the command's options class; positional arguments are left out.
+        options: Prefix of the options of the method.
     """
     named: dict[str, Any] = {}
     for name, parameter in signature_of(type(asked)).parameters.items():
@@ -66,10 +66,10 @@ def train_words(
 
     Args:
         settings: Settings of the run.
-        data: Its data, as the user named them.
-        columns: Where the user's own files hold texts and labels.
+        data: Its data, as given by the user.
+        columns: Columns of texts and labels in the user's own files.
         to: Its folder.
-        threads: Threads on the CPU; None for torch's choice.
+        threads: CPU threads; None for torch's choice.
     """
     named: dict[str, object] = {"attention": settings.attention, "preset": settings.preset, "seed": settings.seed}
     # What a preset has takes its value written out, be it True or, of a method's option, None.

@@ -1,6 +1,6 @@
-"""The encoder that a training starts from: its settings come with it, and its weights go into the model of the run.
+"""The encoder that a training starts from: the run takes over its settings and weights.
 
-Heads are never taken: the encoder may have been trained to predict masked tokens, or to classify.
+Heads are never taken over: the encoder may have been trained to predict masked tokens, or to classify.
 """
 
 from collections.abc import Mapping
@@ -32,13 +32,13 @@ class StartEncoder(StartModel):
     """A saved encoder of this library.
 
     Attributes:
-        preset: Name of the preset that it was trained with; None where no run is around its folder.
+        preset: Name of the preset that it was trained with; None if its folder is not in a run.
     """
 
     preset: str | None
 
     def settings(self) -> dict[str, Any]:
-        """What else of its settings a training can choose, by the names of arguments."""
+        """Its other settings that a training can choose, by argument name."""
         names = ("positions", "rotary_share", "rotary_across_heads", "feed_forward", "design")
         taps = self.config.short_conv_kernel_size or 0
         return {name: getattr(self.config, name) for name in names} | {"short_conv_kernel_size": taps}
@@ -57,17 +57,17 @@ class StartEncoder(StartModel):
         )
 
     def positions(self, base: Preset, of_data: int | None) -> int | None:
-        """The positions of the model: the encoder's, or those of longer data where it has no weight for each.
+        """The positions of the model: the encoder's, or those of longer data if it has no weights per position.
 
         Args:
             base: The preset.
-            of_data: Positions that the data need, or were asked for; None for the preset's.
+            of_data: Positions that the data need or the user requested; None for the preset's.
 
         Returns:
             None for those of the preset.
 
         Raises:
-            ValueError: Another length was asked for than that of its weights.
+            ValueError: The requested length differs from that of its weights.
         """
         own, fixed = self.config.max_position_embeddings, self._fixed
         if fixed and of_data is not None and not LRA[base.task].any_size and of_data != own:
@@ -81,7 +81,7 @@ class StartEncoder(StartModel):
 
     @property
     def _fixed(self) -> str:
-        """What of it has a weight for each position; "" for nothing."""
+        """The part of it that has weights per position; "" for none."""
         if self.config.positions == "learned":
             return "a table of"
         return f"projections ({self.config.attention}) of" if has_longest(self.config.attention) else ""
@@ -90,7 +90,7 @@ class StartEncoder(StartModel):
         """Check that its attention sees sequences of this length.
 
         Args:
-            longest: Tokens, that of the class included; None for those of its preset.
+            longest: Tokens, including the class token; None for those of its preset.
 
         Raises:
             ValueError: Its projections are shorter.
@@ -99,20 +99,20 @@ class StartEncoder(StartModel):
         if longest is not None and isinstance(own, int) and own < longest:
             raise ValueError(
                 f"model {self.folder} has projections ({self.config.attention}) of {own} positions, but sequences would"
-                f" have {longest}, the token of the class included: take another pooling than 'cls', or pretrain "
+                f" have {longest}, including the class token: use another pooling than 'cls', or pretrain "
                 f"another encoder with --options.max-length {longest}."
             )
 
     def check(self, base: Preset, given: Mapping[str, object]) -> None:
-        """Check that it is an encoder for a task and preset, and that nothing which was asked for contradicts it.
+        """Check that it is an encoder for a task and preset, and that no requested setting contradicts it.
 
         Args:
             base: The preset.
-            given: Settings of the encoder that were asked for, by the names of arguments, options of the method as
-                "options.NAME"; None for those that were not.
+            given: Requested settings of the encoder, by argument name, options of the method as "options.NAME"; None if
+                not given.
 
         Raises:
-            ValueError: The first that does not fit, by name and number.
+            ValueError: The first mismatch; the message names it and its value.
         """
         config, words = self.config, LRA[base.task].vocab_size
         if config.vocab_size != words:
@@ -138,10 +138,10 @@ class StartEncoder(StartModel):
 
 
 def find_encoder(folder: Path) -> StartEncoder:
-    """Read what a folder says of its encoder.
+    """Read the encoder of a folder.
 
     Raises:
-        ValueError: The folder holds no model, one of another kind, or no whole safetensors.
+        ValueError: The folder holds no model, another kind of model, or no complete safetensors.
     """
     start = find_start(folder, kinds=[EncoderConfig.model_type])
     run = folder.parent / "run.json"

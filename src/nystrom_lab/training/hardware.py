@@ -1,4 +1,4 @@
-"""The device and the precision of a run, and the processes that share it.
+"""The device and precision of a run, and its processes.
 
 torch is imported only where it is needed, so that reading the choices costs nothing.
 """
@@ -16,7 +16,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def usable_device(device: str) -> Device:
-    """The device to run on: "auto" means an accelerator where there is one.
+    """The device to run on: "auto" means an accelerator if there is one.
 
     Raises:
         ValueError: Another word, or an accelerator that is not available.
@@ -27,7 +27,7 @@ def usable_device(device: str) -> Device:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is 'cuda', but torch finds none here: take 'cpu' or 'auto'.")
+        raise ValueError("device is 'cuda', but torch finds none here: use 'cpu' or 'auto'.")
     return cast("Device", device)
 
 
@@ -45,7 +45,7 @@ def usable_precision(precision: str, device: str, *, has_bfloat16: bool | None =
     check_choice("precision", precision, get_args(Precision))
     if precision == "float16" and device == "cpu":
         raise ValueError(
-            "precision is 'float16' but device is 'cpu', which trains without loss scaling: take 'bfloat16'."
+            "precision is 'float16' but device is 'cpu', which trains without loss scaling: use 'bfloat16'."
         )
     if device == "cpu":
         return cast("Precision", "float32" if precision == "auto" else precision)
@@ -54,15 +54,15 @@ def usable_precision(precision: str, device: str, *, has_bfloat16: bool | None =
 
         has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bfloat16" and not has_bfloat16:
-        raise ValueError("precision is 'bfloat16', but this GPU does not compute in it: take 'float16' or 'float32'.")
+        raise ValueError("precision is 'bfloat16', which this GPU does not support: use 'float16' or 'float32'.")
     return cast("Precision", ("bfloat16" if has_bfloat16 else "float32") if precision == "auto" else precision)
 
 
 def visible_gpus(count: int | None = None) -> list[str]:
-    """The GPUs that this process may use, in the words of CUDA_VISIBLE_DEVICES.
+    """The GPUs that this process may use, in the notation of CUDA_VISIBLE_DEVICES.
 
     Args:
-        count: How many torch sees; torch is asked if it is not given.
+        count: Number of GPUs; by default, as many as torch sees.
     """
     if count is None:
         import torch
@@ -73,12 +73,12 @@ def visible_gpus(count: int | None = None) -> list[str]:
 
 
 def processes() -> int:
-    """How many processes torchrun started; before they connect, only the environment says so."""
+    """How many processes torchrun started, from the environment, since they may not be connected yet."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def restarts() -> int:
-    """How often torchrun has started these processes anew, after one of them had failed."""
+    """How often torchrun has restarted these processes after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 

@@ -1,8 +1,8 @@
-"""How many positions a model has: those of its preset, as many as larger pictures have pixels, or as was asked.
+"""The number of positions of a model: the preset's, one per pixel of larger images, or as requested.
 
-All samples of a data set of pictures have one size. Where the task comes in sizes (`TaskFacts.any_size`) and they are
-larger than the preset's, the model has a position for each of their pixels, and the option of a method that sets its
-longest sequence follows. Longer samples of other tasks raise an error when they are opened.
+All samples of an image data set have the same size. If the task allows several sizes (`TaskFacts.any_size`) and they
+are larger than the preset's, the model has a position for each of their pixels, and the option of a method that sets
+its longest sequence follows. Longer samples of other tasks raise an error when they are opened.
 """
 
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ _LONGEST = "max_length"
 
 
 def data_positions(preset: Preset, data: Path | None) -> int | None:
-    """The positions that a model needs for data of a larger size than its preset's; None for the preset's.
+    """The positions that a model needs for larger data than its preset's; None for the preset's.
 
     Args:
         preset: The preset.
-        data: A prepared folder; None for the preset's. One that does not exist needs nothing.
+        data: A prepared folder; None for the preset's. A missing folder counts as the preset's.
 
     Raises:
         ValueError: The folder holds no data of the task.
@@ -40,15 +40,15 @@ def data_positions(preset: Preset, data: Path | None) -> int | None:
 
 
 def lengthened(preset: Preset, max_length: int) -> Preset:
-    """A preset for sequences of another length, with data of their own.
+    """The preset for sequences of another length, with its own data folder.
 
     Raises:
-        ValueError: The task has pictures, or no sequence would be so short.
+        ValueError: The task has images, or the length is too short for any sequence.
     """
     facts, data = LRA[preset.task], preset.data
     if facts.pad_token_id is None:
         raise ValueError(
-            f"max_length is {max_length}, but {preset.task} has pictures: leave it out, and name data of another size "
+            f"max_length is {max_length}, but {preset.task} has images: leave it out, and name data of another size "
             "with --data, which the model follows."
         )
     check_at_least("max_length", max_length, data.min_length + 2)
@@ -56,7 +56,7 @@ def lengthened(preset: Preset, max_length: int) -> Preset:
 
 
 def has_longest(attention: str) -> bool:
-    """Whether a method is built for a longest sequence, which its option `max_length` sets.
+    """Whether a method has a fixed maximum length, set by its option `max_length`.
 
     Raises:
         ValueError: An unknown method.
@@ -66,7 +66,7 @@ def has_longest(attention: str) -> bool:
 
 
 def attended(preset: Preset, positions: int | None, pooling: str) -> int | None:
-    """Tokens that attention sees at most, that of the class included; None for the preset's.
+    """Maximum number of tokens that attention sees, including the class token; None for the preset's.
 
     Args:
         preset: The preset.
@@ -81,16 +81,16 @@ def attended(preset: Preset, positions: int | None, pooling: str) -> int | None:
 def fit_options(
     attention: str, options: Mapping[str, object], given: Mapping[str, object], positions: int | None
 ) -> dict[str, Any]:
-    """Options of a method for sequences of so many tokens.
+    """Options of a method for sequences of a given length.
 
     Args:
         attention: The method.
         options: Those of the preset.
         given: Chosen options, which override the preset's.
-        positions: Tokens that attention sees at most, if not the preset's; see `attended`.
+        positions: Maximum number of tokens that attention sees, if not the preset's; see `attended`.
 
     Raises:
-        ValueError: An unknown method, or a chosen longest sequence that is shorter than that.
+        ValueError: An unknown method, or a chosen maximum length that is shorter than that.
     """
     if not has_longest(attention) or positions is None:
         return {**options, **given}
@@ -98,6 +98,6 @@ def fit_options(
     if isinstance(chosen, int) and chosen < positions:
         raise ValueError(
             f"option {_LONGEST} of {attention} is {chosen} but the model sees sequences of {positions} tokens: leave "
-            f"it out, or take {positions} or more."
+            f"it out, or use {positions} or more."
         )
     return {**options, _LONGEST: positions, **given}

@@ -1,4 +1,4 @@
-"""What came of a run that is a trial of a search; its folder keeps it in outcome.json."""
+"""The outcome of a trial of a search, stored in its folder as outcome.json."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -16,11 +16,11 @@ class Outcome:
     """How a trial ended.
 
     Attributes:
-        metric: What the trials are compared by.
-        value: The best on validation; None where the numbers were not finite.
-        step: After which it was reached.
-        seconds: Of training.
-        error: Why the numbers were not finite; "" where they were.
+        metric: The metric by which trials are compared.
+        value: The best value on validation; None if the numbers were not finite.
+        step: The step after which it was reached.
+        seconds: Seconds of training.
+        error: Why the numbers were not finite; "" if they were.
     """
 
     metric: str
@@ -35,12 +35,12 @@ class Outcome:
         return f"validation {self.metric} {self.value:.4f} after step {self.step}, {self.seconds:.0f} s"
 
     def write(self, run: RunFolder) -> None:
-        """Keep it in the folder of the run."""
+        """Save it in the folder of the run."""
         write_whole(run.path / _FILE, json.dumps(asdict(self)) + "\n")
 
 
 def outcome_of(run: RunFolder) -> Outcome | None:
-    """The outcome of a trial; None where it has not ended, or is no trial.
+    """The outcome of a trial; None if it has not ended, or is not a trial.
 
     Raises:
         ValueError: Its file is damaged.
@@ -51,9 +51,9 @@ def outcome_of(run: RunFolder) -> Outcome | None:
     try:
         return Outcome(**json.loads(file.read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{file} is damaged ({error}): delete it, and the trial goes on.") from error
+        raise ValueError(f"{file} is damaged ({error}): delete it to continue the trial.") from error
 
 
 def forget_outcome(run: RunFolder) -> None:
-    """Let a trial be tried again."""
+    """Remove the outcome of a trial, so that it is tried again."""
     (run.path / _FILE).unlink(missing_ok=True)

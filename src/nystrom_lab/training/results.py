@@ -1,10 +1,10 @@
-r"""Results of training and scoring as rows of `nystrom_lab.measure.rows`.
+r"""Results of training and evaluation as rows of `nystrom_lab.measure.rows`.
 
 An accuracy is a share between 0 and 1, and its spread the 95 % interval of Wilson (1927),
 $$\frac{p + z^2 / 2N \pm z \sqrt{p (1 - p) / N + z^2 / 4 N^2}}{1 + z^2 / N},\quad z = 1.96,$$
 which covers other draws of N samples, but not other seeds of training.
 
-A row of a training records the command that reproduces it alone, whether a grid, a script or that command started it.
+A row of a training records the command that reproduces that run by itself, however it was started.
 """
 
 import math
@@ -30,9 +30,8 @@ class Place(NamedTuple):
     Attributes:
         device: "cpu" or "cuda".
         precision: The precision of the computation.
-        seed: Of the training; None where the model came from elsewhere.
-        facts: The preset of the training and what was changed of it, see `setting_facts`; none where the model came
-            from elsewhere.
+        seed: Seed of the training; None for a model from elsewhere.
+        facts: The preset of the training and its changes, see `setting_facts`; none for a model from elsewhere.
         command: The command that produced it; None for the command that started this process.
     """
 
@@ -76,14 +75,14 @@ def result_row(
     """A number that belongs to a trained model.
 
     Args:
-        config: Of the model.
+        config: Configuration of the model.
         quantity: What the number measures.
         value: The number.
         unit: Its unit.
         place: Where it was measured.
         spread: Its spread; the quantity says which.
         repeats: Number of measurements.
-        study: Name of the study; training on the model's task if not given.
+        study: Name of the study. Default: training on the model's task.
         facts: In addition to the sizes of the model.
     """
     method, size = sized_name(config.attention, config.attention_options)
@@ -114,7 +113,7 @@ def result_row(
 
 
 def wilson(share: float, samples: int) -> tuple[float, float]:
-    """The 95 % interval of a share of so many samples."""
+    """The 95 % interval of a share of `samples` samples."""
     z = 1.96
     middle = share + z * z / (2 * samples)
     half = z * math.sqrt(share * (1 - share) / samples + z * z / (4 * samples * samples))

@@ -1,4 +1,4 @@
-"""The settings of one run: a preset, its changes, and where it runs; checked before anything is made."""
+"""The settings of one run: a preset, its changes, and where it runs; checked before anything is created."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,16 +28,16 @@ class Settings(Recipe, Schedule):
         task: Task.
         attention: Method.
         options: Options of the method that differ from its defaults.
-        conv_kernel_size: Taps of the convolution of the values; None for none.
+        conv_kernel_size: Kernel size of the skip convolution of the values; None for none.
         preset: Name of the preset.
-        seed: Of the initial weights, the order of the samples, dropout and the method's draws.
+        seed: Seed of the initial weights, the order of the samples, dropout and the method's draws.
         steps: Steps.
         batch_size: Global batch size: samples per step, over all processes and accumulation steps.
         accumulation: Gradient-accumulation steps.
         processes: Processes.
-        learning_rate: At the end of the warm-up.
+        learning_rate: Peak learning rate, at the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
-        dropout: On the hidden states.
+        dropout: Dropout on the hidden states.
         evaluate_every: Steps between evaluations and checkpoints.
         log_every: Steps between points of the training curve.
         device: "cpu" or "cuda".
@@ -45,11 +45,11 @@ class Settings(Recipe, Schedule):
         positions: Number of positions of the model; None for the preset's.
         compile: Whether the model is compiled.
         share_projections: Whether all layers share the weights of the method.
-        track_error: Whether the curves have the error of attention.
-        mask_share: Share of the tokens that are masked and predicted; 0 where the class is.
-        model: Folder of the encoder that the run starts from; None where it starts from nothing.
+        track_error: Whether the attention error is recorded in the curves.
+        mask_share: Share of the tokens that are masked and predicted; 0 if the class is predicted.
+        model: Folder of the encoder that the run starts from; None if it starts from scratch.
         weights: Checksum of that encoder's weights.
-        context_parallel: Processes that share the tokens of a sample.
+        context_parallel: Processes that split the tokens of each sample (context parallelism).
     """
 
     task: str
@@ -90,7 +90,7 @@ class Settings(Recipe, Schedule):
         if self.pooled_norm != "none" and self.part_size == 1 and self.mask_share == 0:
             raise ValueError(
                 f"pooled_norm is {self.pooled_norm!r}, but a process computes one sample at a time, which has no "
-                "spread: take a larger batch_size or a smaller accumulation, or pooled_norm 'none'."
+                "variance: use a larger batch_size or a smaller accumulation, or pooled_norm 'none'."
             )
         if not 0 <= self.mask_share < 1:
             raise ValueError(f"mask_share is {self.mask_share!r}; expected a number in [0, 1), 0 to learn the class.")
@@ -101,7 +101,7 @@ class Settings(Recipe, Schedule):
         return find_preset(self.task, self.preset).data.max_length if self.positions is None else self.positions
 
     def changes(self) -> dict[str, object]:
-        """The user's changes of the preset: options of the method as "options.NAME", other settings by their name."""
+        """The user's changes to the preset: options of the method as "options.NAME", other settings by name."""
         base = find_preset(self.task, self.preset)
         method = base.methods(self.max_length).get(self.attention, MethodSetting())
         before = fit_options(self.attention, method.options, {}, attended(base, self.positions, self.pooling))
@@ -119,10 +119,10 @@ class Settings(Recipe, Schedule):
         """The model.
 
         Args:
-            classes: Labels of the classes of the data; None for numbers, as many as the task has.
+            classes: Labels of the classes of the data; None for the task's numbers.
 
         Raises:
-            ValueError: An unknown method or option, or a value that the model cannot take.
+            ValueError: An unknown method or option, or a value that the model does not support.
         """
         from nystrom.models import EncoderConfig
 
@@ -176,13 +176,13 @@ def settle(
     shorter interval of evaluation shortens the interval of the curve.
 
     Args:
-        asked: What is asked for; its preset is not None.
+        asked: The requested options; the preset is not None.
         positions: Number of positions of the model, see `nystrom_lab.training.lengths`; None for the preset's.
         start: The encoder that the run starts from, with its settings; None for none.
-        elsewhere: Whether the run is for another machine, whose device is not looked for here.
+        elsewhere: Whether the run is for another machine, so that its device is not checked here.
 
     Raises:
-        ValueError: An unknown name, or a value that cannot be used.
+        ValueError: An unknown name or an invalid value.
     """
     import torch
 
@@ -243,7 +243,7 @@ def settle(
 def _preset_values(
     base: Preset, method: MethodSetting, kind: str | None, steps: int, evaluate_every: int | None
 ) -> dict[str, Any]:
-    """The defaults of a run of a method with this kind of positions, None for the preset's, over so many steps."""
+    """The defaults of a run of a method with this kind of positions (None for the preset's) and number of steps."""
     recipe = {name: getattr(base, name) for name in RECIPE} | {
         "position_kind": method.position_kind or base.position_kind
     }
@@ -262,7 +262,7 @@ def _preset_values(
 
 
 def differences(settings: RunSettings, before: Mapping[str, Any]) -> list[str]:
-    """What differs from the settings of an earlier run, as "name is this here but was that"."""
+    """The differences from the settings of an earlier run, as "name is this here but was that"."""
     # As JSON has them: lists for tuples.
     now = json.loads(json.dumps(asdict(settings)))
     # A run that began before a setting existed had its default.
@@ -276,7 +276,7 @@ def differences(settings: RunSettings, before: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(name: str, settings: Mapping[str, Any]) -> str:
-    """A setting in the user's terms: positions are not chosen, but come with the preset or with the data."""
+    """A setting in the user's terms: positions are not chosen but come from the preset or the data."""
     value = settings.get(name)
     if name != "positions":
         return repr(value)

@@ -1,4 +1,4 @@
-"""What the settings of every training share: how its steps, batches and points of the curve fit together."""
+"""Settings common to all trainings, and checks that steps, batches and points of the curve fit together."""
 
 from collections.abc import Mapping
 from dataclasses import Field
@@ -8,15 +8,15 @@ from nystrom.checks import check_at_least, check_positive, check_seed
 
 
 class Schedule:
-    """Base of the settings of a training, which have these fields among theirs.
+    """Base class of the settings of a training.
 
     Attributes:
         steps: Steps.
         batch_size: Global batch size: samples per step, over all processes and accumulation steps.
-        accumulation: Parts that a process computes its share of a batch in.
+        accumulation: Gradient-accumulation steps.
         processes: Processes.
-        context_parallel: Processes that share the tokens of a sample.
-        learning_rate: At the end of the warm-up.
+        context_parallel: Processes that split the tokens of each sample (context parallelism).
+        learning_rate: Peak learning rate, at the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
         evaluate_every: Steps between evaluations and checkpoints.
         log_every: Steps between points of the training curve.
@@ -43,7 +43,7 @@ class Schedule:
         if self.warmup_steps >= self.steps:
             raise ValueError(
                 f"warmup_steps is {self.warmup_steps} but steps is {self.steps}, so the learning rate would never be "
-                "reached: take a shorter warm-up, or more steps."
+                "reached: use a shorter warm-up, or more steps."
             )
         if self.evaluate_every % self.log_every:
             raise ValueError(
@@ -65,17 +65,17 @@ class Schedule:
 
     @property
     def groups(self) -> int:
-        """Groups of processes that share samples; the processes, where samples are not cut."""
+        """Number of groups of processes that share samples; all processes if samples are not split."""
         return self.processes // self.context_parallel
 
     @property
     def part_size(self) -> int:
-        """Samples that one process takes at a time, of which it may hold a piece."""
+        """Samples per process and accumulation step, of which it may hold a piece."""
         return self.batch_size // (self.groups * self.accumulation)
 
 
 class RunSettings(Protocol):
-    """Settings of a run of any kind: a frozen dataclass, whose fields decide the result."""
+    """Settings of any kind of run: a frozen dataclass whose fields determine the result."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -91,7 +91,7 @@ class RunSettings(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of everything that is drawn."""
+        """Seed of all random draws."""
         ...
 
     @property
@@ -106,12 +106,12 @@ class RunSettings(Protocol):
 
     @property
     def part_size(self) -> int:
-        """Samples that one process takes at a time."""
+        """Samples per process and accumulation step."""
         ...
 
     @property
     def accumulation(self) -> int:
-        """Parts that a process computes its share of a batch in."""
+        """Gradient-accumulation steps."""
         ...
 
     @property
@@ -121,12 +121,12 @@ class RunSettings(Protocol):
 
     @property
     def context_parallel(self) -> int:
-        """Processes that share the tokens of a sample."""
+        """Processes that split the tokens of each sample (context parallelism)."""
         ...
 
     @property
     def learning_rate(self) -> float:
-        """At the end of the warm-up."""
+        """Peak learning rate, at the end of the warm-up."""
         ...
 
     @property
@@ -146,15 +146,15 @@ class RunSettings(Protocol):
 
     @property
     def device(self) -> str:
-        """Where it runs: "cpu" or "cuda"."""
+        """Device: "cpu" or "cuda"."""
         ...
 
     @property
     def precision(self) -> str:
-        """What is computed in: "float32", "bfloat16" or "float16"."""
+        """Precision: "float32", "bfloat16" or "float16"."""
         ...
 
     @property
     def track_error(self) -> bool:
-        """Whether the curves have the error of attention."""
+        """Whether the attention error is recorded in the curves."""
         ...

@@ -1,6 +1,6 @@
-"""How well a model classifies a split: the share of samples whose largest logit is that of their class.
+"""The accuracy of a model on a split: the share of samples whose largest logit is that of their class.
 
-Every sample counts once, also those of the last batch.
+Every sample counts once, including those of the last batch.
 """
 
 import sys
@@ -45,7 +45,7 @@ def score(
     precision: str,
     device: str,
 ) -> Row:
-    """Score a saved model; see `nystrom_lab.training.train.evaluate`."""
+    """Evaluate a saved model; see `nystrom_lab.training.train.evaluate`."""
     wanted = find_task(task)
     folder = prepared_folder(task, data, max_length=positions(model), columns=columns)
     verify(folder, task=task)
@@ -66,13 +66,13 @@ def load_model(folder: Path, task: str, *, classes: Sequence[str]) -> Model:
     """Load a saved model, and check that it is one of the task.
 
     Args:
-        folder: What `save_pretrained` wrote.
+        folder: A folder written by `save_pretrained`.
         task: The task.
-        classes: Labels of the classes of the data. They must be the model's, in the same order; if those of one
-            are only numbers, they are matched by order, with a warning.
+        classes: Labels of the classes of the data. They must be the model's, in the same order; if either side only has
+            numbers, they are matched by order, with a warning.
 
     Raises:
-        ValueError: The folder holds no model of this library, one of another task or of other classes, or an incomplete
+        ValueError: The folder holds no model of this library, one for another task or other classes, or an incomplete
             one.
     """
     config, facts = _read_config(folder), LRA[task]
@@ -106,7 +106,7 @@ def _check_classes(folder: Path, config: EncoderConfig, classes: Sequence[str]) 
     models, datas = (", ".join(map(repr, names[:20])) for names in (of_model, classes))
     if _is_numbered(of_model) or _is_numbered(classes):
         print(
-            f"warning: the classes of model {folder} are {models}, those of the data {datas}: they are taken "
+            f"warning: the classes of model {folder} are {models}, those of the data {datas}: they are assumed "
             "to be the same, in this order.",
             file=sys.stderr,
         )
@@ -118,7 +118,7 @@ def _check_classes(folder: Path, config: EncoderConfig, classes: Sequence[str]) 
 
 
 def _is_numbered(names: Sequence[str]) -> bool:
-    """Whether labels are only their own positions: numbers from 0, or the names that transformers makes up."""
+    """Whether labels are only their own positions: numbers from 0, or the default names of transformers."""
     return any(all(name == f"{word}{i}" for i, name in enumerate(names)) for word in ("", "LABEL_"))
 
 
@@ -129,7 +129,7 @@ def _read_config(folder: Path) -> EncoderConfig:
 
 
 def is_right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Whether the largest logit of each sample is that of its class, as an accuracy counts."""
+    """Whether the largest logit of each sample is that of its class."""
     return logits.argmax(dim=-1) == labels
 
 
@@ -141,9 +141,9 @@ def accuracy(model: Model, split: LabelledSplit, task: Task, *, batch_size: int,
         model: The model; it is moved to the device.
         split: The samples.
         task: Their task.
-        batch_size: Samples at a time; affects only speed and memory.
+        batch_size: Samples per batch; affects only speed and memory.
         device: "cpu" or "cuda".
-        precision: What to compute in.
+        precision: Precision to compute in.
     """
     model.to(device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
     model.eval()

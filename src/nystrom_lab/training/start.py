@@ -1,4 +1,4 @@
-"""The saved model that a training starts from: what each training reads and checks of it."""
+"""The saved model that a training starts from, as read and checked by every training."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ class StartModel:
     """A saved model.
 
     Attributes:
-        folder: Where it is.
+        folder: Its folder.
         weights: Checksum of its weights.
         config: Its configuration; an `EncoderConfig` for a model of this library and a published Nyströmformer.
     """
@@ -41,21 +41,21 @@ class StartModel:
 
     @property
     def method(self) -> MethodSetting:
-        """Its attention, as a preset has it; for a model of this library."""
+        """Its attention, in the form of a preset; for a model of this library."""
         config = self.config
         return MethodSetting(config.attention_options, config.conv_kernel_size, config.share_attention_weights)
 
 
 def find_start(folder: Path, kinds: Collection[str] | None = None, **changes: Any) -> StartModel:
-    """Read what a folder says of its model.
+    """Read the model of a folder.
 
     Args:
-        folder: Where config.json and the weights are.
-        kinds: The types of models that the training takes; None for all that transformers knows.
+        folder: Folder with config.json and the weights.
+        kinds: The model types that the training accepts; None for all that transformers knows.
         **changes: Fields of the configuration of a model of this library, in place of its own.
 
     Raises:
-        ValueError: The folder holds no model, one of another type, or no whole safetensors.
+        ValueError: The folder holds no model, one of another type, or no complete safetensors.
     """
     if not (folder / "config.json").is_file() and (folder / "best" / "config.json").is_file():
         raise ValueError(f"model is {folder}, a run: name its best model {folder / 'best'}, or one of its checkpoints.")
@@ -81,5 +81,5 @@ def find_start(folder: Path, kinds: Collection[str] | None = None, **changes: An
 
 
 def model_type(folder: Path) -> str | None:
-    """The type that the config.json of a folder names; None where there is none."""
+    """The type that the config.json of a folder names; None if there is none."""
     return read_json(folder / "config.json").get("model_type") if (folder / "config.json").is_file() else None

@@ -1,6 +1,6 @@
-"""Train a model on a task, and score a saved one.
+"""Train a model on a task, and evaluate a saved one.
 
-Everything that determines the result is settled and checked here; the data, the model and the Trainer follow in
+Everything that determines the result is resolved and checked here; the data, the model and the Trainer follow in
 `nystrom_lab.training.run.train_model`, which is imported only then, so that this module needs no torch. On the same
 machine and with the same number of processes, a run that was killed and resumed ends with the weights and the curves of
 one that was not; up to rounding with more than two processes, which add gradients in an order that is not fixed.
@@ -23,10 +23,10 @@ from nystrom_lab.training.run_settings import settle
 
 @taking(TrainOptions)
 def train(asked: TrainOptions) -> Path:
-    """Train a model on a task, choose its best checkpoint on the validation split, and score that on the test split.
+    """Train a model on a task, choose its best checkpoint on the validation split, and evaluate it on the test split.
 
-    With `mask_share` the model learns to predict masked tokens of the task's own inputs in place of their class, and
-    the test split is not read: `nystrom pretrain TASK`. Another run takes the encoder on with `model`.
+    With `mask_share` the model learns to predict masked tokens of the task's own inputs instead of their class, and the
+    test split is not read: `nystrom pretrain TASK`. Another run can start from this encoder with `model`.
 
     Arguments that are not given take the preset's values. Under torchrun the processes share each batch. A run can be
     interrupted at any time and continued with `resume`.
@@ -35,7 +35,7 @@ def train(asked: TrainOptions) -> Path:
         The folder of the run; the best model is in its folder best.
 
     Raises:
-        ValueError: A name, number, folder, device or precision cannot be used; raised before data or model are made.
+        ValueError: An invalid name, number, folder, device or precision; raised before data or model are created.
         FloatingPointError: The loss or a weight is no longer finite.
     """
     from nystrom_lab.training.data.tasks import check_data
@@ -81,10 +81,10 @@ def train(asked: TrainOptions) -> Path:
 
 
 def check_no_class(**given: object) -> None:
-    """Check that nothing about classes is asked of a run that learns masked tokens.
+    """Check that a run on masked tokens gets no options about classes.
 
     Raises:
-        ValueError: Something is.
+        ValueError: It gets one.
     """
     for name, value in given.items():
         if value:
@@ -93,19 +93,19 @@ def check_no_class(**given: object) -> None:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Options of the score of a saved model.
+    """Options of `nystrom evaluate`.
 
     Attributes:
         task: Task, such as "listops".
         model: Folder of a saved model, such as RUN/best.
-        data: Prepared data, or your own texts, as `train` takes them.
-        text_field: Column of the texts, or of the first of each pair, in your own files; the usual names if not given.
+        data: Prepared data, or your own texts, as for `nystrom train`.
+        text_field: Column of the texts, or of the first text of each pair, in your own files. Default: the usual names.
         label_field: Column of the labels in your own files.
         pair_field: Column of the second text of each pair, for retrieval.
         split: train, val or test.
-        batch_size: Samples at a time; affects only speed and memory.
+        batch_size: Samples per batch; affects only speed and memory.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" takes an accelerator if there is one.
+        device: "auto" uses an accelerator if there is one.
     """
 
     task: str
@@ -123,14 +123,13 @@ class EvaluateOptions:
 
 @taking(EvaluateOptions)
 def evaluate(asked: EvaluateOptions) -> Row:
-    """Score a saved model on all samples of one split.
+    """Evaluate a saved model on all samples of one split.
 
     Returns:
         The accuracy as a row of `nystrom_lab.measure.rows`, between 0 and 1, with its 95 % interval.
 
     Raises:
-        ValueError: A name, folder, device or precision that cannot be used, or a model of another task or of other
-            classes.
+        ValueError: An invalid name, folder, device or precision, or a model for another task or other classes.
     """
     check_at_least("batch_size", asked.batch_size, 1)
     device = usable_device(asked.device)

@@ -399,7 +399,7 @@ def test_rows_of_landmarks_that_are_drawn_anew_raise_in_training():
         NystromAttention(16, 2, num_landmarks=4, landmarks="uniform", conv_kernel_size=None),
         torch.randn(1, 40, 16),
     )
-    with pytest.raises(ValueError, match=r"weight_queries is given in training, .* Call eval\(\) before"):
+    with pytest.raises(ValueError, match=r"weight_queries is given in training, .* Call eval\(\) first"):
         layer(x, x, x, need_weights=True, weight_queries=torch.arange(3))
     layer.eval()
     assert layer(x, x, x, need_weights=True, weight_queries=torch.arange(3))[1].shape == (1, 3, 40)
@@ -471,5 +471,5 @@ def test_packed_sequences_are_whole_and_their_own():
         layer(x, cu_seqlens=edges, weight_queries=torch.tensor([0]), need_weights=True)
     with pytest.raises(ValueError, match="which is self-attention, but query and key are different tokens"):
         MultiheadAttention(8, 2, method="linear", self_attention=False)(x, x + 1, x + 1, cu_seqlens=edges)
-    with pytest.raises(ValueError, match="track_error looks at whole rows"):
+    with pytest.raises(ValueError, match="track_error works on whole rows"):
         NystromAttention(8, 2, track_error=True)(x, cu_seqlens=edges)

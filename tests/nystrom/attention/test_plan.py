@@ -45,15 +45,15 @@ def test_a_wrong_plan_raises(layers, says):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "no file"),
-        ("{", "no JSON"),
-        ("[]", "no plan of attention"),
-        (json.dumps({"layers": []}), "no plan of attention"),
+        (None, "which is not a file"),
+        ("{", "not valid JSON"),
+        ("[]", "not an attention plan"),
+        (json.dumps({"layers": []}), "not an attention plan"),
         (
             json.dumps({"format": "nystrom attention plan", "found": {}, "layers": [{"method": "softmax"}]}),
-            "one a layer",
+            "one per layer",
         ),
-        (json.dumps({"format": "nystrom attention plan", "found": {}, "layers": 3}), "one a layer"),
+        (json.dumps({"format": "nystrom attention plan", "found": {}, "layers": 3}), "one per layer"),
     ],
 )
 def test_a_file_that_is_no_plan_raises_in_one_line(content, says, tmp_path):

@@ -55,7 +55,7 @@ def test_what_is_dearer_than_exact_attention_is_never_chosen(bert, batch):
 
 
 def test_a_budget_that_nothing_meets_names_what_comes_nearest(bert, batch):
-    with pytest.raises(ValueError, match=r"budget is 1e-06, .* nearest comes an error of 0\.\d+ with nystrom-8 in"):
+    with pytest.raises(ValueError, match=r"budget is 1e-06, .* the closest is an error of 0\.\d+ with nystrom-8 in"):
         choose_plan(bert, [batch], budget=1e-6, methods=METHODS[:2], seconds=SECONDS)
     assert bert.config._attn_implementation == "sdpa"
 
@@ -70,7 +70,7 @@ def test_a_method_whose_results_are_not_finite_meets_no_budget(bert, batch, monk
     plan = choose_plan(bert, [batch], budget=10.0, methods=METHODS, seconds=SECONDS)
     assert plan.layers == (LayerChoice("nystrom", {"num_landmarks": 8}),) * 2
     assert plan.found["error"] <= 10
-    with pytest.raises(ValueError, match="nearest comes an error of inf"):
+    with pytest.raises(ValueError, match="the closest is an error of inf"):
         choose_plan(bert, [batch], budget=10.0, methods=METHODS[:1], seconds=SECONDS)
 
 

@@ -245,7 +245,7 @@ def test_sequences_of_a_model_that_numbers_them_stand_in_one_row_in_one_piece_ea
     numbers = (torch.arange(21) > 9).long()[None]
     with pytest.raises(ValueError, match="packed sequences in 2 rows; expected one row"):
         run(model, input_ids=ids, sequence_id=numbers.expand(2, -1))
-    with pytest.raises(ValueError, match="numbers of packed sequences that fall"):
+    with pytest.raises(ValueError, match="numbers of packed sequences that decrease"):
         run(model, input_ids=ids[:1], sequence_id=1 - numbers)
     run(model, input_ids=ids[:1], sequence_id=numbers)
 

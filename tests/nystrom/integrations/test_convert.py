@@ -362,11 +362,11 @@ def test_the_tokenizer_comes_along_and_cuts_at_the_new_length(settings, tmp_path
         ({"quantization_config": {"load_in_8bit": True}}, "quantization_config"),
         ({"model_type": "deberta"}, "model of type 'deberta'; expected one of bert, roberta"),
         ({"model_type": None}, "model of type None"),
-        ({"hidden_size": "wide"}, "no configuration of bert"),
+        ({"hidden_size": "wide"}, "not a valid configuration of bert"),
         ({"max_position_embeddings": 30}, "24 rows in its position table.*max_position_embeddings = 30"),
         ({"intermediate_size": 40}, r"intermediate.dense.bias of shape \(20,\); expected \(40,\)"),
         ({"num_hidden_layers": 3}, r"lacks encoder.layer.2"),
-        ({"num_hidden_layers": 1}, r"has encoder.layer.1.*which EncoderModel has not"),
+        ({"num_hidden_layers": 1}, r"has encoder.layer.1.*which EncoderModel does not have"),
     ],
 )
 def test_a_source_that_cannot_be_represented_raises_and_nothing_is_written(changes, says, tmp_path):
@@ -448,10 +448,13 @@ def test_nothing_half_written_stays(tmp_path, monkeypatch):
             {"options": {"num_landmarks": 8}, "num_landmarks": 9},
             "num_landmarks is 9, and options also have num_landmarks",
         ),
-        ({"attention": "linformer"}, "attention is 'linformer', which has weights of its own"),
-        ({"attention": "performer"}, "attention is 'performer', which has weights of its own"),
-        ({"attention": "near_far", "plan": "p.json"}, "plan says what each layer does, and attention or its options"),
-        ({"options": {"block_size": 8}, "plan": "p.json"}, "plan says what each layer does, and attention or its"),
+        ({"attention": "linformer"}, "attention is 'linformer', which has learned weights"),
+        ({"attention": "performer"}, "attention is 'performer', which has learned weights"),
+        (
+            {"attention": "near_far", "plan": "p.json"},
+            "plan sets the method of each layer, and attention or its",
+        ),
+        ({"options": {"block_size": 8}, "plan": "p.json"}, "plan sets the method of each layer, and attention or its"),
         ({"conv_kernel_size": 4}, "conv_kernel_size is 4"),
         ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
         ({"positions": "stretch"}, "positions is 'stretch'"),
@@ -509,7 +512,7 @@ def test_a_model_of_this_library_gets_another_method_too(tmp_path):
     convert(tmp_path / "long", tmp_path / "longer", attention="near_far", max_position_embeddings=4096)
     assert EncoderModel.from_pretrained(tmp_path / "longer").config.attention_options == near_far_sizes(2048)
     save(EncoderModel(EncoderConfig(**BERT, attention="linformer")), tmp_path / "d")
-    with pytest.raises(ValueError, match=r"the attention of .* is 'linformer', which has weights of its own"):
+    with pytest.raises(ValueError, match=r"the attention of .* is 'linformer', which has learned weights"):
         convert(tmp_path / "d", tmp_path / "e", attention="near_far")
 
 
@@ -605,9 +608,9 @@ def test_a_model_of_sentence_transformers_stays_one(tmp_path):
     [
         ('[{"path": ""}, {"path": "../elsewhere"}]', "names the module '../elsewhere'; expected a folder inside"),
         ('[{"path": "0_Transformer"}]', "has its encoder in '0_Transformer'; expected it beside this file"),
-        ('[{"name": "0"}]', "is no list of modules with a path each"),
+        ('[{"name": "0"}]', "is not a list of modules with a path each"),
         ("[]", "lists no modules"),
-        ("{", "is no list of modules"),
+        ("{", "is not a list of modules"),
     ],
 )
 def test_a_list_of_modules_that_cannot_be_followed_raises(tmp_path, modules, says):

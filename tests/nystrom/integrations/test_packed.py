@@ -85,7 +85,7 @@ def test_a_sliding_window_of_the_past_needs_positions():
     model = AutoModelForCausalLM.from_config(DECODERS["mistral"], attn_implementation="near_far").eval()
     batch = packed()
     del batch["position_ids"]
-    with pytest.raises(ValueError, match=r"sliding window of 8 tokens.*pass position_ids that begin anew"):
+    with pytest.raises(ValueError, match=r"sliding window of 8 tokens.*pass position_ids that restart"):
         model(**batch, use_cache=False)
 
 
@@ -113,6 +113,6 @@ def test_what_is_no_packed_batch_is_refused():
         decoder(input_ids=ids, position_ids=positions, use_cache=False)
     with (
         intercepted(model, lambda call: attend_by("nystrom", call, {})),
-        pytest.raises(ValueError, match="cannot be looked at one sequence at a time"),
+        pytest.raises(ValueError, match="cannot be inspected one sequence at a time"),
     ):
         model(**batch)

@@ -160,7 +160,7 @@ def test_parts_that_cannot_be_set_or_checked_raise():
         set_attention(bert(), "linear", {"num_landmarks": 3})
     with pytest.raises(ValueError, match=r"part is a TransformerEncoderLayer.*replace_attention"):
         set_attention(nn.TransformerEncoderLayer(8, 2), "nystrom")
-    with pytest.raises(ValueError, match="part is a BertLayer, which is no model"):
+    with pytest.raises(ValueError, match="part is a BertLayer, which is not a model"):
         set_attention(bert().encoder.layer[0], "nystrom")
 
 

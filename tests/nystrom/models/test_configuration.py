@@ -98,7 +98,7 @@ def test_an_option_of_the_attention_among_the_fields_of_a_file_is_reported(tmp_p
     config = EncoderConfig()
     config.num_landmarks = 8
     config.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="'num_landmarks', which nothing reads.*belong into attention_options"):
+    with pytest.warns(UserWarning, match="'num_landmarks', which nothing reads.*belong in attention_options"):
         assert EncoderConfig.from_pretrained(tmp_path).num_landmarks == 8
     with warnings.catch_warnings():
         warnings.simplefilter("error")

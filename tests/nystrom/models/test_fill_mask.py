@@ -102,7 +102,7 @@ def test_a_tokenizer_that_does_not_belong_is_refused(mask_filler, tokenizer, tmp
     )
     with pytest.raises(ValueError, match="the tokenizer has 30 tokens but the model 9"):
         fill_mask(LINE, model=small, tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="tokenizer is None, but model is no folder"):
+    with pytest.raises(ValueError, match="tokenizer is None, but model is not a folder"):
         fill_mask(LINE, model=small)
     EncoderForMaskedLM.from_pretrained(mask_filler).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

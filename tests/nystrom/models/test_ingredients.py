@@ -222,7 +222,7 @@ def test_attention_cannot_be_set_where_there_is_none():
         ({"rotary_share": 0.5}, "rotary_share is 0.5 but positions is 'learned'"),
         ({"rotary_across_heads": True}, "rotary_across_heads is True but positions is 'learned'"),
         ({"positions": "rotary", "hidden_size": 18}, "a head has 9 channels; expected an even number"),
-        ({"positions": "rotary", "attention": NO_ATTENTION, "attention_options": {}}, "no queries and keys to turn"),
+        ({"positions": "rotary", "attention": NO_ATTENTION, "attention_options": {}}, "no queries and keys to rotate"),
         ({"short_conv_kernel_size": 4}, "short_conv_kernel_size is 4; expected an odd number"),
         ({"short_conv_kernel_size": 0}, "short_conv_kernel_size is 0"),
         ({"feed_forward": "swiglu"}, "feed_forward is 'swiglu'; expected one of 'plain', 'gated', 'glu'"),

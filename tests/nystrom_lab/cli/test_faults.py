@@ -42,7 +42,11 @@ def ends(monkeypatch, capsys):
         (IsADirectoryError(errno.EISDIR, "Is a directory", ".x.partial", None, "x.tsv"), 2, "x.tsv cannot be used"),
         (PermissionError(errno.EACCES, "Permission denied", b"/root/x"), 2, "/root/x cannot be used (Permission"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "made/model cannot be read or written (No space"),
-        (OSError(errno.EIO, "Input/output error", "x"), 1, "x cannot be read or written (Input/output error): see to"),
+        (
+            OSError(errno.EIO, "Input/output error", "x"),
+            1,
+            "x cannot be read or written (Input/output error): fix this",
+        ),
         (OSError("run/best cannot be written: make room"), 1, "run/best cannot be written: make room"),
         (
             SafetensorError("I/O error: No space left on device (os error 28)"),

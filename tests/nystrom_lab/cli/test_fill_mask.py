@@ -81,7 +81,7 @@ def test_a_file_that_is_no_text_is_refused(mask_filler, capsys, tmp_path):
     (tmp_path / "lines.txt").write_bytes(b"\xff\xfe[MASK]")
     code, _, err = run(capsys, "--file", tmp_path / "lines.txt", "--model", mask_filler)
     assert code == 2
-    assert "lines.txt is no UTF-8 text" in err
+    assert "lines.txt is not UTF-8 text" in err
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def test_inspect_writes_a_verdict_rows_and_figures(tiny_bert, prose, tmp_path, c
         f"{name}.{suffix}" for name in ("errors", "attention", "sizes") for suffix in ("png", "svg")
     }
     assert main(words) == 2
-    assert "rows.csv is there already, and is not written over" in capsys.readouterr().err
+    assert "rows.csv already exists and is not overwritten" in capsys.readouterr().err
 
 
 def test_mistakes_end_in_one_line(tiny_bert, prose, tmp_path, capsys):
@@ -91,7 +91,7 @@ def test_a_budget_gives_a_plan_that_convert_takes(tiny_bert, prose, tmp_path, ca
     config = EncoderConfig.from_pretrained(tmp_path / "own")
     assert [config.layer_attention(layer) for layer in range(3)] == list(plan.layers)
     assert main([*words, "--to", str(tmp_path / "none"), "--methods", "nystrom-4"]) == 2
-    assert "nearest comes an error of" in capsys.readouterr().err
+    assert "the closest is an error of" in capsys.readouterr().err
 
 
 def test_layers_that_no_plan_can_name_are_told_before_anything_is_measured(tiny_bert, prose, tmp_path, capsys):

@@ -13,7 +13,7 @@ from nystrom_lab.cli.main import main
 def test_a_folder_that_is_not_there_is_named(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*words]) == 2
-    assert capsys.readouterr().err.startswith("nystrom: model is nowhere, which is no folder")
+    assert capsys.readouterr().err.startswith("nystrom: model is nowhere, which is not a folder")
 
 
 def test_a_text_and_a_file_exclude_each_other(tmp_path):

@@ -25,7 +25,7 @@ def test_the_list_names_every_study_and_what_was_run(tmp_path, capsys):
         (["nystromformer-table-2"], "--data"),
         (["skyformer-figure-1", "--size", "large"], "size"),
         (["skyformer-figure-1", "--size", "paper"], "bert-base-cased"),
-        (["skyformer-figure-1", "--model", "nowhere"], "is no folder"),
+        (["skyformer-figure-1", "--model", "nowhere"], "is not a folder"),
         (["skyformer-figure-1", "--texts", "nowhere.txt"], "nowhere.txt"),
         # Also where the study reads none of it.
         (["complexity", "--data", "nowhere"], "--data nowhere is no folder; expected one with the data of tasks"),

@@ -59,7 +59,7 @@ def test_without_a_model_that_fills_masks_one_line_ends_it(published, tokenizer,
     bert = tmp_path / "bert"
     BertConfig().save_pretrained(bert)
     for folder, says in (
-        (tmp_path / "none", "is no folder"),
+        (tmp_path / "none", "is not a folder"),
         (classifier, "ForSequenceClassification"),
         (bert, "bert"),
     ):

@@ -157,7 +157,7 @@ def test_sequences_of_ones_own_length_make_as_many_positions_and_are_said_in_the
 def test_a_length_has_data_of_its_own_and_pictures_have_none():
     longer = lengthened(find_preset("listops", "nystromformer"), 8_000).data
     assert (longer.folder, longer.min_length, longer.max_length, longer.train) == ("listops-8000", 500, 8_000, 96_000)
-    with pytest.raises(ValueError, match="max_length is 4096, but pathfinder has pictures: leave it out"):
+    with pytest.raises(ValueError, match="max_length is 4096, but pathfinder has images: leave it out"):
         lengthened(find_preset("pathfinder", "demo"), 4_096)
     with pytest.raises(ValueError, match="max_length is 400; expected a whole number of at least 502"):
         lengthened(find_preset("listops", "nystromformer"), 400)

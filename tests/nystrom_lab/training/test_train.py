@@ -128,7 +128,7 @@ def test_the_demo_beats_the_largest_class_by_twelve_points(tmp_path, monkeypatch
         ({"attention": "nystorm"}, "attention 'nystorm' is unknown"),
         (
             {"data": Path("nowhere")},
-            "data is nowhere, and there is no such folder.*nystrom data prepare listops --to nowhere",
+            "data is nowhere, which does not exist.*nystrom data prepare listops --to nowhere",
         ),
         ({"batch_size": 64}, "batch_size is 64 but data .* holds 48 training samples"),
         ({"threads": 0}, "threads is 0"),

@@ -1,1 +1,1 @@
-"""What near_far keeps of tokens that later queries attend to: a bounded cache, and a context compressed once."""
+"""What near_far stores of earlier tokens: a bounded cache for causal attention, and a compressed context."""

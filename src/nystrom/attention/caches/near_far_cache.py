@@ -1,9 +1,9 @@
-"""Causal `near_far` a few tokens at a time: what was read stays in a cache whose size does not depend on it.
+"""Causal `near_far` a few tokens at a time, with a cache whose size does not grow with the tokens read.
 
 The outputs are those of `near_far_attention(..., is_causal=True)` on all tokens at once. The cache holds what the next
 query sees, see `nystrom.attention.parts.causal`: the tokens of its block and of the block before, or of the first
-`exact_up_to`; heavy tokens and clusters of all earlier ones; and the mean queries of the last blocks, which decide what
-becomes of the tokens that leave.
+`exact_up_to`; heavy tokens and clusters of all earlier ones; and the mean queries of the last blocks, which decide
+whether a token that leaves the window becomes heavy or joins a cluster.
 """
 
 from dataclasses import asdict
@@ -21,10 +21,10 @@ from nystrom.shapes import Masks, check_inputs, check_tensor, score_scale
 
 
 class NearFarCache(nn.Module):
-    """What a layer has read; `MultiheadAttention.new_cache` makes it.
+    """The tokens that a layer has read, as a cache; made by `MultiheadAttention.new_cache`.
 
-    Its state dict saves and loads it, `to` moves it, and `reorder` takes other sequences in the place of its own. It
-    has no gradient. All sequences of a batch have read the same number of tokens, all of them real.
+    Save and load it by its state dict, move it with `to`, and reorder its sequences with `reorder`. It has no gradient.
+    All sequences of a batch have read the same number of tokens, all of them real.
 
     Args:
         options: The layer's options of `near_far`.
@@ -35,7 +35,7 @@ class NearFarCache(nn.Module):
         dtype: Its dtype, float32 at least.
 
     Raises:
-        ValueError: Sizes or options that have no causal form.
+        ValueError: Invalid sizes, or options that causal attention does not support.
     """
 
     length: Int[Tensor, ""]
@@ -89,15 +89,18 @@ class NearFarCache(nn.Module):
             v: Their values.
 
         Raises:
-            ValueError: Shapes or dtypes that do not fit the cache, or a gradient that it cannot give.
+            ValueError: Shapes or dtypes that do not match the cache, or a gradient is required, which a cache does not
+                support.
         """
         check_inputs(q, k, v, Masks())
         expected = (self.batch, self.num_heads, q.shape[2], self.head_dim)
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.shape != expected:
-                raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {expected}, as the cache was made for.")
+                raise ValueError(
+                    f"{name} has shape {tuple(x.shape)}; expected {expected}, for which the cache was made."
+                )
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-            raise ValueError("a cache gives no gradient: read within torch.no_grad(), or train with is_causal=True.")
+            raise ValueError("a cache has no gradient: read within torch.no_grad(), or train with is_causal=True.")
         with without_autocast(q):
             return self._read_all(*cast_for_autocast(q, k, v))
 
@@ -116,7 +119,7 @@ class NearFarCache(nn.Module):
         return narrowed(torch.cat(out, dim=1) if out else v, dtype).unflatten(0, (-1, self.num_heads))
 
     def _read(self, q: Float[Tensor, "r t d"], x: Float[Tensor, "r t f"], length: int) -> Float[Tensor, "r t d"]:
-        """Read tokens of one block, after so many others."""
+        """Read tokens of one block, after `length` earlier ones."""
         size = self.options.block_size
         exact, inside = length < self.exact, length % size
         # What the window held before: all tokens, or those of the block before and of this one.
@@ -138,10 +141,10 @@ class NearFarCache(nn.Module):
         return out
 
     def reorder(self, sequences: Int[Tensor, " b"]) -> None:
-        """Take these of the sequences, in this order, as the beams of a search do; as many as there are.
+        """Reorder the sequences, as beam search does: entry i becomes a copy of sequence `sequences[i]`.
 
         Raises:
-            ValueError: Another number of sequences, or one that there is not.
+            ValueError: The wrong number of sequences, or an index out of range.
         """
         batch = self.batch
         check_tensor("sequences", sequences)
@@ -154,11 +157,11 @@ class NearFarCache(nn.Module):
             whole.copy_(whole[sequences.to(whole.device)])
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What it was made for; a state of other options is refused."""
+        """The options that it was made with; loading a state with different options raises."""
         return {**asdict(self.options), "num_heads": self.num_heads}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Check that a state is one of the same options.
+        """Check that a state was saved with the same options.
 
         Raises:
             ValueError: It is not.

@@ -4,11 +4,11 @@ With c the scale, the heavy keys G of a head, and $n_a$, $\mu_a$ and $\nu_a$ the
 their mean and the mean of their values,
 $$\mathrm{out}_i = \frac{\sum_{j \in G} e^{c\, q_i^\top k_j} v_j + \sum_a n_a\, e^{c\, q_i^\top \mu_a} \nu_a}
 {\sum_{j \in G} e^{c\, q_i^\top k_j} + \sum_a n_a\, e^{c\, q_i^\top \mu_a}},$$
-which is what `near_far_attention` computes across sequences: g + m entries stand for s keys. Their order means nothing,
-so that k-means starts from keys, not from means of neighbours.
+the same as `near_far_attention` computes in cross-attention: g + m entries stand for s keys. The order of the keys has
+no meaning here, so k-means starts from single keys, not from means of neighbours.
 
-Heavy are the keys that a sample of the queries attends to most, and without one those farthest from the mean of their
-cluster, see `nystrom.attention.parts.clusters`. What is chosen has no gradient; means and values have theirs.
+Heavy keys are those that a sample of the queries attends to most; without a sample, those farthest from the mean of
+their cluster, see `nystrom.attention.parts.clusters`. The choice has no gradient; means and values do.
 
 **Exact limit.** At most `num_heavy` real keys, or one key in each cluster.
 """
@@ -26,15 +26,15 @@ from nystrom.shapes import Masks, check_inputs, score_scale, zero_masked
 
 
 class NearFarContext(nn.Module):
-    """Keys and values that stand for many; `near_far_context` makes it.
+    """Compressed keys and values; made by `near_far_context`.
 
-    Its state is these three, so that `NearFarContext(**torch.load(file))` is what was saved with
-    `torch.save(context.state_dict(), file)`.
+    Its state dict holds these three tensors: `NearFarContext(**torch.load(file))` restores what
+    `torch.save(context.state_dict(), file)` saved.
 
     Attributes:
         keys: Heavy keys and mean keys of clusters.
         values: Their values, and the mean values of the clusters.
-        sizes: How many tokens each of them stands for; 0 for one that does not count.
+        sizes: Number of tokens that each entry stands for; 0 for an unused entry.
     """
 
     keys: Float[Tensor, "b h r d"]
@@ -60,10 +60,10 @@ class NearFarContext(nn.Module):
 
         Args:
             q: Queries.
-            query_keep: Real queries; None where all are.
+            query_keep: Real queries; None if all are.
 
         Raises:
-            ValueError: Shapes, dtypes or a mask that do not fit.
+            ValueError: Invalid shapes, dtypes or mask.
         """
         return attend(_ask, q, self.keys, self.values, Masks(query_keep=query_keep), self.sizes)
 
@@ -88,18 +88,19 @@ def near_far_context(
     Args:
         k: Keys.
         v: Values.
-        queries: A sample of the queries to come, some dozens; they decide which keys are heavy. None does without.
-        num_heavy: Keys g of each head that are kept as they are.
-        num_clusters: Clusters m of the others.
-        iterations: Steps of k-means, of which the last sees all keys and the others a sample.
+        queries: A sample of a few dozen future queries; they decide which keys are heavy. None chooses heavy keys
+            without queries.
+        num_heavy: Keys g of each head that are kept exactly.
+        num_clusters: Clusters m of the other keys.
+        iterations: Steps of k-means: the last on all keys, the others on a sample.
         scale: Factor on the scores; None means 1 / sqrt(d).
-        key_keep: Real keys; None where all are.
+        key_keep: Real keys; None if all are.
 
     Returns:
-        What to call with queries: `near_far_context(k, v)(q)`.
+        The context, a Module to call with queries: `near_far_context(k, v)(q)`.
 
     Raises:
-        ValueError: Shapes, dtypes, a mask or sizes that do not fit.
+        ValueError: Invalid shapes, dtypes, mask or sizes.
     """
     options = NearFarOptions(num_heavy=num_heavy, num_clusters=num_clusters, iterations=iterations, scale=scale)
     keep, _ = check_inputs(k if queries is None else queries, k, v, Masks(key_keep=key_keep))

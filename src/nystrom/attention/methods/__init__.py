@@ -1,1 +1,1 @@
-"""One method a file: its equation, its options and its pure function."""
+"""One method per file: its equation, its options and its pure function."""

@@ -16,8 +16,8 @@ each block has its own random blocks.
 **Exact limit.** With $L \le r + 4$ blocks every query attends to all of them: exact attention.
 
 Source: Zaheer et al. (2020), arXiv:2007.14062, section 2 and appendix D (the ITC form).
-Departs from the authors' code: random blocks depend on L alone, not on tables made for certain lengths; they are
-random in evaluation too, where theirs are all block 0; n need not be a multiple of the block size and has no minimum;
+Departs from the authors' code: random blocks depend on L alone, not on tables made for certain lengths; they are random
+in evaluation as well, where theirs are all block 0; n need not be a multiple of the block size and has no minimum;
 blocks count from the first real token to the last, so that the last global block is never padding.
 """
 
@@ -63,12 +63,11 @@ def bigbird_attention(
         v: Values.
         **options: Those of `BigBirdOptions`.
         **masks: Which tokens are real.
-        generator: Source of the random blocks; None takes draws spread evenly, "global" draws from torch's global
-            generator.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        generator: Source of the random blocks; None uses evenly spread draws, "global" torch's global generator.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
+        ValueError: Invalid shapes, dtypes, masks or options, or queries and keys of different tokens.
     """
     check_generator(generator)
     options = BigBirdOptions(block_size=block_size, num_random_blocks=num_random_blocks, scale=scale)

@@ -3,9 +3,9 @@ r"""Informer's ProbSparse attention: exact for the u queries that need it, the m
 A query whose scores are all equal attends to all keys equally. Its distance from that is measured by
 $$M(q_i) = \max_{j \in S} c\, q_i^\top k_j - \frac{1}{|S|} \sum_{j \in S} c\, q_i^\top k_j, \qquad c = 1 / \sqrt d,$$
 over a sample S of the keys. The u queries with the largest M, in each head, get exact attention over all real keys, in
-one fused call of u queries; the others get the mean of the real values. The selection carries no gradient; of M within
-a thousandth of each other the earlier token's wins: those of equal tokens differ by rounding, which hangs on padding.
-M is computed over a few keys at a time: nothing of size n x |S| is stored.
+one fused call of u queries; the others get the mean of the real values. The selection carries no gradient. If two
+values of M are within a thousandth of each other, the earlier token wins: equal tokens differ by rounding, which
+depends on padding. M is computed over a few keys at a time: nothing of size n x |S| is stored.
 
 **Exact limit.** With u at least the number of real queries, softmax attention.
 
@@ -59,12 +59,11 @@ def informer_attention(
         v: Values.
         **options: Those of `InformerOptions`.
         **masks: Which tokens are real.
-        generator: Source of the sample of keys; None takes keys spread evenly, "global" draws from torch's global
-            generator.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        generator: Source of the sample of keys; None uses evenly spread keys, "global" torch's global generator.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit.
+        ValueError: Invalid shapes, dtypes, masks or options.
     """
     check_generator(generator)
     options = InformerOptions(num_queries=num_queries, num_samples=num_samples, scale=scale)

@@ -11,9 +11,8 @@ its own. Softmax over all of them gives $\sum_j \kappa_{ij} v_j\, w_i$; dividing
 Nothing of size n x s is stored, and the weights never overflow. Time stays quadratic; `skyformer` is its linear
 approximation.
 
-Where tokens are near each other norms and product nearly cancel, but their rounding errors do not. So tokens are taken
-relative to the middle of the keys, and where channels are few, each of several groups of them has two columns of its
-own.
+For tokens near each other, norms and product nearly cancel, but their rounding errors do not. So tokens are taken
+relative to the middle of the keys, and if there are few channels, each of several groups has two columns of its own.
 
 Not normalised: with $\|q - k\|$ large for every key, output and gradient vanish.
 
@@ -64,10 +63,10 @@ def kernelized_attention(
         v: Values.
         **options: Those of `KernelizedOptions`.
         **masks: Which tokens are real.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit.
+        ValueError: Invalid shapes, dtypes, masks or options.
     """
     return attend(
         _kernelized,

@@ -10,9 +10,9 @@ w_{ic} = \frac{\phi(q_{ic})\, z_c}{\sum_{c'} \phi(q_{ic'})\, z_{c'}},$$
 whose exponentials are taken relative to the largest: of a channel over the keys, $m_c = \max_j \min(k_{jc}, 0)$, which
 goes over to the weights of the queries, and of a query over the channels.
 
-Forward and backward are written out, since what the two averages need for their gradients is themselves: no more than
-four numbers per token and channel are kept. A compiler, a second derivative and one in forward mode get plain
-operations instead.
+Forward and backward are written by hand: the gradients of the two averages need only the averages themselves, so at
+most four numbers per token and channel are kept. The compiler, second derivatives and forward mode use plain operations
+instead.
 
 Source: Katharopoulos et al. (2020), arXiv:2006.16236, eq. (5) and (7).
 Departs from the authors' code: no constant is added to the denominator. Nyströmformer's code for the Long Range Arena
@@ -54,10 +54,10 @@ def linear_attention(
         v: Values.
         **options: Those of `LinearOptions`.
         **masks: Which tokens are real.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit.
+        ValueError: Invalid shapes, dtypes, masks or options.
     """
     return attend(
         _linear,
@@ -123,7 +123,7 @@ class _TwoAverages(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[tuple[Tensor, ...], int]:
-        """Another axis of sequences is more sequences."""
+        """Treat the mapped axis as more sequences."""
         rows = [
             (x if dim is None else x.movedim(dim, 0)).expand(info.batch_size, *x.shape[-4:]).flatten(0, 1)
             for x, dim in zip(inputs, in_dims, strict=True)

@@ -5,13 +5,13 @@ $$\mathrm{out} = \mathrm{softmax}(c\, Q (E K)^\top)\, F V, \qquad c = 1 / \sqrt 
 E K and F V are m x d and m x e; the softmax over them is one fused attention call: nothing of size n x m is stored but
 E and F themselves, which are parameters.
 
-**Positions.** The column of E and F that a token meets is its position, counted from the first real token of its
-sequence; masked tokens count as zeros. L is `max_length`; a shorter sequence uses the first columns, a longer one
-raises an error.
+**Positions.** A token uses the column of E and F at its position, counted from the first real token of its sequence;
+masked tokens count as zeros. L is `max_length`; a shorter sequence uses the first columns, a longer one raises an
+error.
 
 **Exact limit.** With E = F the identity and as many real tokens as its size, softmax attention. The mixtures are not
-masked, as in the paper: a row of E that meets no real token is a key of zeros with a value of zeros, which takes its
-share of the softmax at score 0. For a shorter sequence, identity projections add L - n such keys to the softmax.
+masked, as in the paper: a row of E without a real token is a key of zeros with a value of zeros, which takes its share
+of the softmax at score 0. For a shorter sequence, identity projections add L - n such keys to the softmax.
 
 Source: Wang et al. (2020), arXiv:2006.04768, eq. (7) and section 4 (sharing).
 Departs from the paper: positions are counted from the first real token. Initial values are those of its theorem 2,
@@ -53,13 +53,13 @@ def linformer_attention(
         k: Keys.
         v: Values.
         key_projection: E, one for each head (g = h) or one for all (g = 1); cast to the dtype of `k`.
-        value_projection: F, likewise; E itself where keys and values share it.
+        value_projection: F, likewise; the same tensor as E if keys and values share it.
         **options: Those of `LinformerOptions` that do not shape the projections.
         **masks: Which tokens are real.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes or masks that do not fit, or more keys than the projections have columns.
+        ValueError: Invalid shapes, dtypes or masks, or more keys than the projections have columns.
     """
     return attend(
         _linformer,
@@ -95,7 +95,7 @@ def check_projection(name: str, projection: Tensor, h: int, s: int) -> None:
     """Check a projection for h heads and s keys.
 
     Raises:
-        ValueError: It is not shaped so, or has fewer columns than there are keys.
+        ValueError: The shape is wrong, or there are fewer columns than keys.
     """
     check_tensor(name, projection)
     if projection.ndim != 3 or projection.shape[0] not in (1, h) or projection.shape[1] == 0:
@@ -134,11 +134,11 @@ def _project(x: Float[Tensor, "b h s d"], projection: Float[Tensor, "g m length"
 
 
 class LinformerProjections(nn.Module):
-    """The projections of Linformer, learned but where `frozen`.
+    """The projections of Linformer, learned unless `frozen`.
 
     Attributes:
         key_projection: E, (h or 1, num_features, max_length).
-        value_projection: F, of the same shape; None where one projection serves both.
+        value_projection: F, of the same shape; None if one projection serves both.
     """
 
     def __init__(self, num_heads: int, head_dim: int, options: LinformerOptions):

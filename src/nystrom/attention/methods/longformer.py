@@ -6,8 +6,8 @@ real tokens only, each once, under one softmax. Positions are relative, so paddi
 inside count as positions. The global tokens are the first `num_global` real ones of each sequence.
 
 Blocks of queries attend to the tokens around them in one fused call per head, masked to the band: no score is stored,
-and without global tokens no key is copied. The bias of the band, which heads share, has window numbers a token or a few
-more. Where that is more than the tokens have, and all are real, the blocks that see no end share one.
+and without global tokens no key is copied. The bias of the band, which heads share, takes about `window` numbers per
+token. If that is more than the tokens themselves take, and all are real, the blocks away from both ends share one bias.
 
 **Exact limit.** With a window of 2 n - 1 or more, or n global tokens, this is exact attention.
 
@@ -61,10 +61,10 @@ def longformer_attention(
         v: Values.
         **options: Those of `LongformerOptions`.
         **masks: Which tokens are real.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
+        ValueError: Invalid shapes, dtypes, masks or options, or queries and keys of different tokens.
     """
     options = LongformerOptions(window=window, num_global=num_global, scale=scale)
     return attend(
@@ -119,7 +119,7 @@ def _attend_to_windows(
     size: int,
     scale: float,
 ) -> Float[Tensor, "b h n e"]:
-    """Attention where all tokens are real and none is global: all windows but those at the ends have one bias."""
+    """Attention if all tokens are real and none is global: all windows except those at the ends share one bias."""
     n, wide = q.shape[2], size + 2 * half
     q = pad_to_blocks(q, size)
     blocks = q.shape[2] // size

@@ -13,24 +13,25 @@ those of its tokens that are not near, and the logarithm of their number added t
 - Heavy keys and clusters: see `nystrom.attention.parts.clusters`. The choice has no gradient; means, counts and scores
   have theirs.
 - `num_samples` adds what the approximation misses, see `nystrom.attention.parts.residual`; rows are then not positive.
-- Cross-attention, queries of other tokens than the keys', has no near tokens: all of its queries see the same keys.
-  With `query_positions` and `key_positions`, places in one common text, it has: positions take the place of those in
-  the sequence, blocks are counted from the position of the first real key, and near are the keys of the query's block
-  and those up to `reach` from it. A constant added to all positions changes nothing, and with 0 ... n - 1 for both it
-  is self-attention. See `nystrom.attention.parts.at_positions`; gaps between positions cost nothing.
+- Cross-attention, where queries and keys are different tokens, has no near tokens: all queries see the same keys. With
+  `query_positions` and `key_positions`, places in one common text, it does: these replace the positions in the
+  sequence, blocks are counted from the position of the first real key, and near are the keys of the query's block and
+  those up to `reach` from it. A constant added to all positions changes nothing, and with 0 ... n - 1 for both it is
+  self-attention. See `nystrom.attention.parts.at_positions`; gaps between positions cost nothing.
 
-- `is_causal`: a query sees the tokens up to itself alone, those of its block and of the block before, and heavy keys
-  and clusters of all earlier ones; see `nystrom.attention.parts.causal`. `reach` and `iterations` play no part, and
-  exact are the queries of the first `exact_up_to` tokens, in whole blocks.
+- `is_causal`: a query sees only tokens up to itself: those of its block and of the block before, and heavy keys and
+  clusters of all earlier ones; see `nystrom.attention.parts.causal`. `reach` and `iterations` are not used, and the
+  queries of the first `exact_up_to` tokens, in whole blocks, are exact.
 
-**Exact limit.** Exact attention, where all keys are near or heavy, and where each cluster holds one key; and
-self-attention of at most `exact_up_to` real tokens, where it is the faster of the two, each sequence by itself.
+**Exact limit.** Exact attention, if all keys are near or heavy, or each cluster holds one key; and self-attention of at
+most `exact_up_to` real tokens, where exact attention is faster. Each sequence is decided by itself.
 
-Ours: clusters of all far keys, without those near or heavy, in the softmax of the exact keys, and the sampled k-means.
-Kin: Transformer-LS (a window and a learned projection in one softmax; Zhu et al. 2021, arXiv:2107.02192), Scatterbrain
-(sparse plus low-rank; Chen et al. 2021, arXiv:2110.15343), MRA (the largest coarse blocks refined; Zeng et al. 2022,
-arXiv:2207.10284), FMMformer (a band and low rank, their mix learned; Nguyen et al. 2021, arXiv:2108.02347), clustered
-attention (clusters of queries, their top keys exact; Vyas et al. 2020, arXiv:2007.04825), Routing Transformer
+New here: clusters of all far keys, excluding those near or heavy, in one softmax with the exact keys; and the sampled
+k-means.
+Related: Transformer-LS (a window and a learned projection in one softmax; Zhu et al. 2021, arXiv:2107.02192),
+Scatterbrain (sparse plus low-rank; Chen et al. 2021, arXiv:2110.15343), MRA (the largest coarse blocks refined; Zeng et
+al. 2022, arXiv:2207.10284), FMMformer (a band and low rank, their mix learned; Nguyen et al. 2021, arXiv:2108.02347),
+clustered attention (clusters of queries, their top keys exact; Vyas et al. 2020, arXiv:2007.04825), Routing Transformer
 (attention within clusters; Roy et al. 2021, arXiv:2003.05997), MuSe (clusters of queries and keys, with dipoles;
 Mitchell and Kersting 2025, arXiv:2509.10406) and WildCat (a weighted coreset of the keys).
 """
@@ -107,13 +108,13 @@ def near_far_attention(
         **options: Those of `NearFarOptions`.
         **masks: Which tokens are real.
         query_positions: Places of the queries in a text that they share with the keys, in any order; with them
-            cross-attention has near tokens, too. None for both or neither.
+            cross-attention also has near tokens. Give both or neither.
         key_positions: Places of the keys; strictly increasing over the real ones, with any gaps.
-        is_causal: Whether a query sees no token after itself; self-attention, in one process.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        is_causal: Causal attention: a query sees no later token; self-attention, in one process.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks, positions or options that do not fit.
+        ValueError: Invalid shapes, dtypes, masks, positions or options.
     """
     options = NearFarOptions(
         block_size=block_size,
@@ -137,7 +138,8 @@ def near_far_attention(
     if group is not None or uses_triton(options.backend):
         what = "group is given" if group is not None else "backend is 'triton'"
         raise ValueError(
-            f"{what}, and so are positions, which are served by one process in torch: leave one of them out."
+            f"{what}, and so are positions, which are supported only in a single process in torch: leave one of them "
+            "out."
         )
     real_keys, _ = check_inputs(q, k, v, masks)
     positions = check_places(query_positions, key_positions, q, k, real_keys)
@@ -179,8 +181,8 @@ def near_far_rows(
         key_positions: As for `near_far_attention`.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit, a position outside 0 ... n - 1, or `num_samples`
-            other than 0.
+        ValueError: Invalid shapes, dtypes, masks or options, a position outside 0 ... n - 1, or `num_samples` other
+            than 0.
     """
     options = NearFarOptions(
         block_size=block_size,
@@ -194,7 +196,7 @@ def near_far_rows(
     )
     if num_samples:
         raise ValueError(
-            f"num_samples is {num_samples}; expected 0: rows that a regression corrects are not weights. Rows of the "
+            f"num_samples is {num_samples}; expected 0: rows corrected by a regression are not weights. Rows of the "
             "attention without it are those of num_samples=0."
         )
     masks = Masks(keep, key_keep, query_keep)
@@ -341,7 +343,7 @@ def _blocks(
 
 
 def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, positions: bool, group: Group) -> None:
-    """Raise for what has no causal form."""
+    """Raise for arguments that causal attention does not support."""
     if not masks.is_self:
         name = "key_keep" if masks.query_keep is None else "query_keep"
         raise ValueError(
@@ -358,7 +360,7 @@ def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, positions: b
             raise ValueError(f"is_causal is True, and {what}: leave one of them out.")
     if not isinstance(getattr(q, "shape", (0, 0, 0))[2], int):
         raise ValueError(
-            "is_causal is True for a length that is a symbol: blocks follow one another, so that a graph is made for "
+            "is_causal is True for a symbolic length: blocks are computed in sequence, so a graph is made for "
             "one length; export or compile it with a fixed one."
         )
 
@@ -397,7 +399,7 @@ def _causal(
 
 
 def _near(real: Bool[Tensor, "b s"], queries: Int[Tensor, " r"], options: NearFarOptions) -> Bool[Tensor, "b r s"]:
-    """Which tokens are near a query: those of its block, and some on either side."""
+    """Which tokens are near a query: those of its block, and `reach` on either side."""
     here = torch.arange(real.shape[1], device=real.device)
     first = torch.where(real, here, real.shape[1]).amin(dim=-1)[:, None]
     start = (queries - first).div(options.block_size, rounding_mode="floor") * options.block_size

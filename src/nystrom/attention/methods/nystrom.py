@@ -9,8 +9,8 @@ another (n queries, m keys): nothing of size n x m is stored. The m x m inverse 
 
 **Exact limit.** With m at least the number of real keys, each key is its own landmark and the left factor is the exact
 one: $\mathrm{softmax}(c\, Q K^\top) V$. With m at least the number of real queries, the right factor times V holds the
-exact results. Either way exact attention costs no more than the approximation, and is returned, sequence by
-sequence, without a look at the rest of the batch.
+exact results. Either way exact attention costs no more than the approximation and is returned, for each sequence
+independently of the rest of the batch.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. (13)-(17).
 Departs from the authors' code: landmarks and norms see real tokens of one sequence and head alone, segments need not
@@ -56,7 +56,7 @@ class NystromFactors(NamedTuple):
     Attributes:
         q_landmarks: Landmarks of the queries.
         k_landmarks: Landmarks of the keys.
-        a: Their softmax matrix; the identity where a sequence is short enough for exact attention.
+        a: Their softmax matrix; the identity for a sequence short enough for exact attention.
         inverse: The approximation of its inverse; `nystrom.residual(a, inverse)` measures how good it is.
     """
 
@@ -95,13 +95,13 @@ def nystrom_attention(
         v: Values.
         **options: Those of `NystromOptions`.
         **masks: Which tokens are real.
-        generator: Source of the draws of "uniform"; None takes tokens spread evenly, the same each time, "global" draws
-            from torch's global generator.
+        generator: Source of the draws of "uniform"; None uses evenly spread tokens, the same each time, "global"
+            torch's global generator.
         skip: Kernel of a convolution of the values that is added, see `depthwise_skip`; self-attention only.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit.
+        ValueError: Invalid shapes, dtypes, masks or options.
     """
     check_generator(generator)
     options = NystromOptions(
@@ -144,7 +144,7 @@ def nystrom_factors(
         generator: Source of the draws of "uniform".
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit.
+        ValueError: Invalid shapes, dtypes, masks or options.
     """
     check_generator(generator)
     options = NystromOptions(
@@ -191,7 +191,7 @@ def nystrom_rows(
         generator: Source of the draws of "uniform".
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit, or a position outside 0 ... n - 1.
+        ValueError: Invalid shapes, dtypes, masks or options, or a position outside 0 ... n - 1.
     """
     check_generator(generator)
     options = NystromOptions(
@@ -312,7 +312,7 @@ def _factors(
     q_means: Float[Tensor, "b h m d"] | None = None,
     k_means: Float[Tensor, "b h m d"] | None = None,
 ) -> NystromFactors:
-    """The small matrices, from segment means where they are known already."""
+    """The small matrices; segment means are reused if already computed."""
     m = options.num_landmarks
     draws = draw(m, generator, q.device) if options.landmarks == "uniform" else None
     q_landmarks = _choose(q, limit and limit.query_keep, options, draws) if q_means is None else q_means
@@ -335,7 +335,7 @@ def left_factor(
     scale: float | None,
     convolved: Float[Tensor, "b h n e"] | None = None,
 ) -> Float[Tensor, "b h n e"]:
-    """The queries' softmax over the landmarks that are real, times the middle; added to `convolved` where that is."""
+    """The queries' softmax over the real landmarks, times the middle; added to `convolved` if given."""
     if convolved is not None:
         return add_attention(convolved, q, k_landmarks, middle, keep=real, scale=score_scale(q, scale))
     if q.dtype != torch.float16:

@@ -59,15 +59,15 @@ def performer_attention(
         q: Queries.
         k: Keys.
         v: Values.
-        projection: Rows of random features, as `draw_projection` gives them; None draws `num_features` of them.
+        projection: Rows of random features, from `draw_projection`; None draws `num_features` of them.
         **options: Those of `PerformerOptions`.
         **masks: Which tokens are real.
-        generator: Source of the draw where no projection is given; None draws the same each time, "global" draws from
-            torch's global generator.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        generator: Source of the draw if no projection is given; None draws the same each time, "global" uses torch's
+            global generator.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit, or both a projection and a generator.
+        ValueError: Invalid shapes, dtypes, masks or options, or both a projection and a generator.
     """
     options = PerformerOptions(num_features=num_features, scale=scale)
     check_generator(generator)
@@ -103,7 +103,7 @@ def projection_of(
     projection: Float[Tensor, "r d"] | None,
     generator: Generator,
 ) -> Float[Tensor, "r d"]:
-    """The projection that is given, checked, or one that is drawn."""
+    """The given projection, checked, or a drawn one."""
     d = q.shape[-1]
     if projection is None:
         return _draw(options.num_features, d, generator, q.device)
@@ -132,7 +132,7 @@ def draw_projection(
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "r d"]:
-    """Draw rows of normal distribution, orthogonal to each other in blocks of `head_dim`.
+    """Draw normally distributed rows that are orthogonal to each other in blocks of `head_dim`.
 
     Args:
         num_features: Rows r.
@@ -164,8 +164,8 @@ def _fixed_projection(num_features: int, head_dim: int) -> Tensor:
 class PerformerFeatures(nn.Module):
     """The projection of a Performer: a buffer, drawn from torch's global generator.
 
-    It stays the same until `redraw`, or in training until a forward counted by `redraw_steps`. With that option each
-    forward in training draws, and takes the draw where it is due: a choice that compiles.
+    It stays the same until `redraw`, or in training for `redraw_steps` forward passes. With that option every training
+    forward draws, but uses the draw only when it is due: this compiles without a branch.
     """
 
     projection: Tensor
@@ -186,7 +186,7 @@ class PerformerFeatures(nn.Module):
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw a new projection, from torch's global generator where none is given."""
+        """Draw a new projection, from torch's global generator if none is given."""
         self.projection.copy_(
             draw_projection(*self.projection.shape, generator=generator, device=self.projection.device)
         )

@@ -66,12 +66,11 @@ def reformer_attention(
         v: Values.
         **options: Those of `ReformerOptions`.
         **masks: Which tokens are real.
-        generator: Source of the rotations; None takes numbers spread evenly, "global" draws from torch's global
-            generator.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        generator: Source of the rotations; None uses evenly spread numbers, "global" torch's global generator.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit, or queries of other tokens than the keys'.
+        ValueError: Invalid shapes, dtypes, masks or options, or queries and keys of different tokens.
     """
     check_generator(generator)
     options = ReformerOptions(
@@ -115,7 +114,7 @@ def attend_by_rotations(
     rotations: Float[Tensor, "r h d half"],
     options: ReformerOptions,
 ) -> Float[Tensor, "b h n e"]:
-    """Hash by given rotations, and attend; tokens that are not real are zero."""
+    """Hash by given rotations, and attend; padding tokens are zero."""
     with torch.no_grad():
         plan = plan_rounds(
             q,
@@ -168,7 +167,7 @@ def _attend_rounds(
     scale: float,
     exclude_self: bool,
 ) -> tuple[Float[Tensor, "t e"], Float[Tensor, "t 1"], Float[Tensor, "t 1"]]:
-    """Softmax over the union of the rounds, its largest score, and the sum of weights under it: 0 where it is empty."""
+    """Softmax over the union of the rounds, its largest score, and the sum of weights relative to it; 0 if empty."""
     wide = at_least_float32(q[:0]).dtype
     # Finite even where no round has a key: minus itself it is 0, not NaN.
     top = q.new_full((q.shape[0], 1), torch.finfo(wide).min, dtype=wide)

@@ -1,4 +1,4 @@
-r"""Skyformer: kernelized attention in linear time by a Nyström method made for matrices that are not symmetric.
+r"""Skyformer: kernelized attention in linear time, by a Nyström method for matrices that are not symmetric.
 
 The scores $C = \kappa(Q, K)$ are an off-diagonal block of the positive semidefinite matrix of all queries
 and keys with themselves. m landmarks L are drawn from both, half from the queries and half from the keys, and
@@ -10,8 +10,8 @@ the eigenvalue 1), where the iteration of `nystrom.linalg.pinv` converges.
 Both outer factors are sums of `kernelized`, for the Gaussian kernel one fused call each: nothing of size n x m is
 stored. Another kernel of `kernelized` may replace it: section 4.2 only asks for a positive semidefinite one.
 
-**Exact limit.** With m at least the number of real keys or queries, kernelized attention itself costs no more, and is
-what is returned, sequence by sequence.
+**Exact limit.** With m at least the number of real keys or queries, kernelized attention itself costs no more and is
+returned, for each sequence independently.
 
 Source: Chen et al. (2021), arXiv:2111.00035, sections 4.2 and 4.4.
 Departs from the authors' code: inputs are scaled by d^(-1/4), not 32^(-1/4); a landmark is drawn from each of m/2
@@ -64,11 +64,11 @@ def skyformer_attention(
         v: Values.
         **options: Those of `SkyformerOptions`.
         **masks: Which tokens are real.
-        generator: Source of the draws; None takes tokens spread evenly, "global" draws from torch's global generator.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        generator: Source of the draws; None uses evenly spread tokens, "global" torch's global generator.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit.
+        ValueError: Invalid shapes, dtypes, masks or options.
     """
     check_generator(generator)
     options = SkyformerOptions(
@@ -166,7 +166,7 @@ def mixed_landmarks(
 
 
 def kernel_of_landmarks(landmarks: Float[Tensor, "b h m d"], kernel: Kernel, scale: float) -> Float[Tensor, "b h m m"]:
-    """The kernel of all pairs of landmarks; what they have in common, which no kernel sees, would cost digits."""
+    """The kernel of all pairs of landmarks; their common offset, which no kernel sees, is removed: it costs digits."""
     landmarks = landmarks - middle_of(landmarks)
     return KERNELS[kernel](landmarks, landmarks, scale=scale)
 

@@ -81,11 +81,11 @@ def skyformer_softmax_attention(
         v: Values.
         **options: Those of `SkyformerSoftmaxOptions`.
         **masks: Which tokens are real.
-        generator: Source of the draws; None takes tokens spread evenly, "global" draws from torch's global generator.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        generator: Source of the draws; None uses evenly spread tokens, "global" torch's global generator.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit.
+        ValueError: Invalid shapes, dtypes, masks or options.
     """
     check_generator(generator)
     options = SkyformerSoftmaxOptions(

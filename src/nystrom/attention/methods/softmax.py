@@ -32,7 +32,7 @@ def softmax_attention(
     cu_seqlens: Int[Tensor, " ends"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
-    """Exact attention over real keys; queries that are not real, and sequences without a real key, give zeros.
+    """Exact attention over real keys; padding queries, and sequences without a real key, give zeros.
 
     Args:
         q: Queries.
@@ -40,10 +40,10 @@ def softmax_attention(
         v: Values.
         **options: Those of `SoftmaxOptions`.
         **masks: Which tokens are real.
-        group: Process group whose ranks hold the pieces of the tokens, see `nystrom.parallel`; None for one process.
+        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Shapes, dtypes, masks or options that do not fit.
+        ValueError: Invalid shapes, dtypes, masks or options.
     """
     options = SoftmaxOptions(form=form, scale=scale)
     return attend(_softmax, q, k, v, Masks(keep, key_keep, query_keep, cu_seqlens), options, group=group)

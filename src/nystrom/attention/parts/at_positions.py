@@ -116,7 +116,7 @@ def attend_at_positions(
         q: Queries, in float32 or float64; zeros where they are not real, as for keys and values.
         k: Keys.
         v: Values.
-        keep: Real keys; None where all are.
+        keep: Real keys; None if all are.
         positions: Places of queries and keys.
         chosen: Heavy keys and clusters of each head.
         options: The sizes.

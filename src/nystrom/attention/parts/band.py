@@ -201,7 +201,7 @@ def attend_globally(
         v: Values, zero where masked.
         positions: Positions of the g queries.
         real: Which of them to replace; each position may occur in one of these only.
-        keep: Real keys; None where all are.
+        keep: Real keys; None if all are.
         scale: Factor on the scores.
     """
     n = out.shape[2]

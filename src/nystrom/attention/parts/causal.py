@@ -138,7 +138,7 @@ def attend_causally(
         q: Queries of a whole number of blocks.
         k: Keys; zeros where they are not real, as for values.
         v: Values.
-        real: Real tokens, the first of each sequence among them; None where all are.
+        real: Real tokens, the first of each sequence among them; None if all are.
         options: The sizes.
         scale: Factor on the scores.
         first: The first block that is asked for.

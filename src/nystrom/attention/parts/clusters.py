@@ -2,7 +2,7 @@ r"""Heavy keys, and clusters of the other keys, of each sequence and head.
 
 Heavy keys are those on which attention falls most. With $\tilde Q$ the means of eight segments of the queries, key j
 has the weight $\sum_i \mathrm{softmax}(c\, \tilde Q K^\top)_{ij}$; the g largest are taken, and of keys whose weights
-are within a thousandth of each other the first: those of equal keys differ by rounding, which hangs on padding. Where
+are within a thousandth of each other the first: those of equal keys differ by rounding, which depends on padding. Where
 there are no queries yet, the weight is the distance to the mean of the cluster that holds the key when all take part.
 
 Clusters are found by k-means, which starts from segment means, or, where the order of keys means nothing, from one key
@@ -65,8 +65,8 @@ def choose(
     Args:
         q: Queries, in float32 at least; zeros where they are not real. None where they are not known.
         k: Keys, likewise.
-        keep: Real keys; None where all are.
-        query_keep: Real queries; None where all are.
+        keep: Real keys; None if all are.
+        query_keep: Real queries; None if all are.
         options: The sizes.
         ordered: Whether keys near each other in their order are alike.
     """
@@ -198,7 +198,7 @@ def nearest_cluster(
 ) -> Int[Tensor, "b h s"]:
     """The nearest centre of each token, among those that have tokens, a stretch of tokens at a time.
 
-    Of about equally near ones it is the last: those differ by rounding, which hangs on padding.
+    Of about equally near ones it is the last: those differ by rounding, which depends on padding.
     """
     (b, h, s), m = x.shape[:3], centres.shape[2]
     # argmin |x - c|^2 = argmax x.c - |c|^2 / 2

@@ -39,7 +39,7 @@ def softmax_and_logsumexp(
         q: Queries, in float32 or float64, as all tensors here.
         k: Keys; zeros where a key is not real.
         v: Values; zeros where a key is not real.
-        keep: Real keys; None where all are.
+        keep: Real keys; None if all are.
         scale: Factor on the inner products; None means 1 / sqrt(d).
         bias: What is added to all scores of a key.
     """

@@ -108,7 +108,7 @@ def plan_rounds(
         q: Queries.
         k: Keys, sorted separately from the queries; None where the queries are the keys.
         rotations: One for each round and head.
-        keep: Real tokens; None where all are.
+        keep: Real tokens; None if all are.
         chunk_size: Tokens m of a chunk.
         across_buckets: Whether a query may attend to all of its reach.
     """

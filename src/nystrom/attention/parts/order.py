@@ -22,7 +22,7 @@ def in_order(
     Args:
         numbers: Numbers whose differences below a thousandth mean nothing.
         place: Places of the tokens in their sequence, padding included.
-        keep: Real tokens, None where all are; others come last.
+        keep: Real tokens, None if all are; others come last.
     """
     level = (numbers.clamp(-_FURTHEST, _FURTHEST) * _STEPS).round().long()
     order = level * _PLACES + (_PLACES - 1 - place)

@@ -25,7 +25,7 @@ def with_segment_means(
     Args:
         x: Queries or keys.
         m: Number of landmarks.
-        keep: Real tokens; None where all are.
+        keep: Real tokens; None if all are.
     """
     return _WithMeans.apply(x, m, keep)
 

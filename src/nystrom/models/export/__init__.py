@@ -1,1 +1,1 @@
-"""Models as ONNX programs."""
+"""Export of models to torch.export programs and ONNX."""

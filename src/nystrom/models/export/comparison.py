@@ -1,4 +1,4 @@
-"""Comparison of an ONNX file with the model that it was made from, on other inputs than it was made with."""
+"""Comparison of an ONNX file with the model that it was exported from, on inputs other than those of the export."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,9 +77,9 @@ class OutputEntries(nn.Module):
 
 
 def longest(model: EncoderPreTrainedModel) -> int | None:
-    """The longest input: that of the positions, or of an attention with a length of its own (Linformer).
+    """The longest input: the limit of the positions, or of an attention with a fixed length (Linformer).
 
-    None where neither sets one, as with rotary positions or none.
+    None if neither sets a limit, as with rotary positions or none.
     """
     limits = [model.config.longest_input]
     for layer in range(model.config.num_hidden_layers):

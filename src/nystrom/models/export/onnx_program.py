@@ -1,15 +1,14 @@
-"""Encoders without Python: as a program of `torch.export`, and as ONNX.
+"""Export of encoders, as a `torch.export` program and as ONNX.
 
-Both take `input_ids` and `attention_mask` (and `token_type_ids` where asked for) of any batch and of any length, up to
-that of the position table where there is one, padded or not, and give what the model gives, without a loss. All
-attention methods of the library can be exported; `nystrom.models.export.words` says in ONNX what it has no operator
-for.
+Both take `input_ids` and `attention_mask` (and, if requested, `token_type_ids`) of any batch size and length, up to
+that of the position table if there is one, padded or not, and return the model's outputs, without a loss. All attention
+methods of the library can be exported; `nystrom.models.export.words` rewrites operations that ONNX lacks.
 
 Not in ONNX: the "ridge" and "exact" inverses (it has neither a solver nor singular values), near_far with `num_samples`
-(a solver again) or without heavy keys, and weights other than float32. All are refused before any work.
+(a solver again) or without heavy keys, and weights other than float32. All of these raise before any work is done.
 
-After it is written, an ONNX file is run by onnxruntime on other batches and lengths than it was made with, padding
-included, and compared with the model; a file that differs is not kept.
+After writing, onnxruntime runs the file on batch sizes and lengths other than those of the export, with padding, and
+the results are compared with the model; a file that differs is not kept.
 """
 
 import logging
@@ -45,14 +44,14 @@ _OPSETS = range(18, 23)
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written.
+    """An exported file.
 
     Attributes:
         path: The file; weights of more than 2 GB are in a second one beside it.
-        inputs: Names of what it takes.
-        outputs: Names of what it gives.
+        inputs: Names of its inputs.
+        outputs: Names of its outputs.
         megabytes: Size of all files.
-        runs: Shapes (sequences, tokens) of the runs that compared it with the model; empty where none did.
+        runs: Shapes (sequences, tokens) of the runs that compared it with the model; empty if it was not compared.
         difference: The largest difference in these, relative to the largest output.
     """
 
@@ -74,17 +73,17 @@ class Exported:
 
 
 def export_program(model: EncoderPreTrainedModel, *, token_type_ids: bool = False) -> torch.export.ExportedProgram:
-    """The model as a program of `torch.export`, for any batch and length; `torch.export.save` writes it.
+    """Export the model with `torch.export`, for any batch size and length; `torch.export.save` writes it.
 
     Args:
         model: An encoder, with a head or without.
-        token_type_ids: Also take segments; otherwise all tokens belong to the first.
+        token_type_ids: Add token_type_ids as an input; otherwise all tokens belong to the first segment.
 
     Returns:
-        A program that gives a tuple of tensors, in the order of the model's output.
+        A program that returns a tuple of tensors, in the order of the model's output.
 
     Raises:
-        ValueError: Another model, or one with a single position.
+        ValueError: Not a model of `nystrom.models`, or one with a single position.
     """
     _check_model(model)
     most = longest(model)
@@ -108,17 +107,17 @@ def export_onnx(
     token_type_ids: bool = False,
     check: bool = True,
 ) -> Exported:
-    """Write the model as ONNX, for any batch and length.
+    """Export the model to ONNX, for any batch size and length.
 
     Args:
         model: An encoder in float32, with a head or without.
         to: The file, which must not exist yet.
-        opset: Version of ONNX, 18 to 22; None is what torch writes by default.
-        token_type_ids: Also take segments; otherwise all tokens belong to the first.
-        check: Run the file by onnxruntime, and compare it with the model.
+        opset: ONNX opset version, 18 to 22; None uses torch's default.
+        token_type_ids: Add token_type_ids as an input; otherwise all tokens belong to the first segment.
+        check: Run the file with onnxruntime, and compare it with the model.
 
     Raises:
-        ValueError: A model, dtype, option or opset that cannot be written, or a file that exists already.
+        ValueError: A model, dtype, option or opset that cannot be exported, or a file that already exists.
         ArithmeticError: The file differs from the model.
     """
     _check_model(model)
@@ -179,7 +178,7 @@ def _lacks_words(program: torch.export.ExportedProgram) -> bool:
 
 @taking(ExportOptions)
 def export(asked: ExportOptions) -> Exported:
-    """Write the model of a folder as ONNX, for any batch and length.
+    """Export a saved model to ONNX, for any batch size and length.
 
     Raises:
         ValueError: A folder that cannot be read, or as for `export_onnx`.
@@ -206,7 +205,7 @@ def _check_onnx(model: EncoderPreTrainedModel, opset: int | None, *, runs: bool)
     if opset is not None and opset not in _OPSETS:
         raise ValueError(
             f"opset is {opset}; expected {_OPSETS[0]} to {_OPSETS[-1]}: torch writes nothing older, and the attention "
-            "of newer ones wants a mask for each query in onnxruntime."
+            "of newer ones needs a mask for each query in onnxruntime."
         )
     for package in ("onnx", "onnxscript", *(("onnxruntime",) if runs else ())):
         if find_spec(package) is None:
@@ -218,17 +217,17 @@ def _check_onnx(model: EncoderPreTrainedModel, opset: int | None, *, runs: bool)
         options = heads.options
         if getattr(options, "pinv", "iterative") != "iterative":
             raise ValueError(
-                f"pinv is {options.pinv!r}, but ONNX can neither solve nor find singular values: take 'iterative', or "
+                f"pinv is {options.pinv!r}, but ONNX has neither a solver nor singular values: use 'iterative', or "
                 "export_program."
             )
         if heads.method == "near_far" and options.num_samples:
             raise ValueError(
-                f"num_samples is {options.num_samples}, but ONNX cannot solve the equations of near_far's correction: "
-                "take 0, or export_program."
+                f"num_samples is {options.num_samples}, but ONNX has no solver for near_far's correction: "
+                "use 0, or export_program."
             )
         if heads.method == "near_far" and not options.num_heavy:
             raise ValueError(
-                "num_heavy is 0, but onnxruntime cannot reshape what near_far then joins to no heavy key: take 1 or "
+                "num_heavy is 0, but onnxruntime cannot reshape near_far's empty set of heavy keys: use 1 or "
                 "more, or export_program."
             )
 
@@ -244,7 +243,7 @@ def _check_file(to: Path, suffix: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what torch logs about itself while it exports: notes on torchvision, and its own deprecated calls."""
+    """Silence torch's own messages during export: notes on torchvision, and its deprecated calls."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -265,7 +264,7 @@ def _output_names(model: EncoderPreTrainedModel) -> tuple[str, ...]:
 
 
 def _name_axes(written: torch.onnx.ONNXProgram) -> None:
-    """Name the axes of any size, in inputs, outputs and between."""
+    """Name the dynamic axes, in inputs, outputs and intermediate values."""
     graph = written.model.graph
     names: dict[str | None, str] = {}
     for value in graph.inputs:

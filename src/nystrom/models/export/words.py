@@ -1,4 +1,4 @@
-"""Operations of torch that ONNX lacks or defines otherwise, in terms of operations that both share.
+"""Operations of torch that ONNX lacks or defines differently, in terms of operations that both have.
 
 | torch | in ONNX |
 |---|---|

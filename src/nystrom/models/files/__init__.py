@@ -1,1 +1,1 @@
-"""Folders, checkpoints and tokenizers."""
+"""Model folders, checkpoints and tokenizers."""

@@ -1,4 +1,4 @@
-"""What config.json of a folder is: of this library's own format, or of the published one."""
+"""The format of a folder's config.json: this library's own, or the published one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ OWN_TYPE = "nystrom"
 
 
 def as_own(content: dict[str, Any], changes: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The fields of a configuration in either format; `changes` are those that will replace some.
+    """The fields of a configuration in either format; `changes` will replace some of them.
 
     Raises:
         ValueError: It belongs to another model.
@@ -26,7 +26,7 @@ def as_own(content: dict[str, Any], changes: Mapping[str, Any], what: str) -> di
     elif came != OWN_TYPE:
         raise ValueError(
             f"{what} is of type {came!r}; expected {OWN_TYPE!r}, or {PUBLISHED_TYPE!r} for a published "
-            "Nyströmformer: nystrom convert makes one of a BERT or RoBERTa."
+            "Nyströmformer. Convert a BERT or RoBERTa with nystrom convert."
         )
     if (content.get("design"), content.get("attention")) == ("authors", "linformer"):
         # Until it was an option, this design froze the projections.

@@ -1,7 +1,7 @@
 """Folders in Hugging Face format: config.json, safetensors in one file or several, and a tokenizer.
 
-A folder is written under a temporary name and gets its own when it is complete, so nothing half-written is left. The
-checks of weights before they are read are in `nystrom.models.files.loading`.
+A folder is written under a temporary name and renamed when complete, so no half-written folder remains. The checks of
+weights before they are read are in `nystrom.models.files.loading`.
 """
 
 import json
@@ -31,7 +31,7 @@ _SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder that has passed `nystrom.models.files.loading.check_weights`."""
+    """Read all tensors of a folder that has passed `nystrom.models.files.loading.check_weights`."""
     files = [folder / SAFE_WEIGHTS_NAME]
     if not files[0].is_file():
         files = [
@@ -45,7 +45,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def fresh_folder(to: Path) -> Iterator[Path]:
-    """A folder to fill, which is renamed to `to` at the end; if filling it fails, nothing of it is left.
+    """A temporary folder to fill, renamed to `to` at the end; if filling it fails, it is removed.
 
     Raises:
         ValueError: `to` exists and is not an empty folder, or cannot be written.
@@ -75,16 +75,16 @@ def check_fresh(to: Path) -> None:
 
 
 def copy_tokenizer(source: Path, to: Path, *, max_length: int, default_class: str | None = None) -> tuple[str, ...]:
-    """Copy the tokenizer's files, with another maximal length.
+    """Copy the tokenizer's files, with a new maximum length.
 
     Args:
         source: Folder with the tokenizer, if it has one.
         to: Folder that receives it.
-        max_length: Tokens to which the tokenizer truncates longer inputs, where it is asked to truncate.
+        max_length: Tokens to which the tokenizer truncates longer inputs, if truncation is requested.
         default_class: Tokenizer of transformers for a folder that names none.
 
     Returns:
-        The names of the files; empty where `source` has no tokenizer.
+        The names of the files; empty if `source` has no tokenizer.
 
     Raises:
         ValueError: The tokenizer's configuration is not a JSON object.
@@ -103,15 +103,15 @@ def copy_tokenizer(source: Path, to: Path, *, max_length: int, default_class: st
 
 
 def copy_sentence_modules(source: Path, to: Path, *, max_length: int) -> tuple[str, ...]:
-    """Copy what makes an encoder a model of sentence-transformers: its list of modules, pooling, norm and prompts.
+    """Copy the sentence-transformers files of an encoder: list of modules, pooling, norm and prompts.
 
     Args:
         source: Folder of the encoder, which is the first of the modules.
         to: Folder that receives the rest.
-        max_length: Tokens to which texts are truncated from now on.
+        max_length: New truncation length for texts, in tokens.
 
     Returns:
-        The names of files and folders; empty where `source` is no such model.
+        The names of files and folders; empty if `source` is not such a model.
 
     Raises:
         ValueError: The list of modules cannot be read, or names another folder for the encoder, or one outside.
@@ -139,12 +139,12 @@ def sentence_modules(listed: Path) -> list[str]:
     """The folders of the modules in a modules.json of sentence-transformers, relative to it.
 
     Raises:
-        ValueError: It is no such list, or a folder lies outside.
+        ValueError: It is not such a list, or a folder lies outside.
     """
     try:
         places = [module["path"] for module in json.loads(listed.read_text(encoding="utf-8"))]
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{listed} is no list of modules with a path each: {error}.") from error
+        raise ValueError(f"{listed} is not a list of modules with a path each: {error}.") from error
     root = listed.parent.resolve()
     for place in places:
         if not isinstance(place, str) or not (root / place).resolve().is_relative_to(root):

@@ -16,10 +16,10 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ValueError(
             f"{path} is missing: name a folder in Hugging Face format, with config.json and model.safetensors in it; "
-            "a model of the hub must be downloaded first (hf download NAME --local-dir FOLDER)."
+            "a model on the hub must be downloaded first (hf download NAME --local-dir FOLDER)."
         ) from error
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON text ({error}): fetch the checkpoint again.") from error
+        raise ValueError(f"{path} is not valid JSON ({error}): fetch the checkpoint again.") from error
     if not isinstance(content, dict):
         raise ValueError(
             f"{path} holds a {type(content).__name__}; expected a JSON object: fetch the checkpoint again."

@@ -1,12 +1,13 @@
-"""What must hold before and after the weights of a folder go into a model.
+"""Checks before and after loading the weights of a folder.
 
-Before: there are safetensors, whole, and no other kind is opened. A pickle (pytorch_model.bin and its kind) can run any
-code when it is loaded. After: the encoder's weights are all in the model and none is left over, and each head is whole
-or wholly new. A new head is how fine-tuning starts, and transformers reports it; half a head means a broken file.
+Before: complete safetensors exist; no other format is opened, since a pickle (such as pytorch_model.bin) can run
+arbitrary code when it is loaded. After: all weights of the encoder were loaded and none is left over, and each head is
+complete or entirely new. A new head is how fine-tuning starts, and transformers reports it; half a head means a broken
+file.
 
-Some of the published checkpoints have no safetensors in the main revision of their repository, but in `refs/pr/1`, the
-conversion that Hugging Face proposes. For them, and where no revision was asked for, that one is taken, with a warning.
-For any other model the error names it, since a proposal is not its owner's word.
+Some of the published checkpoints have no safetensors in the main revision of their repository, only in `refs/pr/1`, the
+conversion proposed by Hugging Face. For these, if no revision is requested, that one is used, with a warning. For any
+other model the error only mentions it, since its owner has not accepted the proposal.
 """
 
 import logging
@@ -45,7 +46,7 @@ _CONVERTED = "refs/pr/1"
 
 
 class SizeMismatchError(ValueError, RuntimeError):
-    """Weights of other sizes than the configuration says; transformers raises a RuntimeError for them."""
+    """Weights whose sizes contradict the configuration; transformers raises a RuntimeError for them."""
 
 
 def find_folder(name: Any, given: dict[str, Any]) -> Path:
@@ -56,7 +57,7 @@ def find_folder(name: Any, given: dict[str, Any]) -> Path:
         given: Keywords of `from_pretrained`; those about downloads are used.
 
     Raises:
-        ValueError: A file, or neither a folder nor a possible name; or a model that has no safetensors.
+        ValueError: A file, or neither a folder nor a valid name; or a model without safetensors.
         OSError: The hub has no such model, or cannot be reached.
     """
     path = Path(name)
@@ -77,13 +78,13 @@ def find_folder(name: Any, given: dict[str, Any]) -> Path:
         folder = Path(snapshot_download(str(name), allow_patterns=patterns, **options))
     except RepositoryNotFoundError as error:
         raise OSError(
-            f"model {name} is no folder here, and the Hugging Face Hub has none of this name that you may read: check "
-            "the name, or log in (hf auth login)."
+            f"model {name} is not a local folder, and the Hugging Face Hub has no model of this name that you may "
+            "read: check the name, or log in (hf auth login)."
         ) from error
     except LocalEntryNotFoundError as error:
         raise OSError(
-            f"model {name} is no folder here, not in the cache, and the Hugging Face Hub cannot be reached: name a "
-            f"folder, or download it where there is a network (hf download {name} --local-dir FOLDER)."
+            f"model {name} is not a local folder, not in the cache, and the Hugging Face Hub cannot be reached: name a "
+            f"folder, or download it with network access (hf download {name} --local-dir FOLDER)."
         ) from error
     if "revision" in options or not str(name).startswith(_PUBLISHED) or any((folder / inside).glob("*.safetensors")):
         return folder
@@ -93,7 +94,8 @@ def find_folder(name: Any, given: dict[str, Any]) -> Path:
     except (RevisionNotFoundError, LocalEntryNotFoundError):
         return folder
     warnings.warn(
-        f"model {name} has no safetensors in its main revision: {_CONVERTED} is loaded, where Hugging Face converted "
+        f"model {name} has no safetensors in its main revision: {_CONVERTED} is loaded, in which Hugging Face "
+        "converted "
         f'them. Pass revision="{_CONVERTED}" to choose it yourself.',
         UserWarning,
         stacklevel=3,
@@ -102,19 +104,19 @@ def find_folder(name: Any, given: dict[str, Any]) -> Path:
 
 
 def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool = False) -> None:
-    """Check that a folder holds whole safetensors; of each file only the header is read, unless it recorded its sums.
+    """Check that a folder holds complete safetensors; only headers are read, unless a file records checksums.
 
     Args:
         folder: Where config.json is.
-        variant: The variant of `from_pretrained`.
-        downloaded: It is the main revision of a model of the hub, where another may hold them.
+        variant: The `variant` argument of `from_pretrained`.
+        downloaded: Whether it is the main revision of a hub model, of which another revision may hold safetensors.
 
     Raises:
-        ValueError: No folder; no weights, other kinds alone, a file that is missing, cut off or elsewhere, or a
-            config.json of a far larger model.
+        ValueError: Not a folder; no weights, or only in other formats; a file that is missing, truncated or elsewhere;
+            or a config.json of a far larger model.
     """
     if not folder.is_dir():
-        raise ValueError(f"model is {folder}, which is no folder; expected one with config.json and safetensors.")
+        raise ValueError(f"model is {folder}, which is not a folder; expected one with config.json and safetensors.")
     if (folder / "adapter_config.json").is_file():
         raise ValueError(
             f"model {folder} holds an adapter (adapter_config.json): load the model that it was made for, then the "
@@ -147,7 +149,7 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
                 weights += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118 (no dict)
         except (SafetensorError, OSError) as error:
             raise ValueError(
-                f"{folder / name} is no safetensors file, or is cut off ({error}): save or fetch the model again."
+                f"{folder / name} is not a safetensors file, or is truncated ({error}): save or fetch the model again."
             ) from error
     if (folder / CONFIG_NAME).is_file():
         _check_sizes(folder, read_json(folder / CONFIG_NAME), weights)
@@ -155,7 +157,7 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
 
 
 def _check_sizes(folder: Path, content: Mapping[str, Any], weights: int) -> None:
-    """Raise ValueError for sizes that would take a model far beyond the weights of its folder, before it is made."""
+    """Raise ValueError, before building it, for a config.json of a model far larger than the weights of its folder."""
     layers, width, inside, words, vectors = (
         next((content[name] for name in names if isinstance(content.get(name), int)), 1) for names in _SIZES
     )
@@ -174,13 +176,13 @@ def _check_sizes(folder: Path, content: Mapping[str, Any], weights: int) -> None
 
 
 def check_fit(model: nn.Module, report: dict[str, Any], folder: Path, *, new_heads: bool = True) -> None:
-    """Check that a model's encoder and head are wholly what its folder holds.
+    """Check that a model's encoder and head match the contents of its folder.
 
     Args:
         model: The loaded model.
-        report: What transformers gives with `output_loading_info`.
-        folder: Where it came from.
-        new_heads: A head may be wholly new, and one that the model does not have may be left behind.
+        report: The loading report of transformers (`output_loading_info`).
+        folder: The folder that it was loaded from.
+        new_heads: Whether a head may be entirely new, and a head that the model does not have may be dropped.
 
     Raises:
         ValueError: The first weight that is missing or left over.
@@ -191,7 +193,7 @@ def check_fit(model: nn.Module, report: dict[str, Any], folder: Path, *, new_hea
     misfit = [name for name in sorted(missing | extra) if _top(name) not in whole]
     if misfit:
         kind = type(model).__name__
-        problem = f"which {kind} has and it lacks" if misfit[0] in missing else f"for which {kind} has no place"
+        problem = f"which {kind} has and it lacks" if misfit[0] in missing else f"which {kind} does not have"
         raise ValueError(
             f"model {folder} does not fit its config.json, for example in {misfit[0]}, {problem}: save it again, or "
             "load it with the class that saved it."
@@ -200,7 +202,7 @@ def check_fit(model: nn.Module, report: dict[str, Any], folder: Path, *, new_hea
 
 @contextmanager
 def report_held() -> Iterator[None]:
-    """Hold back what transformers logs of weights until it is checked; where they do not fit, the error says it."""
+    """Hold back transformers' messages about weights until they are checked; an error replaces them on a mismatch."""
     log, held = logging.getLogger("transformers.modeling_utils"), []
 
     def hold(record: logging.LogRecord) -> bool:
@@ -217,14 +219,14 @@ def report_held() -> Iterator[None]:
 
 
 def check_shapes(report: Mapping[str, Any], folder: Path) -> None:
-    """Check that the weights of a folder have the sizes of its model.
+    """Check that the weights of a folder have the sizes that its model expects.
 
     Args:
-        report: What transformers gives with `output_loading_info` and `ignore_mismatched_sizes`.
-        folder: Where the model came from.
+        report: The loading report of transformers (`output_loading_info` with `ignore_mismatched_sizes`).
+        folder: The folder that the model was loaded from.
 
     Raises:
-        SizeMismatchError: The first that has not, by name.
+        SizeMismatchError: The first weight of the wrong size; the message names it.
     """
     for name, came, wanted in sorted(report["mismatched_keys"]):
         raise SizeMismatchError(
@@ -235,16 +237,16 @@ def check_shapes(report: Mapping[str, Any], folder: Path) -> None:
 
 
 def check_encoder(model: Any, report: Mapping[str, Any], folder: Path, *, new_heads: bool) -> None:
-    """Check that all of an encoder of transformers came from its folder; a pooler may be new.
+    """Check that all weights of a transformers encoder came from its folder; a pooler may be new.
 
     Args:
         model: The loaded model.
-        report: What transformers gives with `output_loading_info` and `ignore_mismatched_sizes`.
-        folder: Where it came from.
-        new_heads: A head may be new, too.
+        report: The loading report of transformers (`output_loading_info` with `ignore_mismatched_sizes`).
+        folder: The folder that it was loaded from.
+        new_heads: Whether a head may also be new.
 
     Raises:
-        ValueError: The first weight that is missing, left over or of another size.
+        ValueError: The first weight that is missing, left over or of the wrong size.
     """
     prefix = f"{model.base_model_prefix}."
     lacking = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
@@ -258,16 +260,16 @@ def check_encoder(model: Any, report: Mapping[str, Any], folder: Path, *, new_he
 
 
 def check_tied(model: nn.Module, tied: dict[str, str] | None, folder: Path) -> None:
-    """Check that tensors which the configuration ties have one value in the folder.
+    """Check that tensors which the configuration ties have equal values in the folder.
 
     Raises:
-        ValueError: The first that has two.
+        ValueError: The first pair that differs.
     """
     for name, source in (tied or {}).items():
         if model.get_parameter(name) is not model.get_parameter(source):
             raise ValueError(
-                f"model {folder} holds different values for {name} and {source}, which tie_word_embeddings=True makes "
-                "one: pass tie_word_embeddings=False to keep both."
+                f"model {folder} holds different values for {name} and {source}, which tie_word_embeddings=True ties: "
+                "pass tie_word_embeddings=False to keep both."
             )
 
 
@@ -284,8 +286,8 @@ def _why_none(folder: Path, wanted: str) -> str:
     for pattern in _PICKLES:
         for pickle in sorted(folder.glob(pattern)):
             return (
-                f"holds no {wanted}: only that format is read, since it runs no code, and {pickle.name} can run any. "
-                "Where you trust it, convert it in a place where it can do no harm, with transformers alone: "
+                f"holds no {wanted}: only that format is read, since it cannot run code, and {pickle.name} can. "
+                "If you trust it, convert it in a sandbox with transformers alone: "
                 "AutoModelForMaskedLM.from_pretrained(FOLDER).save_pretrained(OTHER), or the class of its head."
             )
-    return f"holds no {wanted}: only that format is read, since it runs no code."
+    return f"holds no {wanted}: only that format is read, since it cannot run code."

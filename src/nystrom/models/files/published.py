@@ -12,12 +12,11 @@ save, have `model_type` "nystromformer". What those classes compute, in the fiel
 | `inv_coeff_init_option` true | a start value per matrix, "paper" here; transformers' class fails at it |
 | `attention_probs_dropout_prob` | nothing: it is never applied, and is read as 0 |
 
-Both kinds of attention have the convolution of the values. What the format does not know is kept as it came, as
-transformers keeps it.
+Both kinds of attention have the skip convolution of the values. Unknown fields are kept unchanged, as in transformers.
 
-`from_pretrained(folder, attention_options={"num_landmarks": 32})` changes the number of landmarks. Where the folder
-has exact attention this makes it Nyström attention; if this format cannot express the result, the error says so, and
-`segment_means_seq_len=None` chooses this library's own format.
+`from_pretrained(folder, attention_options={"num_landmarks": 32})` changes the number of landmarks. If the folder has
+exact attention, this switches it to Nyström attention; if this format cannot express the result, the error says so, and
+`segment_means_seq_len=None` selects this library's own format.
 
 Source: `transformers/models/nystromformer/modeling_nystromformer.py`, version 5.23.
 """
@@ -62,19 +61,19 @@ def read_published(content: Mapping[str, Any], *, num_landmarks: int | None = No
     """Translate a published configuration.
 
     Args:
-        content: What its config.json holds.
-        num_landmarks: Landmarks in place of the file's; asking for them asks for Nyström attention.
+        content: The contents of its config.json.
+        num_landmarks: Landmarks in place of the file's; giving them selects Nyström attention.
 
     Returns:
         Fields of `EncoderConfig`.
 
     Raises:
-        ValueError: A field of this library's own format, or a value that asks for another model.
+        ValueError: A field of this library's own format, or a value that means a different model.
     """
     for name in sorted(_OURS & content.keys()):
         raise ValueError(
             f"config.json holds {name!r}, a field of this library's own format, but is of the published type "
-            f"{PUBLISHED_TYPE!r}, in which it means nothing: take it out, or pass {name}= and "
+            f"{PUBLISHED_TYPE!r}, in which it means nothing: remove it, or pass {name}= and "
             "segment_means_seq_len=None to from_pretrained."
         )
     for name, wanted in _INERT.items():
@@ -99,10 +98,10 @@ def read_published(content: Mapping[str, Any], *, num_landmarks: int | None = No
 
 
 def write_published(content: Mapping[str, Any]) -> NystromformerConfig:
-    """Translate what `EncoderConfig.to_dict` gives, once `check_publishable` has accepted it.
+    """Translate the result of `EncoderConfig.to_dict`, once `check_publishable` has accepted it.
 
     Returns:
-        The configuration of transformers that says the same.
+        The equivalent configuration of transformers.
     """
     length = content["segment_means_seq_len"]
     exact = content["attention"] == "softmax"
@@ -119,13 +118,13 @@ def write_published(content: Mapping[str, Any]) -> NystromformerConfig:
 
 
 def check_publishable(content: Mapping[str, Any]) -> None:
-    """Check that transformers' own model can compute what is to be written in the published format.
+    """Check that transformers' own model can compute a configuration before it is written in the published format.
 
     Args:
-        content: Fields of `EncoderConfig`, each of them valid by itself.
+        content: Fields of `EncoderConfig`, each valid by itself.
 
     Raises:
-        ValueError: The first field that is in the way.
+        ValueError: The message names the first field that prevents it.
     """
     length = content["segment_means_seq_len"]
     check_at_least("segment_means_seq_len", length, 1)
@@ -166,7 +165,7 @@ def _unlike_theirs(options: NystromOptions, length: int) -> list[str]:
     m = options.num_landmarks
     if m == length:
         reasons.append(
-            f"num_landmarks is {m} too, which means exact attention there (attention='softmax' here; or set "
+            f"num_landmarks is {m} as well, which means exact attention there (attention='softmax' here; or set "
             "segment_means_seq_len to the length that transformers is to take)"
         )
     elif length % m:

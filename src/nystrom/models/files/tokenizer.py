@@ -1,7 +1,7 @@
 """The tokenizer beside a model.
 
-It is what AutoTokenizer makes of the folder. The published checkpoints have ALBERT's, and some of their folders hold
-only its `spiece.model`: AutoTokenizer cannot read that file alone, so AlbertTokenizer does. Code in a folder is never
+It is loaded with AutoTokenizer. The published checkpoints have ALBERT's tokenizer, and some of their folders hold only
+its `spiece.model`: AutoTokenizer cannot read that file alone, so AlbertTokenizer is used. Code in a folder is never
 run.
 """
 

@@ -38,7 +38,7 @@ _TIED = {
 
 
 class WordTransform(nn.Module):
-    """The layers between a token and its comparison with the words."""
+    """The layers between a token and the scores of the words."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -61,7 +61,7 @@ class WordPredictions(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def reset_parameters(self) -> None:
-        """Start the bias at zero."""
+        """Initialise the bias at zero."""
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "*b w"]) -> Float[Tensor, "*b v"]:
@@ -106,7 +106,7 @@ class _WithLanguageHead(EncoderPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace the last layer of the masked LM head, and its bias under both names.
 
-        Where they are not tied the bias under the other name, which nothing reads, is one of its own: a file holds two.
+        If they are not tied, the unused bias under the other name is a separate tensor, so a file holds two.
         """
         assert isinstance(new_embeddings, nn.Linear), (
             "transformers passes back what get_output_embeddings gave, resized"
@@ -119,7 +119,7 @@ class _WithLanguageHead(EncoderPreTrainedModel):
     def _score(
         self, x: Float[Tensor, "b n w"], labels: Int[Tensor, "b n"] | None
     ) -> tuple[Float[Tensor, "*k v"], Float[Tensor, ""] | None]:
-        """Scores of words, and their mean loss where labels are given."""
+        """Scores of words, and their mean loss if labels are given."""
         if labels is None:
             return self.cls(x), None
         check_labels(labels, x.shape[:2])
@@ -160,7 +160,7 @@ class EncoderForMaskedLM(_WithLanguageHead):
             `logits` is (k, v), of the k tokens that have a label.
 
         Raises:
-            ValueError: Inputs that do not fit, by name.
+            ValueError: Invalid inputs; the message names them.
         """
         encoded = self.nystromformer(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
@@ -171,16 +171,16 @@ class EncoderForMaskedLM(_WithLanguageHead):
 
 @dataclass
 class PreTrainingOutput(ModelOutput):
-    """What `EncoderForPreTraining` gives.
+    """The output of `EncoderForPreTraining`.
 
     Attributes:
-        loss: Sum of the losses whose labels came.
+        loss: Sum of the losses whose labels were given.
         prediction_logits: Scores of words: (b, n, v), or those of the k tokens that have a label (k, v) in training
             with `sparse_prediction`.
         sop_logits: Scores of the order of the two segments (b, 2).
-        hidden_states: What entered each layer, and the last result, if asked for.
-        prediction_loss: Mean loss of the words, where their labels came.
-        sop_loss: Mean loss of the order of the segments, where their labels came.
+        hidden_states: The input of each layer and the final output, if requested.
+        prediction_loss: Mean loss of the words, if their labels were given.
+        sop_loss: Mean loss of the order of the segments, if their labels were given.
     """
 
     loss: Tensor | None = None
@@ -222,10 +222,10 @@ class EncoderForPreTraining(_WithLanguageHead):
             sentence_order_label: 0 for segments in order, 1 for swapped ones, -100 for neither.
 
         Returns:
-            The scores; with labels of one kind or both comes the sum of their mean losses.
+            The scores; with labels of either or both kinds, also the sum of their mean losses.
 
         Raises:
-            ValueError: Inputs that do not fit, by name.
+            ValueError: Invalid inputs; the message names them.
         """
         encoded = self.nystromformer(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked

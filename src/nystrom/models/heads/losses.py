@@ -1,7 +1,7 @@
 """The loss of heads that classify tokens or sequences.
 
-The mean of the cross entropy over labels that are not -100, in float32 at least, and 0 where there are none; a plain
-mean would be 0 / 0 for a batch in which no token happens to be masked.
+The mean cross entropy over labels that are not -100, in float32 at least, and 0 if there are none; a plain mean would
+be 0 / 0 for a batch in which no token happens to be masked.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ IGNORED = -100
 def mean_loss(
     logits: Float[Tensor, "*b c"], labels: Int[Tensor, "*b"], *, name: str = "labels", group: Group = None
 ) -> Float[Tensor, ""]:
-    """Compare logits with classes.
+    """Mean cross entropy of logits and labels.
 
     Args:
-        logits: One per class.
-        labels: Classes, -100 for none.
+        logits: Logits, one per class.
+        labels: Classes; -100 is ignored.
         name: The caller's name for the labels.
-        group: Process group over whose ranks the mean is taken; None for one process.
+        group: Process group across which the mean is taken; None for a single process.
 
     Raises:
-        ValueError: Another shape than that of the logits without their last axis, or floating point numbers.
+        ValueError: Labels do not have the shape of the logits without their last axis, or are floating point.
     """
     check_labels(labels, logits.shape[:-1], name=name)
     labels = labels.flatten().long()
@@ -41,7 +41,7 @@ def mean_loss(
 
 
 def check_labels(labels: Tensor, shape: Sequence[int], *, name: str = "labels") -> None:
-    """Check that labels are whole numbers in a shape.
+    """Check that labels are integers of a given shape.
 
     Raises:
         ValueError: They are not.
@@ -49,4 +49,4 @@ def check_labels(labels: Tensor, shape: Sequence[int], *, name: str = "labels") 
     if tuple(labels.shape) != tuple(shape):
         raise ValueError(f"{name} has shape {tuple(labels.shape)}; expected {tuple(shape)}.")
     if labels.is_floating_point():
-        raise ValueError(f"{name} has dtype {labels.dtype}; expected classes as whole numbers, -100 for none.")
+        raise ValueError(f"{name} has dtype {labels.dtype}; expected integer classes, -100 for none.")

@@ -68,13 +68,13 @@ class EncoderForPairClassification(EncoderPreTrainedModel):
         Args:
             input_ids: Tokens of both documents, padded to one length; hidden states have batch and documents in one
                 axis.
-            attention_mask: Real tokens, as 1 or True; None where all are.
-            labels: Classes; with them comes the mean cross entropy.
+            attention_mask: Real tokens, as 1 or True; None if all are.
+            labels: Classes; if given, the mean cross entropy is returned as well.
             token_type_ids: Segment of each token.
             inputs_embeds: Word embeddings in place of `input_ids`.
 
         Raises:
-            ValueError: Inputs that do not fit, by name.
+            ValueError: Invalid inputs; the message names them.
         """
         named = "inputs_embeds" if input_ids is None else "input_ids"
         came = inputs_embeds if input_ids is None else input_ids

@@ -1,19 +1,19 @@
-r"""What a classification head reads, each channel brought to mean 0 and variance 1 over the sequences.
+r"""Normalisation of the input of a classification head: each channel to mean 0 and variance 1 over the sequences.
 
 $$y_{s,c} = \frac{p_{s,c} - m_c}{\sqrt{v_c + \epsilon}}$$
-for the pooled tokens p of sequence s, m and v the mean and variance of channel c: of the batch in training, and fixed
-in evaluation, where a sequence is classified by itself.
+for the pooled tokens p of sequence s, with m and v the mean and variance of channel c: those of the batch in training,
+and fixed ones in evaluation, where a sequence is classified by itself.
 
-The mean of many tokens hardly differs from one sequence to another, most of all in a new encoder: what all have in
-common is far larger than what tells them apart, and the gradient of a head follows what is large.
+The mean of many tokens hardly differs from one sequence to another, most of all in a new encoder: the part that all
+share is far larger than the part that distinguishes them, and it dominates the gradient of the head.
 
 Source: Ioffe and Szegedy (2015), arXiv:1502.03167, batch normalization, without a scale and shift of its own, since a
 linear layer follows. In a training of this library the fixed values are measured before each evaluation, on training
 samples as an evaluation sees them, without dropout or corruption: Wu and Johnson (2021), arXiv:2105.07576, section 3.
 Elsewhere they are the running means of training.
 
-The batch is what a process computes at once: several processes, or a batch computed in parts, give each part a mean and
-variance of its own.
+The batch is what a process computes at once: with several processes or gradient accumulation, each part has its own
+mean and variance.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ from nystrom.evaluation import evaluating
 
 
 class PooledNorm(nn.BatchNorm1d):
-    """The norm. A batch of one sequence, which has no spread, gets the fixed values in training too.
+    """The norm. A batch of one sequence, which has no variance, uses the fixed values in training as well.
 
     Args:
         width: Channels.
@@ -39,7 +39,7 @@ class PooledNorm(nn.BatchNorm1d):
         super().__init__(width, eps=eps, affine=False)
 
     def forward(self, input: Float[Tensor, "b w"]) -> Float[Tensor, "b w"]:
-        """Bring the channels to mean 0 and variance 1."""
+        """Normalise the channels to mean 0 and variance 1."""
         if self.training and len(input) > 1:
             return super().forward(input)
         return F.batch_norm(input, self.running_mean, self.running_var, eps=self.eps)
@@ -52,13 +52,13 @@ def pooled_norms(model: nn.Module) -> list[PooledNorm]:
 
 @torch.no_grad()
 def measure_pooled(model: nn.Module, calls: Iterable[object]) -> None:
-    """Fix the mean and variance of each norm of a model to those of what reaches it.
+    """Set the fixed mean and variance of each norm of a model to those measured on its inputs.
 
-    Over several processes they are those of all, which must call this together. A compiled model runs uncompiled.
+    With several processes they are measured over all, which must call this together. A compiled model runs uncompiled.
 
     Args:
-        model: The model; it is left in the mode that it is in.
-        calls: Each step of it runs the model once, in evaluation mode, on sequences of its own.
+        model: The model; its mode is restored afterwards.
+        calls: An iterable; each step runs the model once, in evaluation mode, on new sequences.
 
     Raises:
         ValueError: No sequence reached a norm.

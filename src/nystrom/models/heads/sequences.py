@@ -75,10 +75,10 @@ class EncoderForSequenceClassification(EncoderPreTrainedModel):
         """Classify sequences; see `EncoderModel.forward` for the other arguments.
 
         Args:
-            labels: Classes (b), or what `config.problem_type` asks for; with them comes the mean loss.
+            labels: Classes (b), or what `config.problem_type` requires; if given, the mean loss is returned as well.
 
         Raises:
-            ValueError: Inputs that do not fit, by name.
+            ValueError: Invalid inputs; the message names them.
         """
         encoded = self.nystromformer(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
@@ -94,13 +94,13 @@ class EncoderForSequenceClassification(EncoderPreTrainedModel):
 def pool_encoded(
     config: EncoderConfig, x: Float[Tensor, "b m w"], attention_mask: Tensor | None, *, group: Group = None
 ) -> Float[Tensor, "b w"]:
-    """One vector per sequence from what an encoder gave, as its configuration says; see `pool`.
+    """Pool the output of an encoder to one vector per sequence, as its configuration says; see `pool`.
 
     Args:
-        config: Of the encoder.
-        x: What it gave: the token of the class too, where it has that.
-        attention_mask: What it got.
-        group: Process group whose ranks hold the tokens; None for one process.
+        config: Configuration of the encoder.
+        x: Output of the encoder, including the class token if it has one.
+        attention_mask: The encoder's attention mask.
+        group: Process group across which the tokens are split; None for a single process.
     """
     keep = None if attention_mask is None else attention_mask.bool()
     if config.pooling == "cls":
@@ -111,13 +111,13 @@ def pool_encoded(
 def pool(
     x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, *, how: Pooling = "mean", group: Group = None
 ) -> Float[Tensor, "b w"]:
-    """One vector per sequence, from its real tokens; zeros where there is none. The mean is taken in float32 at least.
+    """One vector per sequence, from its real tokens; zeros if there are none. The mean is taken in float32 at least.
 
     Args:
         x: Tokens.
-        keep: Real tokens; None where all are.
+        keep: Real tokens; None if all are.
         how: The "mean", the "first", or the largest value of each channel, "max".
-        group: Process group whose ranks hold the tokens; None for one process.
+        group: Process group across which the tokens are split; None for a single process.
     """
     if group is not None:
         return pool_over_ranks(group, x, keep, how=how)

@@ -56,10 +56,10 @@ class EncoderForTokenClassification(EncoderPreTrainedModel):
         """Classify tokens; see `EncoderModel.forward` for the other arguments.
 
         Args:
-            labels: Classes, -100 for tokens without one; with them comes the mean loss.
+            labels: Classes, -100 for tokens without one; if given, the mean loss is returned as well.
 
         Raises:
-            ValueError: Inputs that do not fit, by name.
+            ValueError: Invalid inputs; the message names them.
         """
         encoded = self.nystromformer(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
@@ -98,7 +98,7 @@ class EncoderForQuestionAnswering(EncoderPreTrainedModel):
             end_positions: Last token of the answer, likewise; given together with `start_positions`.
 
         Raises:
-            ValueError: Inputs that do not fit, by name.
+            ValueError: Invalid inputs; the message names them.
         """
         if (start_positions is None) != (end_positions is None):
             absent = "start_positions" if start_positions is None else "end_positions"
@@ -124,7 +124,7 @@ class EncoderForQuestionAnswering(EncoderPreTrainedModel):
 def _known(
     place: Int[Tensor, " b"], scores: Float[Tensor, "b n"], keep: Bool[Tensor, "b n"] | None
 ) -> Int[Tensor, " b"]:
-    """Places of real tokens; those beyond the input or at masked tokens are ignored, negative ones mean the first."""
+    """Positions of real tokens; those beyond the input or at masked tokens are ignored, negative ones are the first."""
     n, first = scores.shape[1], place.clamp(min=0)
     outside = place >= n
     if keep is not None and place.shape == scores.shape[:1]:
@@ -159,10 +159,10 @@ class EncoderForMultipleChoice(EncoderPreTrainedModel):
 
         Args:
             input_ids: Tokens of each choice; hidden states have batch and choices in one axis.
-            labels: The right choices; with them comes the mean loss.
+            labels: The right choices; if given, the mean loss is returned as well.
 
         Raises:
-            ValueError: Inputs that do not fit, by name.
+            ValueError: Invalid inputs; the message names them.
         """
         given = {
             "input_ids": input_ids,

@@ -1,8 +1,8 @@
 r"""A short depthwise convolution of tokens, with a kernel for each channel: neighbours, in linear time.
 
 $$y_{i,c} = \sum_{t=0}^{K-1} w_{c,t}\, x_{i + t - (K-1)/2,\, c}$$
-with an odd size K, and zeros outside the sequence and at tokens that are not real. Positions are relative, so padding
-at either end changes nothing; holes inside count as positions.
+with an odd size K, and zeros outside the sequence and at padding tokens. Positions are relative, so padding at either
+end changes nothing; holes inside count as positions.
 
 The kernels start near the identity: 1 in the middle, plus uniform draws within $\tfrac12 K^{-1/2}$.
 
@@ -57,7 +57,7 @@ class ShortConvolution(nn.Module):
 
         Args:
             x: Tokens.
-            keep: Real tokens, None where all are; the others count as zeros.
+            keep: Real tokens, None if all are; the others count as zeros.
         """
         if isinstance(x.shape[1], int) and x.shape[1] == 0:
             return x

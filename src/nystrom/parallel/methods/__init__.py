@@ -1,1 +1,1 @@
-"""One method a file: its computation over ranks, under the name of the method."""
+"""One method per file: its computation across ranks."""

@@ -1,7 +1,7 @@
 r"""Linformer over ranks: each mixes its own tokens by the columns at their positions, and the mixtures are added up.
 
 What is exchanged, m (d + e) numbers, does not depend on n. The gradients of the projections are those of a rank's own
-tokens and queries: sum them over the ranks, as those of all weights.
+tokens and queries: sum them over the ranks, as for all weights.
 """
 
 import torch

@@ -1,13 +1,13 @@
 """Near and far attention over ranks.
 
-- Near: each rank asks its neighbours for the tokens of blocks that it holds in part, and for `reach` around them.
-  Blocks begin at the first real token of all ranks.
+- Near: each rank fetches from its neighbours the rest of the blocks that it holds in part, and `reach` tokens around
+  them. Blocks begin at the first real token of all ranks.
 - Heavy keys: each rank offers its g heaviest, with weights whose normalisers are joined, and the heaviest of all are
   taken. All ranks hold them.
 - Clusters: in each step of k-means a rank sums up its part of the sample, m (d + 1) numbers, and in the end its keys
   and values.
 
-Short sequences are exact: all ranks hold their keys. What is exchanged depends on sizes alone, not on n.
+Short sequences are exact: all ranks hold their keys. The communication depends only on the sizes, not on n.
 """
 
 from typing import NamedTuple
@@ -92,7 +92,7 @@ def _approximate(
 
 
 class _Mine(NamedTuple):
-    """What is chosen, as the rank that holds these keys sees it.
+    """The chosen keys, from the view of the rank that holds them.
 
     Attributes:
         heavy: Places of the heavy keys among its own.

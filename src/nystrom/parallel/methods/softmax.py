@@ -1,4 +1,4 @@
-r"""Exact attention over ranks: the keys and values of one rank after the other are sent to all.
+r"""Exact attention across ranks: the keys and values of each rank are broadcast in turn.
 
 A rank holds its own tokens and, at any time, the piece of one other. With $\ell$ the logarithm of a query's normaliser
 over the pieces so far, a piece with the scores S adds
@@ -8,7 +8,7 @@ The backward pass sends the pieces once more and takes weights from the inputs a
 the gradient of the outputs, $\mathrm{d}S = P \circ (G V^\top - \mathrm{rowsum}(G \circ \mathrm{out}))$. The gradients
 of a piece are added up where it belongs. Weights exist for some queries at a time.
 
-What is exchanged grows with the number of tokens, as attention to all of them must. Computed in float32 at least.
+The communication grows with the number of tokens, as exact attention requires. Computed in float32 at least.
 """
 
 from collections.abc import Iterator, Sequence
@@ -92,14 +92,14 @@ class _OverPieces(torch.autograd.Function):
 
 
 def _pieces(ranks: Ranks, sent: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """Each rank, and what it sends."""
+    """Each rank, and the tensor that it sends."""
     for rank, size in enumerate(sizes):
         here = sent.contiguous() if rank == ranks.rank else sent.new_empty(*sent.shape[:2], size, sent.shape[3])
         yield rank, ranks.send_from(rank, here)
 
 
 def _parts(q: Tensor, keys: Tensor) -> Iterator[slice]:
-    """Queries whose weights are held at a time."""
+    """Slices of the queries, whose weights are computed together."""
     length = max(1, _WEIGHTS // keys.shape[:3].numel())
     for start in range(0, q.shape[2], length):
         yield slice(start, start + length)

@@ -1,1 +1,1 @@
-"""Tasks on language: pretraining on raw texts, tokenizers for it, and classification of texts by fine-tuning."""
+"""Language tasks: pretraining on raw texts, its tokenizers, and text classification by fine-tuning."""

@@ -1,4 +1,4 @@
-"""Prose: from the user's files, or from the reference of the Python language that Python carries."""
+"""Prose: from the user's files, or from the language reference that is included in Python."""
 
 import hashlib
 import platform
@@ -17,11 +17,11 @@ def read_prose(files: Sequence[Path], *, most: int = _ENOUGH) -> Prose:
     """Read running text, compressed or not.
 
     Args:
-        files: Files in UTF-8; none means the reference of the Python language (`pydoc_data.topics`).
-        most: Characters that are read.
+        files: UTF-8 files; none means the Python language reference (`pydoc_data.topics`).
+        most: Maximum number of characters to read.
 
     Raises:
-        ValueError: A file is missing, empty, damaged or no text.
+        ValueError: A file is missing, empty, damaged or not text.
     """
     if not files:
         from pydoc_data.topics import topics
@@ -42,9 +42,7 @@ def _read(file: Path, most: int) -> str:
         # The cut may be inside a character.
         text = content[: whole_characters(content) if len(content) == most else None].decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{file} is no text in UTF-8 ({error.reason} at byte {error.start}): name files of text."
-        ) from None
+        raise ValueError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): name text files.") from None
     except BROKEN as error:
         raise unreadable(file, error) from error
     if not text.strip():

@@ -1,4 +1,4 @@
-"""Writing a tokenizer so that AutoTokenizer loads it."""
+"""Save a tokenizer in a form that AutoTokenizer loads."""
 
 import os
 import re

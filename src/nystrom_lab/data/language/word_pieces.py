@@ -1,9 +1,9 @@
-"""A tokenizer of word pieces, as BERT has, trained on raw texts.
+"""A WordPiece tokenizer, as in BERT, trained on raw texts.
 
-Words are cut at blanks and punctuation, in small letters and without accents unless `cased`; the trainer joins the most
-frequent neighbours until the vocabulary is full. The vocabulary is a function of the texts alone. The trainer by itself
-numbers letters inside words in the order of a hash table, which differs from run to run and decides between pairs
-that are equally frequent; so the texts are read twice, and the letters are given to it in an order of their own.
+Words are split at white space and punctuation, lowercased and stripped of accents unless `cased`; the trainer merges
+the most frequent neighbours until the vocabulary is full. The vocabulary is a function of the texts alone. The trainer
+by itself numbers the letters inside words in hash-table order, which differs between runs and decides between equally
+frequent pairs; so the texts are read twice, and the letters are passed to it in a fixed order.
 
 Source: Schuster and Nakajima (2012); Devlin et al. (2019). The trainer is that of the package tokenizers.
 """
@@ -43,12 +43,12 @@ def train_tokenizer(
     max_unpacked: float | None = None,
     progress: bool = True,
 ) -> Path:
-    """Train a tokenizer of word pieces on raw texts.
+    """Train a WordPiece tokenizer on raw texts.
 
     Args:
         source: Files or folders of texts, as `nystrom data prepare mlm-sop` reads them.
-        to: Folder to make, from which AutoTokenizer loads it.
-        size: Tokens of the vocabulary, special ones included; fewer where the texts hold no more.
+        to: Folder to create, from which AutoTokenizer loads the tokenizer.
+        size: Vocabulary size, including special tokens; smaller if the texts hold fewer.
         cased: Keep capitals and accents.
         min_frequency: Pieces that occur less often are not made.
         text_field: Column or field of the texts; if not given, text, content, sentence or review.
@@ -59,8 +59,8 @@ def train_tokenizer(
         The folder.
 
     Raises:
-        ValueError: A source is missing, broken or without texts, a setting is impossible, or `to` is taken or cannot be
-            written.
+        ValueError: A source is missing, broken or without texts, a setting is impossible, or `to` is in use or cannot
+            be written.
     """
     to = Path(to).expanduser().resolve()
     if size < LEAST_SIZE:
@@ -68,7 +68,7 @@ def train_tokenizer(
     if min_frequency < 1:
         raise ValueError(f"--min-frequency is {min_frequency}; expected at least 1.")
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise ValueError(f"{to} is there already: name a folder that does not exist yet.")
+        raise ValueError(f"{to} already exists: name a folder that does not exist yet.")
     corpora, _ = find_corpora(source, text_field=text_field, max_unpacked=max_unpacked)
     with ExitStack() as stack:
         try:
@@ -83,7 +83,7 @@ def train_tokenizer(
             count = _train(corpora, partial, size=size, cased=cased, min_frequency=min_frequency, progress=progress)
         partial.replace(to)
     if count < size:
-        print(f"notice: the texts hold {count} tokens where {size} were asked for.", file=sys.stderr)
+        print(f"notice: the texts give only {count} of the {size} requested tokens.", file=sys.stderr)
     return to
 
 
@@ -113,7 +113,7 @@ def _train(corpora: Sequence[Corpus], to: Path, *, size: int, cased: bool, min_f
 
 
 def _letters(corpora: Sequence[Corpus], words: "Tokenizer", size: int, progress: bool) -> tuple[list[str], list[str]]:
-    """Find the most frequent letters, and those of them that occur inside words, each in the order of letters."""
+    """Find the most frequent letters, and those that occur inside words, each in alphabetical order."""
     counts: Counter[str] = Counter()
     inside: set[str] = set()
     blanks = _Blanks()
@@ -127,7 +127,7 @@ def _letters(corpora: Sequence[Corpus], words: "Tokenizer", size: int, progress:
 
 
 class _Blanks(dict[int, str]):
-    """Turns what BERT cuts words at, punctuation, into blanks."""
+    """Maps punctuation, at which BERT splits words, to blanks."""
 
     def __missing__(self, code: int) -> str:
         letter = chr(code)

@@ -1,10 +1,10 @@
-r"""Training samples that are varied without changing their class, for tasks of texts and of pictures.
+r"""Augmentations of training samples that keep the class, for text and image tasks.
 
 **Texts** are cropped to a stretch of at least half of their bytes. **Pictures of things** are mirrored left to right
 with probability 1/2, and drawn anew by
 $$P'_{r, c} = P\big((r - m) / s + m - d_r,\; \pm (c - m) / s + m - d_c\big), \qquad m = (S - 1) / 2,$$
 with a scale s in [0.9, 1.1] and shifts $d_r, d_c$ of at most a tenth of the side S, all uniform; values between pixels
-are interpolated linearly, and the border goes on as it is. **Pathfinder's lines** are mirrored both ways, each with
+are interpolated linearly, and the border is extended. **Pathfinder's lines** are mirrored both ways, each with
 probability 1/2: to them a scale would change the width of a line.
 
 ListOps has `nystrom_lab.data.lra.listops.shuffle`. Pictures are two-dimensional here; the model still sees
@@ -24,7 +24,7 @@ _SCALE, _SHIFT, _LEAST = 0.1, 0.1, 0.5
 
 
 def crop_text(tokens: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """A stretch of at least half of a text, at a random place."""
+    """A random stretch of at least half of a text."""
     length = int(rng.integers(math.ceil(_LEAST * len(tokens)), len(tokens), endpoint=True))
     start = int(rng.integers(0, len(tokens) - length, endpoint=True))
     return tokens[start : start + length]

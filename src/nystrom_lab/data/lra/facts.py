@@ -9,21 +9,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFacts:
-    """What is true of a task, whoever draws it, reads it or trains on it.
+    """Facts about a task that hold however it is generated, read or trained on.
 
     Attributes:
         vocab_size: Tokens.
         num_labels: Classes of the published data; a user's own texts may have others.
-        pad_token_id: The token that no sample holds; None where every token is real.
+        pad_token_id: The token that no sample contains; None if every token is real.
         train: Published samples for training.
         val: Published samples for validation.
         test: Published samples for the test.
         min_length: Every sample has more tokens than this.
         max_length: No sample, or document of one, has more tokens than this.
         documents: Sequences of a sample.
-        is_cut: Whether samples that are too long for a model are cut when they are prepared.
-        any_size: Whether data come in larger sizes, and the model then has as many positions.
-        mask_share: Share of the tokens that is masked where an encoder is pretrained on the inputs.
+        is_cut: Whether samples that are too long are truncated during preparation.
+        any_size: Whether data come in larger sizes, for which the model gets more positions.
+        mask_share: Share of the tokens to mask when an encoder is pretrained on the inputs.
     """
 
     vocab_size: int

@@ -1,7 +1,7 @@
-"""Image of the Long Range Arena: CIFAR-10 in gray, pixel after pixel.
+"""Image of the Long Range Arena: CIFAR-10 in grayscale, pixel by pixel.
 
 A sample is 32 x 32 pixels, row after row; a token is a gray level, 0 to 255, black included; a class is one of ten.
-`cifar_files` says what is read, and how colours become gray. Splits have 45,000 / 5,000 / 10,000 pictures: the test
+`cifar_files` describes the formats and the conversion to gray. Splits have 45,000 / 5,000 / 10,000 pictures: the test
 split is the published one, and 5,000 of the training pictures, drawn by a seed, are for validation. The rest keep their
 order.
 
@@ -34,22 +34,23 @@ def prepare_image(
     check_counts: bool = True,
     max_unpacked: float | None = None,
 ) -> Path:
-    """Prepare CIFAR-10 as gray pixels.
+    """Prepare CIFAR-10 as grayscale pixels.
 
     Args:
         source: The folder cifar-10-batches-py or cifar-10-batches-bin, or the archive of one, or a .npz file, also as
             .npz.xz, with x_train, y_train, x_test and y_test; or the folder that holds one of these.
-        to: Folder to make. If it already holds this data set it is used as it is.
-        val: Training pictures that become the validation split.
-        seed: Decides which.
-        check_counts: An incomplete CIFAR-10 is an error; otherwise it is a warning.
-        max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
+        to: Folder to create. If it already holds this data set, it is reused.
+        val: Number of training images to hold out for validation.
+        seed: Determines which.
+        check_counts: Treat an incomplete CIFAR-10 as an error; otherwise only warn.
+        max_unpacked: Limit on the unpacked size of a compressed file, in gigabytes. Default: 20 times its size, at
+            least 1.
 
     Returns:
         The folder, ready for `Image`.
 
     Raises:
-        ValueError: The source is missing or broken, a setting is impossible, or `to` is taken or cannot be written.
+        ValueError: The source is missing or broken, a setting is impossible, or `to` is in use or cannot be written.
     """
     source, to = Path(source).expanduser(), Path(to).expanduser().resolve()
     for name, value in (("val", val), ("seed", seed)):
@@ -58,13 +59,13 @@ def prepare_image(
     found = find_cifar(source, max_unpacked=max_unpacked)
     settings = {"origin": found.name, "sha256": found.digest, "val": val, "seed": seed}
     if holds(to, task=TASK, settings=settings):
-        print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
+        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return to
     with new_folder(to, task=TASK, settings=settings) as partial:
         train, test = found.read()
         _check_counts(source, train, test, strict=check_counts)
         if val >= len(train.labels):
-            raise ValueError(f"--val is {val} but {source} holds {len(train.labels)} training pictures: take fewer.")
+            raise ValueError(f"--val is {val} but {source} holds {len(train.labels)} training pictures: use fewer.")
         held_out = np.zeros(len(train.labels), dtype=bool)
         held_out[np.random.default_rng(seed).permutation(len(held_out))[:val]] = True
         splits = {
@@ -94,5 +95,5 @@ def _check_counts(source: Path, train: Pictures, test: Pictures, *, strict: bool
                 f" {wanted}, {wanted // CLASSES} of each"
             )
             if strict:
-                raise ValueError(f"{message}. {WHERE_PUBLISHED} Take what is there with --no-check-counts.")
+                raise ValueError(f"{message}. {WHERE_PUBLISHED} Use it anyway with --no-check-counts.")
             warnings.warn(message + ".", stacklevel=3)

@@ -1,1 +1,1 @@
-"""Readers of what users hold: published archives, and files of rows."""
+"""Readers of users' files: published archives, and files of rows."""

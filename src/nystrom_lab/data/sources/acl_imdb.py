@@ -56,7 +56,7 @@ def folder_source(folder: Path, *, unlabelled: bool = False, progress: bool = Fa
 
 
 def archive_source(archive: Path, *, max_unpacked: float | None = None, unlabelled: bool = False) -> Source:
-    """Make a source of the archive aclImdb_v1.tar.gz, which may unpack to so many gigabytes."""
+    """Make a source of the archive aclImdb_v1.tar.gz, with a limit on its unpacked size."""
     parts = (*PARTS, UNLABELLED) if unlabelled else PARTS
 
     def rows(progress: bool) -> Iterator[LabelledSample]:

@@ -41,10 +41,10 @@ WEIGHTS = np.array([0.2989, 0.587, 0.114], dtype=np.float32)
 
 @dataclass(frozen=True)
 class CifarSource:
-    """What a user holds.
+    """The CIFAR-10 files that a user has.
 
     Attributes:
-        name: What it is, in words.
+        name: Description.
         digest: SHA-256 of its files.
         read: Reads the training and the test pictures.
     """
@@ -55,14 +55,14 @@ class CifarSource:
 
 
 def find_cifar(source: Path, *, max_unpacked: float | None = None) -> CifarSource:
-    """Recognize what is at a path.
+    """Recognise the files at a path.
 
     Args:
         source: File or folder.
-        max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
+        max_unpacked: Limit on the unpacked size of a compressed file, in gigabytes; see `unpacking`.
 
     Raises:
-        ValueError: Nothing of the kind, or files are missing.
+        ValueError: No such files, or some are missing.
     """
     for folder in (source, source / PYTHON, source / BINARY):
         for kind in ("", ".bin"):
@@ -78,7 +78,7 @@ def find_cifar(source: Path, *, max_unpacked: float | None = None) -> CifarSourc
         return CifarSource("arrays", sha256(source), lambda: _read_arrays(source, max_unpacked))
     if source.is_file() and source.name.endswith(ARCHIVE_FILES):
         return CifarSource("archive", sha256(source), lambda: _read_archive(source, max_unpacked))
-    came = "holds no pictures of CIFAR-10 that can be read" if source.exists() else "is not there"
+    came = "holds no pictures of CIFAR-10 that can be read" if source.exists() else "does not exist"
     raise ValueError(
         f"{source} {came}: name one of these folders or archives, the folder that holds it, or a .npz file with"
         f" {', '.join(ARRAYS)}. {WHERE_PUBLISHED}"

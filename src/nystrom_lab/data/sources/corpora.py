@@ -1,9 +1,9 @@
-"""Raw texts as users hold them, one document after another.
+"""Users' raw texts, one document after another.
 
     .txt .text .raw .tokens .md     plain text or WikiText, as `documents` says
     .csv .tsv .jsonl .ndjson .json  a row is a document
-    .parquet                        the same, where pyarrow is installed
-    aclImdb, aclImdb_v1.tar.gz      a review is a document; those without classes too
+    .parquet                        the same, if pyarrow is installed
+    aclImdb, aclImdb_v1.tar.gz      a review is a document, also those without classes
     folders of save_to_disk         a row is a document, of every split; rows that are lines of WikiText make articles
 
 Files may be compressed. In a folder, and the folders in it, files of these names are read in the order of their names;
@@ -33,7 +33,7 @@ class Corpus:
     """A file of documents, or a folder that is one source.
 
     Attributes:
-        place: Where it is.
+        place: Its location.
         paths: Its files.
         pieces: Reads it, and says how far it is if the argument is true.
     """
@@ -55,14 +55,14 @@ def find_corpora(
 
     Args:
         sources: Files and folders.
-        text_field: Column or field of the texts in files of rows; if not given, one of `TEXT_FIELDS`.
-        max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
+        text_field: Column or field of the texts in files of rows. Default: one of `TEXT_FIELDS`.
+        max_unpacked: Limit on the unpacked size of a compressed file, in gigabytes; see `unpacking`.
 
     Returns:
-        The corpora, and the files in folders that are of no kind that is read.
+        The corpora, and the files in folders whose format is not supported.
 
     Raises:
-        ValueError: One is not there, is not text or lacks the column, or there is no text at all.
+        ValueError: One does not exist, is not text or lacks the column, or there is no text at all.
     """
     if not sources:
         raise ValueError("--from names nothing: name files or folders of texts.")
@@ -71,7 +71,7 @@ def find_corpora(
         reader.find(Path(source).expanduser())
     listed = ", ".join(map(str, sources))
     if not reader.corpora:
-        raise ValueError(f"{listed} holds no texts that are read: name files that end in {', '.join(_endings())}.")
+        raise ValueError(f"{listed} holds no readable texts: name files that end in {', '.join(_endings())}.")
     # All of them are looked into before the work begins.
     have_text = [_has_text(corpus) for corpus in reader.corpora]
     if not any(have_text):
@@ -97,7 +97,7 @@ class _Reader:
         elif path.is_file():
             self._add_file(path)
         else:
-            raise ValueError(f"{path} is not there: name files or folders of texts.")
+            raise ValueError(f"{path} does not exist: name files or folders of texts.")
 
     def _find_in(self, folder: Path) -> None:
         if is_acl_imdb(folder):

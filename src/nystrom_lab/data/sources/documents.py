@@ -3,8 +3,8 @@
 A blank line ends a document. In WikiText, whose first line is a title, a document is an article: it begins with a
 line ` = Title = ` after a blank one, and blank lines are inside it.
 
-A document comes in pieces of a megabyte or two at most, cut at a blank where there is one, so that a text of any length
-without a blank line fits into memory.
+A document comes in pieces of at most one or two megabytes, cut at a blank if there is one, so that a text of any length
+without a blank line fits in memory.
 
 Source of WikiText: Merity et al. (2016), arXiv:1609.07843.
 """
@@ -27,7 +27,7 @@ class TextPiece(NamedTuple):
 
     Attributes:
         text: Its bytes, which should be UTF-8.
-        begins: Whether a document begins with it; otherwise it goes on with that of the piece before.
+        begins: Whether it begins a document; otherwise it continues that of the previous piece.
         wikitext: Whether <unk> in it means an unknown word.
     """
 
@@ -48,7 +48,7 @@ def read_documents(path: Path, *, max_unpacked: float | None = None, progress: b
         Its documents in pieces.
 
     Raises:
-        ValueError: The file is not text in UTF-8, as far as its beginning shows, or cannot be unpacked.
+        ValueError: The beginning of the file is not UTF-8 text, or the file cannot be unpacked.
     """
     try:
         with open_unpacked(path, max_unpacked=max_unpacked, progress=progress) as file:
@@ -62,7 +62,7 @@ def read_documents(path: Path, *, max_unpacked: float | None = None, progress: b
 
 
 def check_text(path: Path, start: bytes) -> None:
-    """Raise ValueError where a file does not begin like text in UTF-8."""
+    """Raise ValueError if a file does not begin like UTF-8 text."""
     if start[:2] in UTF_16:
         raise ValueError(f"{path} is UTF-16: save it as UTF-8.")
     if b"\0" in start:
@@ -77,7 +77,7 @@ def check_text(path: Path, start: bytes) -> None:
 
 
 def pieces_of_lines(lines: Iterable[bytes]) -> Iterator[TextPiece]:
-    """Put lines together to documents; the first that is not blank says whether they are WikiText."""
+    """Join lines to documents; the first non-blank line shows whether they are WikiText."""
     held: list[bytes] = []
     size, begins, after_blank = 0, True, True
     wikitext: bool | None = None
@@ -100,7 +100,7 @@ def pieces_of_lines(lines: Iterable[bytes]) -> Iterator[TextPiece]:
 
 
 def pieces_of_text(text: bytes) -> Iterator[TextPiece]:
-    """Cut a document that is in memory as a whole."""
+    """Split a document that is in memory as a whole."""
     begins = True
     while len(text) > PIECE:
         cut = last_cut(text[:PIECE])
@@ -111,13 +111,13 @@ def pieces_of_text(text: bytes) -> Iterator[TextPiece]:
 
 
 def last_cut(text: bytes) -> int:
-    """Find where to cut: after the last blank, or where there is none after the last whole character."""
+    """Find where to cut: after the last blank, or else after the last complete character."""
     blank = max(text.rfind(b" "), text.rfind(b"\n"), text.rfind(b"\t"))
     return blank + 1 if blank > 0 else whole_characters(text)
 
 
 def whole_characters(text: bytes) -> int:
-    """Count the bytes up to the last whole character of UTF-8."""
+    """Count the bytes up to the last complete UTF-8 character."""
     for back in range(1, min(4, len(text)) + 1):
         byte = text[-back]
         if byte & 0xC0 != 0x80:

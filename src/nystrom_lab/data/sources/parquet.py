@@ -1,4 +1,4 @@
-"""Rows of parquet files, by pyarrow where that is installed."""
+"""Rows of parquet files, read with pyarrow if it is installed."""
 
 import importlib
 from collections.abc import Iterator
@@ -24,7 +24,8 @@ def parquet_fields(path: Path, wanted: Wanted, *, may_be_null: str | None = None
     """Read the wanted fields of each row, with its number from 1; see `row_files.read_fields`.
 
     Raises:
-        ValueError: pyarrow is not installed, the file is broken or lacks a field, or a value is no text or number.
+        ValueError: pyarrow is not installed, the file is broken or lacks a field, or a value is neither text nor
+            number.
     """
     opened = _opened(path)
     try:
@@ -39,7 +40,7 @@ def parquet_fields(path: Path, wanted: Wanted, *, may_be_null: str | None = None
 
 
 def _rows(path: Path, opened: Any, names: list[str]) -> Iterator[dict[str, Any]]:
-    """The rows; what is damaged between the beginning and the end of a file shows only where it is read."""
+    """The rows; damage in the middle of a file is only noticed when it is read."""
     arrow: Any = importlib.import_module("pyarrow")
     number = 0
     try:
@@ -65,4 +66,4 @@ def _opened(path: Path) -> Any:
     try:
         return library.ParquetFile(path, page_checksum_verification=True)
     except (arrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is no parquet file, or is cut short ({error}): fetch it again.") from error
+        raise ValueError(f"{path} is not a parquet file, or is truncated ({error}): fetch it again.") from error

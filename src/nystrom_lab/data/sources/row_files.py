@@ -7,11 +7,11 @@ r"""Rows of CSV, tsv and JSON lines files, plain or compressed, one at a time an
 each as it is, or with .gz, .xz, .bz2 or .zst appended. Blank lines are skipped, but in a file of one column those
 between two rows are rows with an empty cell, and so are quotes with nothing between them, wherever they are.
 
-What is read of a text is its bytes. In CSV and tsv they are taken as they are, valid UTF-8 or not; a byte order mark
-at the start of a file is dropped. JSON is UTF-8 by its definition, so other bytes in JSON lines are an error.
+Texts are read as bytes. In CSV and tsv they are taken unchanged, valid UTF-8 or not; a byte order mark at the start of
+a file is dropped. JSON is UTF-8 by its definition, so other bytes in JSON lines are an error.
 
-A row that cannot be read ends the reading with an error that names the file and the line: a row is never
-skipped, unless the caller counts it.
+A row that cannot be read raises an error that names the file and line: a row is never skipped, unless the caller counts
+it.
 """
 
 import csv
@@ -36,12 +36,12 @@ Numbered = Generator[tuple[int, list[bytes]], None, None]
 
 
 def plain_name(path: Path) -> str:
-    """Give the name without the ending of a compression."""
+    """The file name without its compression suffix."""
     return path.stem if path.suffix.lower() in COMPRESSED else path.name
 
 
 def is_row_file(path: Path) -> bool:
-    """Whether a file holds rows, by its name."""
+    """Whether a file holds rows, judging by its name."""
     return plain_name(path).lower().endswith(PLAIN)
 
 
@@ -59,8 +59,8 @@ def read_fields(
 
     Args:
         path: File; its name gives the format.
-        wanted: The fields, each under the name of the option that chooses it; of the names given there exactly one must
-            be in the file, in capitals or not.
+        wanted: The fields, each under the name of the option that selects it; exactly one of its names must be in the
+            file, ignoring case.
         columns: Names of the columns of a CSV or tsv file that has no header.
         max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
         progress: Say how far it is.
@@ -96,8 +96,8 @@ def read_fields(
 def first_fields(path: Path, *, max_unpacked: float | None = None) -> list[str]:
     """The names of the fields of a file: the cells of its first line, or the names in its first object.
 
-    Empty where the first row cannot be read; what is wrong with it is for `read_fields` to say. Cells may be equal: the
-    first row need not be a header.
+    Empty if the first row cannot be read; `read_fields` then reports the error. Cells may be equal: the first row need
+    not be a header.
     """
     try:
         with open_unpacked(path, max_unpacked=max_unpacked) as file:
@@ -110,27 +110,25 @@ def first_fields(path: Path, *, max_unpacked: float | None = None) -> list[str]:
 
 
 def lacks_field(path: Path, names: Sequence[str], *, max_unpacked: float | None = None) -> bool:
-    """Whether the first row of a file can be read and has no field of these names."""
+    """Whether the first row of a file can be read and lacks all fields of these names."""
     fields = first_fields(path, max_unpacked=max_unpacked)
     return bool(fields) and not has_field(fields, names)
 
 
 def has_field(fields: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether one of the fields has one of these names, in capitals or not."""
+    """Whether one of the fields has one of these names, ignoring case."""
     return bool(_alike(fields, names))
 
 
 def _kind(path: Path) -> str:
     name = plain_name(path).lower()
     if not name.endswith(PLAIN):
-        raise ValueError(
-            f"{path} is of no kind that is read: its name must end in {', '.join(PLAIN)}, or with .gz etc."
-        )
+        raise ValueError(f"{path} has an unsupported format: its name must end in {', '.join(PLAIN)}, or with .gz etc.")
     return Path(name).suffix
 
 
 def pass_byte_order_mark(path: Path, file: BinaryIO) -> None:
-    """Read over the mark of UTF-8 at the beginning of a file.
+    """Skip the UTF-8 byte order mark at the beginning of a file.
 
     Raises:
         ValueError: The mark is that of UTF-16.
@@ -143,7 +141,7 @@ def pass_byte_order_mark(path: Path, file: BinaryIO) -> None:
 
 
 class _RowError(Exception):
-    """What is wrong with the row that begins on a line."""
+    """An error in the row that begins on a line."""
 
     def __init__(self, line: int, message: str):
         super().__init__(message)
@@ -156,7 +154,7 @@ def _tsv_rows(file: BinaryIO) -> Numbered:
 
 
 def _without_blank_lines(rows: Numbered) -> Numbered:
-    """Leave out blank lines, which have no cells; but between two rows of one column they are rows of an empty one."""
+    """Skip blank lines, which have no cells; but between rows of a single column they are rows with an empty cell."""
     width, blank = 0, list[tuple[int, list[bytes]]]()
     for number, cells in rows:
         if not cells:
@@ -290,7 +288,7 @@ def _alike(columns: Sequence[str], names: Sequence[str]) -> list[str]:
 def all_as_bytes(
     values: Sequence[object], names: Sequence[str], wanted: Wanted, may_be_null: str | None
 ) -> list[bytes]:
-    """Write the values of a row as `as_bytes` does; null is empty where it may be.
+    """Convert the values of a row as `as_bytes` does; null becomes empty where allowed.
 
     Args:
         values: The values of the wanted fields.
@@ -308,7 +306,7 @@ def all_as_bytes(
 
 
 def as_bytes(value: object, name: str) -> bytes:
-    """Write a value of JSON as it would be written in a tsv file; the numbers 1 and 1.0 are both 1.
+    """Convert a JSON value to the form that it would have in a tsv file; the numbers 1 and 1.0 are both 1.
 
     Raises:
         ValueError: It is neither a text nor a number.

@@ -1,4 +1,4 @@
-"""Folders that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` of Hugging Face datasets wrote.
+"""Folders written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk` of Hugging Face datasets.
 
     dataset_dict.json                     the names of the splits, each a folder of its own
     state.json                            the files of a split
@@ -28,10 +28,10 @@ class SavedPart:
 
     Attributes:
         folder: The folder that was saved.
-        split: The name of the split; "train" where the folder is not divided.
+        split: The name of the split; "train" if the folder is not divided.
         files: Its files, in their order.
         columns: Its columns.
-        classes: By column, the names of its classes, where it has them.
+        classes: Names of the classes by column, if present.
     """
 
     folder: Path
@@ -63,7 +63,7 @@ class SavedPart:
         The number of a class becomes its name; one that has none, such as the -1 of a text without a label, stays.
 
         Raises:
-            ValueError: A file is broken or lacks a field, or a value is no text or number.
+            ValueError: A file is broken or lacks a field, or a value is neither text nor number.
         """
         names = self.find(wanted)
         number = 0
@@ -103,7 +103,7 @@ def saved_parts(folder: Path) -> dict[str, SavedPart]:
     """Open a folder that `save_to_disk` wrote.
 
     Returns:
-        Its splits by their names; "train" alone where it is not divided.
+        Its splits by name; only "train" if it is not divided.
 
     Raises:
         ValueError: pyarrow is not installed, or a file is missing or broken.

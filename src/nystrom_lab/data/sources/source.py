@@ -1,4 +1,4 @@
-"""What a user holds, as the samples that a preparation takes of it."""
+"""A user's files as a source of samples."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -13,11 +13,11 @@ class LabelledSample(NamedTuple):
     """One sample of a source.
 
     Attributes:
-        place: Where it is, such as "my.csv, line 7".
+        place: Its location, such as "my.csv, line 7".
         split: The split of the source that it belongs to.
         label: Its label.
         texts: Its text, or texts.
-        rank: Samples are written in the order of ranks, and of equal rank in the order in which they come.
+        rank: Samples are written in order of rank, and those of equal rank in their original order.
     """
 
     place: str
@@ -38,8 +38,8 @@ class Source:
         rows: Reads it, and says how far it is if the argument is true.
         published: Samples of each split where the data set is a published one.
         equal_classes: Each class has the same number of samples in each split, as published.
-        val_is_test: By its own rule, val is test.
-        remarks: What a user should know of how it is read; a clause each.
+        val_is_test: Whether val is the test split by definition.
+        remarks: Notices for the user about how it is read; a clause each.
     """
 
     kind: str

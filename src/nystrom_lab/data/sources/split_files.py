@@ -1,4 +1,4 @@
-"""Splits of labelled texts that any user may hold, and their rows: the one way to them, for every task.
+"""Splits of users' labelled texts, and their rows; used by all tasks.
 
     train.tsv   dev.tsv.xz   test.jsonl                    also valid, validation, val, eval
     dev_matched.tsv   validation_mismatched.parquet        MNLI; the matched split is "validation"
@@ -41,7 +41,7 @@ _PART = re.compile(r"-\d+-of-\d+$")
 
 
 def split_of(name: str) -> str | None:
-    """The split that a name says, as in train, basic_val, reviews.test or dev_matched; None where it says none."""
+    """The split that a name indicates, as in train, basic_val, reviews.test or dev_matched; None if there is none."""
     *_, last = words = re.split(r"[._-]", _PART.sub("", name.lower()))
     if last in ("matched", "mismatched"):
         split = _NAMES.get(words[-2]) if len(words) > 1 else None
@@ -55,7 +55,7 @@ def saved_splits(folder: Path) -> tuple[dict[str, list[SplitPart]], list[str]]:
     """Find the splits of a folder that Hugging Face datasets saved, in the order of `SPLITS`.
 
     Returns:
-        The splits, and the names of those that say none, such as unsupervised.
+        The splits, and names that indicate none, such as unsupervised.
 
     Raises:
         ValueError: The folder cannot be read, holds no split, or two that are the same.
@@ -83,21 +83,22 @@ def files_of_splits(data: Sequence[Path], *, strict: bool) -> tuple[dict[str, li
 
     Args:
         data: A folder, or one or several files.
-        strict: Whether each file of rows in a folder must say a split; otherwise those that do not are passed over.
+        strict: Whether the name of each file of rows in a folder must indicate a split; otherwise such files are
+            skipped.
 
     Returns:
-        The files of each split, in the order of `SPLITS`, and those that were passed over.
+        The files of each split, in the order of `SPLITS`, and those that were skipped.
 
     Raises:
-        ValueError: A file or folder is not there, of no kind that is read, or says no split; or two files are the same
-            split without being parts of it.
+        ValueError: A file or folder does not exist, has an unsupported format, or indicates no split; or two files are
+            the same split without being parts of it.
     """
     if not data:
         raise ValueError("data is missing: name a folder, or files, with --data.")
     paths, over = list(data), []
     for path in paths:
         if not path.exists():
-            raise ValueError(f"data is {path}, and there is no such file or folder.")
+            raise ValueError(f"data is {path}, which does not exist.")
     folders = [path for path in paths if path.is_dir()]
     if folders:
         if len(paths) > 1:
@@ -106,7 +107,7 @@ def files_of_splits(data: Sequence[Path], *, strict: bool) -> tuple[dict[str, li
     found: dict[str, list[Path]] = {}
     for path in paths:
         if not _is_read(path):
-            raise ValueError(f"data is {path}, which is of no kind that is read: {endings()}, or {SUFFIX}.")
+            raise ValueError(f"data is {path}, which has an unsupported format: {endings()}, or {SUFFIX}.")
         split = split_of(Path(plain_name(path)).stem)
         if split is None and len(paths) == 1 and not folders:
             split = "train"
@@ -143,7 +144,7 @@ def _is_parquet(part: SplitPart) -> bool:
 
 
 def endings() -> str:
-    """The endings of files of rows that are read, for messages."""
+    """The supported file endings, for messages."""
     return f"{', '.join(PLAIN)}, each also with {' or '.join(COMPRESSED)}"
 
 
@@ -180,7 +181,7 @@ def place_of(part: SplitPart, number: int) -> str:
 
 
 def lacks_column(part: SplitPart, names: Sequence[str], *, max_unpacked: float | None = None) -> bool:
-    """Whether a part can be read and has no field of these names."""
+    """Whether a part can be read and lacks all fields of these names."""
     if isinstance(part, SavedPart):
         return not has_field(part.columns, names)
     if _is_parquet(part):
@@ -191,7 +192,7 @@ def lacks_column(part: SplitPart, names: Sequence[str], *, max_unpacked: float |
 def own_source(
     source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False
 ) -> Source | None:
-    """A user's own file or folder as a source; None where it holds nothing that is read.
+    """A user's own file or folder as a source; None if it holds nothing readable.
 
     Args:
         source: A file of rows, a folder of them, or one that Hugging Face datasets saved.
@@ -287,7 +288,7 @@ def _named(parts: Sequence[SplitPart]) -> str:
 
 
 def _is_unlabelled(part: SplitPart, wanted: Wanted, max_unpacked: float | None) -> bool:
-    """Whether a test split has no labels: no such field, or, in one that was saved, -1 in its first row."""
+    """Whether a test split has no labels: no such field, or, in a saved data set, -1 in its first row."""
     option, names = next(iter(wanted.items()))
     if lacks_column(part, names, max_unpacked=max_unpacked):
         return True
@@ -299,7 +300,7 @@ def _is_unlabelled(part: SplitPart, wanted: Wanted, max_unpacked: float | None) 
 
 
 def _sums(parts: Mapping[str, Sequence[SplitPart]], *, progress: bool) -> dict[str, str]:
-    """The SHA-256 of what is read: of a folder that was saved as a whole, of files by their split."""
+    """The SHA-256 of the input: of a saved folder as a whole, of files by split."""
     saved = [part for of_split in parts.values() for part in of_split if isinstance(part, SavedPart)]
     if saved:
         folder = saved[0].folder

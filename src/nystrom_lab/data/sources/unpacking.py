@@ -1,7 +1,7 @@
-"""Compressed files, unpacked while they are read, up to a limit.
+"""Compressed files, unpacked on the fly, up to a size limit.
 
-A few megabytes can unpack to many gigabytes. What a file may unpack to is 20 times its own size, and a gigabyte at
-least, unless the caller allows more: texts shrink three to six times, pictures hardly at all.
+A few megabytes can unpack to many gigabytes. The limit is 20 times the size of the file, and at least a gigabyte,
+unless the caller allows more: texts shrink three to six times, pictures hardly at all.
 """
 
 import bz2
@@ -27,7 +27,7 @@ BROKEN = (EOFError, OSError, lzma.LZMAError, zlib.error, tarfile.TarError, zipfi
 
 
 class Unzstd:
-    """A stream of Zstandard, read through the package zstandard, where that is installed.
+    """A Zstandard stream, read with the package zstandard if it is installed.
 
     Raises:
         ValueError: The package is not installed.
@@ -45,7 +45,7 @@ class Unzstd:
         self._source, self._ready, self._frame = source, b"", None
 
     def read(self, size: int) -> bytes:
-        """Read at most so many bytes; none at the end."""
+        """Read at most `size` bytes; none at the end."""
         while not self._ready:
             # Little at a time: a kilobyte can unpack to megabytes.
             packed = self._source.read(1 << 13)
@@ -81,7 +81,7 @@ UNPACK: dict[str, Callable[..., Any]] = {
 
 
 class Limit:
-    """How many bytes a file may unpack to.
+    """The limit on the unpacked size of a file.
 
     Args:
         path: The compressed file.
@@ -99,7 +99,7 @@ class Limit:
         self.bytes = default if gigabytes is None else gigabytes * 1e9
 
     def check(self, size: int) -> None:
-        """Raise ValueError where so many bytes are too many."""
+        """Raise ValueError if `size` bytes exceed the limit."""
         if size > self.bytes:
             raise ValueError(
                 f"{self.path} has {self.path.stat().st_size} bytes and unpacks to more than {self.bytes / 1e9:g} GB:"
@@ -109,7 +109,7 @@ class Limit:
 
 @contextmanager
 def open_unpacked(path: Path, *, max_unpacked: float | None = None, progress: bool = False) -> Iterator[BinaryIO]:
-    """Open a file and unpack it on the way; its name says how.
+    """Open a file and unpack it on the fly; its name determines how.
 
     Args:
         path: File.
@@ -117,10 +117,10 @@ def open_unpacked(path: Path, *, max_unpacked: float | None = None, progress: bo
         progress: Say how much of it was read.
 
     Raises:
-        ValueError: The file is not there, or unpacks to more than the limit.
+        ValueError: The file does not exist, or unpacks to more than the limit.
     """
     if not path.is_file():
-        raise ValueError(f"{path} is not there or is not a file: name the file to read.")
+        raise ValueError(f"{path} does not exist or is not a file: name the file to read.")
     unpack = UNPACK.get(path.suffix.lower())
     bar = Progress(path.name, path.stat().st_size, unit="B", shown=progress)
     with path.open("rb", buffering=READ_AHEAD) as raw, bar:
@@ -133,7 +133,7 @@ def open_unpacked(path: Path, *, max_unpacked: float | None = None, progress: bo
 
 
 class _Limited(io.RawIOBase):
-    """A stream that ends with an error where it grows too large."""
+    """A stream that raises an error when it exceeds the limit."""
 
     def __init__(self, source: Any, limit: Limit):
         self._source, self._limit, self._size = source, limit, 0
@@ -150,20 +150,20 @@ class _Limited(io.RawIOBase):
 
 
 def member_content(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    """Read a plain file of an archive.
+    """Read a regular file of an archive.
 
     Raises:
-        ValueError: The file has holes: what they unpack to is not in the archive, and so not counted by the limit.
+        ValueError: The file is sparse: its holes are not in the archive, and so not counted by the limit.
     """
     if member.issparse():
-        raise ValueError(f"{path}, {member.name} is a file with holes, which is not read: pack it without them.")
+        raise ValueError(f"{path}, {member.name} is a sparse file, which is not supported: pack it without holes.")
     content = archive.extractfile(member)
     assert content is not None, "a plain file has content"
     return content.read()
 
 
 def unreadable(path: Path, error: Exception, place: str = "") -> Exception:
-    """Make the error for a file that ends too early or is damaged; errors of the disk stay what they are."""
+    """The error for a file that is truncated or damaged; disk errors are kept."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
     return ValueError(f"{path} cannot be unpacked{place} ({error}): it is cut short or damaged, fetch it again.")

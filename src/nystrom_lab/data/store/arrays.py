@@ -1,4 +1,4 @@
-"""One-dimensional and two-dimensional arrays of whole numbers in numpy's file format.
+"""One- and two-dimensional integer arrays in numpy's file format.
 
 Files are written in pieces and read without parsing their header: the reader knows the types and the shape that it
 wants, so it compares the first bytes of the file with the header of such an array. Nothing is ever unpickled.
@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 
 def write_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...], pieces: Iterable[NDArray[Any]]) -> None:
-    """Write an array whose rows come in pieces.
+    """Write an array whose rows arrive in pieces.
 
     The pieces are written, not copied into a memory map, so that a full disk raises an error and does not kill the
     process.
@@ -43,12 +43,12 @@ def open_array(path: Path, dtypes: Sequence[DTypeLike], shape: tuple[int, ...], 
 
     Args:
         path: File.
-        dtypes: Types that it may have.
+        dtypes: Allowed types.
         shape: Its shape.
         size: Bytes of the file.
 
     Raises:
-        ValueError: The file is missing, or holds anything else; the message is the second half of a sentence.
+        ValueError: The file is missing, or does not match; the message is the second half of a sentence.
     """
     if not path.is_file():
         raise ValueError("is missing")

@@ -1,4 +1,4 @@
-"""One split of a prepared data set of texts: what the byte tasks share.
+"""One split of a prepared text data set, common to the byte-level tasks.
 
 A text is stored as its bytes. A token is byte + 1, so that 0 can pad: a vocabulary of 257.
 """

@@ -9,14 +9,14 @@ from nystrom.sums import sha256
 
 
 def sha256_of_splits(files: Mapping[str, Path], *, progress: bool = False) -> dict[str, str]:
-    """Digest the file of each split.
+    """Hash the file of each split.
 
     Args:
         files: File of each split.
         progress: Say how far it is.
 
     Raises:
-        ValueError: Two splits have the same file, or files of the same content.
+        ValueError: Two splits have the same file, or files with the same content.
     """
     known: dict[str, str] = {}
     for split, path in Progress("checksums", len(files), unit="files", shown=progress).over(files.items()):

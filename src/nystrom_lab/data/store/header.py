@@ -1,7 +1,7 @@
 """The header of a prepared folder: `dataset.json`, written last, so that a folder which has it is complete.
 
 format version numpy        of the files
-task settings facts         what was prepared, what decides its samples, and what was found on the way
+task settings facts         what was prepared, what determines its samples, and what was found on the way
 splits                      of each split: samples, tokens, how many samples of each class
 files                       size and SHA-256 of each file
 """
@@ -27,14 +27,14 @@ DataSettings = Mapping[str, int | float | str]
 
 
 def prepare_command(task: str, *, source: Path | str = "FILES", to: Path | str) -> str:
-    """Give the command that prepares the data of a task."""
+    """The command that prepares the data of a task."""
     files = "" if task in DRAWN and source == "FILES" else f" --from {source}"
     tokenizer = " --tokenizer FOLDER" if task in TOKENIZED else ""
     return f"`nystrom data prepare {task}{files}{tokenizer} --to {to}`"
 
 
 def damaged(path: Path, came: str, task: str) -> ValueError:
-    """Make the error for a prepared folder with a file that was changed."""
+    """The error for a prepared folder with a modified file."""
     return ValueError(
         f"{path} {came}: the prepared data are damaged. Prepare them again, into a folder that does not exist yet, with"
         f" {prepare_command(task, to='NEW_FOLDER')}."
@@ -81,7 +81,7 @@ def read_header(folder: Path, task: str | None = None) -> dict[str, Any]:
 
 
 def read_facts(folder: Path, *, task: str) -> dict[str, Any]:
-    """Read what was found when the data were prepared; empty where nothing was noted.
+    """Read the facts recorded when the data were prepared; empty if there are none.
 
     Raises:
         ValueError: The folder holds no complete data set of the task.

@@ -45,7 +45,7 @@ class PictureSplit(Split):
         self._pictures = self._samples.tokens.reshape(len(self), pixels)
 
     def picture(self, index: int) -> NDArray[np.uint8]:
-        """Give a sample as rows and columns."""
+        """A sample as rows and columns."""
         return self[index]["input_ids"].reshape(self._side, self._side)
 
     def _input_ids(self, index: int) -> NDArray[np.uint8]:
@@ -53,7 +53,7 @@ class PictureSplit(Split):
 
 
 def write_pictures(folder: Path, split: str, parts: Iterable[Pictures], *, count: int, side: int) -> None:
-    """Write one split into a folder lent by `new_folder`, a part at a time.
+    """Write one split into a folder of `new_folder`, part by part.
 
     Args:
         folder: The folder.

@@ -1,4 +1,4 @@
-"""A prepared folder: whether it exists, making it, and comparing its checksums."""
+"""Prepared folders: check for one, create it, and compare its checksums."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,7 +17,7 @@ def holds(folder: Path, *, task: str, settings: DataSettings) -> bool:
     """Whether the folder already holds this data set (True) or is free for it (False).
 
     Raises:
-        ValueError: The folder is taken by something else, or by a data set that is damaged.
+        ValueError: The folder holds something else, or a damaged data set.
     """
     try:
         names = sorted(path.name for path in folder.iterdir())
@@ -36,7 +36,7 @@ def holds(folder: Path, *, task: str, settings: DataSettings) -> bool:
         )
     there = read_header(folder, task)["settings"]
     if differing := [key for key in sorted({*there, *settings}) if there.get(key) != settings.get(key)]:
-        listed = ", ".join(f"{key}={there.get(key)} there and {settings.get(key)} asked for" for key in differing)
+        listed = ", ".join(f"{key}={there.get(key)} there and {settings.get(key)} requested" for key in differing)
         raise ValueError(f"{folder} holds a data set with other settings ({listed}): name another folder.")
     for split in SPLITS:
         open_split(folder, split, task=task)
@@ -45,7 +45,7 @@ def holds(folder: Path, *, task: str, settings: DataSettings) -> bool:
 
 @contextmanager
 def space_for(to: Path) -> Iterator[None]:
-    """Name the file or folder that a full disk has no space for.
+    """Name the file or folder for which a full disk has no space.
 
     Raises:
         OSError: The disk is full.
@@ -64,15 +64,15 @@ def space_for(to: Path) -> Iterator[None]:
 def new_folder(
     to: Path, *, task: str, settings: DataSettings, facts: Mapping[str, Any] | None = None
 ) -> Iterator[Path]:
-    """Lend a folder to write splits into, which becomes `to` when the block ends, and vanishes when the block fails.
+    """Give a folder to write splits into, which becomes `to` when the block ends, and is removed if it fails.
 
-    What killed processes left of earlier attempts at `to` is removed.
+    Leftovers of killed processes from earlier attempts at `to` are removed.
 
     Args:
         to: Folder to make.
         task: Task of the data.
-        settings: What decides the data, known before the work.
-        facts: What the work finds out, for the header; read when the block ends.
+        settings: Settings that determine the data, known before the work.
+        facts: Facts found during the work, for the header; read when the block ends.
 
     Raises:
         ValueError: `to` cannot be written; raised on entry, before any work.
@@ -107,7 +107,7 @@ def new_folder(
 def verify(
     folder: Path, *, task: str | None = None, report: Callable[[str, str | None], None] = lambda name, problem: None
 ) -> None:
-    """Read every file of a prepared folder and compare it with what was written.
+    """Read every file of a prepared folder and compare it with the recorded checksums.
 
     Args:
         folder: The folder.

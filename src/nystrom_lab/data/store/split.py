@@ -1,4 +1,4 @@
-"""One split of a prepared folder: what training asks of the data of any task."""
+"""One split of a prepared folder: the interface of all tasks' data for training."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +12,9 @@ from nystrom_lab.data.store.token_files import open_split
 
 
 class Split:
-    """One split, read from disk as it is asked for.
+    """One split, read from disk on demand.
 
-    Items are what a collator takes: `input_ids` and `labels`. A copy for another process opens the files again.
+    Items have the fields for a collator: `input_ids` and `labels`. A copy for another process opens the files again.
 
     Args:
         folder: The prepared folder.
@@ -66,14 +66,14 @@ class Split:
 
     @property
     def majority_share(self) -> float:
-        """Share of the largest class: what a model that ignores its input can reach."""
+        """Share of the largest class: the accuracy of a model that ignores its input."""
         return float(np.bincount(self.labels, minlength=1).max() / max(len(self), 1))
 
     def verify(self) -> None:
-        """Read all files of the data set, of every split, and compare their checksums.
+        """Read all files of the data set and compare their checksums.
 
         Raises:
-            ValueError: A file differs from what was written; it is named.
+            ValueError: A file was modified; the message names it.
         """
         verify(self.folder, task=self.task)
 

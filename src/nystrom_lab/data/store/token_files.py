@@ -1,4 +1,4 @@
-"""Token sequences on disk: what `dataset.json` describes, read through memory maps.
+"""Token sequences on disk, described by `dataset.json` and read through memory maps.
 
     SPLIT_tokens.npy     the tokens of all samples of the split, end to end (unsigned integers)
     SPLIT_offsets.npy    int64, one more than samples: sample i holds tokens[offsets[i]:offsets[i + 1]]
@@ -34,14 +34,14 @@ class TokenSamples(NamedTuple):
 
 
 def gather(sequences: Sequence[NDArray[np.unsignedinteger]], labels: Sequence[int]) -> TokenSamples:
-    """Put sequences end to end."""
+    """Concatenate sequences."""
     lengths = np.array([0, *map(len, sequences)], dtype=np.int64)
     tokens = np.concatenate(sequences) if sequences else np.zeros(0, dtype=np.uint8)
     return TokenSamples(tokens, lengths.cumsum(), np.array(labels, dtype=np.uint8))
 
 
 def write_split(folder: Path, split: str, samples: TokenSamples, members: NDArray[np.int64] | None = None) -> None:
-    """Write one split into a folder lent by `new_folder`."""
+    """Write one split into a folder of `new_folder`."""
     tokens, offsets, labels = samples
     write_pieces(folder, split, [tokens], offsets, labels, members, dtype=tokens.dtype)
 
@@ -59,12 +59,12 @@ def write_pieces(
     """Write one split whose tokens come in pieces.
 
     Args:
-        folder: Folder lent by `new_folder`.
+        folder: Folder of `new_folder`.
         split: One of train, val and test.
         tokens: Pieces of the tokens of all sequences; they may come while they are written.
         offsets: Where each sequence begins, and the end of the last.
         labels: Class of each sample.
-        members: Sequences of each sample, where it is made of several.
+        members: Sequences of each sample, if it has several.
         dtype: Type of the tokens.
     """
     write_array(folder / f"{split}_tokens.npy", dtype, (int(offsets[-1]),), tokens)
@@ -75,7 +75,7 @@ def write_pieces(
 
 
 def describe_splits(folder: Path) -> dict[str, dict[str, Any]]:
-    """Count what was written, for the header."""
+    """Count the written samples and tokens, for the header."""
     parts = {
         part: {split: np.load(path, mmap_mode="r") for split in SPLITS if (path := _path(folder, split, part)).exists()}
         for part in ("tokens", "offsets", "labels", "members")
@@ -131,7 +131,7 @@ def open_members(folder: Path, split: str, *, task: str) -> NDArray[np.int64]:
 
 
 class _Opened:
-    """The files of one split, held against the header."""
+    """The files of one split, checked against the header."""
 
     def __init__(self, folder: Path, split: str, task: str):
         if split not in SPLITS:

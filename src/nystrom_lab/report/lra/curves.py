@@ -1,10 +1,10 @@
-"""Curves of training over its time or its steps, as in Fig. 2 of Skyformer (Chen et al. 2021, arXiv:2111.00035).
+"""Training curves over time or steps, as in Fig. 2 of Skyformer (Chen et al. 2021, arXiv:2111.00035).
 
-A panel per task and a line per method: the mean over the seeds at each step, a band from the lowest to the highest. The
-time is that of the runs' own clocks, evaluations and checkpoints included. Each axis of accuracies begins at zero and
+A panel per task and a line per method: the mean over the seeds at each step, a band from the lowest to the highest.
+Time is that of the runs' own clocks, including evaluations and checkpoints. Each axis of accuracies begins at zero and
 has a line at chance, so that noise around it does not look like progress; norms of gradients have a logarithmic axis. A
-run with a single point has no curve. Where a seed's value is not finite there is neither mean nor band, and the figure
-says of which method: what the other seeds have left would look like a good run.
+run with a single point has no curve. If a seed's value is not finite, there is neither mean nor band, and the figure
+names the method: the remaining seeds alone would look like a good run.
 """
 
 import csv
@@ -161,11 +161,11 @@ def lra_curves_figure(
 
 
 def gather_curves(folder: Path, to: Path) -> None:
-    """Write the curves of all runs of a grid into one CSV file, with the name of the run in the first column.
+    """Write the curves of all runs of a grid to one CSV file, with the name of the run in the first column.
 
     Args:
         folder: The folder of `nystrom lra run`.
-        to: The file, which must not exist yet.
+        to: The file; must not exist yet.
 
     Raises:
         ValueError: The folder holds no curves, or the file exists or cannot be written.
@@ -231,7 +231,7 @@ def _by_method(found: Sequence[ArenaRun]) -> dict[tuple[str, str], list[_Curve]]
 
 
 def _by_size(method: str) -> list[str | int]:
-    """The order of methods: that of letters, but of their sizes as numbers."""
+    """The order of methods: alphabetical, but with sizes as numbers."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", method)]
 
 

@@ -25,12 +25,12 @@ OF_MODEL = ("layers", "width", "heads", PROJECTIONS)
 
 @dataclass(frozen=True)
 class Line:
-    """What a line of the table is about.
+    """The method and preset of a line of the table.
 
     Attributes:
         method: As the rows name it, with its size and skip, such as "nystrom-64+skip".
-        preset: Name of the preset, followed by its changes, such as "demo, learning_rate=0.001"; "" where
-            the rows do not say.
+        preset: Name of the preset, followed by its changes, such as "demo, learning_rate=0.001"; "" if the rows do not
+            say.
     """
 
     method: str
@@ -99,7 +99,7 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
 
 
 def lra_guesses(rows: Sequence[Row]) -> list[str]:
-    """What is told of ListOps' test samples without a model, a sentence for each set of them."""
+    """A sentence about a baseline without a model on ListOps' test samples, for each set of them."""
     shares = dict.fromkeys(row.value for row in rows if row.quantity == FIRST_OPERATOR)
     return [
         f"listops: the first operator of an expression alone tells {100 * share:.1f} % of the test samples."

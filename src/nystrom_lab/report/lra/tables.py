@@ -1,4 +1,4 @@
-"""The table of the Long Range Arena: measured accuracies beside those that the two papers printed.
+"""The table of the Long Range Arena: measured accuracies next to those printed in the two papers.
 
 A line per method with its size and per preset, and below the lines of a method what the papers print for it.
 "37.4 ± 0.5 (3; 1.1)" is the mean and the standard deviation over seeds in percent, the number of seeds, and the
@@ -108,7 +108,7 @@ def _text(cell: Accuracy | None) -> str:
 
 
 def _is_short(cell: Accuracy) -> bool:
-    """Whether runs were too short to stand beside those of the papers."""
+    """Whether runs were too short to be compared with the papers."""
     return cell.steps is not None and cell.steps < _FEW
 
 

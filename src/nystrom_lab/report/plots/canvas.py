@@ -1,7 +1,7 @@
-"""What all figures share: their colours, their markers, the canvas and the formats.
+"""Shared by all figures: colours, markers, the canvas and the formats.
 
-Colours are those that colour-blind readers can tell apart, and each comes with a marker for print in grey. Figures are
-drawn with matplotlib's own canvases: no window is opened, and no state is shared with a caller's figures.
+Colours are distinguishable by colour-blind readers, and each comes with a marker for print in grey. Figures are drawn
+with matplotlib's own canvases: no window is opened, and no state is shared with a caller's figures.
 """
 
 import re
@@ -102,9 +102,9 @@ def method_look(name: str) -> Look:
 
 
 def method_looks(names: Iterable[str]) -> dict[str, Look]:
-    """How the methods of one figure look: those that share a colour and differ in their size differ in their line.
+    """The looks of the methods in one figure: those that share a colour but differ in size get different line styles.
 
-    Where they are more than there are lines, they take other markers too.
+    If there are more of them than line styles, they also get other markers.
     """
     seen: dict[Look, int] = {}
     looks = {}
@@ -122,7 +122,7 @@ def method_looks(names: Iterable[str]) -> dict[str, Look]:
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Fonts, lines and grids that all figures share, legible where a figure is as wide as printed; also a decorator."""
+    """Fonts, lines and grids of all figures, legible at printed width; also a decorator."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
@@ -130,10 +130,10 @@ def house_style() -> Iterator[None]:
 
 
 def check_figure(path: Path) -> None:
-    """Check the name that a user gives a figure's file, and make its folder, before the work that it is to show.
+    """Check a user's file name for a figure, and create its folder, before the work.
 
     Raises:
-        ValueError: It ends in neither .png nor .svg, its folder cannot be written, or the file is there and is no
+        ValueError: It ends in neither .png nor .svg, its folder cannot be written, or the file exists and is not a
             figure of this project.
     """
     _check_name(path)
@@ -172,7 +172,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 
 def look(place: int) -> tuple[str, str]:
-    """Colour and marker of the line at a place; beyond the last colour they come again with other markers."""
+    """Colour and marker of the line at an index; beyond the last colour they repeat with other markers."""
     return COLOURS[place % len(COLOURS)], MARKERS[(place + 3 * (place // len(COLOURS))) % len(MARKERS)]
 
 

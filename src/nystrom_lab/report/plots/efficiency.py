@@ -1,4 +1,4 @@
-"""Time and memory of attention over the number of tokens, in panels of methods that belong together."""
+"""Time and memory of attention by number of tokens, in panels of related methods."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ def efficiency_figure(rows: Sequence[Row]) -> "Figure":
 
     A column of panels holds the methods of one family, a row one quantity of one pass. Exact attention is in every
     panel, in grey. A line is the median, its band the quartiles; a method with its skip has the colour of the one
-    without, and dashes. What was not measured is absent.
+    without, and dashes. Missing measurements are omitted.
 
     Args:
         rows: Rows of the study "efficiency".

@@ -1,4 +1,4 @@
-"""Lines of methods over a size, in panels, with bands of what lies around them; many lines are named at their ends."""
+"""Lines of methods over a size, in panels, with bands; many lines are named at their ends."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

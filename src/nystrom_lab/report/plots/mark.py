@@ -1,6 +1,6 @@
-"""Pictures that this project draws carry its name, so that one is drawn again in its place, and no other is lost.
+"""Pictures drawn by this project carry its name, so that they can be replaced and no other picture is overwritten.
 
-The name stands where the formats name the program: in PNG the text `Software`, in SVG the creator.
+The name is stored where the formats name the program: in PNG the text `Software`, in SVG the creator.
 """
 
 import os
@@ -17,14 +17,14 @@ _BEGINNING = 8192
 
 
 def check_free(path: Path) -> None:
-    """Check that a file is not there, or is a picture that this project drew.
+    """Check that a file does not exist, or is a picture drawn by this project.
 
     Raises:
         ValueError: It is something else.
     """
     if os.path.lexists(path) and not _is_marked(path):
         raise ValueError(
-            f"{path} is there already, and is no picture that nystrom drew: choose another name, or remove it first."
+            f"{path} already exists and is not a picture that nystrom drew: choose another name, or remove it first."
         )
 
 

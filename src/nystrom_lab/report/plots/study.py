@@ -1,4 +1,4 @@
-"""The figure of whatever study the rows are of."""
+"""The figure of the study to which the rows belong."""
 
 import math
 from collections.abc import Sequence

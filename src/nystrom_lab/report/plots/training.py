@@ -40,7 +40,7 @@ def draw_training(rows: Sequence[Row], path: Path) -> None:
 def training_figure(rows: Sequence[Row]) -> "Figure":
     """Time and memory of a training step as dots on a logarithmic axis: a column of panels per task.
 
-    A dashed line marks fused exact attention, where it was measured. What was not measured says so.
+    A dashed line marks fused exact attention, where it was measured. Missing measurements are marked.
 
     Args:
         rows: Rows of the study "training".

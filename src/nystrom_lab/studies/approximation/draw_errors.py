@@ -53,7 +53,7 @@ def measure_draws(
         completion: The kernel matrix of queries and as many keys.
         draw: Draws columns.
         draws: How many times.
-        seed: Of the first draw; the others follow it.
+        seed: Seed of the first draw; the others follow.
         eigenvalues: Whether the error of the whole is measured too, which takes most of the time.
     """
     n = completion.shape[-1] // 2

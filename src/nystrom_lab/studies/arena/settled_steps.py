@@ -88,7 +88,7 @@ def estimated(run: SettledSteps, n: int, batch: int, *, limit_seconds: float) ->
         run: The run.
         n: Tokens of a sample.
         batch: Samples of a step.
-        limit_seconds: A step that would take longer is not run.
+        limit_seconds: Skip steps that would take longer.
     """
     one = whole_samples(run.settings.task, n, 1)
     run.step(one)
@@ -113,7 +113,7 @@ def measure_in_turn(
         n: Tokens of a sample.
         batch: Samples of a step.
         rounds: Timed steps of each.
-        limit_seconds: A step that would take longer is not run.
+        limit_seconds: Skip steps that would take longer.
     """
     runs = {name: SettledSteps(each) for name, each in settings.items()}
     costs = {name: estimated(run, n, batch, limit_seconds=limit_seconds) for name, run in runs.items()}

@@ -1,1 +1,1 @@
-"""Sequences over the ranks of a group: what a step costs on paper, and what it costs here."""
+"""Sequences across the ranks of a group: the estimated and the measured cost of a step."""

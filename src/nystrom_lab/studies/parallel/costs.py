@@ -1,10 +1,10 @@
-r"""What a training step of an encoder over ranks costs on paper, beside ring attention: time, bytes, memory.
+r"""The estimated cost of a training step of an encoder across ranks, against ring attention: time, bytes, memory.
 
 One sequence of n tokens on R ranks, L layers of width w = h d, feed-forward blocks of width f, bfloat16 numbers.
 
 - Compute, of a rank, forward: $\tfrac nR (8 w^2 + 4 w f) L$ multiplications and additions in projections and
-  feed-forward blocks, and those of attention (`FLOPS`); the backward pass takes twice as many, and layers that are
-  computed again in it once more. Time: over `flops` times `utilisation`.
+  feed-forward blocks, and those of attention (`FLOPS`); the backward pass takes twice as many, and recomputed layers
+  once more. Time: over `flops` times `utilisation`.
 - Communication of attention: what `nystrom.parallel.exchanged` says for a call, of which a ring sends what is summed
   $2 (R - 1) / R$ times; over `bandwidth`, and `latency` for each collective.
 - Ring attention (Liu et al. 2023, arXiv:2310.01889): a rank sends keys and values $R - 1$ times,
@@ -13,7 +13,7 @@ One sequence of n tokens on R ranks, L layers of width w = h d, feed-forward blo
 - Gradients of the weights, float32: $2 (R - 1) / R$ times $4 (4 w^2 + 2 w f) L$ bytes.
 - Memory: 16 bytes for each weight (itself, its gradient and Adam's two moments, float32), and activations,
   $\tfrac nR (18 w + 4 f)$ bytes in each layer (Korthikanti et al. 2022, arXiv:2205.05198, which has 34 w at f = 4 w).
-  Layers that are computed again keep their input, $2 \tfrac nR w$ bytes, and one of them its activations.
+  Recomputed layers keep their input, $2 \tfrac nR w$ bytes, and one of them its activations.
 
 Embeddings, heads and optimizer steps are left out.
 """
@@ -58,13 +58,13 @@ FLOPS: dict[str, Callable[[Any, int, int, int], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a step runs on.
+    """The hardware that a step runs on.
 
     Attributes:
         flops: Multiplications and additions of a rank in a second.
-        utilisation: Share of them that is reached.
+        utilisation: Share of them that is achieved.
         bandwidth: Bytes that a rank sends in a second.
-        latency: Seconds that a collective takes however little it sends.
+        latency: Minimum seconds of a collective.
         memory: Bytes of a rank.
     """
 
@@ -85,7 +85,7 @@ class EncoderShape:
         heads: Heads h.
         feed_forward: Width f of the feed-forward blocks.
         taps: Of the skip convolution; 0 for none.
-        checkpointing: Layers are computed again in the backward pass.
+        checkpointing: Whether layers are recomputed in the backward pass.
     """
 
     layers: int
@@ -97,20 +97,20 @@ class EncoderShape:
 
     @property
     def weights(self) -> int:
-        """Numbers that are learned."""
+        """Number of parameters."""
         return self.layers * (4 * self.width**2 + 2 * self.width * self.feed_forward)
 
 
 def plan_step(method: str, options: Any, tokens: int, ranks: int, shape: EncoderShape, machine: Machine) -> StepCost:
-    """What a step costs with a method, or with ring attention.
+    """The cost of a step with a method, or with ring attention.
 
     Args:
-        method: A method that works over ranks; "softmax" is ring attention.
+        method: A method that works across ranks; "softmax" is ring attention.
         options: Its options, a `METHODS[method].options`.
         tokens: Tokens n of the sequence.
         ranks: Ranks R.
         shape: The encoder.
-        machine: What it runs on.
+        machine: The hardware.
     """
     here, d = tokens // ranks, shape.width // shape.heads
     dense = here * (8 * shape.width**2 + 4 * shape.width * shape.feed_forward)
@@ -136,12 +136,12 @@ def plan_step(method: str, options: Any, tokens: int, ranks: int, shape: Encoder
 
 
 def on_the_wire(traffic: Traffic, ranks: int) -> float:
-    """Bytes that a rank sends, where a ring adds up what is summed."""
+    """Bytes that a rank sends, with sums computed by a ring."""
     ring = 2 * (ranks - 1) / ranks
     return sum(ring * size if kind in ("sum", "maximum") else size for kind, size in traffic.by_kind.items())
 
 
 def activations(here: int, shape: EncoderShape) -> int:
-    """Bytes that the layers keep for the backward pass, of so many tokens."""
+    """Bytes that the layers keep for the backward pass, for a number of tokens."""
     layer = here * (18 * shape.width + 4 * shape.feed_forward)
     return shape.layers * 2 * here * shape.width + layer if shape.checkpointing else shape.layers * layer

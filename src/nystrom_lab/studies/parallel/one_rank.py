@@ -1,6 +1,6 @@
 """One process of `nystrom bench ranks`, which ends when the process that started it ends.
 
-What to measure comes as JSON on the command line, then the folder in which the processes meet and write what they find.
+Arguments: the measurement as JSON, then the folder in which the processes connect and write their results.
 """
 
 import json
@@ -31,7 +31,7 @@ _VOCABULARY = 1000
 
 
 def main() -> int:
-    """Measure, and write what was found."""
+    """Measure, and write the result."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     asked, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(asked["threads"])
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _measure(asked: dict[str, Any]) -> dict[str, Any]:
-    """What this process found."""
+    """The result of this process."""
     size = asked["size"]
     group: Group = dist.group.WORLD if size > 1 else None
     torch.manual_seed(asked["seed"] + asked["rank"])

@@ -46,26 +46,26 @@ def run_plan(
     Args:
         tokens: Tokens of the sequence, such as 65536, 64K or 16M (16 x 2^20).
         ranks: GPUs; each has an equal share of the tokens.
-        attention: Methods that work over ranks.
-        landmarks: Landmarks, clusters or features; the method's default if not given.
+        attention: Methods that work across ranks.
+        landmarks: Landmarks, clusters or features. Default: the method's own.
         layers: Layers.
         width: Width of the model.
         heads: Heads of each layer.
         feed_forward: Width of the feed-forward blocks; by default four times that of the model.
         taps: Width of the skip convolution of the values; 0 for none.
         checkpointing: Recompute layers in the backward pass instead of keeping their activations.
-        flops: Multiplications and additions of a GPU in a second; bfloat16 without sparsity.
-        utilisation: Share of these operations that is reached; an assumption.
-        bandwidth: GB (10^9 bytes) that a GPU sends in a second.
-        latency: Microseconds that any collective takes; an assumption.
-        memory: GB of a GPU.
+        flops: Multiplications and additions per second of a GPU; bfloat16 without sparsity.
+        utilisation: Share of these operations that is achieved; an assumption.
+        bandwidth: GB (10^9 bytes) per second that a GPU sends.
+        latency: Latency of any collective in microseconds; an assumption.
+        memory: Memory of a GPU in GB.
         markdown: Print the table as Markdown, without the formulas.
 
     Returns:
         A table, and the formulas.
 
     Raises:
-        ValueError: Something asked for is unknown or out of range.
+        ValueError: An unknown or out-of-range argument.
     """
     asked = dict(locals())
     lengths = _check(asked)
@@ -121,15 +121,15 @@ def _check(asked: dict[str, Any]) -> list[int]:
         check_at_least("an entry of ranks", r, 1)
         for n in lengths:
             if n % r:
-                raise ValueError(f"{n} tokens cannot be cut evenly over {r} ranks: pass a multiple of {r}.")
+                raise ValueError(f"{n} tokens cannot be split evenly across {r} ranks: pass a multiple of {r}.")
     return lengths
 
 
 def count_tokens(word: str) -> int:
-    """The number that a word such as 65536, 64K or 16M says.
+    """Parse a number such as 65536, 64K or 16M.
 
     Raises:
-        ValueError: It says none.
+        ValueError: It is not a number.
     """
     number, unit = (word[:-1], _UNITS[word[-1].upper()]) if word and word[-1].upper() in _UNITS else (word, 1)
     if not (number.isascii() and number.isdigit() and int(number)):

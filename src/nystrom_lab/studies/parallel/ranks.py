@@ -1,15 +1,15 @@
-"""`nystrom bench ranks`: time, memory and bytes of a sequence cut over processes, beside one process.
+"""`nystrom bench ranks`: time, memory and bytes of a sequence split across processes, against one process.
 
-Each measurement, of one method at one length on so many processes, runs in processes of its own on this machine, which
-talk by gloo, and has three or four rows:
+Each measurement, of one method, length and number of processes, runs in its own processes on this machine, which
+communicate by gloo, and has three or four rows:
 
 - "forward time" and "forward+backward time" of attention, or "step time" of an encoder: median over the repeats of the
   slowest process, `low` and `high` being the quartiles;
 - "memory": the most that a process held, interpreter and libraries included;
-- "bytes sent": what the process that sends most hands to the collectives in one call, as `count_bytes` counts it.
+- "bytes sent": what the process that sends most passes to the collectives in one call, as counted by `count_bytes`.
 
-What would take longer than the limit, by a shorter length of the same method, is not run, and what does take longer is
-stopped: its rows hold NaN and a note.
+A measurement that would exceed the time limit, judging by a shorter length of the same method, is skipped, and one that
+does exceed it is stopped: its rows hold NaN and a note.
 """
 
 import json
@@ -62,29 +62,29 @@ def run_ranks(
     limit_seconds: float = 900.0,
     to: Path = Path("runs/ranks"),
 ) -> list[Row]:
-    """Measure one attention layer, or a training step of an encoder, whose tokens are cut over processes.
+    """Measure one attention layer, or a training step of an encoder, with tokens split across processes.
 
     Rows go to ranks.csv in the folder, a measurement at a time. The same command continues an interrupted run.
 
     Args:
         lengths: Numbers of tokens n, each a multiple of the processes.
-        what: "attention" is the function, forward and backward; "encoder" a step of AdamW on labels of tokens.
-        methods: Methods that work over ranks; "softmax" is exact attention.
-        processes: Numbers of processes; 1 is without a group.
+        what: "attention" measures the function, forward and backward; "encoder" a step of AdamW on token labels.
+        methods: Methods that work across ranks; "softmax" is exact attention.
+        processes: Numbers of processes; 1 runs without a process group.
         batch: Sequences b.
         heads: Heads h.
         width: Width d of one head.
         layers: Layers of the encoder.
-        landmarks: Landmarks of the methods that have such.
+        landmarks: Landmarks of the methods that have them.
         dtype: Of inputs and weights.
-        repeats: Timed calls, after a short one that is not.
-        seed: Of the random inputs.
+        repeats: Timed calls, after a short untimed one.
+        seed: Seed of the random inputs.
         threads: Threads of each process.
-        limit_seconds: A measurement that takes longer is stopped.
+        limit_seconds: Stop measurements that take longer.
         to: Folder of the results.
 
     Raises:
-        ValueError: Something asked for is unknown or out of range, or the folder holds another setting.
+        ValueError: An unknown or out-of-range argument, or a folder that holds another setting.
     """
     asked = dict(locals())
     _check(asked)
@@ -132,7 +132,9 @@ def _check(asked: dict[str, Any]) -> None:
         for n in asked["lengths"]:
             check_at_least("an entry of lengths", n, 1)
             if n % size:
-                raise ValueError(f"{n} tokens cannot be cut evenly over {size} processes: pass a multiple of {size}.")
+                raise ValueError(
+                    f"{n} tokens cannot be split evenly across {size} processes: pass a multiple of {size}."
+                )
 
 
 def _done(path: Path, asked: dict[str, Any], command: str) -> list[Row]:
@@ -152,7 +154,7 @@ def _done(path: Path, asked: dict[str, Any], command: str) -> list[Row]:
 
 
 def _estimate(case: _Case, rows: Sequence[Row]) -> float | None:
-    """Seconds of a call by those of a shorter one, where time grows with the square of the length."""
+    """Estimated seconds of a call from those of a shorter one, if time grows with the square of the length."""
     if case.method != "softmax":
         return None
     shorter = [
@@ -162,7 +164,7 @@ def _estimate(case: _Case, rows: Sequence[Row]) -> float | None:
 
 
 def _measure(case: _Case, asked: dict[str, Any]) -> dict[str, Any] | str:
-    """What the processes found, or why they found nothing."""
+    """The results of the processes, or why there are none."""
     given = {name: value for name, value in asked.items() if name not in ("lengths", "methods", "processes", "to")}
     with tempfile.TemporaryDirectory() as folder:
         ranks = []

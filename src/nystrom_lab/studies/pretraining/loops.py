@@ -59,12 +59,12 @@ def measure_loops(
     """Measure, for `nystrom_lab.studies.pretraining.speed.run_pretraining_speed`.
 
     Args:
-        data: What `nystrom data prepare mlm-sop` made.
+        data: Folder made by `nystrom data prepare mlm-sop`.
         to: Folder of the rows.
         base: The preset.
         settings: Settings of the first loop; all steps but the first are measured.
         rounds: Rounds.
-        threads: Threads on the CPU; torch's choice if not given.
+        threads: CPU threads. Default: torch's choice.
     """
     check_rows(to / "pretraining.csv")
     train, held_out = open_instances(
@@ -98,7 +98,7 @@ def _loops(
     train: MlmSop,
     held_out: HeldOutInstances,
 ) -> dict[str, Loop]:
-    """From a folder for its files to the trainer of each loop; the models are made once."""
+    """A function from a folder to the trainer of each loop; the models are created once."""
     set_seed(settings.seed)
     ours = EncoderForPreTraining(config)
     same = EncoderForMaskedLM(EncoderConfig.from_dict(config.to_dict() | {"sparse_prediction": False}))
@@ -162,7 +162,7 @@ def _blocks(data: Path, vocabulary: Vocabulary, settings: PretrainingSettings) -
     if tokens.size < room * wanted:
         raise ValueError(
             f"data {data} hold {tokens.size} training tokens but {settings.steps} steps of {settings.batch_size} "
-            f"blocks take {room * wanted}: take fewer steps, a smaller batch or more texts."
+            f"blocks take {room * wanted}: use fewer steps, a smaller batch or more texts."
         )
     special = [1] + [0] * room + [1]
     return [
@@ -204,7 +204,7 @@ def _speed(trainer: Trainer, steps: int) -> _Speed:
 
 
 class _Clock(TrainerCallback):
-    """When each step ended, by the clock and by the processor's."""
+    """When each step ended, in wall-clock and processor time."""
 
     def __init__(self):
         self.ends: list[tuple[float, float]] = []

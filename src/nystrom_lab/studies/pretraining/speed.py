@@ -1,16 +1,16 @@
-"""Tokens per second of a pretraining step beside those of transformers' own loop for masked words.
+"""Tokens per second of a pretraining step, compared with transformers' own loop for masked words.
 
 Three are compared, all at the same batch, length, encoder size and optimizer, on the same documents:
 
-- "nystrom pretrain": a step of this library, masked words and the order of sentences, masked tokens alone scored;
+- "nystrom pretrain": a step of this library, masked words and the order of sentences, scoring only masked tokens;
 - "run_mlm, same encoder": the same encoder with a head for masked words that scores all tokens, in a plain
   `transformers.Trainer` with `DataCollatorForLanguageModeling` on blocks of tokens, as transformers' example run_mlm.py
   makes them;
 - "run_mlm, BERT": the same loop with transformers' `BertForMaskedLM` of the same size, as shipped.
 
-Each takes some steps in each round, in an order that changes from round to round, so that what slows the machine down
-slows all. A step is everything between the ends of two steps: loading, forward, backward, clipping, the optimizer, the
-schedule; evaluations and checkpoints are left out. Padding is not counted among the tokens. On a CPU the tokens per
+Each takes some steps in each round, in an order that changes from round to round, so that a slowdown of the machine
+affects all. A step is everything between the ends of two steps: loading, forward, backward, clipping, the optimizer,
+the schedule; evaluations and checkpoints are left out. Padding is not counted among the tokens. On a CPU the tokens per
 second of processor time are given as well, which other programs disturb less; with one thread the two are comparable.
 """
 
@@ -40,32 +40,32 @@ def run_pretraining_speed(
     device: Device = "auto",
     threads: int | None = None,
 ) -> list[Row]:
-    """Measure tokens per second of pretraining beside transformers' own loop for masked words.
+    """Measure tokens per second of pretraining, compared with transformers' own loop for masked words.
 
     Args:
-        data: What `nystrom data prepare mlm-sop` made.
+        data: Folder made by `nystrom data prepare mlm-sop`.
         to: Folder of the rows, pretraining.csv.
         preset: The preset that gives the settings, as for `nystrom pretrain`.
         attention: Method.
         length: Tokens of an instance.
         batch_size: Instances per step.
-        num_hidden_layers: Layers; the preset's if not given, as for the next three.
+        num_hidden_layers: Layers. Default, as for the next three: the preset's.
         hidden_size: Width of a token.
         num_attention_heads: Heads.
         intermediate_size: Width inside the feed-forward block.
-        steps: Steps to measure of each in a round.
+        steps: Steps to measure per loop and round.
         rounds: Rounds.
-        seed: Determines initial weights and batches.
+        seed: Seed of initial weights and batches.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" takes an accelerator if there is one.
-        threads: Threads on the CPU; torch's choice if not given.
+        device: "auto" uses an accelerator if there is one.
+        threads: CPU threads. Default: torch's choice.
 
     Returns:
         Rows of the tokens per second of each, and of the ratios of the first to the others, the same per second of
         processor time on a CPU: medians over rounds, spread by their quartiles.
 
     Raises:
-        ValueError: A name, number, folder, device or precision that cannot be used.
+        ValueError: An invalid name, number, folder, device or precision.
     """
     check_at_least("steps", steps, 1)
     check_at_least("rounds", rounds, 1)

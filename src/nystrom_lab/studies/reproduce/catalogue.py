@@ -1,4 +1,4 @@
-"""The tables, figures and measurable claims of the papers, by name, in one literal table that needs no torch."""
+"""The tables, figures and measurable claims of the papers, by name, in one table. Needs no torch."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,12 +16,12 @@ class Entry:
 
     Attributes:
         shows: What it shows, in a few words.
-        source: Where the papers have it.
+        source: Its place in the papers.
         home: The module in `nystrom_lab.studies` whose `STUDIES` hold it.
-        needs: What it needs beyond this library at the small size; "" for nothing.
-        paper_needs: What the paper's size needs besides.
-        minutes: About how long the small size takes on two cores; None where that was not measured.
-        trains: Whether it trains models, or reads such trainings: "all studies" leaves it out until its rows are there.
+        needs: Requirements at the small size, beyond this library; "" for none.
+        paper_needs: Additional requirements of the paper's size.
+        minutes: Approximate minutes of the small size on two cores; None if not measured.
+        trains: Whether it trains models, or reads such trainings, so that --all leaves it out until it has rows.
     """
 
     shows: str
@@ -342,7 +342,7 @@ CATALOGUE: dict[str, Entry] = {
 
 
 def find_study(name: str) -> "Study":
-    """The study of a name; its module is imported now.
+    """Look up a study by name; its module is imported now.
 
     Raises:
         ValueError: The name is unknown.

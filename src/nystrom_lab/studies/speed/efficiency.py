@@ -1,4 +1,4 @@
-"""Time and peak memory of attention over the number of tokens: Table 1 of the Nyströmformer paper, on this machine.
+"""Time and peak memory of attention by number of tokens: Table 1 of the Nyströmformer paper, on this machine.
 
 Each method is measured forward and forward+backward, for the attention alone and with its skip ("nystrom-64+skip"), all
 of them interleaved: see `nystrom_lab.studies.speed.interleaved`. Each length, method and pass has two rows:
@@ -11,8 +11,8 @@ On a CUDA device each length also has rows of the method "floor": the bandwidth 
 this bandwidth to move the bytes that must be moved, see `nystrom_lab.studies.speed.floor`. Tables then show each time
 as a multiple of it, and how much memory a method takes beyond its inputs and results.
 
-What would not fit in half of the free memory, or would take longer than a limit per call, is not run: its rows hold NaN
-and a note with the estimate.
+A call that would not fit in half of the free memory, or would exceed the time limit, is skipped: its rows hold NaN and
+a note with the estimate.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 1.
 Departs from the paper: medians of interleaved calls instead of averages; the fused softmax, the authors' formula and
@@ -60,7 +60,7 @@ def run_efficiency(
             By default all of these and nystrom-32, other packages only if they are installed; on a GPU also
             nystrom-triton-64, near_far-triton and skyformer-triton-128, by Triton kernels, and nystrom-compiled-64.
         passes: Passes to measure.
-        skip: Whether methods that have a skip convolution are measured without it, with it, or both.
+        skip: Whether to measure methods with a skip convolution without it, with it, or both.
         batch: Sequences b.
         heads: Heads h.
         width: Width d of one head.
@@ -69,13 +69,13 @@ def run_efficiency(
         device: cpu, cuda or cuda:1.
         layout: "tokens" is (b, n, h*d) in and out, as projections produce them; "heads" is contiguous (b, h, n, d).
         repeats: Timed calls of each method.
-        seed: Of the random inputs.
-        threads: Threads on the CPU; None leaves what torch has.
-        limit_seconds: A call that would take longer is not run.
+        seed: Seed of the random inputs.
+        threads: CPU threads; None keeps torch's setting.
+        limit_seconds: Skip calls that would take longer.
         to: Folder of the results.
 
     Raises:
-        ValueError: Something asked for is unknown, missing or out of range, or the folder holds another setting.
+        ValueError: An unknown, missing or out-of-range argument, or a folder that holds another setting.
     """
     asked = dict(locals())
     check_measured(asked)

@@ -1,4 +1,4 @@
-"""Methods measured in turn at one length, so that what slows the machine down slows all of them.
+"""Methods measured in turn at one length, so that a slowdown of the machine affects all of them.
 
 Every method is built and called once to warm up; then all are called one after the other, `repeats` times over, and
 each once more for its memory. A backward pass starts from the same random gradient of the output every time; gradients
@@ -59,9 +59,9 @@ class Setup:
         sizes: Sizes of the inputs.
         dtype: Name of their dtype.
         repeats: Timed calls of each.
-        seed: Of the inputs.
+        seed: Seed of the inputs.
         threads: Threads on the CPU.
-        limit_seconds: A call that would take longer is not run.
+        limit_seconds: Skip calls that would take longer.
         device: Name of the device.
         command: The command that measured the rows.
         triton: The version of Triton where it computes, or "interpreted"; None for torch alone.

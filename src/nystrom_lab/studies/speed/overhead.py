@@ -1,4 +1,4 @@
-"""What the training engine costs beyond a bare PyTorch loop around the same model, and how long a batch takes to load.
+"""The overhead of the training engine over a bare PyTorch loop around the same model, and the time to load a batch.
 
 Both train a copy of the model on the same batches, step by step in turn, so that what slows the machine down slows
 both. A step of the engine is everything between the ends of two steps: loading, forward, backward, clipping, the
@@ -36,18 +36,18 @@ def run_overhead(
         to: Folder of the rows, overhead.csv.
         attention: Method.
         preset: The preset that gives the settings.
-        data: Prepared data; the data of the preset if not given.
-        steps: Steps to measure, of each of the two.
-        seed: Determines initial weights and batches.
+        data: Prepared data. Default: the data of the preset.
+        steps: Steps to measure of each of the two.
+        seed: Seed of initial weights and batches.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" takes an accelerator if there is one.
-        threads: Threads on the CPU; torch's choice if not given.
+        device: "auto" uses an accelerator if there is one.
+        threads: CPU threads. Default: torch's choice.
 
     Returns:
         Rows of the times of a step, of loading, and of the ratio of the steps: medians, spread by their quartiles.
 
     Raises:
-        ValueError: A name, number, folder, device or precision that cannot be used.
+        ValueError: An invalid name, number, folder, device or precision.
     """
     check_at_least("steps", steps, 1)
     from nystrom_lab.studies.speed.turns import measure_turns

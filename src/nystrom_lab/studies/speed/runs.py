@@ -31,7 +31,7 @@ def run_runs(
     threads: int | None = None,
     to: Path = Path("runs/runs"),
 ) -> list[Row]:
-    """Compare methods, each with its skip convolution where it has one, in several runs.
+    """Compare methods, each with its skip convolution if it has one, in several runs.
 
     Rows go to runs.csv in the folder: for each layout, length, method and quantity the median over the runs with its
     quartiles, and how many times less it is than that of the first method.
@@ -42,12 +42,12 @@ def run_runs(
         layouts: "heads" is contiguous (b, h, n, d), "tokens" is (b, n, h*d) in and out.
         runs: Runs, each in its own process; their seeds are consecutive.
         repeats: Timed calls of each method in a run.
-        seed: Of the first run.
-        threads: Threads on the CPU; None leaves what torch has.
+        seed: Seed of the first run.
+        threads: CPU threads; None keeps torch's setting.
         to: Folder of the results.
 
     Raises:
-        ValueError: Something asked for is unknown or out of range, or a run failed.
+        ValueError: An unknown or out-of-range argument, or a failed run.
     """
     asked = dict(locals())
     for name in ("lengths", "methods", "layouts"):
@@ -84,7 +84,7 @@ def summary(runs: Sequence[Sequence[Row]], command: str, seed: int) -> list[Row]
     Args:
         runs: The rows of each run, of the same methods and lengths in the same order.
         command: The command that measured them.
-        seed: Of the first run.
+        seed: Seed of the first run.
     """
     values: dict[tuple[int | None, str, str], list[float]] = {}
     for rows in runs:

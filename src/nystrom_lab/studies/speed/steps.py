@@ -34,9 +34,9 @@ class StepSetup:
         batch: Samples of a step; None takes the paper's.
         precision: float32, or bfloat16 for autocast.
         repeats: Timed steps of each method.
-        seed: Of the weights and the batch.
+        seed: Seed of the weights and the batch.
         threads: Threads on the CPU.
-        limit_seconds: A step that would take longer is not run.
+        limit_seconds: Skip steps that would take longer.
         device: Where it runs.
         command: The command that measures it.
         shapes: Shapes of the tasks.
@@ -57,7 +57,7 @@ class StepSetup:
 
 
 def measure_tasks(tasks: Sequence[str], setup: StepSetup, path: Path) -> list[Row]:
-    """Measure the tasks that have no rows in the file yet, and write each when it is done.
+    """Measure the tasks without rows in the file, and write each when done.
 
     Args:
         tasks: Tasks.

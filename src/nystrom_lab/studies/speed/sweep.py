@@ -19,7 +19,7 @@ from nystrom_lab.studies.speed.interleaved import Cell, Setup, measure, plain_ro
 
 
 def sweep_lengths(lengths: Sequence[int], setup: Setup, path: Path) -> list[Row]:
-    """Measure the lengths that have no rows in the file yet, and write each when it is done.
+    """Measure the lengths without rows in the file, and write each when done.
 
     Args:
         lengths: Numbers of tokens n.

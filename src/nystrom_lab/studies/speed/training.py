@@ -52,13 +52,13 @@ def run_training(
         precision: float32, or bfloat16 for autocast with float32 weights.
         device: cpu, cuda or cuda:1.
         repeats: Timed steps of each method.
-        seed: Of the weights and the batch.
-        threads: Threads on the CPU; None leaves what torch has.
-        limit_seconds: A step that would take longer is not run.
+        seed: Seed of the weights and the batch.
+        threads: CPU threads; None keeps torch's setting.
+        limit_seconds: Skip steps that would take longer.
         to: Folder of the results.
 
     Raises:
-        ValueError: Something asked for is unknown or out of range, or the folder holds another setting.
+        ValueError: An unknown or out-of-range argument, or a folder that holds another setting.
     """
     asked = dict(locals())
     _check(asked)

@@ -116,7 +116,7 @@ def new_model(
     Args:
         source: The task and the longest sample.
         method: The attention, a name of the registry.
-        seed: Of the weights.
+        seed: Seed of the weights.
         options: Of the method, over those of the preset.
         preset: Whose settings it has; "demo" begins with larger weights than the papers', and so learns sooner.
     """
@@ -157,7 +157,7 @@ def random_batches(source: ArenaTask, split: LabelledSplit, *, batch: int, count
         split: The samples.
         batch: Samples of a batch.
         count: Batches.
-        seed: Of the order.
+        seed: Seed of the order.
     """
     rng, collate = np.random.default_rng(seed), find_task(source.task).collate
     passes = -(-batch * count // len(split))

@@ -132,7 +132,7 @@ def instability_scores(model: Model, batches: Iterable[Batch], *, task: str, see
         model: Is trained.
         batches: A batch per step.
         task: Its settings are the paper's.
-        seed: Of dropout, and of what the method draws.
+        seed: Seed of dropout and the method's draws.
     """
     preset, scores = preset_of(task), []
     optimizer = new_optimizer(model, preset, preset.learning_rate)

@@ -62,7 +62,7 @@ def train_plainly(
         steps: Steps.
         batch: Samples of a step.
         every: Steps between evaluations.
-        seed: Of the batches, of dropout and of what the method draws.
+        seed: Seed of the batches, dropout and the method's draws.
     """
     preset = preset_of(source.task)
     optimizer = new_optimizer(model, preset, learning_rate)

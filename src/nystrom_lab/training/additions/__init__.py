@@ -1,1 +1,1 @@
-"""What a preset may add to a plain training: a compiled model, denoising, a mean of the weights, tracked errors."""
+"""Optional additions to training: a compiled model, denoising, an average of the weights, tracked errors."""

@@ -1,7 +1,7 @@
-"""The curves of `--track-error`: how near the layers' attention was to exact attention since the last point.
+"""The curves of `--track-error`: how close the layers' attention was to exact attention since the last point.
 
-Points are those of the training loss, and of the same steps: the estimate of `nystrom.attention.tracked_error` begins
-anew after each, so that a resumed run has the same curves. With several processes they are the first one's.
+There is one point for each point of the training loss. The estimate of `nystrom.attention.tracked_error` is reset after
+each, so a resumed run has the same curves. With several processes the curves are those of the first.
 """
 
 import math
@@ -14,13 +14,13 @@ MEAN = "attention_error"
 
 
 def error_quantities(model: nn.Module) -> dict[str, str]:
-    """What is logged, and its name in the curves: the mean over heads and layers first, then each layer."""
+    """Logged values and their names in the curves: first the mean over heads and layers, then each layer."""
     layers = {f"{MEAN}_{number}": f"attention error of layer {number}" for number in range(len(_layers(model)))}
     return {MEAN: "attention error"} | layers
 
 
 def take_errors(model: nn.Module) -> dict[str, float]:
-    """The errors since the last call, of what was looked at."""
+    """The errors since the last call, of the layers that were sampled."""
     errors = [each.value().nanmean().item() for each in _layers(model)]
     seen = {f"{MEAN}_{number}": error for number, error in enumerate(errors) if not math.isnan(error)}
     for each in _layers(model):
@@ -29,7 +29,7 @@ def take_errors(model: nn.Module) -> dict[str, float]:
 
 
 def restart_errors(model: nn.Module, calls: int) -> None:
-    """Begin as after so many calls of the model in training."""
+    """Reset to the state after this many training calls of the model."""
     for each in _layers(model):
         each.restart(calls)
 

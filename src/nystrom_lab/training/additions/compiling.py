@@ -1,13 +1,12 @@
 """Compile a model for training: one graph for all steps.
 
 Every batch is padded to the positions of the model (`nystrom_lab.training.data.batches`), so that all steps have one
-shape. The whole model becomes one graph for each shape: one for the steps, one for evaluation, and one for its last
-batch where that is smaller. Padding changes nothing, so without dropout the results are those of the plain model, up to
-rounding; the draws of dropout differ, and with inductor also those of methods that draw in training.
+shape. The whole model becomes one graph per shape: one for the steps, one for evaluation, and one for its last batch if
+that is smaller. Padding changes nothing, so without dropout the results are those of the plain model, up to rounding;
+dropout masks differ, and with inductor also the draws of random methods in training.
 
-The model is compiled in place (`torch.nn.Module.compile`): its weights, its folder and its checkpoints are those of a
-model that is not compiled. The Trainer's own `torch_compile` would compute float32 in TF32, and would not compile
-evaluation.
+The model is compiled in place (`torch.nn.Module.compile`): its weights, folder and checkpoints are the same as without
+compilation. The Trainer's own `torch_compile` would compute float32 in TF32, and would not compile evaluation.
 """
 
 import torch
@@ -20,19 +19,19 @@ BACKEND = "inductor"
 
 
 def compile_model(model: Model | EncoderModel) -> None:
-    """Compile a model in place; each graph is made when it is first needed."""
+    """Compile a model in place; each graph is compiled when first needed."""
     # Its loss would set this in the first step, and the second would then need another graph.
     model.config.problem_type = "single_label_classification"
     compile_module(model)
 
 
 def compile_module(module: nn.Module) -> None:
-    """Compile a module in place that always gets one shape; see `compile_model`."""
+    """Compile, in place, a module whose inputs always have one shape; see `compile_model`."""
     module.compile(fullgraph=True, dynamic=False, backend=BACKEND)
 
 
 def check_compiler(device: str) -> None:
-    """Check that torch can compile here, before data and a model are made.
+    """Check that torch can compile here, before data and model are created.
 
     Args:
         device: "cpu" or "cuda".

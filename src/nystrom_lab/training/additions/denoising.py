@@ -1,15 +1,15 @@
-r"""A loss for every token of a corrupted input, beside that of its class.
+r"""A loss for every token of a corrupted input, in addition to that of its class.
 
-A share of 0.3 of the real tokens is corrupted, each by itself: one in three becomes a random token, the others a
-learned vector in place of their embedding. The class is predicted from the corrupted input, and so is every token,
-corrupted or not, by a head of its own on the last hidden states:
+Each real token is corrupted independently with probability 0.3: one in three becomes a random token, the others get a
+learned vector in place of their embedding. The class is predicted from the corrupted input, and a separate head on the
+last hidden states predicts every token, corrupted or not:
 $$\ell = \ell_{\text{class}} + \lambda \frac{1}{b} \sum_{s} \frac{1}{n_s} \sum_{i \text{ real}} -\log p_s(x_i),$$
-$n_s$ being the real tokens of sequence s. Each sequence counts alike, so that parts of a batch give the gradient of the
-whole. Evaluation sees clean inputs and no head; the saved model has neither the head nor the vector.
+$n_s$ being the real tokens of sequence s. Each sequence has equal weight, so gradient accumulation gives the gradient
+of the whole batch. Evaluation sees clean inputs and no head; the saved model has neither the head nor the vector.
 
 Draws come from torch's global generator, whose state is part of a checkpoint.
 
-The vector and the head serve `nystrom pretrain TASK`, too (`nystrom_lab.training.run.masked_trainer`).
+`nystrom pretrain TASK` also uses the vector and the head (`nystrom_lab.training.run.masked_trainer`).
 
 Source: arXiv:2501.14850.
 Departs from it: the mask is a vector rather than a symbol of the vocabulary, since pictures use all of theirs.
@@ -33,7 +33,7 @@ class Denoiser(nn.Module):
     """The vector that masks a token, and the head that predicts tokens.
 
     Args:
-        config: Of the model.
+        config: Configuration of the model.
     """
 
     def __init__(self, config: EncoderConfig):
@@ -48,7 +48,7 @@ class Denoiser(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the vector as embeddings are drawn."""
+        """Initialise the vector as embeddings are initialised."""
         nn.init.normal_(self.mask, std=self.std)
 
     def corrupt(
@@ -58,7 +58,7 @@ class Denoiser(nn.Module):
 
         Args:
             ids: Tokens.
-            keep: Real tokens; None where all are.
+            keep: Real tokens; None if all are.
             words: The embeddings.
         """
         draw = torch.rand(ids.shape, device=ids.device)
@@ -87,8 +87,8 @@ class Denoiser(nn.Module):
         Args:
             x: Last hidden states.
             ids: The clean tokens.
-            chosen: Tokens that count, the real ones for example; None where all do.
-            group: Process group whose ranks hold pieces of the tokens; the mean of what they get is the loss.
+            chosen: Tokens to score, such as the real ones; None for all.
+            group: Process group across which the tokens are split; the loss is the mean of the results of its ranks.
         """
         chosen = torch.ones_like(ids, dtype=torch.bool) if chosen is None else chosen
         size = 1 if group is None else check_group(group).size

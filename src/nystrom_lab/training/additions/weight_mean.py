@@ -1,9 +1,9 @@
-r"""A running mean of the weights of a training, which is evaluated and kept in their place.
+r"""A running average of the weights during training, which is evaluated and saved in their place.
 
 After step t
 $$m_t = d_t\, m_{t-1} + (1 - d_t)\, w_t, \qquad d_t = \min\left(d, \frac{1 + t}{10 + t}\right), \qquad m_0 = w_0,$$
 in float32. The slow start forgets the initial weights. The mean is part of every checkpoint, so a resumed run has the
-mean of an uninterrupted one.
+same mean as an uninterrupted one.
 
 Source: Polyak and Juditsky (1992), as exponential moving average with the start of TensorFlow's.
 """
@@ -35,14 +35,14 @@ class WeightMean:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after a step, counted from 1."""
+        """Update with the weights after a step, counted from 1."""
         decay = min(self.decay, (1 + step) / (10 + step))
         for name, weight in self.model.named_parameters():
             self.mean[name] = self.mean[name].to(weight.device).lerp_(weight.float(), 1 - decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Run a block in which the model has the mean as its weights."""
+        """Run a block with the mean as the model's weights."""
         own = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
         _put(self.model, self.mean)
         try:
@@ -51,17 +51,17 @@ class WeightMean:
             _put(self.model, own)
 
     def save(self, folder: Path) -> None:
-        """Write the mean into the folder of a checkpoint."""
+        """Save the mean in the folder of a checkpoint."""
         with whole_file(folder / FILE) as partial:
             save_file({name: tensor.cpu().contiguous() for name, tensor in self.mean.items()}, partial)
 
     def load(self, folder: Path) -> None:
-        """Read the mean of a checkpoint."""
+        """Load the mean of a checkpoint."""
         self.mean = load_file(folder / FILE)
 
 
 def load_mean(model: nn.Module, folder: Path) -> None:
-    """Give a model the mean of a checkpoint as its weights."""
+    """Load the mean of a checkpoint as a model's weights."""
     _put(model, load_file(folder / FILE))
 
 

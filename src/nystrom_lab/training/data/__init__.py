@@ -1,1 +1,1 @@
-"""What is trained on: tasks, their data, and batches of them."""
+"""Training data: tasks, their data sets, and batches."""

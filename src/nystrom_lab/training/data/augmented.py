@@ -1,4 +1,4 @@
-"""Training samples that are varied anew in each pass over the data.
+"""Training samples that are augmented anew in each pass over the data.
 
 Sample i of pass e is drawn from (seed, e, i) alone: the same in one process or several, with any number of workers, and
 after an interruption.
@@ -28,7 +28,7 @@ class AugmentedSplit:
 
     Args:
         split: The samples.
-        vary: Makes another input of an input, by random numbers.
+        vary: Function that returns a random variation of an input.
         seed: Seed.
     """
 

@@ -1,14 +1,14 @@
-"""Which samples make a batch, and the batch itself.
+"""The order of samples, and their batches.
 
 The order of a whole run depends only on the seed, the batch size and the lengths: not on the number of processes, on
 accumulation, or on interruptions. Each pass over the data is a random permutation, cut into pools of 50 batches; within
 a pool samples are sorted by length and dealt into batches, so that a batch holds little padding, and the batches of the
-pass are then put in random order. Samples that do not fill a batch at the end of a pass are left for another pass, so
-every step takes the mean over the same number of samples.
+pass are then put in random order. Samples that do not fill a batch at the end of a pass are dropped from that pass, so
+every step averages over the same number of samples.
 
 Evaluation goes through all samples in order of length.
 
-A batch is padded to its longest sample, or to a given length, so that all batches have one shape; in trainings the
+A batch is padded to its longest sample, or to a given length, so that all batches have one shape; in training the
 longest is rounded up by at most a sixteenth, see `rounded`.
 """
 
@@ -25,17 +25,17 @@ POOL = 50
 
 
 class Collate(Protocol):
-    """Makes a batch of samples."""
+    """A function that makes a batch of samples."""
 
     def __call__(
         self, samples: Sequence[Mapping[str, Any]], *, length: int | None = None, most: int | None = None
     ) -> dict[str, Tensor]:
-        """Put samples together.
+        """Collate samples.
 
         Args:
             samples: The samples.
-            length: Tokens to pad to; None for those of the longest.
-            most: Where these are meant, pad on to `rounded(longest, most)`.
+            length: Tokens to pad to; None for the length of the longest sample.
+            most: If length is None, pad further, to `rounded(longest, most)`.
         """
         ...
 
@@ -66,7 +66,7 @@ class TrainingOrder(Sampler[int]):
             passes += 1
 
     def _one_pass(self, number: int) -> NDArray[np.int64]:
-        """The batches of one pass, a row each."""
+        """The batches of one pass, one per row."""
         rng = np.random.default_rng([self.seed, number])
         order = rng.permutation(len(self.lengths))
         order = order[: len(order) // self.batch_size * self.batch_size]
@@ -80,15 +80,15 @@ class TrainingOrder(Sampler[int]):
 def rounded(length: int, most: int) -> int:
     """A length rounded up by at most a sixteenth, to one of 16 in each doubling; not to more than `most`.
 
-    With a length of its own for each batch, a training on a CPU comes to hold several times the memory that it uses: a
-    freed tensor leaves no place for one that is slightly larger. Few lengths let each take the place of another.
+    If every batch had its own length, training on a CPU would hold several times the memory that it uses, since a freed
+    tensor leaves no room for a slightly larger one. With few lengths, freed memory is reused.
     """
     grain = 1 << max(0, (length // 16).bit_length() - 1)
     return min(-(-length // grain) * grain, most)
 
 
 def shortest_first(lengths: NDArray[np.int64]) -> list[int]:
-    """All samples by length, so that a batch holds little padding."""
+    """All samples sorted by length, so that a batch holds little padding."""
     return np.argsort(lengths, kind="stable").tolist()
 
 
@@ -112,10 +112,10 @@ def collate_pairs(
 def collate_whole(
     samples: Sequence[Mapping[str, Any]], *, length: int | None = None, most: int | None = None
 ) -> dict[str, Tensor]:
-    """Stack samples of one length, with all tokens real and no mask, so that `most` has nothing to do.
+    """Stack samples of equal length, with all tokens real and no mask; `most` is not used.
 
     Raises:
-        ValueError: Samples have different lengths, or another one than `length`.
+        ValueError: Samples differ in length, or from `length`.
     """
     lengths = {len(sample["input_ids"]) for sample in samples}
     if len(lengths) > 1 or (length is not None and lengths != {length}):

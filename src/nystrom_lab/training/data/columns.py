@@ -1,4 +1,4 @@
-"""Which columns of a user's own files hold the texts and their labels."""
+"""The columns of texts and labels in a user's own files."""
 
 from typing import NamedTuple
 
@@ -7,9 +7,9 @@ class Columns(NamedTuple):
     """Columns, or fields, of a user's own files; None means the usual names.
 
     Attributes:
-        text_field: Of the texts, or of the first text of each pair.
-        label_field: Of the labels.
-        pair_field: Of the second text of each pair.
+        text_field: Column of the texts, or of the first text of each pair.
+        label_field: Column of the labels.
+        pair_field: Column of the second text of each pair.
     """
 
     text_field: str | None = None
@@ -17,7 +17,7 @@ class Columns(NamedTuple):
     pair_field: str | None = None
 
     def named(self) -> dict[str, str]:
-        """Those that were given."""
+        """The columns that were given."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     def check_unused(self, why: str) -> None:

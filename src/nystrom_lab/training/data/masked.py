@@ -1,7 +1,7 @@
-"""Samples of which some tokens are masked, for an encoder that learns to predict them.
+"""Samples with masked tokens, for an encoder that learns to predict them.
 
-Of n tokens max(1, round(share n)) are masked, all to be predicted. A masked token x travels as x + (tokens of the
-vocabulary), so that batches are made of masked samples as of any others.
+Of n tokens max(1, round(share n)) are masked, all to be predicted. A masked token x is encoded as x + (size of the
+vocabulary), so that batches of masked samples are made like any others.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ from nystrom_lab.training.data.augmented import Vary
 
 
 def masking(share: float, vocab_size: int, *, after: Vary | None = None) -> Vary:
-    """What masks the tokens of a sample, or of both its documents.
+    """A function that masks tokens of a sample, or of both its documents.
 
     Args:
-        share: Share of the tokens.
+        share: Share of the tokens to mask.
         vocab_size: Tokens of the vocabulary.
-        after: What varies the sample before that; None for nothing.
+        after: Augmentation to apply first; None for none.
     """
 
     def mask(tokens: NDArray[np.unsignedinteger], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -39,6 +39,6 @@ def masking(share: float, vocab_size: int, *, after: Vary | None = None) -> Vary
 
 
 def unmasked(ids: Int[Tensor, "*b n"], vocab_size: int) -> tuple[Int[Tensor, "*b n"], Bool[Tensor, "*b n"]]:
-    """The clean tokens of a masked batch, and which of them are masked."""
+    """The original tokens of a masked batch, and which of them are masked."""
     masked = ids >= vocab_size
     return ids - vocab_size * masked, masked

@@ -1,7 +1,7 @@
-"""The tasks that can be trained on: how their data are prepared, opened and recognised.
+"""The tasks: how their data are prepared, opened and recognised.
 
-The data set of a preset's default folder is made if it is missing. A folder named by the user must exist, since a
-misspelt name should not start an hour of preparation.
+The data set of a preset's default folder is made if it is missing. A folder named by the user must exist: a misspelt
+name should not start an hour of preparation.
 """
 
 import math
@@ -56,7 +56,7 @@ class LabelledSplit(Protocol):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sample; of two documents, those of the longer one."""
+        """Tokens of each sample; for two documents, those of the longer one."""
         ...
 
     @property
@@ -71,7 +71,7 @@ class LabelledSplit(Protocol):
 
 
 class Splits(NamedTuple):
-    """A data set; a training that reads no test split has None for it."""
+    """A data set; test is None for a training that does not read it."""
 
     train: LabelledSplit
     val: LabelledSplit
@@ -79,11 +79,11 @@ class Splits(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """A guess at the class that needs no model, and that a trained one should be above.
+    """A baseline without a model, which a trained model should beat.
 
     Attributes:
-        name: What it sees.
-        share: The share of the second split that it tells, after the first split.
+        name: What it is based on.
+        share: Its accuracy on the second split, fitted on the first.
     """
 
     name: str
@@ -92,16 +92,16 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What training needs of a task in addition to its facts (`nystrom_lab.data.lra.facts`).
+    """What training needs to know about a task in addition to its facts (`nystrom_lab.data.lra.facts`).
 
     Attributes:
         open: Opens one split of a prepared folder.
-        prepare: Draws a data set of given sizes; None where it is read from the user's files.
-        model: What is trained.
+        prepare: Generates a data set of given sizes; None if it is read from the user's files.
+        model: The model class.
         collate: Makes a batch of samples.
-        vary: Makes another training input of one, by random numbers; the class stays.
-        takes_own_texts: Whether a user's own labelled texts, or pairs of them, can be trained on as they are.
-        guess: The best guess known beyond the largest class.
+        vary: Randomly augments a training input; the class stays the same.
+        takes_own_texts: Whether a user's own labelled texts, or pairs of texts, can be used directly.
+        guess: The best known baseline beyond the largest class.
     """
 
     open: Callable[[Path, str], LabelledSplit]
@@ -151,10 +151,10 @@ TASKS: dict[str, Task] = {
 
 
 def find_task(name: str) -> Task:
-    """Look a task up.
+    """Look up a task.
 
     Raises:
-        ValueError: There is no task of that name.
+        ValueError: There is no task with that name.
     """
     check_names("task", [name], TASKS)
     return TASKS[name]
@@ -166,7 +166,7 @@ def default_folder(sizes: DataSizes) -> Path:
 
 
 def check_data(task: str, data: Path | None) -> None:
-    """Check that named data exist, and are a prepared folder where the task takes nothing else.
+    """Check that the given data exist, and are a prepared folder if the task accepts nothing else.
 
     Raises:
         ValueError: They do not exist, or are something else.
@@ -175,10 +175,10 @@ def check_data(task: str, data: Path | None) -> None:
         return
     own_texts = find_task(task).takes_own_texts
     if own_texts and data.suffix and not data.exists():
-        raise ValueError(f"data is {data}, and there is no such file: name a table of texts, or a prepared folder.")
+        raise ValueError(f"data is {data}, which does not exist: name a table of texts, or a prepared folder.")
     if not data.exists():
         raise ValueError(
-            f"data is {data}, and there is no such folder: name a prepared one, leave it out for the preset's, or make "
+            f"data is {data}, which does not exist: name a prepared folder, leave it out for the preset's, or make "
             f"it with `nystrom data prepare {task}{_source(task)} --to {data}`."
         )
     if not own_texts:
@@ -186,7 +186,7 @@ def check_data(task: str, data: Path | None) -> None:
 
 
 def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns = NO_COLUMNS) -> Path:
-    """The prepared folder of the data that a user names; files of the user's own are prepared first.
+    """The prepared folder for the data that a user names; the user's own files are prepared first.
 
     Args:
         task: Task.
@@ -206,7 +206,7 @@ def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns 
 
 
 def class_names(split: LabelledSplit) -> list[str]:
-    """Labels of the classes, in their order; their numbers where they have none."""
+    """Labels of the classes, in order; their numbers if they have none."""
     named = isinstance(split, ByteSplit | PictureSplit)
     return [*split.classes] if named else [str(label) for label in range(split.num_labels)]
 
@@ -216,7 +216,7 @@ def _source(task: str) -> str:
 
 
 def prepare_if_missing(task: str, folder: Path, sizes: DataSizes) -> None:
-    """Make the preset's data set if its folder is missing, with a message.
+    """Prepare the preset's data set if its folder is missing, with a message.
 
     Raises:
         ValueError: It is read from the user's files.
@@ -245,7 +245,7 @@ def open_splits(task: str, folder: Path, *, positions: int, batch_size: int, tes
         test: Whether the test split is opened.
 
     Raises:
-        ValueError: The folder holds no data of the task, data that were changed, too long samples, or too few.
+        ValueError: The folder holds no data of the task, modified data, samples that are too long, or too few samples.
     """
     verify(folder, task=task)
     names = Splits._fields if test else ("train", "val")
@@ -257,7 +257,7 @@ def open_splits(task: str, folder: Path, *, positions: int, batch_size: int, tes
     if len(opened["train"]) < batch_size:
         raise ValueError(
             f"batch_size is {batch_size} but data {folder} holds {len(opened['train'])} training samples: "
-            "take a smaller batch or more data."
+            "use a smaller batch or more data."
         )
     return Splits(opened["train"], opened["val"], opened.get("test"))
 
@@ -278,7 +278,7 @@ def check_lengths(folder: Path, name: str, split: LabelledSplit, positions: int)
 def fingerprint(splits: Splits, folder: Path) -> str:
     """Two checksums of the open splits: of the lengths and classes of all samples, and of their files.
 
-    An older run has the first alone, which says nothing of pictures that are all of one size.
+    An older run has only the first, which cannot distinguish images of equal size.
 
     Args:
         splits: The splits.

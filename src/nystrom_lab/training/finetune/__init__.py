@@ -1,1 +1,1 @@
-"""Fine-tuning of encoders on labelled texts, and what the fine-tuned models say of other texts."""
+"""Fine-tuning of encoders on labelled texts, and prediction with the fine-tuned models."""

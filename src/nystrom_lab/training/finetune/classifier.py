@@ -1,9 +1,9 @@
-"""The model that is fine-tuned: an encoder from a folder, a new head, and the attention that was asked for.
+"""The model that is fine-tuned: an encoder from a folder, a new head, and the requested attention.
 
 Encoders of this library, published Nyströmformers among them, become `EncoderForSequenceClassification`; those of
-transformers become what AutoModelForSequenceClassification makes of them, with a method in place of their attention.
-Dropout of attention weights is 0 in all of them: no method stores weights, and with it transformers' exact attention
-could not run fused.
+transformers are loaded by AutoModelForSequenceClassification, with a method in place of their attention. Dropout of
+attention weights is 0 in all of them: no method stores weights, and with dropout transformers' exact attention could
+not run fused.
 """
 
 import inspect
@@ -40,7 +40,7 @@ _KNOWN = 0.9
 
 @dataclass(frozen=True)
 class StartClassifier(StartModel):
-    """A saved model with its tokenizer and the attention that was asked for, which its configuration has if it can.
+    """A saved model with its tokenizer and the requested attention, set in its configuration if possible.
 
     Attributes:
         name: Its name in rows.
@@ -56,7 +56,7 @@ class StartClassifier(StartModel):
 
     @property
     def segments(self) -> bool:
-        """Whether the model tells the texts of a pair apart."""
+        """Whether the model distinguishes the texts of a pair (token_type_ids)."""
         return (getattr(self.config, "type_vocab_size", 0) or 0) > 1
 
 
@@ -65,11 +65,12 @@ def find_classifier(model: str, *, attention: str | None, options: Mapping[str, 
 
     Args:
         model: A folder, or OWNER/NAME of the Hugging Face Hub.
-        attention: Method in place of its own; None for its own.
+        attention: Method to use instead of its own; None keeps its own.
         options: Options of the method.
 
     Raises:
-        ValueError: No such model, no weights, a tokenizer of another vocabulary, or an attention that it cannot use.
+        ValueError: No such model, no weights, a tokenizer with another vocabulary, or an attention that the model
+            cannot use.
     """
     folder = find_folder(model, {})
     changes: dict[str, Any] = {} if attention is None else {"attention": attention}
@@ -105,17 +106,17 @@ def find_classifier(model: str, *, attention: str | None, options: Mapping[str, 
 def make_classifier(
     start: StartClassifier, *, classes: Sequence[str] | None, task: str, pairs: bool, track_error: bool = False
 ) -> PreTrainedModel:
-    """Make the model to train; its head is new if the folder has none that fits.
+    """Make the model to train; its head is new unless the folder has a matching one.
 
     Args:
         start: From `find_classifier`.
         classes: Names of the classes; None for numbers.
-        task: The task; the configuration keeps it.
-        pairs: Whether it classifies pairs of texts; the configuration keeps that too.
-        track_error: Keep an estimate of the error of attention; for a model of this library.
+        task: The task; stored in the configuration.
+        pairs: Whether it classifies pairs of texts; stored in the configuration.
+        track_error: Whether to track the attention error; only for models of this library.
 
     Raises:
-        ValueError: Weights that do not fit, or an attention that the model cannot use.
+        ValueError: Weights that do not match, or an attention that the model cannot use.
     """
     config = start.config
     config.id2label = dict(enumerate(classes or ("LABEL_0",)))
@@ -149,7 +150,7 @@ def make_classifier(
 
 
 def blank_classifier(start: StartClassifier) -> PreTrainedModel:
-    """The model with new weights, to see what it is made of.
+    """The model with new weights, to inspect its structure.
 
     Raises:
         ValueError: An attention that the model cannot use.
@@ -177,7 +178,7 @@ def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, known: in
 
 
 def load_classifier(folder: Path) -> PreTrainedModel:
-    """Load a model that was fine-tuned, with the attention that its folder names.
+    """Load a fine-tuned model, with the attention that its folder names.
 
     Raises:
         ValueError: The folder holds no classifier, or a broken one.
@@ -189,7 +190,7 @@ def load_classifier(folder: Path) -> PreTrainedModel:
     names = content.get("architectures") or [""]
     if not str(names[0]).endswith("ForSequenceClassification"):
         raise ValueError(
-            f"model {folder} is no classifier of texts (its config.json names {names[0] or 'no model'!r}): name the "
+            f"model {folder} is not a text classifier (its config.json names {names[0] or 'no model'!r}): name the "
             "folder best of a run of `nystrom finetune`."
         )
     load: Any = partial(AutoModelForSequenceClassification.from_pretrained, trust_remote_code=False)
@@ -203,11 +204,11 @@ def load_classifier(folder: Path) -> PreTrainedModel:
 
 
 def _check_complete(report: Mapping[str, Any], folder: Path) -> None:
-    """Raise ValueError where a weight is missing or left over."""
+    """Raise ValueError if a weight is missing or left over."""
     if wrong := sorted([*report["missing_keys"], *report["unexpected_keys"]]):
         raise ValueError(f"model {folder} does not fit its config.json, for example in {wrong[0]}: save it again.")
 
 
 def takes_segments(model: PreTrainedModel) -> bool:
-    """Whether the forward of a model has token_type_ids."""
+    """Whether the forward method of a model takes token_type_ids."""
     return "token_type_ids" in inspect.signature(model.forward).parameters

@@ -1,4 +1,4 @@
-"""Texts as the tokens of a model: encoded once, kept flat, and padded by the batch."""
+"""Texts as the tokens of a model: encoded once, stored flat, and padded per batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,12 +21,12 @@ class EncodedSplit:
     Args:
         split: The texts.
         tokenizer: The tokenizer.
-        max_length: Tokens that a text, or a pair, is cut to; the longer text of a pair first.
-        segments: Whether the model tells the texts of a pair apart.
+        max_length: Truncation length of a text, or of a pair; the longer text of a pair is truncated first.
+        segments: Whether the model distinguishes the texts of a pair.
 
     Attributes:
         lengths: Tokens of each.
-        labels: Their labels; None where there are none.
+        labels: Their labels; None if there are none.
     """
 
     def __init__(self, split: TextSplit, tokenizer: PreTrainedTokenizerBase, *, max_length: int, segments: bool):
@@ -88,7 +88,7 @@ def encode(
 
 
 def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that pads; any token if the tokenizer has none, since the mask hides it."""
+    """The padding token; any token if the tokenizer has none, since it is masked."""
     token = tokenizer.pad_token_id
     return token if isinstance(token, int) else 0
 
@@ -99,8 +99,8 @@ def collator(
     """A function that makes a batch of samples, padded at their end to the longest of them.
 
     Args:
-        pad_token_id: Token that pads.
-        most: The longest input of the model, to pad on to `rounded(longest, most)`.
+        pad_token_id: Padding token.
+        most: The longest input of the model; batches are padded to `rounded(longest, most)`.
     """
 
     def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Fine-tune an encoder on a task of GLUE, on IMDB, or on labelled texts of a user.
+"""Fine-tune an encoder on a task of GLUE, on IMDB, or on a user's labelled texts.
 
 Names, numbers, files and labels are checked here, before torch is imported; the model, its tokenizer and its attention
 in `nystrom_lab.training.finetune.finetune_model`, before anything is trained.
@@ -20,7 +20,7 @@ from nystrom_lab.training.run.folder import RunFolder
 
 @taking(FinetuneOptions)
 def finetune(asked: FinetuneOptions) -> Path:
-    """Fine-tune a model, choose its best checkpoint on the validation split, score that, and write its predictions.
+    """Fine-tune a model, choose its best checkpoint on the validation split, evaluate it, and write its predictions.
 
     The defaults are the paper's: batches of 32, AdamW at 3e-5, 4 epochs. A run can be interrupted at any time and
     continued by the same command with `resume`.
@@ -29,11 +29,13 @@ def finetune(asked: FinetuneOptions) -> Path:
         The folder of the run; the best model is in its folder best, predictions are in predictions.
 
     Raises:
-        ValueError: A name, number, file, label, model, device or precision that cannot be used, or jobs that failed.
+        ValueError: An invalid name, number, file, label, model, device or precision, or failed jobs.
         FloatingPointError: The loss or a weight is no longer finite.
     """
     if asked.plan is not None and (asked.attention is not None or asked.options):
-        raise ValueError("plan says what each layer does, and attention or its options are also given: leave one out.")
+        raise ValueError(
+            "plan sets the method of each layer, and attention or its options are also given: leave one out."
+        )
     planned = None if asked.plan is None else read_plan(asked.plan)
     _, texts = asked.extent, asked.texts
     if asked.search and asked.grid:
@@ -72,23 +74,25 @@ def finetune(asked: FinetuneOptions) -> Path:
 
 
 def _check_searched(grid: SearchGrid, asked: FinetuneOptions) -> None:
-    """Raise ValueError where a value is given beside the ones that are searched in its place."""
+    """Raise ValueError if a value is given that is also searched."""
     defaults = {entry.name: entry.default for entry in fields(FinetuneOptions)}
     for name in grid.values():
         if getattr(asked, name) != defaults[name]:
-            raise ValueError(f"{name} is given, and a search tries others: leave it out, or name it in search.{name}.")
+            raise ValueError(
+                f"{name} is given, but the search tries other values: leave it out, or name it in search.{name}."
+            )
     if asked.steps is not None and grid.epochs:
-        raise ValueError("steps are given, and a search tries numbers of epochs: leave steps or search.epochs out.")
+        raise ValueError("steps are given, but the search tries numbers of epochs: leave steps or search.epochs out.")
 
 
 def _check_jobs(asked: FinetuneOptions, *, searches: bool) -> None:
-    """Check what is asked of a cluster, before it is asked."""
+    """Check the cluster options before submitting jobs."""
     asked.slurm.check(asked.on)
     if asked.on == "slurm" and not searches:
         raise ValueError(
-            "on is 'slurm' but nothing is searched: add --search, or start one fine-tuning in a job of your own, with "
+            "on is 'slurm' but nothing is searched: add --search, or start a single fine-tuning in your own job, with "
             "sbatch."
         )
     if asked.on == "local" and asked.jobs is not None:
-        raise ValueError(f"jobs is {asked.jobs} but on is 'local', where one trial follows the other: add --on slurm.")
+        raise ValueError(f"jobs is {asked.jobs} but on is 'local', where trials run one at a time: add --on slurm.")
     check_at_least("jobs", 1 if asked.jobs is None else asked.jobs, 1)

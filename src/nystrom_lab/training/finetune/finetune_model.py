@@ -40,13 +40,13 @@ from nystrom_lab.training.versions import versions
 
 @leaving_the_group
 def finetune_model(request: Request, material: Material, *, resume: bool, cluster: Jobs | None) -> None:
-    """Fine-tune a model on texts that were read, or search; see `nystrom_lab.training.finetune.finetune.finetune`.
+    """Fine-tune a model on loaded texts, or search; see `nystrom_lab.training.finetune.finetune.finetune`.
 
     Args:
-        request: What the user asks for.
+        request: The user's request.
         material: The texts.
         resume: Continue the run in the folder.
-        cluster: Where the trials of a search are jobs; None for here.
+        cluster: Cluster on which the trials of a search run as jobs; None for this machine.
     """
     asked = request.asked
     if asked.threads is not None and cluster is None:
@@ -67,10 +67,10 @@ def finetune_model(request: Request, material: Material, *, resume: bool, cluste
 
 
 def settle(start: StartClassifier, material: Material, asked: FinetuneOptions) -> FinetuneSettings:
-    """Everything that determines the result of a run, checked.
+    """Resolve and check all settings that determine the result of a run.
 
     Raises:
-        ValueError: A value that cannot be used.
+        ValueError: An invalid value.
     """
     longest, max_length = positions_of(start.config), asked.max_length
     if max_length is None:
@@ -83,7 +83,7 @@ def settle(start: StartClassifier, material: Material, asked: FinetuneOptions) -
     if asked.track_error and not start.own:
         raise ValueError(
             f"track_error is on, but model {start.folder} runs in transformers' own layers, which keep no estimate: "
-            f"leave it out, or fine-tune what `nystrom convert {start.folder} --to OTHER` makes of it; nystrom inspect "
+            f"leave it out, or fine-tune the result of `nystrom convert {start.folder} --to OTHER`; nystrom inspect "
             "measures a trained model."
         )
     check_pieces(asked.context_parallel, partial(blank_classifier, start))
@@ -117,7 +117,7 @@ def run_once(
     score: bool = True,
     timeout: int = TIMEOUT,
 ) -> RunTrainer:
-    """Train with these settings, in a folder that this process holds.
+    """Train with these settings, in a folder that this process has locked.
 
     Args:
         start: The model.
@@ -125,8 +125,8 @@ def run_once(
         settings: Settings of the run.
         run: The folder.
         resume: Continue the run in it.
-        score: Score the best checkpoint, and write its model, its predictions and its rows.
-        timeout: Seconds that a process waits for the others.
+        score: Evaluate the best checkpoint, and write its model, predictions and rows.
+        timeout: Seconds to wait for the other processes.
 
     Returns:
         The trainer, after its last step.
@@ -165,7 +165,7 @@ def run_once(
 
 
 class FinetuneTrainer(RunTrainer):
-    """The trainer of runs, with the metrics of a task; the first of them chooses the best checkpoint.
+    """The trainer of fine-tuning runs; the first metric of the task selects the best checkpoint.
 
     Args:
         model: The model.
@@ -175,7 +175,7 @@ class FinetuneTrainer(RunTrainer):
         splits: The texts as tokens.
         collate: Makes a batch.
         run: The folder.
-        timeout: Seconds that a process waits for the others.
+        timeout: Seconds to wait for the other processes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The results of a finished fine-tuning: the best model with its tokenizer, its predictions, and its rows."""
+"""The results of a finished fine-tuning: the best model with its tokenizer, predictions and rows."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +42,7 @@ def finish(
     """Write the best model, predictions, curves and results, the results last, and print them.
 
     Args:
-        trainer: After its last step.
+        trainer: The trainer, after its last step.
         model: The model that was trained.
         tokenizer: Its tokenizer.
         data: The texts.
@@ -54,7 +54,7 @@ def finish(
         command: The command that reproduces the run.
 
     Raises:
-        OSError: A file could not be written; names it and the way on.
+        OSError: A file could not be written; the message names it and how to continue.
     """
     took, best = costs(trainer, steps=settings.steps), write_curves(trainer, run)
     logits_by_split = best_logits(trainer, model, splits, collate, settings, run)
@@ -76,7 +76,7 @@ def finish(
                 share = split.longer_than(rows.size)
                 results.append(rows.row(f"{name} texts longer than {rows.method}", share, samples=len(split)))
         files.append(run.path / "predictions" / f"{name}.tsv")
-        with written(files[-1], "go on with --resume"):
+        with written(files[-1], "continue with --resume"):
             write_predictions(files[-1], logits, data.classes, split.labels)
             wanted = task.submission.get(name.replace("submission", "test"))
             if wanted is not None and not name.startswith("validation") and (data.published or name in _UNLABELLED):
@@ -100,10 +100,10 @@ def best_logits(
     settings: FinetuneSettings,
     run: RunFolder,
 ) -> dict[str, NDArray[Any]]:
-    """The logits of the best model for each split but the training one; the ranks that share texts call it together.
+    """The logits of the best model for each split except training; ranks that share texts must call it together.
 
     Args:
-        trainer: After its last step.
+        trainer: The trainer, after its last step.
         model: The model that was trained; it gets the best weights.
         splits: The texts as tokens.
         collate: Makes a batch.
@@ -124,5 +124,5 @@ def best_logits(
 
 
 def _kept(run: RunFolder, name: str, step: int) -> Path:
-    """Where the logits of a split are kept while it is scored."""
+    """File with the logits of a split while it is being scored."""
     return run.path / "predictions" / f"{name}-step{step}.npy"

@@ -1,8 +1,8 @@
-"""The settings of a fine-tuning: the paper's, and what was changed.
+"""The settings of a fine-tuning: the paper's, and changes to them.
 
 The paper's: batches of 32, AdamW at 3e-5, four passes over the training texts, the best model on validation. The rest,
 which the paper does not specify, is BERT's: a warm-up over a tenth of the steps, then linear decay, weight decay .01,
-and gradients of norm 1 at most.
+and gradients clipped to a norm of 1.
 """
 
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ from nystrom_lab.training.schedule import Schedule
 
 @dataclass(frozen=True)
 class FinetunePreset:
-    """The setting that a fine-tuning starts from.
+    """The default settings of a fine-tuning.
 
     Attributes:
         batch_size: Texts per step.
-        learning_rate: At the end of the warm-up.
+        learning_rate: Peak learning rate, at the end of the warm-up.
         epochs: Passes over the training texts.
-        warmup_share: Share of the steps that the warm-up takes.
-        max_length: Tokens of a text, or of a pair, where the model has as many positions.
-        adam_betas: Of AdamW.
-        adam_epsilon: Of AdamW.
-        weight_decay: Of AdamW.
+        warmup_share: Share of the steps used for warm-up.
+        max_length: Truncation length of a text, or of a pair, if the model has that many positions.
+        adam_betas: Betas of AdamW.
+        adam_epsilon: Epsilon of AdamW.
+        weight_decay: Weight decay of AdamW.
         clip_norm: Largest norm of the gradient of a step.
     """
 
@@ -56,20 +56,20 @@ class FinetuneSettings(Schedule):
         weights: Checksum of that model's weights.
         attention: Method; "softmax" for exact attention.
         options: Options of the method that differ from its defaults.
-        max_length: Tokens that a text, or a pair, is cut to.
-        seed: Of the new head, the order of the texts and dropout.
+        max_length: Truncation length of a text, or of a pair, in tokens.
+        seed: Seed of the new head, the order of the texts and dropout.
         steps: Steps.
         batch_size: Global batch size: texts per step, over all processes and accumulation steps.
-        accumulation: Parts that a process computes its share of a batch in.
+        accumulation: Gradient-accumulation steps.
         processes: Processes.
-        learning_rate: At the end of the warm-up.
+        learning_rate: Peak learning rate, at the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
         evaluate_every: Steps between evaluations and checkpoints.
         log_every: Steps between points of the training curve.
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
-        track_error: Whether the curves have the error of attention.
-        context_parallel: Processes that share the tokens of a sample.
+        track_error: Whether the attention error is recorded in the curves.
+        context_parallel: Processes that split the tokens of each sample (context parallelism).
     """
 
     task: str
@@ -125,14 +125,14 @@ class TrainingExtent:
             check_at_least("steps", self.steps, 1)
 
     def in_steps(self, texts: int) -> dict[str, int]:
-        """The same in steps, for a number of training texts; those that do not fill a batch are left for another pass.
+        """The same in steps, for a number of training texts; those that do not fill a batch are dropped from the pass.
 
         Raises:
             ValueError: The texts fill no batch.
         """
         if texts < self.batch_size:
             raise ValueError(
-                f"batch_size is {self.batch_size} but there are {texts} training texts: take a smaller one."
+                f"batch_size is {self.batch_size} but there are {texts} training texts: use a smaller batch."
             )
         one_pass = texts // self.batch_size
         epochs = PRESET.epochs if self.epochs is None else self.epochs
@@ -155,7 +155,7 @@ def model_name(model: str) -> str:
 
 
 def _divisor(every: int) -> int:
-    """Steps between points of the curve: a divisor, so that a resumed run logs the same means."""
+    """Steps between points of the curve; a divisor of `every`, so that a resumed run logs the same means."""
     check_at_least("evaluate_every", every, 1)
     wanted = max(1, every // _POINTS)
     near = max(step for step in range(1, wanted + 1) if every % step == 0)
@@ -164,16 +164,16 @@ def _divisor(every: int) -> int:
 
 @dataclass(frozen=True)
 class SearchGrid:
-    """Values to try, each with each.
+    """Values to try, in all combinations.
 
     Attributes:
         batch_size: Texts per step.
-        learning_rate: At the end of the warm-up.
+        learning_rate: Peak learning rate, at the end of the warm-up.
         epochs: Passes over the training texts.
         seed: Seeds.
 
     Raises:
-        ValueError: A value is there twice.
+        ValueError: A value is given twice.
     """
 
     batch_size: tuple[int, ...] = ()
@@ -185,15 +185,14 @@ class SearchGrid:
         for name, values in self.values().items():
             if len(set(values)) < len(values):
                 raise ValueError(
-                    f"search.{name} is {' '.join(map(str, values))}, with a value twice: each is one trial, leave the "
-                    "others out."
+                    f"search.{name} is {' '.join(map(str, values))}, with a repeated value: leave the repetition out."
                 )
 
     def __bool__(self) -> bool:
         return bool(self.values())
 
     def values(self) -> dict[str, tuple[float, ...]]:
-        """The values by name, of those that are given."""
+        """The given values by name."""
         return {field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name)}
 
     def trials(self) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Logits of a model, for each text, in the order in which the texts came."""
+"""Logits of a model for each text, in the order of the texts."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ def logits_of(
         model: The model; it is moved to the device, and left in evaluation mode.
         split: The texts.
         collate: Makes a batch.
-        batch_size: Texts at a time; affects only speed and memory.
+        batch_size: Texts per batch; affects only speed and memory.
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
         kept: File of this model's logits of this split, written every minute and gone on with; None for none.
@@ -75,23 +75,23 @@ def logits_of(
 
 
 def _read(kept: Path | None, count: int) -> list[NDArray[Any]]:
-    """What an interrupted scoring of so many texts has, as one part."""
+    """The saved results of an interrupted scoring of `count` texts, as one part."""
     if kept is None or not kept.exists():
         return []
     try:
         found = np.load(kept, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{kept} cannot be read ({error}): delete it, and its texts are scored again.") from error
+        raise ValueError(f"{kept} cannot be read ({error}): delete it to score its texts again.") from error
     if found.ndim != 2 or not 0 < len(found) <= count:
         raise ValueError(
             f"{kept} holds numbers of shape {found.shape}; expected those of at most {count} texts: delete it, and "
-            "they are scored again."
+            "them again."
         )
     return [found]
 
 
 def forget_kept(kept: Path) -> None:
-    """Remove what was kept while a split was scored, and what was left by a writing that was cut off."""
+    """Remove the saved logits of a split, and leftovers of an interrupted write."""
     kept.unlink(missing_ok=True)
     remove_leftovers(kept)
 

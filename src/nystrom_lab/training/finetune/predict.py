@@ -1,7 +1,7 @@
-"""Classify the texts of a file with a fine-tuned model, in their order, however many there are.
+"""Classify the texts of a file of any size with a fine-tuned model, in order.
 
 Texts are read, encoded and classified a few batches at a time, those of similar length together; so memory does not
-depend on their number. A row of the result is written for each.
+depend on their number. One result row is written per text.
 """
 
 import csv
@@ -28,18 +28,18 @@ _ENDINGS = (".tsv", ".csv", ".jsonl")
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """Options of the classification of texts.
+    """Options of `nystrom predict`.
 
     Attributes:
         model: Folder of a fine-tuned model, such as RUN/best.
-        data: The texts: a .txt file, with one in each line, or .tsv, .csv, .jsonl, .parquet; compressed or not.
-        to: File to write, .tsv, .csv or .jsonl, which must not exist yet; standard output if not given.
-        text_field: Column of the texts, or of the first of each pair; that of the model's task if not given.
+        data: The texts: a .txt file with one text per line, or .tsv, .csv, .jsonl, .parquet; may be compressed.
+        to: File to write, .tsv, .csv or .jsonl; must not exist yet. Default: standard output.
+        text_field: Column of the texts, or of the first text of each pair. Default: that of the model's task.
         pair_field: Column of the second text of each pair.
         batch_size: Texts at a time; affects only speed and memory.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" takes an accelerator if there is one.
-        threads: Threads on the CPU; torch's choice if not given.
+        device: "auto" uses an accelerator if there is one.
+        threads: CPU threads. Default: torch's choice.
     """
 
     model: str
@@ -55,7 +55,7 @@ class PredictOptions:
 
 @taking(PredictOptions)
 def predict(asked: PredictOptions) -> int:
-    """Write the label of each text and its probability, or its number, a row each in the order of the texts.
+    """Write the label of each text with its probability, or its number, one row per text, in order.
 
     Returns:
         The number of texts.
@@ -104,7 +104,7 @@ def predict(asked: PredictOptions) -> int:
 
 
 def _columns(name: str, pairs: bool, asked: PredictOptions) -> LabelledTask:
-    """The columns of the texts, those of the task that the model was fine-tuned on where none are named."""
+    """The columns of the texts; by default those of the task that the model was fine-tuned on."""
     model, text_field, pair_field = asked.model, asked.text_field, asked.pair_field
     if pairs and pair_field is None and name not in TASKS:
         raise ValueError(f"model {model} classifies pairs of texts: name the column of the second with --pair-field.")
@@ -127,7 +127,7 @@ def _opened(to: Path | None) -> Iterator[TextIO]:
 
 
 def _writer(file: TextIO, ending: str, classes: bool) -> Any:
-    """What writes a row: its number, its label and the probability of that, or a number."""
+    """A function that writes a row: index, label and probability, or index and number."""
     names = ["index", "label", "probability"] if classes else ["index", "prediction"]
     if ending == ".jsonl":
 

@@ -1,4 +1,4 @@
-"""What a user asks of a fine-tuning, in plain values: a job of a cluster is given the same and reads the rest anew."""
+"""The user's options of a fine-tuning, as plain values that a cluster job can receive."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -20,35 +20,38 @@ class FinetuneOptions(RunOptions):
     """Options of a fine-tuning; the defaults are the paper's.
 
     Attributes:
-        task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or imdb; leave it out for your own texts.
+        task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or imdb. Leave it out for your own texts.
         model: Folder of an encoder with its tokenizer, or OWNER/NAME: of this library, a published Nyströmformer, or
             any encoder of transformers.
-        data: GLUE's folder of the task, or files: .tsv, .csv, .jsonl, .parquet, compressed or not, named train, dev and
-            test; or a folder saved by Hugging Face datasets.
-        to: Folder of the run; runs/finetune-TASK-MODEL-ATTENTION-seedSEED if not given.
-        attention: Method in place of the model's attention; "softmax" is exact. The model's own if not given.
+        data: GLUE's folder of the task; or files named train, dev and test (.tsv, .csv, .jsonl, .parquet, may be
+            compressed); or a folder saved by Hugging Face datasets.
+        to: Folder of the run. Default: runs/finetune-TASK-MODEL-ATTENTION-seedSEED.
+        attention: Attention method; "softmax" is exact attention. Default: the model's own attention.
         options: Options of the method.
-        plan: Plan of `nystrom inspect --budget`, with a method for each layer, in place of one method for all.
-        text_field: Column of the texts, or of the first text of each pair; the usual names if not given.
+        plan: Plan from `nystrom inspect --budget`, with a method for each layer, in place of one method for all.
+        text_field: Column of the texts, or of the first text of each pair. Default: the usual names.
         label_field: Column of the labels.
-        pair_field: Column of the second text of each pair; your own data are single texts without it.
-        labels: Whether the labels of your own data are classes or numbers; "auto" means numbers if one is not whole.
-        val_share: Share of the training texts that becomes validation; a tenth where there is no validation split.
-        epochs: Passes over the training texts; 4 if neither this nor steps is given.
+        pair_field: Column of the second text of each pair. Without it, your own data are single texts.
+        labels: Whether the labels of your own data are classes or numbers; "auto" means numbers if any is not an
+            integer.
+        val_share: Share of the training texts to hold out for validation. Default: a tenth if there is no validation
+            split.
+        epochs: Passes over the training texts. Default: 4, unless steps is given.
         steps: Steps, in place of epochs.
         batch_size: Global batch size: texts per step, over all processes and accumulation steps.
-        learning_rate: Learning rate at the end of the warm-up.
-        max_length: Tokens that a text, or a pair, is cut to; 512, or the model's positions where these are fewer.
-        warmup_steps: Steps of linear warm-up; a tenth of all if not given.
-        evaluate_every: Steps between evaluations, each followed by a checkpoint; once per epoch if not given.
-        search: Train with each batch size of 8, 16, 32 and each learning rate of 2e-5, 3e-5, 4e-5, 5e-5, as the paper
-            does for MRPC, and score the run that is best on validation.
+        learning_rate: Peak learning rate, at the end of the warm-up.
+        max_length: Truncation length of a text, or of a pair, in tokens. Default: 512, or the model's positions if
+            fewer.
+        warmup_steps: Steps of linear warm-up. Default: a tenth of all steps.
+        evaluate_every: Steps between evaluations, each followed by a checkpoint. Default: once per epoch.
+        search: Search batch sizes 8, 16, 32 and learning rates 2e-5, 3e-5, 4e-5, 5e-5, as the paper does for MRPC, and
+            evaluate the run that is best on validation.
         grid: Other values to search.
-        jobs: Trials of a search at a time on a cluster; all if not given. Here they are trained one after the other.
-        on: "local", or "slurm": a job for each trial of a search, on the cluster that this machine submits to, on
-            one core if threads is not given. This process may end before they do; the same command waits for them
-            again.
-        slurm: What each job asks for.
+        jobs: Trials of a search that run in parallel on a cluster. Default: all. On this machine they run one at a
+            time.
+        on: "local", or "slurm": one job per trial of a search, on the cluster of this machine, with one core unless
+            threads is given. This process may end before the jobs; the same command waits for them again.
+        slurm: Resources of each job.
     """
 
     task: str | None = None
@@ -90,7 +93,7 @@ class FinetuneOptions(RunOptions):
         return Texts(**values)
 
     def changed(self, values: Mapping[str, float]) -> "FinetuneOptions":
-        """The same with other values of the names in `SearchGrid`."""
+        """A copy with other values for the names in `SearchGrid`."""
         others: dict[str, Any] = dict(values)
         return replace(self, **({"steps": None} if "epochs" in others else {}), **others)
 
@@ -100,13 +103,13 @@ class Texts:
     """The texts of a fine-tuning; see `nystrom_lab.training.finetune.finetune.finetune`.
 
     Attributes:
-        task: The task; None for texts of the user's own.
+        task: The task; None for the user's own texts.
         data: A folder, or files.
-        text_field: Column of the texts, of the first of each pair.
+        text_field: Column of the texts, or of the first text of each pair.
         label_field: Column of the labels.
         pair_field: Column of the second text of each pair.
         labels: Whether own labels are classes or numbers.
-        val_share: Share of the training texts that becomes validation.
+        val_share: Share of the training texts to hold out for validation.
     """
 
     task: str | None
@@ -133,26 +136,26 @@ class Texts:
         """The task, with these columns.
 
         Raises:
-            ValueError: An unknown task, or columns or labels that it does not leave open.
+            ValueError: An unknown task, or columns or labels that the task already fixes.
         """
         if self.task is None:
             return own_task(**self.fields())
         task = find_labelled(self.task).with_fields(**self.fields())
         if self.labels != "auto":
-            raise ValueError(f"labels is {self.labels!r}, but {self.task} says what its labels are: leave it out.")
+            raise ValueError(f"labels is {self.labels!r}, but {self.task} has fixed labels: leave it out.")
         return task
 
 
 @dataclass(frozen=True)
 class Material:
-    """The texts that were read, and where they are from.
+    """The loaded texts, and their source.
 
     Attributes:
         name: The task's name.
         task: The task.
         data: The texts.
-        folder: Where they are from.
-        words: The command of the run, behind `nystrom`.
+        folder: Their source folder.
+        words: The command of the run, after `nystrom`.
     """
 
     name: str
@@ -164,14 +167,14 @@ class Material:
 
 @dataclass(frozen=True)
 class Request:
-    """A fine-tuning, or a search of the best one.
+    """A fine-tuning, or a search for the best one.
 
     Attributes:
-        asked: What the user asks for, with a device and a precision that are not "auto".
+        asked: The user's options, with device and precision already resolved from "auto".
         texts: The texts.
-        folder: Of the run, or of the search.
+        folder: Folder of the run, or of the search.
         grid: Values to try; None for one run.
-        words: The command, behind `nystrom`.
+        words: The command, after `nystrom`.
     """
 
     asked: FinetuneOptions
@@ -184,7 +187,7 @@ class Request:
         """Read the texts.
 
         Raises:
-            ValueError: Texts or labels that are broken or missing.
+            ValueError: Broken or missing texts or labels.
         """
         texts, task = self.texts, self.texts.chosen_task()
         found = read_labelled(texts.data, task, own=texts.task is None, kind=texts.labels, val_share=texts.val_share)

@@ -26,7 +26,7 @@ class ResultRows:
     Args:
         settings: Its settings.
         config: The configuration of its model.
-        published: Whether its splits are those that were published.
+        published: Whether its splits are the published ones.
         command: The command that reproduces it.
     """
 
@@ -69,14 +69,14 @@ class ResultRows:
 
 
 def shown(metric: str, value: float) -> str:
-    """A metric for printing, a share in per cent."""
+    """A metric for printing; shares as percentages."""
     return f"{metric} {value:.1%}" if metric in _SHARES else f"{metric} {value:.3f}"
 
 
 def write_predictions(
     path: Path, logits: NDArray[Any], classes: Sequence[str] | None, labels: NDArray[Any] | None
 ) -> None:
-    """Write the predictions of a split, a row for each text in the order of the file.
+    """Write the predictions of a split, one row per text in the order of the file.
 
     Args:
         path: The tsv file.
@@ -100,10 +100,10 @@ def write_predictions(
 
 
 def write_submission(path: Path, logits: NDArray[Any], task: LabelledTask) -> None:
-    """Write predictions in the form that GLUE's site takes: index and prediction, a line each.
+    """Write predictions in the format of GLUE's submission site: one line per text with index and prediction.
 
     Args:
-        path: The tsv file, of the name that the site asks for.
+        path: The tsv file, with the name that the site requires.
         logits: Of each text of the test split.
         task: The task.
     """

@@ -1,4 +1,4 @@
-"""A fine-tuned model with its tokenizer, for texts that come in parts."""
+"""A fine-tuned model with its tokenizer, for a stream of texts."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,23 +22,23 @@ class SavedClassifier:
     """A model from a folder, with the attention that the folder names.
 
     Args:
-        folder: What `nystrom finetune` saved, or any classifier of texts.
+        folder: A model saved by `nystrom finetune`, or any text classifier.
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
 
     Attributes:
-        task: The task that it was fine-tuned on; "" where the folder does not say.
+        task: The task that it was fine-tuned on; "" if unknown.
         pairs: Whether it classifies pairs of texts.
         classes: Names of the classes; None for numbers.
 
     Raises:
-        ValueError: The folder holds no classifier, a broken one, or no tokenizer of its vocabulary.
+        ValueError: The folder holds no classifier, a broken one, or no matching tokenizer.
     """
 
     def __init__(self, folder: str | Path, *, device: str, precision: str):
         path = Path(folder)
         if not path.is_dir():
-            raise ValueError(f"model is {folder}, which is no folder: name that of a fine-tuned model, as RUN/best.")
+            raise ValueError(f"model is {folder}, which is not a folder: name a fine-tuned model, such as RUN/best.")
         with no_file_bars():
             self.model = load_classifier(path)
         self.tokenizer = load_tokenizer(path)

@@ -1,6 +1,6 @@
 r"""The metrics of GLUE, by scikit-learn and scipy, and the loss, from logits and labels.
 
-A correlation with constants is 0 here: it is not defined, and nothing was learned. The loss is the mean cross entropy,
+A correlation with constants, which is undefined, counts as 0: nothing was learned. The loss is the mean cross entropy,
 or the mean squared error of numbers.
 """
 

@@ -2,7 +2,7 @@
 
 The arguments of `nystrom_lab.training.train.train` come as JSON on the command line. Standard input is a pipe; the
 parent holds its other end open and never writes to it: it closes when the parent ends, however it ends, and then this
-process stops immediately, since a run may be cut off anywhere. The next parent's process waits until this one has
+process stops immediately, since a run may be cut off anywhere. The process of the next parent waits until this one has
 released the run folder.
 """
 
@@ -20,16 +20,16 @@ _WAIT_SECONDS = 120
 
 
 def main() -> int:
-    """Train, from the last checkpoint where there is one."""
+    """Train, from the last checkpoint if there is one."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     return exit_code(lambda: train_run(json.loads(sys.argv[1])))
 
 
 def train_run(arguments: Mapping[str, Any]) -> None:
-    """Train a run, from its last checkpoint where there is one.
+    """Train a run, from its last checkpoint if there is one.
 
     Args:
-        arguments: Of `nystrom_lab.training.train.train`, as JSON values.
+        arguments: Arguments of `nystrom_lab.training.train.train`, as JSON values.
     """
     from nystrom_lab.training.run.folder import RunFolder
     from nystrom_lab.training.train import train

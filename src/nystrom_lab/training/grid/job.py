@@ -1,7 +1,7 @@
-"""What runs in a job of SLURM: a function, whose output goes to a log.
+"""The function that runs in a SLURM job, with its output in a log.
 
-submitit catches the signal that comes before preemption or the end of the time, and queues the job again; the function
-then goes on after the last checkpoint of its own.
+submitit catches the signal before preemption or the time limit, and requeues the job; the function then continues from
+its last checkpoint.
 """
 
 import os

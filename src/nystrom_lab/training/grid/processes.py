@@ -1,8 +1,8 @@
-"""The processes of `nystrom lra run`: a few at a time, and none left behind.
+"""The processes of `nystrom lra run`: a few at a time, none outlives the command.
 
 Each run is a process of `nystrom_lab.training.grid.child`, which ends with this one, even if this one is killed. A
-process that was killed, or ran out of memory, is tried once more when all others have ended. A run that fails otherwise
-is abandoned, and the others continue. Where there are several GPUs each run sees one, the one with the fewest runs.
+process that was killed, or ran out of memory, is retried once after all others have ended. A run that fails otherwise
+is abandoned, and the others continue. With several GPUs each run sees one, the one with the fewest runs.
 """
 
 import json
@@ -32,9 +32,9 @@ class Failure:
     """A run that did not finish.
 
     Attributes:
-        name: Of its folder.
-        reason: How its process ended, and the last line that it wrote.
-        log: The file with its whole output.
+        name: Name of its folder.
+        reason: How its process ended, and its last line of output.
+        log: The file with its full output.
     """
 
     name: str
@@ -48,8 +48,8 @@ class Grid:
     Args:
         to: Folder of the runs.
         jobs: Processes at a time.
-        gpus: GPUs for them, in the words of CUDA_VISIBLE_DEVICES; none where they share the CPU and its memory.
-        command: What starts the process of a run; its arguments follow as JSON.
+        gpus: GPUs for them, in the notation of CUDA_VISIBLE_DEVICES; none if they share the CPU and its memory.
+        command: The command that starts the process of a run; its arguments follow as JSON.
     """
 
     def __init__(self, to: Path, *, jobs: int, gpus: Sequence[str] = (), command: Sequence[str] = CHILD):
@@ -99,11 +99,11 @@ class Grid:
         return self.failures
 
     def _is_room(self, available: int) -> bool:
-        """Whether the free memory, in bytes, holds another run as large as those so far."""
+        """Whether the free memory, in bytes, suffices for another run as large as those so far."""
         return not self.running or bool(self.gpus) or available > 1e6 * self.peak
 
     def _next_gpu(self) -> str | None:
-        """The GPU with the fewest runs; None where there is no choice."""
+        """The GPU with the fewest runs; None if there is no choice."""
         if len(self.gpus) < 2:
             return None
         taken = list(self.places.values())

@@ -1,4 +1,4 @@
-"""What the runs of a grid ask of a cluster."""
+"""The resources that the runs of a grid request from a cluster."""
 
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -10,17 +10,17 @@ Where = Literal["local", "slurm"]
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """What each job asks of SLURM.
+    """The resources that each job requests from SLURM.
 
     Attributes:
-        partition: Partition; the cluster's own choice if not given.
-        time: Minutes until a job is stopped; it is queued again and goes on after its last checkpoint.
-        timeouts: How often a job may reach that limit.
+        partition: Partition. Default: the cluster's choice.
+        time: Time limit of a job in minutes; then it is requeued and continues from its last checkpoint.
+        timeouts: How often a job may reach the time limit.
         gpus: GPUs of a job, 0 or 1.
-        memory: Gigabytes of memory of a job; the cluster's own choice if not given.
+        memory: Memory of a job in gigabytes. Default: the cluster's choice.
         account: Account.
         qos: Quality of service.
-        constraint: Features that the machine must have.
+        constraint: Features that the node must have.
     """
 
     partition: str | None = None
@@ -33,10 +33,10 @@ class Slurm:
     constraint: str | None = None
 
     def check(self, on: str) -> None:
-        """Check the values alone, and that there are none where nothing goes to SLURM.
+        """Check the values, and that none are given if SLURM is not used.
 
         Raises:
-            ValueError: A value that cannot be used.
+            ValueError: An invalid value.
         """
         check_choice("on", on, ("local", "slurm"))
         for name, value in asdict(self).items():
@@ -53,8 +53,8 @@ class Slurm:
         """The device of a run in a job, "cuda" or "cpu".
 
         Args:
-            device: What was asked for: "auto" is what the job has.
-            precision: What was asked for; a GPU that is not here cannot be asked what it computes in.
+            device: The requested device; "auto" is what the job has.
+            precision: The requested precision; the capabilities of a remote GPU cannot be checked here.
 
         Raises:
             ValueError: The job has no such device, or a GPU and no precision.
@@ -64,7 +64,9 @@ class Slurm:
         if device not in ("auto", has):
             raise ValueError(f"device is {device!r} but slurm.gpus is {self.gpus}: a job then has {has!r}. Change one.")
         if has == "cuda" and precision == "auto":
-            raise ValueError("precision is 'auto', but the GPUs of the jobs are not here: take bfloat16 or float32.")
+            raise ValueError(
+                "precision is 'auto', but the GPUs of the jobs cannot be checked here: choose bfloat16 or float32."
+            )
         return has
 
     def flags(self, cpus: int) -> dict[str, object]:

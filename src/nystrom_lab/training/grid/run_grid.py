@@ -1,14 +1,14 @@
-"""The grid of the Long Range Arena: tasks, methods and seeds, a run each, several at a time.
+"""The grid of the Long Range Arena: one run for each task, method and seed, several in parallel.
 
     FOLDER/TASK-METHOD-PRESET-seedSEED/       the run, see `nystrom_lab.training.run.folder`
-    FOLDER/TASK-METHOD-PRESET-seedSEED.log    what its process printed
+    FOLDER/TASK-METHOD-PRESET-seedSEED.log    output of its process
     FOLDER/lra.csv                            the rows of all finished runs
 
 Each run is a process of this machine, see `nystrom_lab.training.grid.processes`, or a job of a cluster, see
 `nystrom_lab.training.grid.slurm`.
 
 Everything is checked before the first run starts: names, settings, data, and that runs in the folder were made with the
-same. Finished runs are skipped, interrupted ones continue after their last checkpoint; with the same number of threads
+same. Finished runs are skipped, interrupted ones continue from their last checkpoint; with the same number of threads
 the result is that of an uninterrupted run. `lra.csv` is rewritten from the runs' own rows whenever one finishes.
 """
 
@@ -44,7 +44,7 @@ PresetName = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class GridOptions(PresetChanges):
-    """Options of a grid of trainings; what is not given is the preset's.
+    """Options of a grid of trainings; those not given are the preset's.
 
     Attributes:
         to: Folder of the runs.
@@ -52,28 +52,28 @@ class GridOptions(PresetChanges):
         methods: Names of `nystrom methods`; a number after a name sets its landmarks, features or window, as in
             nystrom-64 and linformer-128; "none" is a model without attention.
         seeds: Seeds.
-        preset: The preset; those that end in -1000 are for Text alone, cut at 1,000 bytes. That of the model's run, or
-            nystromformer.
+        preset: The preset; those that end in -1000 are for Text only, cut at 1,000 bytes. Default: that of the model's
+            run, or nystromformer.
         model: Encoder that every run starts from, such as RUN/best of `nystrom pretrain TASK`, with its settings and
-            weights; so name its task and its method alone.
+            weights; give only its task and its method.
         data: Folder of the prepared data sets, each in a folder of its task's name; "TASK-demo" for the demo and
             "text-1000" for texts of 1,000 bytes. The folder of pathfinder may hold larger pictures: the models have a
             position for each pixel.
-        max_length: Tokens of the longest sequence, and positions of the models, in place of the preset's; the data are
-            then in TASK-LENGTH. Not for pictures, whose data have a size.
+        max_length: Longest sequence in tokens, and number of positions of the models, in place of the preset's; the
+            data are then in TASK-LENGTH. Not for images, whose data have a fixed size.
         accumulation: Gradient-accumulation steps, which save memory; evaluations are split likewise.
-        conv_kernel_size: Taps of the convolution of the values that is added to the attention of every method; 0 for
-            none.
-        jobs: Runs at a time; one here, and all on a cluster, if not given. Each has one GPU where there are several. On
-            the CPU a run waits while the others leave less free memory than runs so far needed.
-        threads: Threads of each run on the CPU; its share of the cores if not given, and one core on a cluster.
+        conv_kernel_size: Kernel size of the skip convolution of the values, added to the attention of every method; 0
+            for none.
+        jobs: Number of parallel runs. Default: one on this machine, all on a cluster. With several GPUs each run has
+            one. On the CPU a run waits while there is less free memory than earlier runs needed.
+        threads: CPU threads of each run. Default: its share of the cores, or one core on a cluster.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" takes an accelerator if there is one.
+        device: "auto" uses an accelerator if there is one.
         compile: Compile the models, see `nystrom train`.
         track_error: Also record the error of attention against exact attention, estimated from a few queries.
-        on: "local", or "slurm": a job for each run, on the cluster that this machine submits to. This process may end
-            before they do; the same command waits for them again.
-        slurm: What each job asks for.
+        on: "local", or "slurm": one job per run, on the cluster of this machine. This process may end before the jobs;
+            the same command waits for them again.
+        slurm: Resources of each job.
     """
 
     to: Path
@@ -96,7 +96,7 @@ class GridOptions(PresetChanges):
     slurm: Slurm = NO_SLURM
 
     def training(self, task: str, preset: str, method: str, *, seed: int, device: Device) -> TrainOptions:
-        """What one run of the grid is asked for."""
+        """The options of one run of the grid."""
         attention, options = (method, {}) if method == NO_ATTENTION else read_method(method)
         return TrainOptions(
             task,
@@ -119,20 +119,20 @@ def run_grid(asked: GridOptions) -> list[Failure]:
     """Train every method on every task with every seed; the same command continues interrupted runs.
 
     Arguments that are not given take the preset's values. Runs with other settings need another folder; several sizes
-    of a method share one.
+    of a method can share one.
 
     Returns:
         The runs that failed; an empty list if none did.
 
     Raises:
-        ValueError: A name, number, folder or data set that cannot be used, or a run in the folder that was made with
-            other settings or data; raised before anything is trained.
+        ValueError: An invalid name, number, folder or data set, or a run in the folder with other settings or data;
+            raised before anything is trained.
     """
     jobs, threads, on, slurm = asked.jobs, asked.threads, asked.on, asked.slurm
     slurm.check(on)
     check_at_least("jobs", 1 if jobs is None else jobs, 1)
     if on == "local" and (jobs or 1) > cores():
-        raise ValueError(f"jobs is {jobs} but there are {cores()} cores for them: take at most {cores()}.")
+        raise ValueError(f"jobs is {jobs} but there are {cores()} cores for them: use at most {cores()}.")
     for name, values in (("tasks", asked.tasks), ("methods", asked.methods), ("seeds", asked.seeds)):
         if not values or len(set(values)) < len(values):
             raise ValueError(
@@ -195,14 +195,14 @@ def train_and_tabulate(to: str, arguments: Mapping[str, object]) -> None:
 
     Args:
         to: Folder of the grid.
-        arguments: Of the run, as JSON values.
+        arguments: Arguments of the run, as JSON values.
     """
     train_run(arguments)
     write_table(Path(to))
 
 
 def _prepare(to: Path, plans: Sequence[tuple[Preset, Path, list[Planned]]], *, check_compile: bool) -> None:
-    """Make the data that can be made, and check them and the runs that were started."""
+    """Prepare the data that can be generated, and check them and the runs already started."""
     from nystrom_lab.training.additions.compiling import check_compiler
     from nystrom_lab.training.data.tasks import find_task, prepare_if_missing
 

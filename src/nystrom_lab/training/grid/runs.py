@@ -1,4 +1,4 @@
-"""The runs of a grid: what a run is, and all that `train` takes for it."""
+"""The runs of a grid, with the arguments of `train` for each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class Run:
     """One run of the grid.
 
     Attributes:
-        name: Of its folder.
-        arguments: Of `nystrom_lab.training.train.train`, as JSON values.
+        name: Name of its folder.
+        arguments: Arguments of `nystrom_lab.training.train.train`, as JSON values.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Planned(NamedTuple):
     """A run with its settings.
 
     Attributes:
-        name: Of its folder.
+        name: Name of its folder.
         settings: Its settings.
     """
 
@@ -35,13 +35,13 @@ class Planned(NamedTuple):
 
 
 def run_name(task: str, method: str, preset: str, seed: int, model: Path | None, max_length: int | None) -> str:
-    """The name of a run's folder; runs from an encoder, or of another length than the preset's, say so."""
+    """The name of a run's folder, which shows a starting encoder or a length other than the preset's."""
     parts = [task, method, preset, *(["pretrained"] if model else []), *([str(max_length)] if max_length else [])]
     return "-".join([*parts, f"seed{seed}"])
 
 
 def run_of(to: Path, planned: Planned, data: Path, *, threads: int, max_length: int | None = None) -> Run:
-    """The run of a plan, with all that `train` takes."""
+    """The run of a plan, with all arguments of `train`."""
     settings = planned.settings
     arguments: dict[str, object] = {
         "task": settings.task,

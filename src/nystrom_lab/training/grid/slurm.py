@@ -1,13 +1,12 @@
-"""Jobs on SLURM, through submitit: an array with one job for each piece of work.
+"""SLURM jobs, through submitit: an array with one job for each piece of work.
 
-    FOLDER/NAME.log      what the job of a piece printed
-    FOLDER/.slurm/       jobs.json, the job of each piece; what submitit keeps
+    FOLDER/NAME.log      output of the job of a piece
+    FOLDER/.slurm/       jobs.json, the job of each piece; submitit's own files
 
-submitit keeps pickles, and to load one is to run it: only the user may enter its folder. A piece is a function of a
-module with plain arguments, which goes on where it was; whether it is done its own files say, and `squeue` says which
-jobs are alive. A job that is preempted or reaches its time limit is queued again, one whose node failed or that was
-killed is submitted once more. Jobs outlive the process that submitted them: the next one with this folder waits for
-them.
+submitit stores pickles, and loading a pickle can run code: only the user can access its folder. A piece is a function
+of a module with plain arguments, which can resume; its own files show whether it is done, and `squeue` shows which jobs
+are alive. A job that is preempted or reaches its time limit is requeued; one whose node failed or that was killed is
+resubmitted once. Jobs outlive the process that submitted them: the next process with this folder waits for them.
 """
 
 import hashlib
@@ -39,10 +38,10 @@ class Work(NamedTuple):
     """A piece of work for one job.
 
     Attributes:
-        name: Of its log.
+        name: Name of its log.
         function: A function of a module.
         arguments: Plain values.
-        is_done: Whether its files say that it is done.
+        is_done: Whether it is done, according to its files.
     """
 
     name: str
@@ -56,13 +55,13 @@ class Jobs:
 
     Args:
         to: The folder; all machines of the cluster see it.
-        asked: What each job asks for.
+        asked: Resources of each job.
         cpus: Cores of each job.
-        at_once: Jobs at a time; None for as many as the cluster starts.
-        seconds: Between two looks at the queue.
+        at_once: Maximum number of parallel jobs; None for as many as the cluster starts.
+        seconds: Seconds between checks of the queue.
 
     Raises:
-        ValueError: submitit is not installed, SLURM is not here or refuses such a job.
+        ValueError: submitit is not installed, or SLURM is missing or rejects such a job.
     """
 
     def __init__(self, to: Path, asked: Slurm, *, cpus: int, at_once: int | None, seconds: float = 10.0):
@@ -71,7 +70,7 @@ class Jobs:
             raise ValueError("on is 'slurm', but submitit is not installed: pip install 'nystrom[cluster]'.")
         if missing := [word for word in ("sbatch", "squeue", "srun") if shutil.which(word) is None]:
             raise ValueError(
-                f"on is 'slurm', but there is no {missing[0]} here: start it on a machine of a SLURM cluster, or take "
+                f"on is 'slurm', but there is no {missing[0]} here: start it on a machine of a SLURM cluster, or use "
                 "--on local."
             )
         flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in asked.flags(cpus).items()]
@@ -83,17 +82,18 @@ class Jobs:
             raise ValueError(f"SLURM refuses a job with {' '.join(flags)} ({said}): change the options --slurm.")
 
     def run(self, works: Sequence[Work], finished: Callable[[Work], str]) -> list[Failure]:
-        """Submit what is neither done nor in the queue, and wait for all of it.
+        """Submit the pieces that are neither done nor in the queue, and wait for all.
 
         Args:
             works: The pieces.
-            finished: What to say of a piece that is done.
+            finished: Function that describes a finished piece, for printing.
 
         Returns:
             The pieces that are not done.
 
         Raises:
-            ValueError: Another process waits for the jobs of this folder, or SLURM does not answer or takes no job.
+            ValueError: Another process is waiting for the jobs of this folder, or SLURM does not answer or rejects the
+                jobs.
         """
         folder = self.to / PRIVATE
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -158,7 +158,7 @@ class Jobs:
         return failures
 
     def _is_lost(self, job: str, state: str) -> bool:
-        """Whether a job ended for a reason that is not its work's, which would have left a result."""
+        """Whether a job ended for a reason outside of its work, without leaving a result."""
         result = self.to / PRIVATE / f"{job}_0_result.pkl"
         return state in _ONCE_MORE or (state in ("FAILED", "COMPLETED") and not result.exists())
 
@@ -170,7 +170,7 @@ class Jobs:
         return failure
 
     def _submit(self, works: Sequence[Work]) -> None:
-        """Submit pieces as one array, and write down their jobs."""
+        """Submit pieces as one array, and record their jobs."""
         if not works:
             return
         import submitit
@@ -202,13 +202,13 @@ class Jobs:
 
 
 def jobs_of(to: Path) -> Mapping[str, str]:
-    """The job of each piece that was submitted in a folder, the last one of each."""
+    """The last job of each piece that was submitted in a folder."""
     file = to / PRIVATE / "jobs.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def alive_jobs(to: Path) -> set[str]:
-    """The jobs of a folder that wait or run.
+    """The pending and running jobs of a folder.
 
     Raises:
         ValueError: SLURM does not answer.
@@ -217,20 +217,20 @@ def alive_jobs(to: Path) -> set[str]:
 
 
 def check_no_jobs(to: Path) -> None:
-    """Check that no job of a folder waits or runs, before its work is done here.
+    """Check that no job of a folder is pending or running, before doing its work here.
 
     Raises:
-        ValueError: One does, or SLURM does not answer.
+        ValueError: One is, or SLURM does not answer.
     """
     if (to / PRIVATE).is_dir() and shutil.which("squeue") and (alive := sorted(alive_jobs(to))):
         raise ValueError(f"{to} is in use by jobs of SLURM ({' '.join(alive)}): add --on slurm, or scancel them.")
 
 
 def queue(to: Path) -> dict[str, str]:
-    """The state of each job of a folder that SLURM still knows.
+    """The state of each job of a folder that SLURM still lists.
 
     Raises:
-        ValueError: It does not answer.
+        ValueError: SLURM does not answer.
     """
     words = ["squeue", "--me", "--noheader", "--array", "--states=all", f"--name={_job_name(to)}", "--format=%i %T"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ | {"LC_ALL": "C"})

@@ -1,4 +1,4 @@
-"""How far the runs of a grid, or the trials of a search, are."""
+"""The progress of the runs of a grid, or the trials of a search."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from nystrom_lab.training.run.folder import RunFolder
 
 
 def status_lines(to: Path) -> list[str]:
-    """A line for each run in a folder: what it reached, or its last checkpoint, its job, and its last word.
+    """A line for each run in a folder: its result, or its last checkpoint, job and last line of output.
 
     Raises:
         ValueError: The folder holds no runs, or SLURM does not answer.
@@ -33,14 +33,14 @@ def status_lines(to: Path) -> list[str]:
 
 
 def _reached(run: RunFolder) -> str:
-    """What a run reached; "" where it has not ended."""
+    """The result of a run; "" if it has not ended."""
     if (outcome := outcome_of(run)) is not None:
         return str(outcome)
     return reached(run) if run.is_finished else ""
 
 
 def _line(to: Path, name: str, job: str | None, states: Mapping[str, str]) -> str:
-    """Where a run is that has not ended."""
+    """The progress of a run that has not ended."""
     run = RunFolder(to / name)
     step = run.last_step() if run.is_started else None
     words = [f"step {step} of {run.read()['settings']['steps']}" if step else "no checkpoint yet"]
@@ -48,7 +48,7 @@ def _line(to: Path, name: str, job: str | None, states: Mapping[str, str]) -> st
 
 
 def _job(to: Path, name: str, job: str | None, states: Mapping[str, str]) -> list[str]:
-    """The job of a piece of work, and its last word."""
+    """The job of a piece of work, and its last line of output."""
     state = states.get(job or "", "unknown here")
     last = "" if state == "COMPLETED" else last_line(to / f"{name}.log")
     return [word for word in (f"job {job} {state}" if job else "", last) if word]

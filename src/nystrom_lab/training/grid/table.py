@@ -1,4 +1,4 @@
-"""The table of a grid: the rows of all its finished runs, and what they say in a line."""
+"""The table of a grid: the rows of all its finished runs, and their one-line summaries."""
 
 import math
 from pathlib import Path
@@ -20,12 +20,12 @@ def write_table(to: Path) -> None:
 
 
 def peak_memory(run: RunFolder) -> float:
-    """Megabytes that a finished run needed; NaN where it did not measure them."""
+    """Peak memory of a finished run in megabytes; NaN if it was not measured."""
     return _values(run).get("peak memory", math.nan)
 
 
 def reached(run: RunFolder) -> str:
-    """What a finished run reached, such as "test 35.2%, validation 36.0%, 700 steps, 78 s, 812 MB"."""
+    """The results of a finished run, such as "test 35.2%, validation 36.0%, 700 steps, 78 s, 812 MB"."""
     rows, peak = _values(run), peak_memory(run)
     # Of a self-pretraining the shares of masked tokens are known, and no test.
     shares = [f"{name.replace(' accuracy', '')} {rows[name]:.1%}" for name in _SHARES if name in rows]
@@ -34,7 +34,7 @@ def reached(run: RunFolder) -> str:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that is not empty; "" where there is none."""
+    """The last non-empty line of a log; "" if there is none."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 

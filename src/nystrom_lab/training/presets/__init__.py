@@ -1,1 +1,1 @@
-"""Published settings as Python values, one file a paper."""
+"""Published settings as Python values, one file per paper."""

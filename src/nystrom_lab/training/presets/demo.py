@@ -1,8 +1,8 @@
 """A first look at each task: few steps on short sequences, for a few minutes on two cores.
 
 With initial weights and learning rates larger than the papers', training leaves its initial plateau sooner; on Text the
-plateau still lasts longer than 1,000 steps. Pictures cannot be made shorter: Image and Pathfinder have smaller batches
-and fewer steps instead. The validation splits of Text and Retrieval are large, so evaluations are rare.
+plateau still lasts longer than 1,000 steps. Images cannot be made shorter, so Image and Pathfinder use smaller batches
+and fewer steps. The validation splits of Text and Retrieval are large, so they are evaluated rarely.
 """
 
 from collections.abc import Mapping

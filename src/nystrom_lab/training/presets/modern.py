@@ -1,11 +1,11 @@
-"""What lifts attention on the Long Range Arena, in one model: rotary positions, short convolutions, gates, clipping.
+"""Improvements for the Long Range Arena in one model: rotary positions, short convolutions, gates, clipping.
 
-The sequence stays one-dimensional: no positions and no convolutions of pictures.
+The sequence stays one-dimensional: positions and convolutions are not those of images.
 
 "modern" has MEGA's layers, widths, batches, steps, warm-up, dropout and weight decay, its clipping by a norm of 1, its
 betas and its linear decay; the heads, the rates and the positions of arXiv:2501.14850, whose model is attention; the
 short convolutions of So et al., and the gate of Shazeer (GEGLU). All methods have the same model around them and no
-convolution of the values, so that runs differ by the attention alone. Augmentation and denoising are asked for:
+convolution of the values, so that runs differ only in the attention. Augmentation and denoising are optional:
 `--augment True --denoise 1`.
 
 "modern-small" is ours, for one core: the same parts, the pooled tokens normed over the batch, and two layers of width
@@ -29,8 +29,8 @@ With Nyström attention it has been trained to its end on each task, once (docs/
 Source: Ma et al. (2022), arXiv:2209.10655; arXiv:2501.14850; So et al. (2021), arXiv:2109.08668; Shazeer (2020),
 arXiv:2002.05202.
 Departs from MEGA: attention in place of its layer, and the learning rates; weights start with the standard deviation of
-torch's linear layers. From arXiv:2501.14850: MEGA's steps in place of its epochs, no dropped learning rates, nothing is
-corrupted or varied unless asked for.
+torch's linear layers. From arXiv:2501.14850: MEGA's steps in place of its epochs, no dropped learning rates, no
+corruption or augmentation unless requested.
 """
 
 from collections.abc import Mapping

@@ -30,14 +30,16 @@ def _methods(length: int) -> Mapping[str, MethodSetting]:
 
 
 def linformer(num_features: int, length: int, *, frozen: bool | None = None) -> MethodSetting:
-    """Linformer as in the code of both papers: one projection a head, for keys and values.
+    """Linformer as in the code of both papers: one projection per head, for keys and values.
 
-    Nyströmformer's code trains it, and all layers share it; Skyformer's leaves it as it was drawn, one in each layer.
+    Nyströmformer's code trains it and shares it between layers; Skyformer's keeps it fixed at its random initial
+    values, one per layer.
 
     Args:
         num_features: Mixtures of the tokens.
         length: Positions of the model.
-        frozen: Whether it stays as it was drawn, as in Skyformer's code; None outside the design "authors".
+        frozen: Whether it stays fixed at its random initial values, as in Skyformer's code; None outside the design
+            "authors".
     """
     options = {
         "num_features": num_features,

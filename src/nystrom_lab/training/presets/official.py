@@ -24,14 +24,14 @@ def _methods(length: int) -> Mapping[str, MethodSetting]:
 
 
 def _rsqrt(warmup: int, steps: int) -> dict[str, Any]:
-    """The rate 0.05, with a warm-up that ends before the training does."""
+    """The rate 0.05, with a warm-up that ends before training does."""
     end = min(warmup, steps - 1)
     rate = 0.05 * warmup**-0.5 * end / warmup
     return {"learning_rate": rate, "warmup_steps": end, "steps": steps, "schedule": "rsqrt", "weight_decay": 0.1}
 
 
 def _cosine(rate: float, batches: int) -> dict[str, Any]:
-    """200 passes of so many batches, the first of which warms up."""
+    """200 passes of `batches` batches, the first of which is the warm-up."""
     return {"learning_rate": rate, "warmup_steps": batches, "steps": 200 * batches, "schedule": "cosine"}
 
 

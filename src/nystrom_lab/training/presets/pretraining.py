@@ -52,22 +52,22 @@ class PretrainingPreset:
         steps: Steps.
         steps_from_model: Steps of a run that starts from a trained model.
         batch_size: Global batch size: instances per step, over all processes and accumulation steps.
-        learning_rate: At the end of the warm-up.
+        learning_rate: Peak learning rate, at the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
         evaluate_every: Steps between evaluations, each followed by a checkpoint.
         log_every: Steps between points of the training curve; divides `evaluate_every`.
-        hidden_size: Width of a token; None, as for the next three, for that of the model it starts from.
+        hidden_size: Width of a token; None, as for the next three, takes that of the starting model.
         num_hidden_layers: Layers.
         num_attention_heads: Heads.
         intermediate_size: Width inside the feed-forward block.
-        lengthens: Whether the model that it starts from gets more positions where it has fewer than `length`.
-        methods: From the number of positions to the settings of each method, by name.
+        lengthens: Whether the starting model gets more positions if it has fewer than `length`.
+        methods: Function from the number of positions to the settings of each method, by name.
         hidden_act: Activation.
         hidden_dropout_prob: Dropout.
         initializer_range: Standard deviation of the initial weights.
-        adam_betas: Of AdamW.
-        adam_epsilon: Of AdamW.
-        weight_decay: Of AdamW.
+        adam_betas: Betas of AdamW.
+        adam_epsilon: Epsilon of AdamW.
+        weight_decay: Weight decay of AdamW.
         clip_norm: Largest norm of the gradient of a step.
     """
 
@@ -171,7 +171,7 @@ def find_pretraining(name: str) -> PretrainingPreset:
     """Look up a preset.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: There is no preset of that name.
     """
     check_names("preset", [name], PRETRAINING)
     return PRETRAINING[name]

@@ -1,9 +1,9 @@
-"""Published settings, and one for a first look, as Python values.
+"""Published settings, and a demo, as Python values.
 
 `PRESETS` is keyed by task and name. "nystromformer" and "skyformer" are the settings of the two papers' code for the
 Long Range Arena: batch, learning rate, warm-up, steps, how often to evaluate, and the options of each method
 (`nystrom_lab.training.presets.nystromformer`, `nystrom_lab.training.presets.skyformer`). "nystromformer-1000" and
-"skyformer-1000" are Text again, cut at 1,000 bytes. "modern" has what lifts attention, and "modern-small" has it for
+"skyformer-1000" are Text again, cut at 1,000 bytes. "modern" has later improvements, and "modern-small" has them for
 one core (`nystrom_lab.training.presets.modern`). "official" is that of the code of the Long Range Arena
 (`nystrom_lab.training.presets.official`). "demo" is ours, for a few minutes on two cores
 (`nystrom_lab.training.presets.demo`).
@@ -57,7 +57,7 @@ def find_preset(task: str, name: str) -> Preset:
     """Look up a preset.
 
     Raises:
-        ValueError: The task has no preset, or none of that name.
+        ValueError: The task has no presets, or none of that name.
     """
     check_names("task", [task], sorted({task for task, _ in PRESETS}))
     check_names("preset", [name], [preset for of, preset in PRESETS if of == task])

@@ -1,8 +1,8 @@
-r"""What lifts attention on the Long Range Arena: parts of the model and of its training that a preset has or has not.
+r"""Optional improvements for the Long Range Arena: parts of the model and its training that a preset may use.
 
-A field stands under its own name in presets, in the settings of a run and in `nystrom train`, and its default is the
-plain model and training of Nyströmformer and Skyformer. Locality: positions and short convolutions. Regularity:
-augmentation and denoising.
+A field has the same name in presets, in the settings of a run and in `nystrom train`; the defaults are the plain model
+and training of Nyströmformer and Skyformer. Locality: positions and short convolutions. Regularity: augmentation and
+denoising.
 """
 
 from dataclasses import dataclass, fields
@@ -24,7 +24,7 @@ LearningRateSchedule = Literal["linear", "cosine", "constant", "rsqrt"]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Parts of the model and of the training; `nystrom_lab.training.options.PresetChanges` says what each is.
+    """Parts of the model and training; `nystrom_lab.training.options.PresetChanges` documents each.
 
     `position_kind` is its `positions`.
     """
@@ -48,10 +48,10 @@ class Recipe:
     denoise: float = 0.0
 
     def check_recipe(self) -> None:
-        """Check what no model checks.
+        """Check the fields that no model checks.
 
         Raises:
-            ValueError: A field that cannot be used, by name.
+            ValueError: An invalid field; the message names it.
         """
         check_at_least("short_conv_kernel_size", self.short_conv_kernel_size, 0)
         check_choice("schedule", self.schedule, get_args(LearningRateSchedule))
@@ -60,7 +60,7 @@ class Recipe:
         if self.drop_weights and self.design != "authors":
             raise ValueError(
                 f"drop_weights is True, but design is {self.design!r}, which stores no weights that could be dropped: "
-                "take design 'authors', or leave drop_weights out."
+                "use design 'authors', or leave drop_weights out."
             )
         for name in ("clip_norm", "weight_decay", "denoise"):
             if not 0 <= getattr(self, name) < float("inf"):

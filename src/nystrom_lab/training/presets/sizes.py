@@ -7,7 +7,7 @@ from nystrom_lab.data.lra.facts import LRA
 
 @dataclass(frozen=True, kw_only=True)
 class DataSizes:
-    """The data set of a preset; for a task that is drawn, one of these sizes is made if it is missing.
+    """The data set of a preset; for a generated task, it is generated if missing.
 
     Attributes:
         folder: Name of its folder under data/.
@@ -16,7 +16,7 @@ class DataSizes:
         test: Samples for the test.
         min_length: Drawn samples have more tokens than this.
         max_length: No sample, or document of one, has more tokens than this: the positions of the model.
-        contour: Dashes of a long snake of Pathfinder; None for those of the published hard pictures.
+        contour: Dashes of a long snake of Pathfinder; None for those of the published hard images.
     """
 
     folder: str
@@ -29,11 +29,11 @@ class DataSizes:
 
 
 def published_sizes(task: str, *, max_length: int | None = None) -> DataSizes:
-    """The published data set of a task, its texts cut at `max_length` where that is given.
+    """The published data set of a task, its texts cut at `max_length` if given.
 
     Args:
         task: A name in `nystrom_lab.data.lra.facts.LRA`.
-        max_length: Bytes that are kept of a text; the papers' if not given.
+        max_length: Bytes to keep of each text. Default: the papers'.
     """
     facts = LRA[task]
     return DataSizes(

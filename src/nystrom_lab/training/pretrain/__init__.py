@@ -1,1 +1,1 @@
-"""Pretraining on masked words and sentence order: what it starts from, its steps, its scores and its results."""
+"""Pretraining on masked words and sentence order: the starting model, steps, scores and results."""

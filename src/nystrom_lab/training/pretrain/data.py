@@ -39,7 +39,7 @@ class HeldOutInstances:
 
     Args:
         data: Instances of the held-out documents.
-        instances: How many; all of an epoch where there are fewer.
+        instances: How many; all of an epoch if there are fewer.
     """
 
     def __init__(self, data: MlmSop, instances: int):
@@ -67,17 +67,17 @@ def open_instances(
         folder: The prepared folder.
         length: Tokens of an instance.
         seed: Determines the training instances.
-        instances: Held-out instances, at most.
+        instances: Maximum number of held-out instances.
         batch_size: Instances per step.
 
     Raises:
-        ValueError: The folder holds no prepared documents, documents that were changed, or too few for a batch.
+        ValueError: The folder holds no prepared documents, modified ones, or too few for a batch.
     """
     verify(folder, task=MlmSop.task)
     train = MlmSop(folder, "train", length=length, seed=seed)
     if len(train) < batch_size:
         raise ValueError(
             f"batch_size is {batch_size} but the documents of data {folder} make {len(train)} instances of {length} "
-            "tokens: take a smaller batch, shorter instances or more texts."
+            "tokens: use a smaller batch, shorter instances or more texts."
         )
     return train, HeldOutInstances(MlmSop(folder, "val", length=length), instances)

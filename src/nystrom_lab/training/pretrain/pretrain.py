@@ -1,9 +1,8 @@
-"""Pretrain an encoder on masked words and sentence order, and score one.
+"""Pretrain an encoder on masked words and sentence order, and evaluate one.
 
 On the same machine and with the same number of processes, a run that was killed and resumed ends with the weights and
-the curves of one that was not. What is wrong with names and numbers is found before torch is imported; what is wrong
-with the data and the model that a run starts from is found in `nystrom_lab.training.pretrain.pretrain_model`, before it
-starts.
+the curves of one that was not. Errors in names and numbers are found before torch is imported; errors in the data and
+the starting model are found in `nystrom_lab.training.pretrain.pretrain_model`, before training starts.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from nystrom_lab.training.run.folder import RunFolder
 
 @taking(PretrainOptions)
 def pretrain(asked: PretrainOptions) -> Path:
-    """Pretrain an encoder on masked words and sentence order, and keep the checkpoint best on held-out documents.
+    """Pretrain an encoder on masked words and sentence order; keeps the checkpoint that is best on held-out documents.
 
     Arguments that are not given take the preset's values. Under torchrun the processes share each batch. A run can be
     interrupted at any time and continued with `resume`.
@@ -49,16 +48,16 @@ def pretrain(asked: PretrainOptions) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatePretrainedOptions:
-    """Options of the score of a pretrained model.
+    """Options of `nystrom evaluate mlm-sop`.
 
     Attributes:
-        model: Folder of a model of `nystrom pretrain`, such as RUN/best.
-        data: What `nystrom data prepare mlm-sop` made.
-        length: Tokens of an instance; the positions of the model if not given.
-        instances: Held-out instances, at most; the same as in the evaluations of a run.
-        batch_size: Instances at a time; affects only speed and memory.
+        model: Folder of a pretrained model, such as RUN/best of `nystrom pretrain`.
+        data: Folder made by `nystrom data prepare mlm-sop`.
+        length: Tokens of an instance. Default: the positions of the model.
+        instances: Maximum number of held-out instances; the same instances as in the evaluations of a run.
+        batch_size: Instances per batch; affects only speed and memory.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" takes an accelerator if there is one.
+        device: "auto" uses an accelerator if there is one.
     """
 
     model: Path
@@ -72,15 +71,15 @@ class EvaluatePretrainedOptions:
 
 @taking(EvaluatePretrainedOptions)
 def evaluate_mlm_sop(asked: EvaluatePretrainedOptions) -> list[Row]:
-    """Score a pretrained model on held-out documents.
+    """Evaluate a pretrained model on held-out documents.
 
     Returns:
-        Rows of `nystrom_lab.measure.rows`: of the masked words the accuracy, loss and perplexity, of the order the
-        accuracy and loss. Accuracies are between 0 and 1, with their 95 % intervals.
+        Rows of `nystrom_lab.measure.rows`: accuracy, loss and perplexity of the masked words, and accuracy and loss of
+        the sentence order. Accuracies are between 0 and 1, with their 95 % intervals.
 
     Raises:
-        ValueError: A folder, number, device or precision that cannot be used, a model that was not pretrained on this
-            task, or data of another vocabulary.
+        ValueError: An invalid folder, number, device or precision, a model that was not pretrained on this task, or
+            data with another vocabulary.
     """
     check_at_least("batch_size", asked.batch_size, 1)
     check_at_least("instances", asked.instances, 1)

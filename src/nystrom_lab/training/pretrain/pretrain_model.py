@@ -1,4 +1,4 @@
-"""One pretraining, from what was asked to its results."""
+"""One pretraining, from its options to its results."""
 
 import hashlib
 import importlib.util
@@ -40,11 +40,11 @@ def pretrain_model(base: PretrainingPreset, run: RunFolder, asked: PretrainOptio
     Args:
         base: The preset.
         run: The folder of the run.
-        asked: What is asked for, with a device and a precision that are not "auto".
+        asked: The requested options, with device and precision already resolved from "auto".
         words: The command that reproduces the run, after `nystrom`.
 
     Raises:
-        ValueError: A setting, data or a model that cannot be used, or a compiler that is missing.
+        ValueError: An invalid setting, data set or model, or a missing compiler.
         FloatingPointError: The loss or a weight is no longer finite.
         OSError: A file could not be written; the message names the folder and how to continue.
     """

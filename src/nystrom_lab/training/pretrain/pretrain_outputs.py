@@ -1,6 +1,6 @@
-"""What a finished pretraining leaves: its curves, the best model with its tokenizer, and rows of its results.
+"""The results of a finished pretraining: its curves, the best model with its tokenizer, and rows.
 
-The same rows come from scoring a saved model.
+Evaluating a saved model gives the same rows.
 """
 
 from pathlib import Path
@@ -32,11 +32,11 @@ def finish(
     """Write curves, the best model and, last, the results, and print them.
 
     Args:
-        trainer: After its last step.
+        trainer: The trainer, after its last step.
         settings: Settings of the run.
         run: The folder.
-        data: The prepared folder, whose tokenizer goes with the model.
-        command: The command that reproduces the run alone.
+        data: The prepared folder, whose tokenizer is saved with the model.
+        command: The command that reproduces the run.
 
     Raises:
         OSError: A file could not be written; the message names it and how to continue.
@@ -79,7 +79,7 @@ def score_folder(
     length = positions if length is None else length
     check_at_least("length", length, 8)
     if length > positions:
-        raise ValueError(f"length is {length} but model {folder} has {positions} positions: take fewer.")
+        raise ValueError(f"length is {length} but model {folder} has {positions} positions: use fewer tokens.")
     verify(data, task=MlmSop.task)
     held_out = HeldOutInstances(MlmSop(data, "val", length=length), instances)
     check_vocabulary(source, data, held_out.data.vocabulary)
@@ -128,7 +128,7 @@ def summary(scores: Scores) -> str:
 
 
 def _facts(settings: PretrainingSettings) -> dict[str, object]:
-    """What tells runs apart: the preset, the model that it starts from, and the training."""
+    """The facts that distinguish runs: the preset, the model that it starts from, and the training."""
     return {
         "preset": settings.preset,
         "model": settings.model,

@@ -1,4 +1,4 @@
-"""What one pretraining does: a preset, what was changed of it, and the model that it starts from."""
+"""The settings of a pretraining: a preset, changes to it, and the starting model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,32 +26,32 @@ class PretrainingSettings(Schedule):
         preset: Name of the preset.
         attention: Method.
         options: Options of the method that differ from its defaults.
-        conv_kernel_size: Taps of the convolution of the values; None for none.
+        conv_kernel_size: Kernel size of the skip convolution of the values; None for none.
         share_projections: Whether all layers share the weights of the method.
         model: Name of the model that it starts from; None for none.
-        weights: Checksum of that model's weights; None where it starts from nothing.
+        weights: Checksum of that model's weights; None if it starts from scratch.
         length: Tokens of an instance.
         positions: Positions of the model.
         num_hidden_layers: Layers.
         hidden_size: Width of a token.
         num_attention_heads: Heads.
         intermediate_size: Width inside the feed-forward block.
-        seed: Of the initial weights, the instances, their order, dropout and the method's draws.
+        seed: Seed of the initial weights, the instances, their order, dropout and the method's draws.
         steps: Steps.
         batch_size: Global batch size: instances per step, over all processes and accumulation steps.
         accumulation: Gradient-accumulation steps.
         processes: Processes.
-        learning_rate: At the end of the warm-up.
+        learning_rate: Peak learning rate, at the end of the warm-up.
         warmup_steps: Steps of linear warm-up.
-        dropout: On the hidden states.
+        dropout: Dropout on the hidden states.
         evaluate_every: Steps between evaluations and checkpoints.
         log_every: Steps between points of the training curve.
-        instances: Held-out instances that an evaluation scores, at most.
+        instances: Maximum number of held-out instances per evaluation.
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
         compile: Whether the encoder is compiled.
-        track_error: Whether the curves have the error of attention.
-        context_parallel: Processes that share the tokens of a sample.
+        track_error: Whether the attention error is recorded in the curves.
+        context_parallel: Processes that split the tokens of each sample (context parallelism).
     """
 
     preset: str
@@ -98,10 +98,10 @@ def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOp
     Args:
         base: The preset.
         source: The model that it starts from; None for none.
-        asked: What is asked for, with a device and a precision that are not "auto".
+        asked: The requested options, with device and precision already resolved from "auto".
 
     Raises:
-        ValueError: An unknown name, a value that cannot be used, or a model that does not fit.
+        ValueError: An unknown name, an invalid value, or a model that does not match.
     """
     length = base.length if asked.length is None else asked.length
     check_at_least("length", length, 8)
@@ -165,14 +165,14 @@ def _positions(base: PretrainingPreset, source: StartModel | None, length: int) 
         return positions
     if not base.lengthens:
         raise ValueError(
-            f"model {source.folder} has {positions} positions but instances have {length} tokens: take --length "
+            f"model {source.folder} has {positions} positions but instances have {length} tokens: use --length "
             f"{positions}, or --preset longer, which repeats the positions."
         )
     return length
 
 
 def _sizes(base: PretrainingPreset, source: StartModel | None, sizes: Mapping[str, int | None]) -> dict[str, int]:
-    """The sizes of the encoder: what was asked for, else the preset's, else the model's; and they are the model's."""
+    """The sizes of the encoder: as requested, else the preset's, else the model's; they must equal the model's."""
     wanted: dict[str, int] = {}
     for name in SIZES:
         asked, of_preset = sizes.get(name), getattr(base, name)

@@ -1,8 +1,8 @@
-r"""How well a model predicts masked words and the order of sentences.
+r"""Scores of a model on masked words and the order of sentences.
 
 Of the N masked words of all instances together, the loss is $\ell = -\frac1N \sum \log p(\text{word})$, the accuracy
 the share whose largest score is that of the word behind the mask, and the perplexity $e^\ell$; of the order, loss and
-accuracy are means over instances. Masked tokens alone are scored.
+accuracy are means over instances. Only masked tokens are scored.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ def score_batch(model: EncoderForPreTraining, batch: Mapping[str, Tensor]) -> Te
 
     Args:
         model: The model, in evaluation mode.
-        batch: What `MlmSop.collate` gives, or this rank's piece of it.
+        batch: A batch from `MlmSop.collate`, or this rank's piece of it.
 
     Returns:
         For each instance its masked words, those that are predicted, the sum of their losses, whether the order is
@@ -85,7 +85,7 @@ def score_batch(model: EncoderForPreTraining, batch: Mapping[str, Tensor]) -> Te
 
 
 def sum_up(scores: NDArray[np.float64]) -> Scores:
-    """Scores of a model from those of all instances, as `score_batch` gives them."""
+    """Scores of a model from the results of `score_batch` for all instances."""
     words, right, loss, order, order_loss = scores.sum(axis=0).tolist()
     masked = max(words, 1)
     return Scores(
@@ -108,9 +108,9 @@ def score_model(
     Args:
         model: The model; it is moved to the device.
         held_out: Instances.
-        batch_size: Instances at a time; affects only speed and memory.
+        batch_size: Instances per batch; affects only speed and memory.
         device: "cpu" or "cuda".
-        precision: What to compute in.
+        precision: Precision to compute in.
     """
     model.to(device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
     model.eval()

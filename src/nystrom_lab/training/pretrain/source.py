@@ -1,7 +1,7 @@
 """The model that a pretraining starts from: a BERT or RoBERTa, a Nyströmformer, or a run of this library.
 
-Its weights are kept. Another attention than its own takes the place of it, a convolution of the values that it does not
-have starts at zero, more positions repeat its table, and heads that it does not have are new.
+Its weights are kept. A different attention method replaces its own, a new skip convolution of the values starts at
+zero, additional positions repeat its table, and missing heads are new.
 """
 
 import tempfile
@@ -28,11 +28,11 @@ _REPLACED = (".attention.self.method.", ".attention.self.conv.")
 
 
 def find_source(folder: Path) -> StartModel:
-    """Read what a folder says of its model.
+    """Read the model of a folder.
 
     Raises:
-        ValueError: The folder holds no model, another kind of model, one with what the encoder cannot compute, or no
-            safetensors.
+        ValueError: The folder holds no model, another kind of model, one with features that the encoder does not
+            support, or no safetensors.
     """
     start = find_start(folder, kinds=[*FAMILIES, "nystromformer", EncoderConfig.model_type])
     if not start.own:
@@ -41,7 +41,7 @@ def find_source(folder: Path) -> StartModel:
 
 
 def check_vocabulary(source: StartModel, data: Path, vocabulary: Vocabulary) -> None:
-    """Check that the tokens of prepared data are those of a model.
+    """Check that prepared data use the vocabulary of a model.
 
     Args:
         source: The model. If there is a tokenizer in its folder, it must have the same tokens as that of the data; if
@@ -52,7 +52,7 @@ def check_vocabulary(source: StartModel, data: Path, vocabulary: Vocabulary) -> 
     Raises:
         ValueError: They are not.
     """
-    way_out = "prepare the data with the tokenizer of the model, or name a model of theirs."
+    way_out = "prepare the data with the tokenizer of the model, or name a model with their tokenizer."
     known = source.config.vocab_size
     if vocabulary.size > known:
         raise ValueError(
@@ -80,7 +80,7 @@ def check_vocabulary(source: StartModel, data: Path, vocabulary: Vocabulary) -> 
 
 
 def encoder_config(settings: PretrainingSettings, base: Mapping[str, Any], vocabulary: Vocabulary) -> EncoderConfig:
-    """The configuration of a model that starts from nothing.
+    """The configuration of a model trained from scratch.
 
     Args:
         settings: Settings of the run.
@@ -88,7 +88,7 @@ def encoder_config(settings: PretrainingSettings, base: Mapping[str, Any], vocab
         vocabulary: Tokens of the data.
 
     Raises:
-        ValueError: An unknown method or option, or a value that the model cannot take.
+        ValueError: An unknown method or option, or a value that the model does not support.
     """
     return EncoderConfig(
         vocab_size=vocabulary.size,
@@ -101,10 +101,10 @@ def encoder_config(settings: PretrainingSettings, base: Mapping[str, Any], vocab
 
 
 def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[EncoderForPreTraining, list[str]]:
-    """The model of a run, with the weights of the model that it starts from, and what of it is new.
+    """The model of a run, with the weights of the starting model, and a list of its new parts.
 
     Raises:
-        ValueError: Weights that do not fit, or a BERT that computes what the encoder cannot.
+        ValueError: Weights that do not match, or a BERT with features that the encoder does not support.
     """
     with tempfile.TemporaryDirectory() as place:
         folder = source.folder
@@ -151,7 +151,7 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[Enco
 
 
 def describe(source: StartModel, settings: PretrainingSettings, new: Sequence[str]) -> str:
-    """What is new, in one line; all else is kept."""
+    """The new parts, in one line; everything else is kept."""
     changes = [*new]
     before = source.config.attention if source.own else "exact"
     if before != settings.attention:

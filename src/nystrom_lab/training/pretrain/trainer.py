@@ -1,13 +1,13 @@
 r"""Training on masked words and sentence order, with instances drawn anew in each pass; see `nystrom_lab.training.run`.
 
-The loss of a step is the mean over all masked words of its batch plus the mean over its instances. With the batch in
-parts, over processes or accumulated, part p with $w_p$ of the W masked words and $b_p$ of the B instances counts as
-$\frac{w_p}{W} \ell_p + \frac{b_p}{B} o_p$, so that the parts give the gradient of the whole batch; the mean of the
-losses of the parts would not, since each has another number of masked words. Where instances are cut over the N ranks
-of a group, a rank counts the masked words of its piece, and $b_p / N$ instances.
+The loss of a step is the mean over all masked words of its batch plus the mean over its instances. If the batch is
+split into parts, across processes or by gradient accumulation, part p with $w_p$ of the W masked words and $b_p$ of the
+B instances counts as $\frac{w_p}{W} \ell_p + \frac{b_p}{B} o_p$, so that the parts give the gradient of the whole
+batch; the mean of the losses of the parts would not, since each has another number of masked words. If instances are
+split across the N ranks of a group, a rank counts the masked words of its piece, and $b_p / N$ instances.
 
 The best checkpoint is that of the lowest held-out loss. If the model is compiled, it is the encoder alone, with all
-batches padded to one length: how many tokens are masked differs from batch to batch.
+batches padded to one length: the number of masked tokens differs from batch to batch.
 """
 
 from functools import partial
@@ -97,7 +97,7 @@ class PretrainingTrainer(RunTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The share of one part in the loss of a step."""
+        """The contribution of one part to the loss of a step."""
         assert num_items_in_batch is not None, "the Trainer counts the labels of a step"
         outputs = model(**inputs)
         here = (inputs["labels"] != IGNORED).sum()

@@ -1,1 +1,1 @@
-"""A run over several processes: what each of them takes of a batch, and what happens when one is lost."""
+"""A run across several processes: each one's share of a batch, and the loss of a process."""

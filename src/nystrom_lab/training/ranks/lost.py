@@ -1,8 +1,8 @@
-"""How the processes of a run meet and leave, and what one says that waited for others in vain.
+"""How the processes of a run connect and disconnect, and the error of one that waits for others in vain.
 
-A process that dies closes its connections, and the others see that at once; which of them it was says torchrun. One
-that hangs is missed after the time-out. Then those that still answer sign in the store through which they met, and
-those that do not are named.
+A process that dies closes its connections, which the others notice at once; torchrun says which one it was. A process
+that hangs is noticed after the timeout. Then those that still respond sign in to the store through which they
+connected, and the others are named.
 """
 
 import functools
@@ -28,18 +28,18 @@ _DRAWN = "nystrom/drawn"
 
 
 class LostRanks(ConnectionError):
-    """Other processes of the run no longer answer; the message says which, where that is known, and the way on."""
+    """Other processes of the run no longer respond; the message says which, if known, and how to continue."""
 
 
 def connect(device: str, timeout: timedelta) -> None:
-    """Meet the other processes, on the CPU; transformers passes its time-out on for accelerators alone.
+    """Connect to the other processes, on the CPU; transformers passes its timeout on only for accelerators.
 
     Args:
         device: "cpu" or "cuda".
-        timeout: How long a process waits for the others.
+        timeout: How long to wait for the other processes.
 
     Raises:
-        LostRanks: They did not come.
+        LostRanks: They did not connect.
     """
     if device != "cpu" or dist.is_initialized():
         return
@@ -49,17 +49,19 @@ def connect(device: str, timeout: timedelta) -> None:
             "gloo", store=own_place(store, rank, size, timeout), rank=rank, world_size=size, timeout=timeout
         )
     except dist.DistError as error:
-        raise LostRanks(f"the processes did not meet ({error}): start all of them, or give more --timeout.") from error
+        raise LostRanks(
+            f"the processes did not connect ({error}): start all of them, or increase --timeout."
+        ) from error
 
 
 def leave() -> None:
-    """Leave the others, if there are any, once nothing else holds their group any more.
+    """Disconnect from the other processes, if any, once nothing else holds their group.
 
     The threads of gloo end with the group. One that still lives when the interpreter ends may abort the process, whose
     work is done (SIGABRT, "terminate called without an active exception"); torchrun would then start it again.
 
-    The last hold on the group must be that of `torch.distributed`, which lets go of Python's lock and then waits for
-    the threads. A model that is collected does not, and waits for ever for a thread that waits for the lock.
+    The last reference to the group must be that of `torch.distributed`, which releases the GIL and then waits for the
+    threads. A garbage-collected model does not release it, and deadlocks with a thread that waits for it.
     """
     if dist.is_initialized():
         # Models and trainers are parts of cycles.
@@ -68,7 +70,7 @@ def leave() -> None:
 
 
 def leaving_the_group(work: Callable[P, R]) -> Callable[P, R]:
-    """The same work, after which the process leaves the others; what the work made has gone by then."""
+    """Wrap work so that the process disconnects afterwards, when the objects of the work are gone."""
 
     @functools.wraps(work)
     def done(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -80,11 +82,11 @@ def leaving_the_group(work: Callable[P, R]) -> Callable[P, R]:
 
 
 def own_place(store: Store, rank: int, size: int, timeout: timedelta) -> PrefixStore:
-    """A place in the store for the processes of this start alone.
+    """A place in the store used only by the processes of this start.
 
-    torchrun starts processes again with the same store, which still holds the addresses of those that are dead. So the
-    first process answers what each other one has just drawn with what it has drawn itself, until all have seen that:
-    nothing of a former start can be such an answer.
+    torchrun restarts processes with the same store, which still holds the addresses of dead ones. So each process draws
+    a random number, and the first answers each of them with its own until all have seen it: nothing from a former start
+    can be such an answer.
     """
     mine = uuid4().hex
     if rank:
@@ -109,11 +111,11 @@ def own_place(store: Store, rank: int, size: int, timeout: timedelta) -> PrefixS
 
 @contextmanager
 def naming_lost_ranks(where: Callable[[], str], remedy: Callable[[], str]) -> Iterator[None]:
-    """Say in one line that others were lost.
+    """Report lost processes in one line.
 
     Args:
-        where: Says in which step.
-        remedy: Says how to continue.
+        where: Returns the step, for the message.
+        remedy: Returns how to continue, for the message.
 
     Raises:
         LostRanks: A collective failed because another process died, or did not answer in time.
@@ -131,7 +133,7 @@ def naming_lost_ranks(where: Callable[[], str], remedy: Callable[[], str]) -> It
 
 
 def _silent() -> str:
-    """The ranks that do not sign; "another" where the store is lost, too."""
+    """The ranks that do not sign in; "another" if the store is also lost."""
     assert dist.group.WORLD is not None
     store, size = dist.group.WORLD.get_group_store(), dist.get_world_size()
     deadline = time.monotonic() + _GRACE

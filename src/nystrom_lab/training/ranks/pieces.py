@@ -1,13 +1,13 @@
-"""A training whose samples are cut over processes: each holds a piece of their tokens.
+"""Training with samples split across processes (context parallelism): each holds a piece of their tokens.
 
-The W processes are a mesh ("data", "tokens") of W / N groups of N neighbours. The ranks of a group take the same
+The W processes form a mesh ("data", "tokens") of W / N groups of N neighbours. The ranks of a group load the same
 samples, pad them, and each keeps its piece of the tokens; pieces differ by one token at most. The model is one of
 `nystrom.parallel.parallelize`, so that every rank has the whole loss of its group, and the mean of the gradients over
 all W ranks, as DistributedDataParallel takes it, is the gradient of the batch. Scores are gathered from one rank of
 each group.
 
-Each rank drops its own tokens' activations, by its own generator. Behind the pooling, where the ranks of a group hold
-the same, a step takes the mean over their draws.
+Each rank applies dropout to its own tokens, with its own generator. After the pooling, where the ranks of a group hold
+the same values, a step averages over their draws.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ class Pieces:
     Args:
         size: Ranks of a group.
         device: "cpu" or "cuda".
-        timeout: How long a rank waits for the others.
+        timeout: How long to wait for the other ranks.
 
     Attributes:
         mesh: Dimensions "data", the groups, and "tokens", the ranks of one.
@@ -59,7 +59,7 @@ class Pieces:
         return self.mesh.get_local_rank("data") == 0
 
     def collate(self, collate: MakeBatch) -> MakeBatch:
-        """A function that makes this rank's piece of a batch, of one that makes the batch."""
+        """Turn a function that makes a batch into one that makes this rank's piece of it."""
         return partial(_cut, collate, self.mesh.get_local_rank("tokens"), self.mesh["tokens"].size())
 
     def loader(self, loader: DataLoader, accelerator: Accelerator) -> DataLoader:
@@ -73,7 +73,7 @@ class Pieces:
         )
 
     def gather(self, results: Any, accelerator: Accelerator) -> Any:
-        """The results of all groups, one for each sample; those that fill the last batch are left out."""
+        """The results of all groups, one for each sample; those that pad the last batch are left out."""
         state = accelerator.gradient_state
         real = state.remainder if state.end_of_dataloader and state.remainder > 0 else None
 
@@ -89,12 +89,12 @@ def check_pieces(size: int, build: Callable[[], nn.Module], *, compile: bool = F
     """Check that a model can be trained on pieces, before data are read.
 
     Args:
-        size: Ranks of a group; 1 is any model's.
-        build: Makes the model; it gets no weights.
+        size: Ranks of a group; 1 works for any model.
+        build: Makes the model, without weights.
         compile: Whether it is compiled.
 
     Raises:
-        ValueError: It cannot; the message says what does not work over ranks.
+        ValueError: It cannot; the message says what does not work across ranks.
     """
     if size == 1:
         return

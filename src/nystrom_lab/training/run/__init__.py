@@ -1,1 +1,1 @@
-"""One run, from its start to its results, and the folder that it leaves."""
+"""One run, from its start to its results, and its folder."""

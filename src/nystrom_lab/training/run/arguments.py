@@ -1,4 +1,4 @@
-"""Settings of a run in the form of the Trainer's arguments."""
+"""The settings of a run as arguments of the Trainer."""
 
 from datetime import timedelta
 from typing import NamedTuple, Protocol
@@ -21,7 +21,7 @@ _SCHEDULES = {
 
 
 class Optimization(Protocol):
-    """What AdamW needs besides the settings that a user chooses."""
+    """Settings of AdamW that a user does not choose."""
 
     @property
     def adam_betas(self) -> tuple[float, float]:
@@ -40,7 +40,7 @@ class Optimization(Protocol):
 
 
 class AdamValues(NamedTuple):
-    """What AdamW needs besides its learning rate; see `Optimization`."""
+    """Settings of AdamW besides its learning rate; see `Optimization`."""
 
     adam_betas: tuple[float, float]
     adam_epsilon: float
@@ -58,17 +58,17 @@ def training_arguments(
     workers: int = 0,
     timeout: int = TIMEOUT,
 ) -> TrainingArguments:
-    """The settings in the form of the Trainer's arguments.
+    """The settings as arguments of the Trainer.
 
     Args:
         settings: Settings of the run.
-        preset: What AdamW needs besides them.
+        preset: Further settings of AdamW.
         run: The folder.
-        reports: Other places that the Trainer reports to.
-        schedule: Of the learning rate, after its linear warm-up.
+        reports: Further reporting integrations of the Trainer.
+        schedule: Learning-rate schedule after the linear warm-up.
         clip_norm: Gradients are clipped to this norm; 0 for no clipping.
-        workers: Processes that make batches ahead; 0 for none but this one.
-        timeout: Seconds that a process waits for the others.
+        workers: Processes that make batches ahead; 0 for only this one.
+        timeout: Seconds to wait for the other processes.
     """
     if settings.processes > 1:
         connect(settings.device, timedelta(seconds=timeout))

@@ -1,4 +1,4 @@
-"""What every finished run leaves in its folder: curves, the best model, what the training took, and last the rows."""
+"""The files of a finished run: curves, the best model, the cost of training, and last the rows."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.run_trainer import RunTrainer
 from nystrom_lab.training.run.writing import written
 
-_REMEDY = "go on with --resume"
+_REMEDY = "continue with --resume"
 
 
 def write_curves(trainer: RunTrainer, run: RunFolder) -> int:
-    """Write and draw the curves of a training, and give its best step.
+    """Write and plot the curves of a training, and return its best step.
 
     Raises:
-        OSError: A file could not be written; this and all here name it and how to continue.
+        OSError: A file could not be written; the message, as in all functions here, names it and how to continue.
     """
     with written(run.path, _REMEDY):
         run.write_curves(trainer.curves())
@@ -31,14 +31,14 @@ def write_curves(trainer: RunTrainer, run: RunFolder) -> int:
 
 @contextmanager
 def best_folder(run: RunFolder) -> Iterator[Path]:
-    """A folder to save the best model in; once all is in it, it takes the place of the one before."""
+    """A folder to save the best model in; when complete, it replaces the previous one."""
     with written(run.best, _REMEDY), whole_folder(run.best) as partial:
         yield partial
         write_sums(partial)
 
 
 def costs(trainer: RunTrainer, *, steps: int) -> list[tuple[str, float, str]]:
-    """What a training took before anything was scored, and which of its steps is kept: quantity, value and unit."""
+    """The cost of a training before evaluation, and the step that is kept: quantity, value and unit."""
     measured = (
         ("training time", trainer.seconds, "s"),
         ("best step", trainer.state.best_global_step or 0, ""),

@@ -2,15 +2,14 @@
 
     run.json        the settings of the run, its data and the versions that it started with
     checkpoint-N/   what is needed to resume after step N: the last two, and the best
-    curves.csv      step, quantity, value, seconds of training until then; curves.png the same, drawn
+    curves.csv      step, quantity, value, seconds of training until then; curves.png is their plot
     best/           the best model in Hugging Face format, chosen on the validation split, with its own `complete.json`
     rows.csv        results, as rows of `nystrom_lab.measure.rows`
     .lock           held by the process that trains
 
 A checkpoint is complete once its file `complete.json` lists the sizes and checksums of all others and of the run.json
-of its run. One of another run, or under the name of another step, is no checkpoint of this one. One that was
-interrupted while it was written, or damaged since, is skipped and then removed; so is one whose best checkpoint is
-lost.
+of its run. A checkpoint of another run, or under the name of another step, does not count. One that was interrupted
+while being written, or damaged since, is skipped and then removed; so is one whose best checkpoint is lost.
 
 transformers' `save_total_limit` and `get_last_checkpoint` do less: they remove an old checkpoint before the new one is
 known to be complete, lose the best one when the folder is moved, and accept a half-written checkpoint as the last.
@@ -53,7 +52,7 @@ class RunFolder:
     """The folder of one run.
 
     Args:
-        path: Where it is, or will be.
+        path: Its path; it need not exist yet.
     """
 
     def __init__(self, path: Path):
@@ -65,17 +64,17 @@ class RunFolder:
     def held(self, settings: RunSettings, *, resume: bool, main: bool) -> Iterator[None]:
         """Lock the folder for a run with these settings, which may start or continue here.
 
-        The system unlocks the folder when the process ends, however it ends. If no run has started by the end, what
-        was made of the folder is removed.
+        The lock ends with the process, however it ends. If no run has started by the end, a newly created folder is
+        removed.
 
         Args:
-            settings: RunSettings of the run.
-            resume: Whether a run is to be continued.
-            main: Whether this is the process that writes; for others nothing happens.
+            settings: Settings of the run.
+            resume: Whether to continue a run.
+            main: Whether this is the process that writes; for other processes this does nothing.
 
         Raises:
-            ValueError: The folder cannot be written, is in use, holds a run that is not to be resumed or has other
-                settings, or holds something else.
+            ValueError: The folder cannot be written, is in use, holds a run although `resume` is not set, holds a run
+                with other settings, or holds something else.
         """
         if not main:
             yield
@@ -88,7 +87,7 @@ class RunFolder:
             lock.acquire()
         except Timeout:
             raise ValueError(
-                f"{self.path} is in use by another training: wait for it, or take another folder with --to."
+                f"{self.path} is in use by another training: wait for it, or choose another folder with --to."
             ) from None
         try:
             self._check(settings, resume=resume)
@@ -103,14 +102,14 @@ class RunFolder:
                     folder.rmdir()
 
     def is_resumed(self, resume: bool) -> bool:
-        """Whether a run is to be continued: as asked for, or since torchrun started its processes anew."""
+        """Whether to continue a run: as requested, or because torchrun restarted its processes."""
         return resume or (restarts() > 0 and self.is_started)
 
     def wait(self, seconds: float) -> None:
-        """Wait until no other process holds the folder.
+        """Wait until no other process has locked the folder.
 
         Raises:
-            ValueError: One still does after `seconds`.
+            ValueError: It is still locked after `seconds`.
         """
         if (self.path / _LOCK).is_file():
             try:
@@ -124,18 +123,18 @@ class RunFolder:
             # A run that was killed while writing its first file leaves the beginning of that file.
             strange = (entry.name for entry in self.path.iterdir() if entry.name != _LOCK)
             if any(not name.endswith(".partial") for name in strange):
-                raise ValueError(f"{self.path} is not empty and holds no run: take another folder with --to.")
+                raise ValueError(f"{self.path} is not empty and holds no run: choose another folder with --to.")
             if resume:
                 raise ValueError(
                     f"{self.path} holds no run to resume: leave --resume out, or name its folder with --to."
                 )
         elif not resume:
-            raise ValueError(f"{self.path} holds a run: go on with it by --resume, or take another folder with --to.")
+            raise ValueError(f"{self.path} holds a run: continue it with --resume, or choose another folder with --to.")
         else:
             self.check_settings(settings)
 
     def check_settings(self, settings: RunSettings) -> None:
-        """Check that a resumed run has its old settings.
+        """Check that a resumed run has its original settings.
 
         Raises:
             ValueError: They differ.
@@ -147,7 +146,7 @@ class RunFolder:
             )
 
     def check_data(self, fingerprint: str) -> None:
-        """Check that a resumed run has its old data.
+        """Check that a resumed run has its original data.
 
         Raises:
             ValueError: They differ.
@@ -156,12 +155,12 @@ class RunFolder:
         known = (fingerprint, fingerprint.partition("-")[0])
         if self.is_started and (before := self.read()["data"])["fingerprint"] not in known:
             raise ValueError(
-                f"{self.path} holds a run on {before['folder']}, whose data were others (fingerprint "
-                f"{before['fingerprint']}, now {fingerprint}): name the folder of those with --data."
+                f"{self.path} holds a run on {before['folder']}, whose data were different (fingerprint "
+                f"{before['fingerprint']}, now {fingerprint}): name the original folder with --data."
             )
 
     def data_folder(self) -> Path | None:
-        """The folder of the data of the run; None where no run has started."""
+        """The data folder of the run; None if no run has started."""
         return Path(self.read()["data"]["folder"]) if self.is_started else None
 
     def read(self) -> dict[str, Any]:
@@ -174,9 +173,9 @@ class RunFolder:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is not JSON ({error}): take another folder with --to.") from error
+            raise ValueError(f"{path} is not JSON ({error}): choose another folder with --to.") from error
         if not isinstance(content, dict) or not {"settings", "data"} <= content.keys():
-            raise ValueError(f"{path} does not describe a run of this library: take another folder with --to.")
+            raise ValueError(f"{path} does not describe a run of this library: choose another folder with --to.")
         return content
 
     def start(self, settings: RunSettings, data: Mapping[str, object], versions: Mapping[str, str]) -> None:
@@ -191,7 +190,7 @@ class RunFolder:
         return self.path / f"checkpoint-{step}"
 
     def last_step(self) -> int | None:
-        """The step of the last checkpoint that a run can continue from; None where there is none."""
+        """The step of the last checkpoint that a run can continue from; None if there is none."""
         return max((step for step in self._steps() if not self._faults(step)), default=None)
 
     def damage(self) -> list[tuple[Path, str]]:
@@ -199,11 +198,11 @@ class RunFolder:
         return [(self.checkpoint(step), fault) for step in sorted(self._steps()) if (fault := self._faults(step))]
 
     def mark_complete(self, step: int) -> None:
-        """Record that all files of a checkpoint are written, with their sizes and checksums, and whose run it is."""
+        """Mark a checkpoint as complete, with the sizes and checksums of its files, and its run."""
         write_sums(self.checkpoint(step), *([f"../{_SETTINGS}"] if self.is_started else []))
 
     def prune(self, *, best: int | None) -> None:
-        """Remove all checkpoints but the last two, the best, and the one that either of the two names as the best."""
+        """Remove all checkpoints except the last two, the best, and those that either of the two records as best."""
         steps = sorted(self._steps())
         needed = {best, *steps[-2:], *map(self._best_at, steps[-2:])}
         for step in steps:
@@ -234,7 +233,7 @@ class RunFolder:
         return [int(match[1]) for match in matches if match]
 
     def _faults(self, step: int) -> str:
-        """Why a run cannot continue from a checkpoint; "" where it can."""
+        """Why a run cannot continue from a checkpoint; "" if it can."""
         if fault := self._own_fault(step):
             return fault
         best = self._best_at(step)
@@ -243,11 +242,11 @@ class RunFolder:
         return f"the best checkpoint before it is lost ({self.checkpoint(best)}: {fault})"
 
     def _best_at(self, step: int) -> int | None:
-        """The step of the best checkpoint when that of a step was written; None where it names none."""
+        """The best step as recorded in the checkpoint of a step; None if it records none."""
         return self._state(step).get("best_global_step")
 
     def _state(self, step: int) -> dict[str, Any]:
-        """What a checkpoint says of the training until then; empty where it cannot be read."""
+        """The trainer state in a checkpoint; empty if it cannot be read."""
         try:
             state = json.loads((self.checkpoint(step) / _STATE).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
@@ -255,7 +254,7 @@ class RunFolder:
         return state if isinstance(state, dict) else {}
 
     def _own_fault(self, step: int) -> str:
-        """What is wrong with the files of a checkpoint; "" where they are unchanged."""
+        """What is wrong with the files of a checkpoint; "" if they are unchanged."""
         if fault := find_fault(self.checkpoint(step)):
             return fault
         saved = self._state(step).get("global_step", step)
@@ -268,5 +267,5 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has ended: its results are written last."""
+        """Whether the run is finished: its results are written last."""
         return self.rows.is_file()

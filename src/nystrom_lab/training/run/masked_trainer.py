@@ -1,10 +1,11 @@
 r"""Training of an encoder to predict masked tokens of a task's own inputs.
 
-The tokens that are masked (`nystrom_lab.training.data.masked`) have one learned vector in place of their embedding, and
-a head predicts them from the last hidden states. With M the masked tokens of a sequence,
+The masked tokens (`nystrom_lab.training.data.masked`) get one learned vector in place of their embedding, and a head
+predicts them from the last hidden states. With M the masked tokens of a sequence,
 $$\ell = \frac{1}{b} \sum_{s} \frac{1}{|M_s|} \sum_{i \in M_s} -\log p_s(x_i),$$
-so that parts of a batch give the gradient of the whole. Vector and head are those of
-`nystrom_lab.training.additions.denoising`, and are no part of the saved model. No class is read, and no test split.
+so that gradient accumulation gives the gradient of the whole batch. Vector and head are those of
+`nystrom_lab.training.additions.denoising`, and are not part of the saved model. Neither classes nor the test split are
+read.
 
 The tokens that an evaluation masks are the same in all evaluations, of all runs. The best checkpoint has the smallest
 validation loss.
@@ -46,7 +47,7 @@ class MaskedTrainer(EncoderTrainer):
         arguments: From `nystrom_lab.training.run.run_trainer.training_arguments`.
         settings: Settings of the run.
         preset: The preset that they come from.
-        splits: Data, of which the test split is not read.
+        splits: Data; the test split is not read.
         run: The folder.
     """
 
@@ -102,7 +103,7 @@ class MaskedTrainer(EncoderTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """For each sample its loss, and how many of its masked tokens are predicted, and how many there are."""
+        """For each sample its loss, the number of its masked tokens that are predicted, and the number of them all."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             x, ids, masked = self._encode(model, inputs)
@@ -124,7 +125,7 @@ class MaskedTrainer(EncoderTrainer):
         return outputs.last_hidden_state[:, -ids.shape[1] :], ids, masked
 
     def selection(self, metrics: Mapping[str, float]) -> float:
-        """What the best checkpoint is chosen by."""
+        """The value that selects the best checkpoint."""
         return -metrics["eval_loss"]
 
     def judge(self, logits: torch.Tensor, labels: torch.Tensor) -> Any:

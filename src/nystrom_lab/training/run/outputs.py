@@ -1,4 +1,4 @@
-"""What a finished run leaves: its curves, the best model, and rows of its results on validation and test."""
+"""The results of a finished run: its curves, the best model, and rows of its validation and test results."""
 
 from dataclasses import replace
 
@@ -19,10 +19,10 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, comma
     """Write curves, the best model and, last, the results, and print them.
 
     Args:
-        trainer: After its last step.
+        trainer: The trainer, after its last step.
         settings: Settings of the run.
         run: The folder.
-        command: The command that reproduces the run alone.
+        command: The command that reproduces the run.
 
     Raises:
         OSError: A file could not be written; the message names it and how to continue.
@@ -53,7 +53,7 @@ def finish(trainer: EncoderTrainer, settings: Settings, run: RunFolder, *, comma
 
 
 def _guesses(task: str, splits: Splits) -> dict[str, float]:
-    """Accuracies on the test split of guesses that need no model."""
+    """Accuracies on the test split of baselines without a model."""
     assert splits.test is not None, "a run that classifies opens the test split"
     known = {"largest class": splits.test.majority_share}
     guess = find_task(task).guess
@@ -61,10 +61,10 @@ def _guesses(task: str, splits: Splits) -> dict[str, float]:
 
 
 def score_best(trainer: EncoderTrainer, settings: Settings, run: RunFolder) -> tuple[Model, float]:
-    """The best model, and its accuracy on the test split; the ranks that share samples score together.
+    """The best model, and its accuracy on the test split; ranks that share samples must call it together.
 
     Args:
-        trainer: After its last step.
+        trainer: The trainer, after its last step.
         settings: Settings of the run.
         run: The folder.
     """

@@ -1,4 +1,4 @@
-"""What a run prints while it trains: a line of plain numbers at each point of its curves.
+"""The progress output of a run: a line of plain numbers at each point of its curves.
 
 Between them `nystrom.progress` says how far it is: on a terminal by a bar below the lines.
 """
@@ -101,7 +101,7 @@ def no_file_bars() -> Iterator[None]:
 
 @contextmanager
 def no_load_report() -> Iterator[None]:
-    """Silence what transformers says of new heads; `EncoderPreTrainedModel` checks that all else is there."""
+    """Silence transformers' report of new heads; `EncoderPreTrainedModel` checks all other weights."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

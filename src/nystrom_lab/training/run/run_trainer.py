@@ -1,18 +1,18 @@
-"""The Hugging Face Trainer with the batches and rules of this library, for runs of every kind.
+"""The Hugging Face Trainer with the batches and rules of this library, for all kinds of runs.
 
 - The Trainer's single "epoch" is the whole run: `TrainingOrder` yields the samples of all passes, so a resumed run
   skips to its place, and no boundary between passes depends on processes or accumulation. `state.epoch` still counts
   passes over the data.
 - A loss that is not finite stops the run, and weights that are not finite are not written to a checkpoint.
-- The curves have the norm of the gradient of a step, before it is clipped.
+- The curves contain the gradient norm of a step, before clipping.
 - After each checkpoint the curves are rewritten from the Trainer's own log, which is part of a checkpoint: a step that
   ran twice, before and after an interruption, appears once.
 - A checkpoint that cannot be written, on a full disk for example, ends the run with one line, and is removed.
-- Before each evaluation a head that norms what it pooled gets the mean and variance of training samples, the same ones
-  each time (`nystrom.models.heads.pooled_norm`).
-- The best checkpoint is that of the evaluation with the largest "eval_selection"; each kind of run says what that is.
-- Evaluation takes as many samples at a time as a part of a step, so that a model that fits in memory for training
-  also fits for evaluation.
+- Before each evaluation, a head with a pooled norm gets its mean and variance from training samples, the same ones each
+  time (`nystrom.models.heads.pooled_norm`).
+- The best checkpoint is that of the evaluation with the largest "eval_selection"; each kind of run defines it.
+- Evaluation uses the batch size of a gradient-accumulation step, so a model that fits in memory for training also fits
+  for evaluation.
 
 The pickled states that the Trainer (5.23) loads are those of the optimizer, the schedule, the scaler and the random
 numbers, all with `weights_only=True`, which runs no code; weights are safetensors.
@@ -57,7 +57,7 @@ MEASURED = 512
 
 
 class SampleSplit(Protocol):
-    """A split: samples by number, and how long they are."""
+    """A split: samples by index, and their lengths."""
 
     def __len__(self) -> int: ...
 
@@ -82,7 +82,7 @@ class RunTrainer(Trainer):
         validation: The validation split.
         collate: Makes a batch of samples.
         run: The folder.
-        clip_value: Largest entry of a gradient, those beyond are cut; None for any.
+        clip_value: Entries of a gradient are clipped to this size; None for no clipping.
         quantities: Names in the curves and the lines of the logged values.
         compute_metrics: As the Trainer has it.
         preprocess_logits_for_metrics: As the Trainer has it.
@@ -158,7 +158,7 @@ class RunTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """One part of a step; a loss that is not finite raises."""
+        """One gradient-accumulation step; a loss that is not finite raises."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not torch.isfinite(loss):
             raise NotFinite(f"the loss is {loss.item()} at step {self.state.global_step + 1} of {self.settings.steps}")
@@ -179,7 +179,7 @@ class RunTrainer(Trainer):
         return metrics
 
     def measure_pooled(self) -> None:
-        """Measure what the norm of the head takes off, on training samples as an evaluation sees them."""
+        """Measure the mean and variance of the head's norm on training samples, as evaluation sees them."""
         size = self.args.eval_batch_size
         whole = size * self.settings.processes // self.settings.context_parallel
         # Whole batches for every process, of which none is filled up with samples that come twice.
@@ -189,7 +189,7 @@ class RunTrainer(Trainer):
         measure_pooled(self.network, (self.prediction_step(self.network, batch, True) for batch in loader))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the seconds and the memory of training so far; seconds lost in an interruption do not count."""
+        """Log, with the time and memory of training so far; time lost in an interruption does not count."""
         if "loss" in logs:
             # Where the Trainer clips by the norm it logs the norm itself, from before that.
             logs.setdefault("grad_norm", self.gradient_norm)
@@ -199,7 +199,7 @@ class RunTrainer(Trainer):
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write a complete checkpoint, or leave none."""
+        """Write a complete checkpoint, or none."""
         folder = self.run.checkpoint(self.state.global_step)
         try:
             with written(folder, self.remedy()):
@@ -210,7 +210,7 @@ class RunTrainer(Trainer):
 
     def remedy(self) -> str:
         """How to continue a run that could not write a file."""
-        return f"go on with --resume, from step {self.run.last_step() or 0}"
+        return f"continue with --resume, from step {self.run.last_step() or 0}"
 
     @property
     def seconds(self) -> float:
@@ -223,7 +223,7 @@ class RunTrainer(Trainer):
         return max(self._megabytes, peak_megabytes(self.settings.device))
 
     def restart_clock(self) -> None:
-        """Start counting, from the values in the log of a resumed run, and from its step."""
+        """Start the clock, from the logged values and step of a resumed run."""
         logged = [entry for entry in self.state.log_history if "seconds" in entry]
         self._seconds, self._since = max((entry["seconds"] for entry in logged), default=0.0), time.monotonic()
         self._megabytes = max((entry["megabytes"] for entry in logged), default=0.0)
@@ -240,7 +240,7 @@ class RunTrainer(Trainer):
 
 
 class RunCallback(TrainerCallback):
-    """What happens between the steps.
+    """Actions between the steps.
 
     Args:
         trainer: The trainer that it belongs to.
@@ -261,7 +261,7 @@ class RunCallback(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Note the norm of the gradient where the step is logged, and clip it by value, if the run does."""
+        """Record the gradient norm if the step is logged, and clip the gradient by value if the run does."""
         if not args.max_grad_norm:
             # Once a step, where a clip by norm has not done it.
             self.trainer.accelerator.unscale_gradients()

@@ -1,4 +1,4 @@
-"""The steps of a run, from its last good checkpoint where there is one, and what is said when they stop early."""
+"""The steps of a run, from its last good checkpoint if there is one, and the messages if they stop early."""
 
 import pickle
 from pathlib import Path
@@ -13,27 +13,30 @@ from nystrom_lab.training.run.run_trainer import NotFinite, RunTrainer
 
 
 def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
-    """Train to the last step, from the last complete checkpoint where there is one.
+    """Train to the last step, from the last complete checkpoint if there is one.
 
     Args:
-        trainer: The trainer, whose folder this process holds.
-        resume: Go on from the last complete checkpoint.
+        trainer: The trainer, whose folder this process has locked.
+        resume: Continue from the last complete checkpoint.
 
     Raises:
-        ValueError: A file of the checkpoint holds more than numbers.
+        ValueError: A file of the checkpoint would run code.
         FloatingPointError: The loss or a weight is no longer finite.
-        OSError: A file could not be written, or other processes were lost; names the folder, or them, and the way on.
+        OSError: A file could not be written, or other processes were lost; the message names the folder, or them, and
+            how to continue.
     """
     run, settings = trainer.run, trainer.settings
     step = run.last_step() if resume else None
     trainer.accelerator.wait_for_everyone()
     if is_main():
         for checkpoint, what in run.damage():
-            print(f"warning: {checkpoint} is passed over: {what}.", flush=True)
+            print(f"warning: {checkpoint} is skipped: {what}.", flush=True)
         run.remove_after(step)
         if resume:
             print(
-                f"Going on after step {step}." if step else "There is no complete checkpoint yet: starting at step 1.",
+                f"Continuing after step {step}."
+                if step
+                else "There is no complete checkpoint yet: starting at step 1.",
                 flush=True,
             )
     trainer.accelerator.wait_for_everyone()
@@ -56,7 +59,7 @@ def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
         checkpoint = run.checkpoint(step)
         raise ValueError(
             f"{_refused(checkpoint)} holds pickled code, which is never run ({str(error).partition('. ')[0]}): delete "
-            f"{checkpoint} and start the same command again, which goes on from the checkpoint before it."
+            f"{checkpoint} and start the same command again, which continues from the checkpoint before it."
         ) from error
     except (NotWritten, LostRanks):
         raise
@@ -67,14 +70,14 @@ def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
     except KeyboardInterrupt:
         if is_main():
             print(
-                f"\nStopped in step {trainer.state.global_step + 1} of {settings.steps}; go on with --resume, "
+                f"\nStopped in step {trainer.state.global_step + 1} of {settings.steps}; continue with --resume, "
                 f"from step {run.last_step() or 0}."
             )
         raise
 
 
 def _refused(checkpoint: Path) -> Path:
-    """The file of a checkpoint that is refused because it would run code; the folder where none is by itself."""
+    """The file of a checkpoint that is rejected because it would run code; the folder if it is not a single file."""
     for file in sorted(checkpoint.glob("*.pt*")):
         try:
             with safe_globals():

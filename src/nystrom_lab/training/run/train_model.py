@@ -52,15 +52,15 @@ def train_model(
     Args:
         settings: Settings of the run.
         preset: The preset that they come from.
-        data: What the user named as data; None for the preset's.
-        run: The folder, which this process holds.
-        columns: Where the user's own files hold texts and labels.
+        data: The data as given by the user; None for the preset's.
+        run: The folder, which this process has locked.
+        columns: Columns of texts and labels in the user's own files.
         resume: Continue from the last complete checkpoint.
-        threads: Threads on the CPU; None for torch's choice.
-        timeout: Seconds that a process waits for the others.
+        threads: CPU threads; None for torch's choice.
+        timeout: Seconds to wait for the other processes.
 
     Raises:
-        ValueError: Data that cannot be trained on, or a compiler that is missing.
+        ValueError: Data that cannot be trained on, or a missing compiler.
         FloatingPointError: The loss or a weight is no longer finite.
         OSError: A file could not be written; the message names the folder and how to continue.
     """
@@ -84,7 +84,8 @@ def train_model(
     )
     if settings.compile and settings.denoise:
         raise ValueError(
-            "compile is on, but denoise gathers the states of all layers, which no graph does: leave one out."
+            "compile is on, but denoise collects the states of all layers, which a compiled graph does not: leave one "
+            "out."
         )
     if settings.compile:
         check_compiler(settings.device)
@@ -133,14 +134,14 @@ def train_model(
 
 
 def start_model(settings: Settings, config: EncoderConfig) -> Model | EncoderModel:
-    """The model of a run: an encoder alone where masked tokens are learned, and with a new head where classes are.
+    """The model of a run: an encoder alone for masked tokens, or with a new head for classes.
 
     Args:
-        settings: Settings of the run; the weights of the encoder that it names are taken.
-        config: Of the model.
+        settings: Settings of the run; if they name an encoder, its weights are used.
+        config: Configuration of the model.
 
     Raises:
-        ValueError: Weights that do not fit, by name.
+        ValueError: Weights that do not match; the message names them.
     """
     if settings.model is None:
         return _new_model(settings, config)

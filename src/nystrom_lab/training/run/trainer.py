@@ -1,10 +1,10 @@
 """Training of a task by a preset: `nystrom_lab.training.run.run_trainer` on the splits of a task.
 
 - The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset says.
-- Samples are varied, inputs denoised and weights averaged where the settings say so
-  (`nystrom_lab.training.data.augmented`,
-  `nystrom_lab.training.additions.denoising`, `nystrom_lab.training.additions.weight_mean`).
-- A model that is compiled gets batches of one shape, see `nystrom_lab.training.additions.compiling`.
+- Samples are augmented, inputs denoised and weights averaged if the settings say so
+  (`nystrom_lab.training.data.augmented`, `nystrom_lab.training.additions.denoising`,
+  `nystrom_lab.training.additions.weight_mean`).
+- A compiled model gets batches of one shape, see `nystrom_lab.training.additions.compiling`.
 """
 
 from collections.abc import Mapping
@@ -121,19 +121,19 @@ class EncoderTrainer(RunTrainer):
         return outputs, denoiser.loss(x, ids, keep, group=self.network.group)
 
     def get_train_dataloader(self) -> DataLoader:
-        """The batches of the whole run, of samples that are varied if the run does."""
+        """The batches of the whole run, with samples augmented if the run does so."""
         if not self.chosen.augment:
             return super().get_train_dataloader()
         return self.varied_loader(find_task(self.chosen.task).vary)
 
     def varied_loader(self, vary: Vary) -> DataLoader:
-        """The batches of the whole run, of samples that are varied anew in each pass."""
+        """The batches of the whole run, with samples augmented anew in each pass."""
         settings, samples = self.chosen, self.splits.train
         order = PassOrder(samples.lengths, batch_size=settings.batch_size, steps=settings.steps, seed=settings.seed)
         return self._loader(AugmentedSplit(samples, vary, seed=settings.seed), order, settings.part_size)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write a checkpoint, with the mean of the weights where there is one."""
+        """Write a checkpoint, with the mean of the weights if there is one."""
         super()._save_checkpoint(model, trial)
         if self.mean is not None and self.is_world_process_zero():
             folder = self.run.checkpoint(self.state.global_step)
@@ -141,7 +141,7 @@ class EncoderTrainer(RunTrainer):
                 self.mean.save(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Read a checkpoint, with the mean of the weights where there is one."""
+        """Read a checkpoint, with the mean of the weights if there is one."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if self.mean is not None:
             self.mean.load(Path(resume_from_checkpoint))
@@ -149,13 +149,13 @@ class EncoderTrainer(RunTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Evaluate on the validation split, and name what the best checkpoint is chosen by."""
+        """Evaluate on the validation split, and add the value that selects the best checkpoint."""
         with nullcontext() if self.mean is None else self.mean.in_place():
             metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         return {**metrics, "eval_selection": self.selection(metrics)}
 
     def selection(self, metrics: Mapping[str, float]) -> float:
-        """What the best checkpoint is chosen by."""
+        """The value that selects the best checkpoint."""
         counts = self.state.global_step > self.preset.best_after * self.settings.steps
         return metrics["eval_accuracy"] if counts else -1.0
 

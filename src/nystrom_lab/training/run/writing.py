@@ -11,7 +11,7 @@ from nystrom.whole_files import NotWritten
 
 @contextmanager
 def written(path: Path, remedy: str) -> Iterator[None]:
-    """Raise any failure to write a file as one kind of error.
+    """Convert any failure to write a file to one kind of error.
 
     Args:
         path: The file or folder.

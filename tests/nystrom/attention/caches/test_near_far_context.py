@@ -205,8 +205,8 @@ def test_what_does_not_fit_raises_by_name():
         (lambda: MultiheadAttention(12, 3, method="nystrom").context(memory), "method='nystrom'.*build it with"),
         (lambda: own.context(memory), "self_attention=True.*build it with"),
         (lambda: own(memory, context=context), "self_attention=True.*build it with"),
-        (lambda: cut.context(memory), "the tokens are cut over ranks"),
-        (lambda: cut(memory, context=context), "the tokens are cut over ranks"),
+        (lambda: cut.context(memory), "the tokens are split across ranks"),
+        (lambda: cut(memory, context=context), "the tokens are split across ranks"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=says):
             call()

@@ -292,9 +292,9 @@ def test_a_million_tokens_are_read_in_constant_memory():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda layer, x: layer(x, cache=layer.new_cache(2)), "gives no gradient"),
+        (lambda layer, x: layer(x, cache=layer.new_cache(2)), "has no gradient"),
         (lambda layer, x: layer(x, x, x, cache=layer.new_cache(2)), "pass query alone"),
-        (lambda layer, x: layer(x, cache=layer.new_cache(3)), "as the cache was made for"),
+        (lambda layer, x: layer(x, cache=layer.new_cache(3)), "for which the cache was made"),
         (lambda layer, x: layer(x[0], cache=layer.new_cache(2)), "expected .batch, tokens, width"),
         (lambda layer, x: layer.new_cache(0), "batch is 0"),
         (lambda layer, x: layer(x, cache="past"), "cache is 'past'; expected one that new_cache"),

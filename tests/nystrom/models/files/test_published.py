@@ -122,7 +122,7 @@ def test_asking_for_landmarks_turns_exact_attention_into_nystrom(published, tmp_
     assert_close(model(ids[:, :16]).logits, exact(ids[:, :16]).logits, **CLOSE)
     assert not torch.allclose(model(ids).logits, exact(ids).logits, atol=1e-2)
     # With the same number it would mean exact attention again to transformers.
-    with pytest.raises(ValueError, match="num_landmarks is 16 too, which means exact attention there"):
+    with pytest.raises(ValueError, match="num_landmarks is 16 as well, which means exact attention there"):
         EncoderForMaskedLM.from_pretrained(folder, attention_options={"num_landmarks": 16})
     model.save_pretrained(tmp_path / "own")
     assert json.loads((tmp_path / "own" / "config.json").read_text())["model_type"] == "nystrom"

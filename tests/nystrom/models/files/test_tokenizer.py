@@ -65,7 +65,7 @@ def test_the_package_that_reads_spiece_model_is_named(tmp_path, monkeypatch):
     [
         ({}, r"holds no tokenizer \(tokenizer.json, spiece.model.*copy the files"),
         ({"tokenizer_config.json": "{}"}, "holds no tokenizer"),
-        ({"tokenizer.json": "{"}, "tokenizer.json is no JSON"),
+        ({"tokenizer.json": "{"}, "tokenizer.json is not valid JSON"),
         ({"tokenizer.json": "{}", "tokenizer_config.json": "[]"}, "tokenizer_config.json holds a list"),
         (
             {"tokenizer.json": json.dumps({"version": "1.0"}), "tokenizer_config.json": '{"tokenizer_class": "Magic"}'},

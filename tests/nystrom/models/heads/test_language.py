@@ -112,7 +112,7 @@ def test_the_loss_is_taken_in_float32():
     ("wrong", "says"),
     [
         ({"labels": torch.zeros(4, 11, dtype=torch.long)}, r"labels has shape \(4, 11\); expected \(4, 12\)"),
-        ({"labels": torch.zeros(4, 12)}, "labels has dtype torch.float32; expected classes"),
+        ({"labels": torch.zeros(4, 12)}, "labels has dtype torch.float32; expected integer classes"),
         ({"sentence_order_label": torch.zeros(4, 1, dtype=torch.long)}, r"sentence_order_label has shape \(4, 1\)"),
     ],
 )

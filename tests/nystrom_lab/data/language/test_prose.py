@@ -41,7 +41,7 @@ def test_no_prose_ends_in_one_line(content, says, tmp_path):
     ("content", "says"),
     [
         ("café naïve ".encode("latin-1") * 300_000, "is not UTF-8 text"),
-        (b"plain " * 20_000 + "café naïve ".encode("latin-1") * 300_000, r"is no text in UTF-8 .* at byte 120003"),
+        (b"plain " * 20_000 + "café naïve ".encode("latin-1") * 300_000, r"is not UTF-8 text .* at byte 120003"),
         (bytes(range(256)) * 12_000, "byte 0 is 0"),
         (("hello " * 600_000).encode("utf-16"), "is UTF-16"),
     ],

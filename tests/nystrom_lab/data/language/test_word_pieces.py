@@ -66,9 +66,9 @@ def test_the_command_trains(tmp_path, texts, capsys):
     assert main(["tokenizer", "train", "--from", str(texts), "--size", "300", "--to", to, "--no-progress"]) == 0
     out, err = capsys.readouterr()
     assert out == f"{to}\n"
-    assert "tokens where 300 were asked for" in err
+    assert "of the 300 requested tokens" in err
     assert main(["tokenizer", "train", "--from", str(texts), "--to", to]) == 2
-    assert "to is there already: name a folder that does not exist yet" in capsys.readouterr().err
+    assert "to already exists: name a folder that does not exist yet" in capsys.readouterr().err
 
 
 def test_mistakes_are_named(tmp_path, texts):
@@ -78,7 +78,7 @@ def test_mistakes_are_named(tmp_path, texts):
     ):
         with pytest.raises(ValueError, match=message):
             train(texts, tmp_path / "to", **options)
-    with pytest.raises(ValueError, match="gone is not there"):
+    with pytest.raises(ValueError, match="gone does not exist"):
         train(tmp_path / "gone", tmp_path / "to")
     for to in (texts / "to", "/proc/nystrom"):
         with pytest.raises(ValueError, match=r"cannot be made \(.*\): name a folder inside one you may write to"):

@@ -146,7 +146,7 @@ def test_wrong_counts_raise_unless_allowed(tmp_path):
         prepare_image(source, tmp_path / "data", val=20)
     with (
         pytest.warns(UserWarning, match="CIFAR-10 has"),
-        pytest.raises(ValueError, match=r"--val is 150 but .* holds 150 training pictures: take fewer"),
+        pytest.raises(ValueError, match=r"--val is 150 but .* holds 150 training pictures: use fewer"),
     ):
         prepare_image(source, tmp_path / "data", val=150, check_counts=False)
     assert os.listdir(tmp_path) == ["cifar-10-batches-py"]
@@ -161,7 +161,7 @@ def test_impossible_settings_raise(tmp_path, change, message):
 
 def test_a_missing_source_says_where_it_is_published_and_what_name_it_has(tmp_path):
     published = r"https://www.cs.toronto.edu/~kriz/cifar.html as cifar-10-python.tar.gz \(folder cifar-10-batches-py\)"
-    with pytest.raises(ValueError, match=f"none is not there: .*{published}"):
+    with pytest.raises(ValueError, match=f"none does not exist: .*{published}"):
         find_cifar(tmp_path / "none")
     (tmp_path / "letter.txt").touch()
     for source in (tmp_path, tmp_path / "letter.txt"):

@@ -98,8 +98,8 @@ def test_what_cannot_be_read_is_named_before_the_work(tmp_path, save_arrow):
     broken = save_arrow({"train": {"text": ["a", None], "title": ["b", "c"]}})
     for sources, message in (
         ([], "--from names nothing"),
-        ([tmp_path / "gone"], "gone is not there: name files or folders of texts"),
-        ([tmp_path / "empty"], "empty holds no texts that are read: name files that end in .txt, "),
+        ([tmp_path / "gone"], "gone does not exist: name files or folders of texts"),
+        ([tmp_path / "empty"], "empty holds no readable texts: name files that end in .txt, "),
         ([tmp_path / "blank.txt"], "blank.txt holds no text: all files are empty or blank"),
         (
             [tmp_path / "rows.csv"],

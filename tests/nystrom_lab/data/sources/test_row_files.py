@@ -44,7 +44,7 @@ def test_every_format_gives_the_same_rows_plain_or_compressed(tmp_path, name, co
 def test_files_of_other_names_are_not_files_of_rows(tmp_path):
     for name in ("a.txt", "a.csv.zip", "csv", "a.gz"):
         assert not is_row_file(tmp_path / name)
-    with pytest.raises(ValueError, match=r"a.txt is of no kind that is read: its name must end in .csv"):
+    with pytest.raises(ValueError, match=r"a.txt has an unsupported format: its name must end in .csv"):
         read(write(tmp_path / "a.txt", CSV))
 
 
@@ -178,7 +178,7 @@ def test_a_compressed_file_that_is_cut_short_is_named(tmp_path, ending, pack):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"a.csv is not there or is not a file"):
+    with pytest.raises(ValueError, match=r"a.csv does not exist or is not a file"):
         read(tmp_path / "a.csv")
 
 

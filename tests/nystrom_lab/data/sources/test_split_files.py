@@ -81,7 +81,7 @@ def test_the_same_file_twice_is_named(tmp_path):
 
 def test_texts_without_training_texts_raise(tmp_path):
     (tmp_path / "test.csv").write_text("text,label\na,1\nb,0\n")
-    with pytest.raises(ValueError, match="there are texts for test and none for train"):
+    with pytest.raises(ValueError, match="there are texts for test but none for train"):
         prepare_text(tmp_path, tmp_path / "to", progress=False)
 
 

@@ -18,7 +18,7 @@ def test_a_figure_is_drawn_anew_in_its_place_and_in_that_of_no_other_program(tmp
     save_figure(figure, path)
     assert path.read_bytes() == before
     figure.savefig(path)
-    with pytest.raises(ValueError, match=r"is there already, and is no picture that nystrom drew: choose another name"):
+    with pytest.raises(ValueError, match=r"already exists and is not a picture that nystrom drew: choose another name"):
         check_figure(path)
 
 
@@ -27,7 +27,7 @@ def test_a_grid_of_pictures_is_drawn_anew_too(tmp_path):
     for _ in range(2):
         write_grid([picture], ["one"], path)
     Image.fromarray(picture).save(path)
-    with pytest.raises(ValueError, match="is no picture that nystrom drew"):
+    with pytest.raises(ValueError, match="is not a picture that nystrom drew"):
         write_grid([picture], ["one"], path)
 
 
@@ -38,5 +38,5 @@ def test_the_mark_is_the_whole_name(tmp_path, name):
         figure.savefig(tmp_path / "a.svg", metadata={"Creator": name})
     figure.savefig(tmp_path / "a.png", metadata={"Software": name})
     for path in tmp_path.iterdir():
-        with pytest.raises(ValueError, match="is no picture that nystrom drew"):
+        with pytest.raises(ValueError, match="is not a picture that nystrom drew"):
             check_free(path)

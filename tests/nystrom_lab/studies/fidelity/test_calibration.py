@@ -49,7 +49,7 @@ def test_an_interrupted_study_goes_on(tiny_setting, tmp_path):
     run_study(job._replace(plan=job.plan._replace(parts=parts[:1])), lambda line: None)
     said = []
     run_study(job._replace(plan=job.plan._replace(parts=parts)), said.append)
-    assert said[0].endswith("going on, 1 of 2 parts have their rows.")
+    assert said[0].endswith("continuing, 1 of 2 parts have their rows.")
     assert (tmp_path / f"{NAME}-small" / f"{NAME}.png").is_file()
 
 

@@ -90,7 +90,7 @@ def test_the_command_prints_the_table_and_the_formulas(capsys):
         ({"tokens": ("16X",)}, "an entry of tokens is '16X'; expected a number such as 65536, 64K or 16M"),
         ({"tokens": ("0M",)}, "an entry of tokens is '0M'"),
         ({"tokens": ()}, "tokens is empty"),
-        ({"tokens": ("1000",), "ranks": (64,)}, "1000 tokens cannot be cut evenly over 64 ranks"),
+        ({"tokens": ("1000",), "ranks": (64,)}, "1000 tokens cannot be split evenly across 64 ranks"),
         ({"ranks": (0,)}, "an entry of ranks"),
         ({"attention": ("informer",)}, "informer"),
         ({"heads": 7}, "width is 768 and heads is 7"),
@@ -98,7 +98,7 @@ def test_the_command_prints_the_table_and_the_formulas(capsys):
         ({"bandwidth": 0.0}, "bandwidth is 0.0; expected a positive number"),
         ({"latency": -1.0}, "latency is -1.0"),
         ({"landmarks": 0}, "landmarks"),
-        ({"taps": 33, "tokens": ("64",), "ranks": (8,)}, "a rank holds 8 tokens of 64, and its neighbours ask for 16"),
+        ({"taps": 33, "tokens": ("64",), "ranks": (8,)}, "a rank holds 8 tokens of 64, and its neighbours need 16"),
         ({"flops": float("nan")}, "flops is nan"),
     ],
 )

@@ -71,7 +71,7 @@ def test_exact_attention_that_would_take_too_long_is_not_run(tmp_path, monkeypat
     ("asked", "said"),
     [
         ({"lengths": ()}, "lengths is empty"),
-        ({"lengths": (63,)}, "63 tokens cannot be cut evenly over 4 processes"),
+        ({"lengths": (63,)}, "63 tokens cannot be split evenly across 4 processes"),
         ({"processes": (0,)}, "an entry of processes"),
         ({"methods": ("informer",)}, "informer"),
         ({"methods": ("linformer",)}, "linformer"),

@@ -38,5 +38,5 @@ def test_each_loop_is_measured_in_each_round(data, tmp_path):
 
 
 def test_too_few_tokens_for_the_steps_are_named(data, tmp_path):
-    with pytest.raises(ValueError, match="take fewer steps"):
+    with pytest.raises(ValueError, match="use fewer steps"):
         run_pretraining_speed(data=data, to=tmp_path, length=16, batch_size=2, steps=1000, device="cpu", **SMALL)

@@ -98,7 +98,7 @@ def test_what_cannot_be_recorded_ends_before_any_work(what, tiny_setting, tiny_b
         folder, texts = tiny_bert, (tmp_path / "short.txt",)
         texts[0].write_text("one two three\n")
     says = {
-        "no folder": "is no folder",
+        "no folder": "is not a folder",
         "causal": "decoder",
         "two parts": "decoder",
         "no weights": "safetensors",

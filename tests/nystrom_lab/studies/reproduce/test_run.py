@@ -67,7 +67,7 @@ def test_an_interrupted_study_goes_on_and_ends_like_one_that_was_not(squares, tm
     whole = run_study(job_of(Squares(), tmp_path / "b"), said.append)
     assert done.tables == whole.tables
     assert done.verdicts == whole.verdicts == [Verdict("Squares grow.", True, "to 9")]
-    assert "going on, 2 of 4" in " ".join(said)
+    assert "continuing, 2 of 4" in " ".join(said)
 
 
 def test_a_study_that_is_done_is_drawn_again_and_not_measured(squares, tmp_path):

@@ -114,7 +114,7 @@ def test_an_interrupted_study_goes_on_with_the_seeds_that_are_missing(data, tmp_
     first = read_rows(tmp_path / "cut" / "rows.csv")
     said = []
     run_study(job("cut", plan.parts[:2]), said.append)
-    assert said[0].endswith("going on, 1 of 2 parts have their rows.")
+    assert said[0].endswith("continuing, 1 of 2 parts have their rows.")
     run_study(job("whole", plan.parts[:2]), said.append)
     cut, whole = (read_rows(tmp_path / name / "rows.csv") for name in ("cut", "whole"))
     assert cut[: len(first)] == first

@@ -45,7 +45,7 @@ def test_a_run_does_not_go_on_with_other_pictures_of_the_same_classes(pictures, 
     assert (Pathfinder(other, "train").labels == Pathfinder(pictures, "train").labels).all()
     changes = {"task": "pathfinder", "steps": 2, "warmup_steps": 0, "evaluate_every": 1, "batch_size": 4}
     small_run(tmp_path / "run", data=pictures, **changes)
-    with pytest.raises(ValueError, match="whose data were others"):
+    with pytest.raises(ValueError, match="whose data were different"):
         small_run(tmp_path / "run", data=other, resume=True, **changes)
 
 

@@ -58,7 +58,7 @@ def test_a_run_on_own_texts_resumes_with_or_without_their_name(
 def test_texts_that_changed_are_other_data(own, small_run, tmp_path):
     small_run(tmp_path / "run", task="text", data=own)
     own.write_text(own.read_text() + "one more,praise\n")
-    with pytest.raises(ValueError, match="whose data were others"):
+    with pytest.raises(ValueError, match="whose data were different"):
         small_run(tmp_path / "run", task="text", data=own, resume=True)
 
 
@@ -92,9 +92,9 @@ def test_a_model_is_not_scored_on_texts_of_other_labels(own, small_run, tmp_path
 @pytest.mark.parametrize(
     ("task", "name", "says"),
     [
-        ("text", "none.csv", r"none\.csv, and there is no such file: name a table of texts, or a prepared folder"),
-        ("text", "none", r"none, and there is no such folder.*prepare text --from FILES"),
-        ("text", "my.doc", r"my\.doc is of no kind that is read"),
+        ("text", "none.csv", r"none\.csv, which does not exist: name a table of texts, or a prepared folder"),
+        ("text", "none", r"none, which does not exist.*prepare text --from FILES"),
+        ("text", "my.doc", r"my\.doc has an unsupported format"),
         ("listops", "my.doc", r"my\.doc, a file; expected a folder that `nystrom data prepare listops` made"),
     ],
 )

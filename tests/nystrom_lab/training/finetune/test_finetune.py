@@ -348,11 +348,11 @@ def test_what_is_wrong_is_said_before_anything_is_trained(tuned, bert, films, tm
     shutil.copytree(films, outside)
     with (outside / "dev.tsv").open("a") as file:
         file.write("a film\tgreat\n")
-    says(r"dev\.tsv, line 22: the label is 'great', which is none of the classes", data=(outside,))
+    says(r"dev\.tsv, line 22: the label is 'great', which is not one of the classes", data=(outside,))
     says("task is on pairs", task="mrpc")
     says("task is on pairs", task="mrpc", text_field="sentence", label_field="label")
     says("single texts: leave it out", pair_field="other")
-    says("labels is 'numbers', but sst2 says", labels="numbers")
+    says("labels is 'numbers', but sst2 has fixed labels", labels="numbers")
     says("48 training texts", batch_size=64)
     says("threads is 0", threads=0)
     says("seed is 4294967296", seed=2**32)
@@ -360,8 +360,8 @@ def test_what_is_wrong_is_said_before_anything_is_trained(tuned, bert, films, tm
 
 def test_predict_says_what_is_wrong(whole, bert, films, tmp_path):
     for match, changes in (
-        ("no classifier of texts", {"model": str(bert)}),
-        ("which is no folder", {"model": "none"}),
+        ("not a text classifier", {"model": str(bert)}),
+        ("which is not a folder", {"model": "none"}),
         ("single texts: leave it out", {"pair_field": "other"}),
         ("there is no 'words' among", {"text_field": "words"}),
         ("ends in .tsv", {"to": tmp_path / "out.xls"}),

@@ -249,8 +249,8 @@ def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
         ({"threads": 0}, "threads is 0"),
         ({"steps": 0}, "steps is 0"),
         ({"steps": 7}, f"{NAME} holds a run with other settings: .*steps is 7 but was 60"),
-        ({"model": Path("none")}, "model is none, which is no folder"),
-        ({"tasks": ["listops", "image"], "max_length": 600}, "max_length is 600, but image has pictures"),
+        ({"model": Path("none")}, "model is none, which is not a folder"),
+        ({"tasks": ["listops", "image"], "max_length": 600}, "max_length is 600, but image has images"),
         ({"tasks": ["listops", "text"]}, "prepare text --from FILES --to .*text-demo"),
     ],
 )
@@ -270,7 +270,7 @@ def test_nothing_is_drawn_for_a_grid_that_cannot_run(grid, tmp_path, last):
 def test_other_data_raise_before_any_training(whole, grid, tmp_path, capsys):
     sizes = {"train": 64, "val": 20, "test": 30, "min_length": 5, "max_length": 41}
     prepare_listops(tmp_path / "listops-demo", **sizes, seed=1, progress=False)
-    with pytest.raises(ValueError, match="whose data were others"):
+    with pytest.raises(ValueError, match="whose data were different"):
         grid(whole, data=tmp_path)
     assert capsys.readouterr().out == ""
 

@@ -193,7 +193,7 @@ def test_a_job_has_the_device_that_it_asks_for():
     assert NO_SLURM.device("auto", "auto") == "cpu"
     with pytest.raises(ValueError, match=r"device is 'cuda' but slurm.gpus is 0"):
         NO_SLURM.device("cuda", "auto")
-    with pytest.raises(ValueError, match="take bfloat16 or float32"):
+    with pytest.raises(ValueError, match="choose bfloat16 or float32"):
         Slurm(gpus=1).device("auto", "auto")
 
 

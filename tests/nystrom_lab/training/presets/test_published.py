@@ -308,7 +308,7 @@ def test_a_missing_accelerator_raises():
 def test_auto_means_bfloat16_on_an_accelerator_that_has_it():
     assert usable_precision("auto", "cuda", has_bfloat16=True) == "bfloat16"
     assert usable_precision("auto", "cuda", has_bfloat16=False) == "float32"
-    with pytest.raises(ValueError, match=r"precision is 'bfloat16'.*take 'float16' or 'float32'"):
+    with pytest.raises(ValueError, match=r"precision is 'bfloat16'.*use 'float16' or 'float32'"):
         usable_precision("bfloat16", "cuda", has_bfloat16=False)
 
 

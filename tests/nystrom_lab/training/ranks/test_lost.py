@@ -40,7 +40,7 @@ def launch(tmp_path, data):
 def test_a_killed_process_is_started_again_and_the_run_goes_on(launch, small_run, same_run, tmp_path):
     done = launch("os.kill(os.getpid(), signal.SIGKILL)", launcher=["--max-restarts", "1"])
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "Going on after step 6." in done.stdout
+    assert "Continuing after step 6." in done.stdout
     same_run(tmp_path / "run", small_run(tmp_path / "one", dropout=0.0))
 
 
@@ -49,7 +49,7 @@ def test_a_process_that_hangs_is_named_and_the_run_can_be_resumed(launch, small_
     assert done.returncode != 0
     [line] = [line for line in done.stderr.splitlines() if "nystrom: " in line]
     assert line.startswith("nystrom: rank 0 of 2 lost rank 1 in step 8 (")
-    assert line.endswith("): go on with --resume, from step 6.")
+    assert line.endswith("): continue with --resume, from step 6.")
     done = launch("pass", "--resume")
     assert done.returncode == 0, done.stderr[-3000:]
     same_run(tmp_path / "run", small_run(tmp_path / "one", dropout=0.0))

@@ -39,7 +39,7 @@ def test_two_groups_of_two_processes_give_the_run_of_one_and_go_on_with_it(
     (run / "checkpoint-12" / "complete.json").unlink()
     done = torchrun(4, *words, "--resume")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "Going on after step 9." in done.stdout
+    assert "Continuing after step 9." in done.stdout
     same_run(run, one)
 
 

@@ -39,8 +39,8 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(whole, small_run, tmp_path,
     change_a_byte(run / "checkpoint-12" / name)
     small_run(run, resume=True)
     printed = capsys.readouterr().out
-    assert f"warning: {run / 'checkpoint-12'} is passed over: {name} is damaged." in printed
-    assert "Going on after step 9." in printed
+    assert f"warning: {run / 'checkpoint-12'} is skipped: {name} is damaged." in printed
+    assert "Continuing after step 9." in printed
     assert_close(weights(run), weights(whole), rtol=0, atol=0)
     assert curves(run) == curves(whole)
 
@@ -82,7 +82,7 @@ def test_a_full_disk_ends_a_run_in_one_line_and_leaves_no_half_checkpoint(
     with full_disk(free), pytest.raises(NotWritten, match="make room") as error:
         small_run(run)
     assert str(error.value).startswith(f"{run / 'checkpoint-3'} cannot be written (")
-    assert str(error.value).endswith("make room for it, then go on with --resume, from step 0.")
+    assert str(error.value).endswith("make room for it, then continue with --resume, from step 0.")
     assert "\n" not in str(error.value)
     assert not (run / "checkpoint-3").exists()
     assert_close(weights(small_run(run, resume=True)), weights(whole), rtol=0, atol=0)
@@ -92,10 +92,10 @@ def test_a_full_disk_ends_a_run_in_one_line_and_leaves_no_half_checkpoint(
 def test_a_full_disk_at_the_end_costs_no_steps(whole, small_run, tmp_path, capsys):
     run = shutil.copytree(whole, tmp_path / "run")
     (run / "rows.csv").unlink()
-    with full_disk(250_000), pytest.raises(NotWritten, match=r"best cannot be written .*go on with --resume\.$"):
+    with full_disk(250_000), pytest.raises(NotWritten, match=r"best cannot be written .*continue with --resume\.$"):
         small_run(run, resume=True)
     small_run(run, resume=True)
-    assert capsys.readouterr().out.count("Going on after step 12.") == 2
+    assert capsys.readouterr().out.count("Continuing after step 12.") == 2
     best = [load_file(of / "best" / "model.safetensors") for of in (run, whole)]
     assert_close(best[0], best[1], rtol=0, atol=0)
 
@@ -104,7 +104,7 @@ def test_a_damaged_model_is_not_scored(whole, data, tmp_path):
     best = shutil.copytree(whole / "best", tmp_path / "best")
     file = best / "model.safetensors"
     file.write_bytes(b"\xff" * 8 + file.read_bytes()[8:])
-    with pytest.raises(ValueError, match=r"model\.safetensors is no.* safetensors file") as error:
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a.* safetensors file") as error:
         evaluate("listops", model=best, data=data, device="cpu")
     assert "\n" not in str(error.value)
 
@@ -140,7 +140,7 @@ def test_a_bit_of_the_data_that_flipped_is_found_before_they_are_used(whole, dat
 def test_two_trainings_do_not_share_a_folder(whole, small_run):
     with (
         FileLock(whole / ".lock"),
-        pytest.raises(ValueError, match=r"is in use by another training: wait for it, or take another folder"),
+        pytest.raises(ValueError, match=r"is in use by another training: wait for it, or choose another folder"),
     ):
         small_run(whole, resume=True)
 

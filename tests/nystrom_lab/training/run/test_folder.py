@@ -145,7 +145,7 @@ def start(run, settings):
 def test_a_folder_that_holds_a_run_is_only_resumed(run, settings):
     start(run, settings)
     hold(run, settings, resume=True)
-    with pytest.raises(ValueError, match="holds a run: go on with it by --resume, or take another folder with --to"):
+    with pytest.raises(ValueError, match="holds a run: continue it with --resume, or choose another folder with --to"):
         hold(run, settings, resume=False)
 
 
@@ -173,14 +173,14 @@ def test_a_run_that_began_before_there_was_a_setting_had_its_default(run, settin
 def test_a_run_is_resumed_with_its_own_data_only(run, settings):
     start(run, settings)
     run.check_data("00000000")
-    with pytest.raises(ValueError, match=r"holds a run on data, whose data were others.*now 12345678.*--data"):
+    with pytest.raises(ValueError, match=r"holds a run on data, whose data were different.*now 12345678.*--data"):
         run.check_data("12345678")
 
 
 def test_a_run_of_before_the_files_were_summed_goes_on(run, settings):
     start(run, settings)
     run.check_data("00000000-12345678")
-    with pytest.raises(ValueError, match="data were others"):
+    with pytest.raises(ValueError, match="data were different"):
         run.check_data("12345678-00000000")
 
 

@@ -111,7 +111,7 @@ def test_a_run_is_resumed_with_all_that_it_has(small_run, tmp_path):
         ({"short_conv_kernel_size": 4}, "short_conv_kernel_size is 4; expected an odd number"),
         ({"positions": "sine"}, "positions is 'sine'"),
         ({"rotary_share": 0.5}, "rotary_share is 0.5 but positions is 'learned'"),
-        ({"attention": "none", "options": None, "positions": "rotary"}, "has no queries and keys to turn"),
+        ({"attention": "none", "options": None, "positions": "rotary"}, "has no queries and keys to rotate"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_name(small_run, tmp_path, wrong, says):

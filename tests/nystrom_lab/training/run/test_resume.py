@@ -71,10 +71,10 @@ def test_an_interrupted_run_can_be_resumed(
         interrupt_at(patch, 8)
         with pytest.raises(KeyboardInterrupt):
             small_run(tmp_path / "run")
-    assert "Stopped in step 8 of 12; go on with --resume, from step 6." in capsys.readouterr().out
+    assert "Stopped in step 8 of 12; continue with --resume, from step 6." in capsys.readouterr().out
     assert [step for step, quantity, _ in curves(tmp_path / "run") if quantity == "train loss"] == [1, 2, 3, 4, 5, 6]
     run = small_run(tmp_path / "run", resume=True)
-    assert "Going on after step 6." in capsys.readouterr().out
+    assert "Continuing after step 6." in capsys.readouterr().out
     assert_close(weights(run), weights(whole), rtol=0, atol=0)
     assert curves(run) == curves(whole)
 
@@ -94,7 +94,7 @@ def test_a_half_written_checkpoint_is_passed_over(whole, small_run, tmp_path, ca
     last = run / "checkpoint-12" / "model.safetensors"
     os.truncate(last, last.stat().st_size // 2)
     small_run(run, resume=True)
-    assert "Going on after step 9." in capsys.readouterr().out
+    assert "Continuing after step 9." in capsys.readouterr().out
     assert_close(weights(run), weights(whole), rtol=0, atol=0)
     assert curves(run) == curves(whole)
 
@@ -131,12 +131,12 @@ def test_a_run_folder_may_move(whole, small_run, tmp_path, monkeypatch, interrup
 
 def test_a_resumed_run_keeps_its_settings(small_run, tmp_path, data):
     run = small_run(tmp_path / "run", steps=3, warmup_steps=0)
-    with pytest.raises(ValueError, match="holds a run: go on with it by --resume"):
+    with pytest.raises(ValueError, match="holds a run: continue it with --resume"):
         small_run(run)
     with pytest.raises(ValueError, match="steps is 12 but was 3; warmup_steps is 2 but was 0"):
         small_run(run, resume=True)
     other = prepare_listops(
         tmp_path / "other", train=48, val=20, test=30, seed=1, min_length=5, max_length=41, progress=False
     )
-    with pytest.raises(ValueError, match="whose data were others"):
+    with pytest.raises(ValueError, match="whose data were different"):
         small_run(run, resume=True, steps=3, warmup_steps=0, data=other)

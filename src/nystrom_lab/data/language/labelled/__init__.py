@@ -1,1 +1,1 @@
-"""Texts, or pairs of them, with a class or a number each: GLUE, IMDB, and files of a user."""
+"""Texts, or pairs of texts, each with a class or a number: GLUE, IMDB, and a user's own files."""

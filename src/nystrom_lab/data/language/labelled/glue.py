@@ -1,10 +1,10 @@
 """The tasks of GLUE and IMDB: their columns, classes, metrics and files of predictions, as one literal table.
 
 Columns are those of GLUE's own tsv files, then those of other releases (Hugging Face datasets, the original data sets).
-A class is written in a file as its place, as its name, or in another spelling of `spellings`. The numbers of MNLI are
-those of Hugging Face: 0 entailment, 1 neutral, 2 contradiction.
+In files a class is given by its index, its name, or another spelling in `spellings`. The numbers of MNLI are those of
+Hugging Face: 0 entailment, 1 neutral, 2 contradiction.
 
-The first metric is the one that the best model is chosen by. For STS-B it is the mean of both correlations.
+The first metric selects the best model. For STS-B it is the mean of both correlations.
 
 Source: Wang et al. (2019), arXiv:1804.07461; Maas et al. (2011) for IMDB.
 """
@@ -35,13 +35,13 @@ class LabelledTask:
         texts: Names of the column of the texts, or of the first of each pair.
         pairs: Names of the column of the second text of each pair; None for single texts.
         labels: Names of the column of the labels.
-        classes: Names of the classes, in their order; None where the labels are numbers.
-        metrics: Its metrics, the one that chooses the best model first.
+        classes: Names of the classes, in order; None if the labels are numbers.
+        metrics: Its metrics; the first selects the best model.
         spellings: Other words for a class in files.
-        submission: File of predictions for GLUE by split, "test" or "test_mismatched"; empty where there is none.
+        submission: File name of GLUE predictions by split, "test" or "test_mismatched"; empty if there is none.
         submitted: Names of the classes in a file of predictions; None for numbers with three decimals.
-        bounds: Smallest and largest number, for GLUE's file; None where the labels are classes.
-        headless: Columns of those tsv files of the task that have no header; empty where all have one.
+        bounds: Smallest and largest number, for GLUE's file; None if the labels are classes.
+        headless: Columns of the task's tsv files that have no header; empty if all have one.
         broken_rows: Whether its published files hold rows that lack fields; these are left out and counted.
     """
 
@@ -60,10 +60,10 @@ class LabelledTask:
     def with_fields(
         self, *, text_field: str | None = None, label_field: str | None = None, pair_field: str | None = None
     ) -> "LabelledTask":
-        """The same task in columns of other names; None for the usual ones.
+        """The same task with other column names; None for the usual ones.
 
         Raises:
-            ValueError: A second text is named of a task on single texts.
+            ValueError: A second text is given for a task on single texts.
         """
         if pair_field is not None and self.pairs is None:
             raise ValueError(f"pair_field is {pair_field!r}, but the task is on single texts: leave it out.")
@@ -180,7 +180,7 @@ def own_task(
     """The task of a user's own texts.
 
     Args:
-        text_field: Column of the texts, of the first of each pair; None for the usual names.
+        text_field: Column of the texts, or of the first text of each pair; None for the usual names.
         label_field: Column of the labels; None for the usual names.
         pair_field: Column of the second text of each pair; None for single texts.
     """
@@ -194,10 +194,10 @@ def own_task(
 
 
 def find_labelled(name: str) -> LabelledTask:
-    """Look a task up.
+    """Look up a task.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: There is no task of that name.
     """
     check_names("task", [name], TASKS)
     return TASKS[name]

@@ -1,8 +1,7 @@
 """The texts and labels of one split.
 
-Labels are still words here. A split without labels has none at all: no such column, or nothing, null, -1 or
-"hidden" in each row. Texts are UTF-8; other bytes become the replacement character, and the rows that hold them are
-counted.
+Labels are still strings here. A split without labels has none at all: no such column, or nothing, null, -1 or "hidden"
+in each row. Texts are UTF-8; other bytes become the replacement character, and the rows that hold them are counted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +25,9 @@ class SplitRows:
     Attributes:
         texts: The texts, or the first of each pair.
         pairs: The second of each pair; None for single texts.
-        labels: Their labels as words; None where the split has none.
-        places: The file and line of a row, for messages.
-        classes: Names of its classes in their order, where the files name them.
+        labels: Their labels as strings; None if the split has none.
+        places: Function that returns the file and line of a row, for messages.
+        classes: Names of its classes in order, if the files name them.
         remarks: Notices for the user about the files.
     """
 
@@ -44,9 +43,9 @@ def read_rows(files: Sequence[SplitPart], task: LabelledTask, *, may_lack_labels
     """Read a split.
 
     Args:
-        files: Its files, in their order; or the split of a folder that Hugging Face datasets saved.
-        task: The task, whose names of columns are looked for.
-        may_lack_labels: Whether it may be without labels, as a test split.
+        files: Its files, in order; or a split of a folder saved by Hugging Face datasets.
+        task: The task, which defines the column names.
+        may_lack_labels: Whether labels may be missing, as in a test split.
 
     Raises:
         ValueError: A file is broken or lacks a column, or some rows have a label and others none; the line is named.
@@ -61,7 +60,9 @@ def read_rows(files: Sequence[SplitPart], task: LabelledTask, *, may_lack_labels
     for path in files:
         here = not may_lack_labels or _has_label(path, task)
         if labelled not in (None, here):
-            raise ValueError(f"{files[0]} has labels and {path} has none, or the other way: both are one split.")
+            raise ValueError(
+                f"{files[0]} has labels and {path} has none, or vice versa, but both are parts of one split."
+            )
         labelled = here
         # The rows of a test are numbered where they are scored: none may be missing.
         for line, cells in _cells(path, task, labelled=here, broken=None if may_lack_labels else broken):
@@ -73,7 +74,7 @@ def read_rows(files: Sequence[SplitPart], task: LabelledTask, *, may_lack_labels
             lines.append((path, line))
     name = ", ".join(map(str, files))
     if not texts:
-        raise ValueError(f"{name} holds no rows: it is cut short, fetch or make it again.")
+        raise ValueError(f"{name} holds no rows: it is truncated, fetch or make it again.")
     remarks = []
     if broken:
         shown = ", ".join(map(str, broken[:5]))
@@ -88,18 +89,20 @@ def read_rows(files: Sequence[SplitPart], task: LabelledTask, *, may_lack_labels
     if given is not None and (none := [row for row, word in enumerate(given) if not word]):
         if len(none) == len(given):
             raise ValueError(f"{place(0)}: no row has a label: name another column with --label-field.")
-        raise ValueError(f"{place(none[0])}: there is no label, and other rows have one: add it, or leave the row out.")
+        raise ValueError(
+            f"{place(none[0])}: the label is missing, but other rows have one: add it, or leave the row out."
+        )
     pairs = seconds if task.pairs is not None else None
     return SplitRows(texts, pairs, given, place, _classes(files[0], task), remarks)
 
 
 def read_texts(path: Path, task: LabelledTask, spoilt: list[int]) -> Iterator[tuple[str, ...]]:
-    """The texts of a file, or the pairs, one at a time; a .txt file has a text in each line, an empty one too.
+    """The texts of a file, or pairs, one at a time; each line of a .txt file is a text, even an empty one.
 
     Args:
         path: The file.
-        task: The task, whose names of columns are looked for.
-        spoilt: Takes the places of those that hold bytes that are not UTF-8, from 0.
+        task: The task, which defines the column names.
+        spoilt: List that receives the indices, from 0, of texts with invalid UTF-8.
 
     Raises:
         ValueError: The file is broken or lacks a column, or is plain text for a task on pairs.
@@ -120,7 +123,7 @@ def read_texts(path: Path, task: LabelledTask, spoilt: list[int]) -> Iterator[tu
 
 
 def spoilt_rows(name: str, rows: Sequence[int]) -> str:
-    """A clause on the rows of a file, numbered from 0, that hold bytes that are not UTF-8."""
+    """A clause about rows of a file, numbered from 0, with invalid UTF-8."""
     return f"{len(rows)} rows of {name} hold bytes that are not UTF-8, which became \ufffd (the first: {rows[0]})"
 
 
@@ -162,7 +165,7 @@ def _has_label(part: SplitPart, task: LabelledTask) -> bool:
 
 
 def _is_headless(part: SplitPart, task: LabelledTask) -> bool:
-    """Whether a tsv file begins with a row rather than with names, as some of GLUE's do."""
+    """Whether a tsv file has no header row, as some of GLUE's."""
     if not task.headless or not isinstance(part, Path) or not is_row_file(part):
         return False
     fields = first_fields(part)

@@ -1,15 +1,15 @@
-"""The splits for a fine-tuning, made from those that a user has.
+"""The splits for fine-tuning, derived from those that a user has.
 
-- Train, validation and test as they come, where they come. What is chosen by validation is scored on test.
-- A test split without labels is predicted: GLUE's own. It becomes "submission".
-- No validation split: a tenth of the training texts, or `val_share`. If that is given where there is a validation split
-  and the test split has no labels, the validation split becomes the test.
+- Train, validation and test are used as they come, if they come. The model chosen on validation is evaluated on test.
+- For a test split without labels, such as GLUE's own, predictions are written. It becomes "submission".
+- No validation split: it takes a tenth of the training texts, or `val_share`. If `val_share` is given although there is
+  a validation split, and the test split has no labels, the validation split becomes the test.
 - No training split but a validation split with labels, as for tasks whose training file is too large to keep: eight
   tenths of it become train, one validation, one test; where there is a test split with labels, nine and one. The result
   then is not that of the published split, and says so.
 
-What is drawn is drawn with a fixed seed, so that runs of all seeds share their data. Equal texts, or pairs, stay
-together: none that is learned from is scored.
+All draws use a fixed seed, so runs with any seed share their data. Equal texts, or pairs, stay in the same split, so no
+training text is evaluated.
 """
 
 import hashlib
@@ -34,12 +34,12 @@ _MOST_CLASSES = 1000
 
 
 class TextSplit(NamedTuple):
-    """A split, its labels places among the classes, or numbers.
+    """A split, with labels as class indices or numbers.
 
     Attributes:
         texts: The texts, or the first of each pair.
         pairs: The second of each pair; None for single texts.
-        labels: Their labels; None where there are none.
+        labels: Their labels; None if there are none.
     """
 
     texts: list[str]
@@ -60,11 +60,11 @@ class LabelledData:
     """The texts for a fine-tuning.
 
     Attributes:
-        splits: "train" and "validation"; "test" where it has labels; "validation_mismatched" and "test_mismatched"
-            (MNLI) likewise; "submission" and "submission_mismatched" for tests without labels.
+        splits: "train" and "validation"; "test" if it has labels; "validation_mismatched" and "test_mismatched" (MNLI)
+            likewise; "submission" and "submission_mismatched" for tests without labels.
         classes: Names of the classes; None for numbers.
         remarks: Notices for the user about the splits; a clause each.
-        published: Whether all splits are as they came.
+        published: Whether all splits are the published ones.
     """
 
     splits: dict[str, TextSplit]
@@ -95,12 +95,12 @@ def read_labelled(
     Args:
         data: A folder, or files.
         task: The task.
-        own: The data are a user's own, whose labels decide the classes.
-        kind: What the labels of own data are; "auto" takes numbers where one of them is not whole.
-        val_share: Share of the training texts that becomes validation.
+        own: Whether the data are a user's own, whose labels define the classes.
+        kind: Kind of the labels of own data; "auto" means numbers if any label is not an integer.
+        val_share: Share of the training texts to hold out for validation.
 
     Raises:
-        ValueError: Data that are broken, have no training split, or labels outside the classes; the line is named.
+        ValueError: Broken data, no training split, or labels outside the classes; the line is named.
     """
     if val_share is not None and not 0 < val_share < 1:
         raise ValueError(f"val_share is {val_share}; expected a share between 0 and 1.")
@@ -140,7 +140,7 @@ def _read(data: Sequence[Path], task: LabelledTask, *, strict: bool) -> tuple[di
     else:
         files, over = files_of_splits(data, strict=strict)
         passed = [path.name for path in over]
-    remarks = [f"{', '.join(passed)} is no split and is passed over"] if passed else []
+    remarks = [f"{', '.join(passed)} is not a split and is skipped"] if passed else []
     return {
         name: read_rows(parts, task, may_lack_labels=name.startswith("test")) for name, parts in files.items()
     }, remarks
@@ -161,7 +161,7 @@ def _own_classes(rows: dict[str, SplitRows], kind: LabelKind) -> tuple[str, ...]
         row = next(row for row, word in enumerate(source.labels) if _number(word) is None)
         raise ValueError(
             f"{source.places(row)}: the label is {source.labels[row]!r}, and others are numbers: leave the row out, or "
-            "take --labels classes, if each is the name of a class."
+            "use --labels classes, if each is the name of a class."
         )
     if kind == "numbers" or (kind == "auto" and broken):
         return None
@@ -176,13 +176,13 @@ def _own_classes(rows: dict[str, SplitRows], kind: LabelKind) -> tuple[str, ...]
             "or name another column with --label-field."
         )
     if len(words) > _MOST_CLASSES:
-        way = ": take --labels numbers, if they are numbers." if numeric else ": name the column with --label-field."
+        way = ": use --labels numbers, if they are numbers." if numeric else ": name the column with --label-field."
         raise ValueError(f"{source.places(0)}: the labels have {len(words)} values, more than {_MOST_CLASSES}{way}")
     return tuple(sorted(words, key=lambda word: (_number(word) or 0.0, word) if numeric else (0.0, word)))
 
 
 def _labels(rows: SplitRows, task: LabelledTask, classes: tuple[str, ...] | None) -> list[int] | list[float]:
-    """Labels as places among the classes, or as numbers."""
+    """Labels as class indices, or as numbers."""
     assert rows.labels is not None
     if classes is None:
         numbers = [_number(word) for word in rows.labels]
@@ -199,19 +199,19 @@ def _labels(rows: SplitRows, task: LabelledTask, classes: tuple[str, ...] | None
     except KeyError:
         row = next(row for row, word in enumerate(rows.labels) if word not in places)
         raise ValueError(
-            f"{rows.places(row)}: the label is {rows.labels[row]!r}, which is none of the classes: expected one of "
+            f"{rows.places(row)}: the label is {rows.labels[row]!r}, which is not one of the classes: expected one of "
             f"{', '.join(map(repr, list(places)[:20]))}."
         ) from None
 
 
 def _number(word: str) -> float | None:
-    """The number that a label is; Python reads 1_1 as eleven, which is a class of its own."""
+    """A label as a number; Python reads 1_1 as eleven, but here it is a class name."""
     number = float(word) if NUMBER.fullmatch(word) else math.inf
     return number if math.isfinite(number) else None
 
 
 def _complete(found: LabelledData, where: str, val_share: float | None) -> LabelledData:
-    """Make the splits that are missing."""
+    """Create missing splits."""
     splits, remarks = dict(found.splits), list(found.remarks)
     if "train" not in splits:
         if "validation" not in splits:
@@ -249,7 +249,7 @@ def _complete(found: LabelledData, where: str, val_share: float | None) -> Label
 
 
 def _check_apart(found: LabelledData, where: str) -> None:
-    """Remark on texts that are learned from and scored, and raise where two splits are the same."""
+    """Report texts that are both in training and evaluation, and raise if two splits are identical."""
     splits = found.splits
     train = {*splits["train"].rows()}
     for name, split in splits.items():
@@ -258,11 +258,11 @@ def _check_apart(found: LabelledData, where: str) -> None:
         if split.rows() == splits["train"].rows():
             raise ValueError(f"{where} has the same texts for training and as {name}: one of the files is a copy.")
         if both := sum(row in train for row in split.rows()):
-            found.remarks.append(f"{both:,} of the {len(split.texts):,} texts of {name} are training texts, too")
+            found.remarks.append(f"{both:,} of the {len(split.texts):,} texts of {name} are also training texts")
 
 
 def _drawn(whole: TextSplit, shares: dict[str, float], where: str) -> dict[str, TextSplit]:
-    """Parts of a split, and what is left of it as "train"; each in the order of the file."""
+    """Parts drawn from a split, with the rest as "train"; each in the order of the file."""
     numbers: dict[tuple[str, ...], int] = {}
     equal = np.array([numbers.setdefault(row, len(numbers)) for row in whole.rows()], dtype=np.int64)
     # All rows, in the order in which the different texts are drawn.

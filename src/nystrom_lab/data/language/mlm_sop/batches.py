@@ -14,12 +14,12 @@ from nystrom_lab.data.language.mlm_sop.dataset import IGNORED
 def collate_instances(
     samples: Sequence[Mapping[str, Any]], *, pad_token_id: int, length: int | None = None
 ) -> dict[str, Tensor]:
-    """Pad instances at their end, and mark what is real.
+    """Pad instances at their end, and mark the real tokens.
 
     Args:
-        samples: What `MlmSop` gives.
-        pad_token_id: Token that pads.
-        length: Tokens to pad to; the longest instance if not given.
+        samples: Samples of `MlmSop`.
+        pad_token_id: Padding token.
+        length: Length to pad to. Default: the longest instance.
 
     Returns:
         `input_ids`, `token_type_ids` and `labels` (b, n), int64, the labels padded with -100; `attention_mask` (b, n),

@@ -1,11 +1,11 @@
-"""Blocks: some documents as tokens, in a file. Processes make blocks side by side.
+"""Blocks: files that hold some documents as tokens. Processes write blocks in parallel.
 
-A block is an uncompressed numpy archive with the tokens of its documents, end to end, how many tokens each has,
-whether it is held out, and counts of what was left out. It appears under its name when it is complete.
+A block is an uncompressed numpy archive with the tokens of its documents, end to end, how many tokens each has, whether
+it is held out, and counts of skipped documents. It appears under its name when it is complete.
 
-A document is held out if a hash of its words and the seed says so; so the place of a document, the blanks and ends of
-lines around its words, the other documents and the number of processes play no part, and equal documents are on one
-side. The pieces of a long document go with its first.
+Whether a document is held out is decided by a hash of its words and the seed. So it does not depend on the document's
+place, on white space, on other documents or on the number of processes, and equal documents are on the same side. The
+pieces of a long document follow the first.
 """
 
 import hashlib
@@ -35,9 +35,9 @@ class BlockPlan(NamedTuple):
         tokenizer: The tokenizer as JSON.
         unknown: Token of an unknown word, if there is one.
         dtype: Type of the tokens.
-        min_tokens: Documents of fewer tokens are left out.
+        min_tokens: Documents with fewer tokens are skipped.
         held_out: Share of the documents that are held out.
-        seed: Decides which.
+        seed: Determines which.
     """
 
     tokenizer: str
@@ -52,7 +52,7 @@ class Block(NamedTuple):
     """Documents as tokens.
 
     Attributes:
-        tokens: Of all documents, end to end.
+        tokens: Tokens of all documents, concatenated.
         lengths: Tokens of each document.
         held_out: Whether a document is held out.
         counts: Documents that were too short, documents with bytes that are not UTF-8, and bytes of the texts kept.
@@ -73,7 +73,7 @@ def is_held_out(text: bytes, plan: BlockPlan) -> bool:
 
 
 def write_block(path: Path, pieces: Sequence[tuple[TextPiece, bool]], plan: BlockPlan) -> int:
-    """Turn pieces, each with whether its document is held out, into a block, and give its number of documents.
+    """Write pieces, each marked as held out or not, as a block, and return its number of documents.
 
     Raises:
         OSError: The file cannot be written.
@@ -109,7 +109,7 @@ def read_block(path: Path, *parts: str) -> list[NDArray[Any]]:
     """Read some parts of a block.
 
     Raises:
-        OSError: The file is damaged; it is removed, so that it is made again.
+        OSError: The file is damaged; it is removed, so that it is created again.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:

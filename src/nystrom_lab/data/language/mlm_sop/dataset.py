@@ -1,4 +1,4 @@
-r"""Instances of masked words and sentence order, drawn from prepared documents when they are asked for.
+r"""Instances of masked words and sentence order, drawn on demand from prepared documents.
 
 An instance is `[CLS] A [SEP] B [SEP]`: two consecutive segments of a document, swapped in half of the instances (label
 1), of `length` tokens in all at most. 15 % of the words are chosen, min(80, 15 %) at length 512; of those 80 % become
@@ -9,9 +9,9 @@ $\lceil L / r \rceil$: every token is in one of them, and where they meet is dra
 instances is short: a random stretch of 2 to r tokens. The first segment ends at the end of a sentence, if there is one
 inside the instance, and anywhere otherwise. Nothing needs to be truncated, since instances are cut to fit.
 
-What an instance holds is a function of the seed, the epoch and its number alone; neither the number of workers and
-processes nor the order of requests changes it. Instance i of epoch e has the number e * len(data) + i, so a sampler
-alone says what an epoch is, and a run that goes on finds the instances that an unbroken one has.
+The content of an instance depends only on the seed, the epoch and its number, not on the number of workers and
+processes or the order of requests. Instance i of epoch e has the number e * len(data) + i, so a sampler alone defines
+the epochs, and a resumed run gets the same instances as an uninterrupted one.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, section 5.1; Devlin et al. (2019); Lan et al. (2019). Departs from the
 authors' code, which gathers whole sentences up to the length, truncates what is too long at random ends, and takes
@@ -69,21 +69,21 @@ class MlmSop:
         labels                int64 (n,), the word behind a token that was chosen, -100 for all others
         sentence_order_label  0 for segments in order, 1 for swapped ones
 
-    and `collate` makes of them the batch that `EncoderForPreTraining` takes. Numbers from `len(data)` on are instances
-    of later epochs. A copy for another process opens the files again.
+    and `collate` turns them into a batch for `EncoderForPreTraining`. Numbers from `len(data)` on are instances of
+    later epochs. A copy for another process opens the files again.
 
         order = (e * len(data) + i for e in range(epochs) for i in permutation(e))
         loader = DataLoader(data, batch_size=32, sampler=order, collate_fn=data.collate, num_workers=2)
 
     Args:
-        folder: What `prepare_mlm_sop` made.
-        split: train, or val for the documents that are held out.
-        length: Tokens of an instance, at most; the length that the folder was prepared for if not given. The folder
-            serves any length.
+        folder: A folder made by `prepare_mlm_sop`.
+        split: train, or val for the held-out documents.
+        length: Maximum number of tokens per instance; any length works. Default: the length that the folder was
+            prepared for.
         seed: Decides all draws.
 
     Attributes:
-        length: Tokens of an instance, at most.
+        length: Maximum number of tokens per instance.
         vocabulary: Special tokens and the like; `vocabulary.size` is a model's vocab_size.
         documents: Number of documents.
         tokens: Number of their tokens.
@@ -143,12 +143,12 @@ class MlmSop:
         return _reopen, (self.folder, self.split, self.length, self.seed)
 
     def lengths(self, epoch: int = 0) -> NDArray[np.int64]:
-        """Give the tokens of each instance of an epoch, special ones included."""
+        """The number of tokens of each instance of an epoch, including special ones."""
         _, start, stop, _ = self.stretches(np.arange(len(self)) + epoch * len(self))
         return stop - start + SPECIAL
 
     def stretches(self, numbers: NDArray[np.int64]) -> Stretches:
-        """Find the tokens that instances are made of."""
+        """Locate the tokens of instances."""
         epoch, number = np.divmod(numbers, len(self))
         document = np.searchsorted(self._first, number, side="right") - 1
         part, parts = number - self._first[document], self._first[document + 1] - self._first[document]
@@ -173,10 +173,10 @@ class MlmSop:
         return collate_instances(samples, pad_token_id=self.vocabulary.pad_token_id, length=length)
 
     def verify(self) -> None:
-        """Read all files of the data set, of every split, and compare their checksums.
+        """Read all files of the data set and compare their checksums.
 
         Raises:
-            ValueError: A file differs from what was written; it is named.
+            ValueError: A file was modified; the message names it.
         """
         verify(self.folder, task=TASK)
 

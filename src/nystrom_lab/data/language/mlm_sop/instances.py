@@ -1,4 +1,4 @@
-"""Instances as text, with what is behind each mask."""
+"""Instances as text, with the original token behind each mask."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,15 +13,15 @@ ORDER = ("in order", "swapped")
 def show_instances(data: MlmSop, numbers: Sequence[int], *, most: int) -> Iterator[str]:
     """Print instances of the first epoch.
 
-    A token that was chosen is shown as {what the model sees=what it was}.
+    A chosen token is shown as {model input=original token}.
 
     Args:
         data: The instances.
         numbers: Which of them.
-        most: Tokens that are shown of each, at most.
+        most: Maximum number of tokens to show of each.
 
     Yields:
-        An instance each.
+        One instance as text.
     """
     from tokenizers import Tokenizer
 

@@ -1,7 +1,7 @@
-"""The folder of finished work, which outlives an interruption: the same command goes on with what is there.
+"""The folder of finished work, which survives an interruption: the same command continues from it.
 
-A data set `mlm` is made with the help of `.mlm.XXXXXXXXXXXX.kept` beside its place, where X is a hash of everything
-that decides the data. It is locked while a process works with it. When the data set is complete it is removed, and
+A data set `mlm` is built with the help of `.mlm.XXXXXXXXXXXX.kept` beside its place, where X is a hash of everything
+that determines the data. It is locked while a process works with it. When the data set is complete it is removed, and
 with it those of other settings for the same place.
 """
 
@@ -21,10 +21,10 @@ from nystrom_lab.data.store.header import DataSettings
 
 @contextmanager
 def kept_folder(to: Path, settings: DataSettings) -> Iterator[Path]:
-    """Lend the folder of finished work, which is removed when the block ends without an error.
+    """Give the folder of finished work, which is removed when the block ends without an error.
 
     Raises:
-        ValueError: It cannot be made, or another process is at work with it.
+        ValueError: It cannot be created, or another process is using it.
     """
     digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:12]
     folder = to.parent / f".{to.name}.{digest}.kept"
@@ -45,7 +45,7 @@ def kept_folder(to: Path, settings: DataSettings) -> Iterator[Path]:
     except BaseException as error:
         # A mistake in the texts or the settings is one again with the same command.
         if any(folder.glob("*.npz")) and not isinstance(error, ValueError):
-            print(f"notice: what is finished is kept in {folder}; the same command goes on with it.", file=sys.stderr)
+            print(f"notice: finished work is kept in {folder}; the same command continues from it.", file=sys.stderr)
         else:
             shutil.rmtree(folder, ignore_errors=True)
             mark.unlink(missing_ok=True)

@@ -50,18 +50,18 @@ def prepare_mlm_sop(
 ) -> Path:
     """Prepare raw texts for pretraining on masked words and sentence order.
 
-    A run that was interrupted goes on with the same command.
+    The same command continues an interrupted run.
 
     Args:
         source: Files or folders: plain text, where a blank line ends a document; WikiText; aclImdb or its archive;
             .csv, .tsv, .jsonl and .parquet files, where a row is a document; folders saved by Hugging Face datasets.
             Files may be compressed (.gz, .xz, .bz2, .zst).
-        to: Folder to make. If it already holds this data set it is used as it is.
+        to: Folder to create. If it already holds this data set, it is reused.
         tokenizer: Folder of a tokenizer with the tokens [CLS], [SEP], [MASK] and [PAD], such as that of a BERT.
-        length: Tokens of an instance, at most, where training does not say otherwise.
-        held_out: Share of the documents that is held out for validation.
-        min_tokens: Documents of fewer tokens are left out, and counted.
-        text_field: Column or field of the texts; if not given, text, content, sentence or review.
+        length: Maximum number of tokens per instance, unless training sets another.
+        held_out: Share of the documents to hold out for validation.
+        min_tokens: Documents with fewer tokens are skipped and counted.
+        text_field: Column or field of the texts. Default: text, content, sentence or review.
         seed: Decides which documents are held out.
         workers: Processes; all cores if not given. They do not change the result.
         max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
@@ -72,7 +72,7 @@ def prepare_mlm_sop(
 
     Raises:
         ValueError: A source is missing, broken or without texts, the tokenizer lacks a token, a setting is impossible,
-            no document is long enough, or `to` is taken or cannot be written.
+            no document is long enough, or `to` is in use or cannot be written.
     """
     to = Path(to).expanduser().resolve()
     _check(length, held_out, min_tokens, seed, workers)
@@ -89,7 +89,7 @@ def prepare_mlm_sop(
         "seed": seed,
     }
     if holds(to, task=TASK, settings=settings):
-        print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
+        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return to
     vocabulary = read_vocabulary(opened)
     unknown = None if opened.unk_token_id is None else int(opened.unk_token_id)  # type: ignore[arg-type]
@@ -121,7 +121,7 @@ def _check(length: int, held_out: float, min_tokens: int, seed: int, workers: in
 
 
 def _digest(corpora: Sequence[Corpus], progress: bool) -> str:
-    """Digest the content of all files in their order."""
+    """Hash the content of all files, in order."""
     paths = [path for corpus in corpora for path in corpus.paths]
     digest = hashlib.sha256()
     for path in Progress("checksums", len(paths), unit="files", shown=progress).over(paths):
@@ -130,18 +130,18 @@ def _digest(corpora: Sequence[Corpus], progress: bool) -> str:
 
 
 def _assemble(folder: Path, blocks: Sequence[Path], plan: BlockPlan, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Write the splits from the blocks, and give the facts of the header."""
+    """Write the splits from the blocks, and return the facts for the header."""
     read = [read_block(path, "lengths", "held_out", "counts") for path in blocks]
     lengths = np.concatenate([lengths for lengths, _, _ in read])
     held_out = np.concatenate([held_out for _, held_out, _ in read])
     short, broken, size = np.sum([counts for _, _, counts in read], axis=0).tolist()
     if not lengths.size:
-        raise ValueError(f"none of the {short} documents has {plan.min_tokens} tokens: take less with --min-tokens.")
+        raise ValueError(f"none of the {short} documents has {plan.min_tokens} tokens: lower --min-tokens.")
     chosen = {"train": ~held_out, "val": held_out, "test": np.zeros(held_out.shape, dtype=bool)}
     for split in ("train", "val"):
         if not chosen[split].any():
             raise ValueError(
-                f"{split} gets none of the {lengths.size} documents: add documents, or take another --held-out than"
+                f"{split} gets none of the {lengths.size} documents: add documents, or use another --held-out than"
                 f" {plan.held_out} or another --seed than {plan.seed}."
             )
     for split in SPLITS:

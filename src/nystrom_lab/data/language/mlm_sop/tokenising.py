@@ -1,8 +1,8 @@
-"""From corpora to blocks, by several processes, going on where an earlier attempt ended.
+"""Tokenise corpora into blocks with several processes, continuing where an earlier attempt ended.
 
-One process reads; the others turn blocks of a few megabytes into tokens. Corpora are taken in shards of 64 MB of files
-at least: of a shard that is finished nothing is read again, and of one that is not, what is in a block already is
-read but not tokenised again.
+One process reads; the others turn blocks of a few megabytes into tokens. Corpora are processed in shards of at least 64
+MB of files: a finished shard is not read again; of an unfinished one, the part that is already in a block is read but
+not tokenised again.
 """
 
 import multiprocessing
@@ -40,10 +40,10 @@ def tokenise(
     shard_size: int = SHARD,
     progress: bool = False,
 ) -> list[Path]:
-    """Make the blocks of all corpora, and give their files in order.
+    """Write the blocks of all corpora, and return their files in order.
 
     Args:
-        corpora: What to read.
+        corpora: Corpora to read.
         kept: Folder of finished work.
         plan: How documents become a block.
         workers: Processes, or 1 for none but this one.
@@ -53,7 +53,7 @@ def tokenise(
 
     Raises:
         ValueError: A corpus is broken, or its first documents are all too short.
-        OSError: A block cannot be written, or a process was ended by the system.
+        OSError: A block cannot be written, or a process was killed by the system.
     """
     blocks: list[Path] = []
     files = progress and len(corpora) > FEW
@@ -85,7 +85,7 @@ def tokenise(
 
 
 def shards(corpora: Sequence[Corpus], size_wanted: int) -> Iterator[list[Corpus]]:
-    """Group corpora until each group has so many bytes of files."""
+    """Group corpora until each group has the wanted number of bytes."""
     shard: list[Corpus] = []
     size = 0
     for corpus in corpora:
@@ -123,12 +123,12 @@ def _check_length(first: Path, plan: BlockPlan) -> None:
         first.unlink()
         raise ValueError(
             f"none of the first {counts[0]} documents has {plan.min_tokens} tokens: a blank line ends a document, and"
-            " a row is one; join them to longer ones, or take short ones too with --min-tokens."
+            " a row is one; join them to longer ones, or lower --min-tokens."
         )
 
 
 class _Team:
-    """Processes that write blocks, while a few more are read.
+    """Processes that write blocks while the next ones are read.
 
     They end when the other end of a pipe closes: when the work fails or is interrupted, however often, and when this
     process is killed. A block appears under its name when it is complete, so they may end anywhere.
@@ -167,13 +167,13 @@ class _Team:
         self.wait(self._workers + 2)
 
     def wait(self, left: int = 0) -> None:
-        """Wait until no more than so many blocks are in the making."""
+        """Wait until at most `left` blocks are unfinished."""
         try:
             while len(self._ahead) > left:
                 self._ahead.popleft().result()
         except BrokenProcessPool as error:
             raise OSError(
-                "a process that made tokens of texts was ended by the system, perhaps for want of memory: take fewer"
+                "a tokenising process was killed by the system, perhaps for lack of memory: use fewer"
                 f" than {self._workers} with --workers; a script calls prepare_mlm_sop under"
                 " `if __name__ == '__main__':`."
             ) from error

@@ -1,7 +1,7 @@
-"""The tokenizer of prepared documents: which of its tokens are special, which are words, which end a sentence.
+"""The tokenizer of prepared documents, and which of its tokens are special, are words, or end a sentence.
 
-It is a fast tokenizer of Hugging Face, that is one with a `tokenizer.json`, or files that become one. It must have the
-tokens that an instance is made of: [CLS], [SEP], [MASK] and [PAD], under any names.
+It is a fast tokenizer of Hugging Face, with a `tokenizer.json` or files that convert to one. It must have the tokens
+that an instance is made of: [CLS], [SEP], [MASK] and [PAD], under any names.
 """
 
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ SENTENCE_ENDS = frozenset(".!?…。！？｡؟।॥።")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What instances need to know of a tokenizer; written into the header of prepared data.
+    """The properties of a tokenizer that instances need; stored in the header of prepared data.
 
     Attributes:
-        size: Tokens, gaps in their numbers included: the number of embeddings that a model needs.
+        size: Size of the vocabulary, including gaps: the number of embeddings that a model needs.
         cls_token_id: Begins an instance.
         sep_token_id: Ends a segment.
         mask_token_id: Takes the place of a word.
         pad_token_id: Pads.
-        no_words: Special tokens, and numbers that are no token: never masked, never put in another's place.
+        no_words: Special tokens, and ids without a token: never masked, never used as a random replacement.
         sentence_ends: Tokens after which a segment may end.
     """
 
@@ -45,18 +45,18 @@ class Vocabulary:
 
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]:
-        """The smallest type that holds every token."""
+        """The smallest integer type that holds every token."""
         return np.uint16 if self.size <= 1 << 16 else np.uint32
 
     def table(self, tokens: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Mark some of all tokens."""
+        """A boolean table that marks some of the tokens."""
         marked = np.zeros(self.size, dtype=bool)
         marked[[*tokens]] = True
         return marked
 
 
 def vocabulary_of(facts: Mapping[str, Any]) -> Vocabulary | None:
-    """Read a vocabulary from the header; None where it is not one."""
+    """Read a vocabulary from the header; None if it is invalid."""
     numbers = [facts.get(name) for name in ("size", *(f"{needed}_id" for needed in NEEDED))]
     lists = [facts.get(name) for name in ("no_words", "sentence_ends")]
     if not all(type(number) is int and number >= 0 for number in numbers):
@@ -77,7 +77,7 @@ def open_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a folder; code in it is not run.
 
     Raises:
-        ValueError: There is none, or it is broken, is slow, or lacks a token that instances need.
+        ValueError: There is none, or it is broken, not a fast tokenizer, or lacks a token that instances need.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -106,7 +106,7 @@ def open_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
 
 
 def read_vocabulary(tokenizer: "PreTrainedTokenizerBase") -> Vocabulary:
-    """Find out which tokens are what."""
+    """Determine the roles of the tokens."""
     tokens = tokenizer.get_vocab()
     size = max(tokens.values()) + 1
     special = {*tokenizer.all_special_ids}

@@ -1,1 +1,1 @@
-"""ListOps: drawn here, or read as it was published."""
+"""ListOps: generated here, or read from the published files."""

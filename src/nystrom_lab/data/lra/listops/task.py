@@ -1,4 +1,4 @@
-"""ListOps of the Long Range Arena: draw the data set or read the published one, and open it.
+"""ListOps of the Long Range Arena: generate the data set or read the published one, and open it.
 
 A sample is a nested expression of 500 to 2,000 tokens over MIN, MAX, MED and SM, its class the digit it evaluates to.
 `expressions` draws them, `store.token_files` keeps them on disk, and `tsv` reads and writes the official tsv files.
@@ -54,10 +54,10 @@ def prepare_listops(
     workers: int | None = None,
     progress: bool = True,
 ) -> Path:
-    """Draw the ListOps data set of the Long Range Arena, or read the published one.
+    """Generate the ListOps data set of the Long Range Arena, or read the published one.
 
     Args:
-        to: Folder to make. If it already holds a data set with these settings, that one is used.
+        to: Folder to create. If it already holds a data set with these settings, it is reused.
         source: The folder of the published basic_train.tsv, basic_val.tsv and basic_test.tsv, or the release around it,
             to read instead of drawing.
         train: Samples for training; 96,000 if not given.
@@ -78,9 +78,9 @@ def prepare_listops(
         The folder, ready for `ListOps`.
 
     Raises:
-        ValueError: A setting is impossible, the folder is taken or cannot be written (all checked before the work),
-            there are fewer different expressions than samples asked for, or the source is missing or damaged (file and
-            line are named).
+        ValueError: An impossible setting; a folder that is in use or cannot be written (all checked before the work);
+            fewer different expressions than requested samples; or a missing or damaged source (file and line are
+            named).
     """
     to = Path(to).expanduser().resolve()
     asked = {"test": test, "val": val, "train": train, "seed": seed}
@@ -94,8 +94,8 @@ def prepare_listops(
         _generate(to, PUBLISHED_SETTINGS | given, workers or cores(), progress)
     elif given:
         raise ValueError(
-            f"{', '.join(given)} cannot be chosen for published files: leave it out, or leave --from out to have"
-            " expressions drawn."
+            f"{', '.join(given)} cannot be chosen for published files: leave it out, or leave --from out to generate"
+            " expressions."
         )
     else:
         import_tsv(Path(source), to, check_counts=check_counts, progress=progress)
@@ -136,7 +136,7 @@ def first_operator_share(train: ListOps, test: ListOps) -> float:
 
 
 def _generate(to: Path, settings: Mapping[str, int], workers: int, progress: bool) -> None:
-    """Draw the data set of these settings, unless the folder holds it."""
+    """Generate the data set of these settings, unless the folder holds it."""
     sizes = {split: settings[split] for split in ("test", "val", "train")}
     for name, size in sizes.items():
         if size < 0:
@@ -148,7 +148,7 @@ def _generate(to: Path, settings: Mapping[str, int], workers: int, progress: boo
     limits = Limits(**{field.name: settings[field.name] for field in fields(Limits)})
     named = {"origin": "generated", **settings}
     if holds(to, task=TASK, settings=named):
-        print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
+        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return
     with new_folder(to, task=TASK, settings=named) as partial:
         sequences, labels = _distinct(sum(sizes.values()), settings["seed"], limits, workers, progress)

@@ -60,7 +60,7 @@ def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: b
         progress: Say how far it is.
 
     Raises:
-        ValueError: A file is missing, there twice, incomplete or wrong (the line is named), or `to` is taken or cannot
+        ValueError: A file is missing, duplicated, incomplete or wrong (the line is named), or `to` is in use or cannot
             be written.
     """
     folder = _find_folder(source.expanduser())
@@ -69,7 +69,7 @@ def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: b
     settings = {"origin": "official files"} | {f"{split}_sha256": digest for split, digest in digests.items()}
     if holds(to, task=TASK, settings=settings):
         _raise_for(to, _differences(folder, read_counts(to, task=TASK)) if check_counts else [])
-        print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
+        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return
     facts: dict[str, Any] = {}
     with new_folder(to, task=TASK, settings=settings, facts=facts) as partial:
@@ -110,8 +110,8 @@ def _differences(folder: Path, counts: Mapping[str, int]) -> list[str]:
 def _raise_for(folder: Path, differences: Sequence[str]) -> None:
     if differences:
         raise ValueError(
-            f"{folder}: {'; '.join(differences)}: a file is cut short or another one, fetch or make it again (or take"
-            " what is there with --no-check-counts)."
+            f"{folder}: {'; '.join(differences)}: a file is truncated or wrong, fetch or make it again (or use"
+            " it anyway with --no-check-counts)."
         )
 
 
@@ -125,12 +125,12 @@ def _find_folder(source: Path) -> Path:
         if not missing:
             return folder
         if len(missing) < len(names):
-            raise ValueError(f"{folder} lacks {', '.join(missing)}: take all three official files.")
-    came = "holds no official ListOps files" if source.exists() else "is not there"
+            raise ValueError(f"{folder} lacks {', '.join(missing)}: all three official files are needed.")
+    came = "holds no official ListOps files" if source.exists() else "does not exist"
     raise ValueError(
         f"{source} {came}: name the folder of {', '.join(names)} (listops-1000 in"
-        " https://storage.googleapis.com/long-range-arena/lra_release.gz), or leave --from out to have expressions"
-        " drawn."
+        " https://storage.googleapis.com/long-range-arena/lra_release.gz), or leave --from out to generate"
+        " expressions."
     )
 
 

@@ -1,1 +1,1 @@
-"""Pathfinder: drawn here, or read from the published files."""
+"""Pathfinder: generated here, or read from the published files."""

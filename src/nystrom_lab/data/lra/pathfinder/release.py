@@ -64,7 +64,7 @@ def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: 
     settings = {"origin": "published pictures", "size": size, "difficulty": difficulty, "seed": seed}
     settings |= {"metadata_sha256": digest}
     if holds(to, task=TASK, settings=settings):
-        print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
+        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return to
     rows = check_files(folder, rows)
     order = np.random.default_rng(seed).permutation(len(rows)).tolist()
@@ -93,7 +93,7 @@ def find_release(source: Path, *, size: int, difficulty: str) -> Path:
             return folder
     raise ValueError(
         f"{source} holds no folder {name} with imgs and metadata in it: {RELEASE_FORM.format(size=size, folder=name)};"
-        " or leave --from out to have pictures drawn."
+        " or leave --from out to generate pictures."
     )
 
 
@@ -207,8 +207,8 @@ def _array_lines(file: Path, content: bytes) -> list[list[str]]:
         array = np.load(BytesIO(content), allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(
-            f"{file} cannot be read ({error}). Pickled objects are never loaded, since they can run code: where you"
-            " trust the file, write it again as text, a row a line, with blanks between the fields."
+            f"{file} cannot be read ({error}). Pickled objects are never loaded, since they can run code: if you"
+            " trust the file, rewrite it as text, one row per line, with blanks between the fields."
         ) from error
     if array.ndim != 2 or array.dtype.kind not in "US":
         raise ValueError(f"{file} holds {array.dtype} of shape {array.shape}; expected rows of strings.")

@@ -54,14 +54,14 @@ def prepare_pathfinder(
     workers: int | None = None,
     progress: bool = True,
 ) -> Path:
-    """Draw the Pathfinder data set of the Long Range Arena, or read the published one.
+    """Generate the Pathfinder data set of the Long Range Arena, or read the published one.
 
-    Several processes draw, so a script calls this under `if __name__ == "__main__":`, or with one worker.
+    It uses several processes, so a script must call this under `if __name__ == "__main__":`, or with one worker.
 
     Args:
-        to: Folder to make. If it already holds a data set with these settings, that one is used.
-        source: A folder pathfinder32, 64, 128 or 256 of the published lra_release to read instead of drawing. It is
-            split 80 / 10 / 10.
+        to: Folder to create. If it already holds a data set with these settings, it is reused.
+        source: A folder pathfinder32, 64, 128 or 256 of the published lra_release to read instead of generating images.
+            It is split 80 / 10 / 10.
         size: Rows and columns of a picture: 32, 64, 128 or 256.
         difficulty: Length of the long snakes.
         contour: Dashes of a long snake, in place of a difficulty; the fewer, the easier. 3 at least, of which a
@@ -102,7 +102,7 @@ def prepare_pathfinder(
     if contour is not None:
         settings = {**settings, "difficulty": "as its contour", "contour": contour}
     if holds(to, task=TASK, settings=settings):
-        print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
+        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return to
     geometry = replace(GEOMETRIES[size], contour=CONTOURS[difficulty] if contour is None else contour)
     total = sum(sizes.values())

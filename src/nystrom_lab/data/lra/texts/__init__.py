@@ -1,1 +1,1 @@
-"""Text and Retrieval, and a user's own labelled texts in their place."""
+"""Text and Retrieval, or a user's own labelled texts instead."""

@@ -1,14 +1,14 @@
-"""Documents that have one text: whether pairs of them mix splits or labels, and their links as those of one document.
+"""Documents with the same text: whether their pairs mix splits or labels, and their links merged.
 
-A paper may be listed twice, or a page have an address for each of its versions. What is learned from a text under one
-name must not be asked under another.
+A paper may be listed twice, or a page have an address for each of its versions. A text that is trained on under one
+name must not be tested under another.
 """
 
 from collections.abc import Mapping, Sequence
 
 
 def first_of_text(texts: Mapping[str, bytes], max_length: int) -> dict[str, str]:
-    """For each document the first that has its text, cut to so many bytes."""
+    """For each document, the first one with the same text, after truncation."""
     first: dict[bytes, str] = {}
     return {name: first.setdefault(text[:max_length], name) for name, text in texts.items()}
 
@@ -17,8 +17,8 @@ def mixes_texts(pairs: Mapping[str, Sequence[tuple[str, str, bool]]], first: Map
     """Whether a text is in two splits, a pair of texts has both labels, or a text is paired with itself.
 
     Args:
-        pairs: Two documents, and whether they are linked, of each split.
-        first: For each document the one that stands for its text.
+        pairs: Pairs of documents, and whether they are linked, for each split.
+        first: For each document, the one that represents its text.
     """
     split_of: dict[str, str] = {}
     labels: dict[frozenset[str], bool] = {}
@@ -33,7 +33,7 @@ def mixes_texts(pairs: Mapping[str, Sequence[tuple[str, str, bool]]], first: Map
 
 
 def joined_links(links: Sequence[tuple[str, str]], first: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The links between texts, each once, without those of a text with itself."""
+    """The links between texts, each once, without self-links."""
     joined: dict[frozenset[str], tuple[str, str]] = {}
     for ends in ((first[start], first[end]) for start, end in links):
         if ends[0] != ends[1]:

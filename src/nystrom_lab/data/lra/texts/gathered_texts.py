@@ -1,9 +1,8 @@
-"""Samples on their way to disk: texts in a scratch file, some numbers for each in memory.
+"""Samples being prepared: texts in a scratch file, a few numbers for each in memory.
 
-A text is cut to its first `max_length` bytes. A label is a word or a number, without the blanks around it. If all are
-numbers, those of one value, such as 1 and 1.0, are one class, which is said, and the classes are in the order of
-numbers; otherwise each label is a class, and the classes are in the order of letters. A number is written as 12, -0.5
-or 1e2.
+A text is cut to its first `max_length` bytes. A label is a word or a number, stripped of white space. If all are
+numbers, equal values such as 1 and 1.0 are one class, which is reported, and classes are in numerical order; otherwise
+each label is a class, and classes are in alphabetical order. A number is written as 12, -0.5 or 1e2.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ class Gathered:
     Args:
         scratch: An open file for the texts.
         texts: Texts per sample.
-        max_length: Bytes that are kept of a text.
+        max_length: Bytes to keep of each text.
         seed: Decides the hashes.
     """
 
@@ -42,7 +41,7 @@ class Gathered:
         self._cut = array("B")
 
     def add(self, row: LabelledSample) -> None:
-        """Take a sample."""
+        """Add a sample."""
         if not all(row.texts):
             raise ValueError(f"{row.place}: a text is empty: fill it in, or leave such rows out with --skip-empty.")
         self._labels.append(self._code(row))
@@ -73,7 +72,7 @@ class Gathered:
         return code
 
     def _store(self, text: bytes, digest: bytes) -> int:
-        """Write a text and give its number; where several make a sample, equal ones are written once."""
+        """Write a text and return its number; if samples have several texts, equal ones are written once."""
         if (number := self._known.get(digest)) is not None:
             return number
         number = len(self._ends) - 1
@@ -84,14 +83,14 @@ class Gathered:
         return number
 
     def classes(self) -> tuple[list[str], NDArray[np.uint8]]:
-        """Give the names of the classes, and the class of each sample."""
+        """The names of the classes, and the class of each sample."""
         named = _class_of_each(self._codes)
         names = [*dict.fromkeys(named.values())]
         place = np.array([names.index(named[label]) for label in self._codes], dtype=np.uint8)
         return names, place[np.array(self._labels, dtype=np.int64)]
 
     def joined(self) -> list[str]:
-        """A clause for each class that several labels are."""
+        """A clause for each class with several labels."""
         spelt: dict[str, list[str]] = {}
         for label, name in _class_of_each(self._codes).items():
             spelt.setdefault(name, []).append(label)
@@ -100,19 +99,19 @@ class Gathered:
         ]
 
     def splits(self) -> NDArray[np.uint8]:
-        """For each sample the split that the source gave."""
+        """The split of each sample in the source."""
         return np.array(self._splits, dtype=np.uint8)
 
     def hashes(self) -> NDArray[np.uint64]:
-        """For each sample a number that the seed and its bytes decide."""
+        """A hash of each sample's bytes and the seed."""
         return np.array(self._hashes, dtype=np.uint64)
 
     def truncated(self, numbers: NDArray[np.int64]) -> int:
-        """How many texts of these samples were cut."""
+        """How many texts of these samples were truncated."""
         return int(np.array(self._cut).reshape(-1, self._texts)[numbers].sum())
 
     def also_among(self, numbers: NDArray[np.int64], others: NDArray[np.int64]) -> int:
-        """How many of some samples have the bytes of one of the others."""
+        """How many of some samples have the same bytes as one of the others."""
         hashes = self.hashes()
         return int(np.isin(hashes[numbers], hashes[others]).sum())
 
@@ -135,7 +134,7 @@ class Gathered:
 
 
 def _class_of_each(labels: Collection[str]) -> dict[str, str]:
-    """Give the class of each label, in the order of the classes."""
+    """The class of each label, in the order of the classes."""
     values = {label: _number(label) for label in labels}
     of_value: dict[Decimal, list[str]] = {}
     for label, value in values.items():
@@ -153,7 +152,7 @@ def _class_of_each(labels: Collection[str]) -> dict[str, str]:
 
 
 def _number(label: str) -> Decimal | None:
-    """The number that a label is; 1_1 and digits of other scripts, which Python reads too, are words."""
+    """A label as a number; 1_1 and digits of other scripts, which Python would also read, count as words."""
     try:
         value = Decimal(label if NUMBER.fullmatch(label) else "nan")
     except InvalidOperation:

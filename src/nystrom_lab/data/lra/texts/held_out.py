@@ -1,8 +1,8 @@
-"""Validation and test texts out of the training texts, for sources that have none of their own.
+"""Hold out validation and test texts from the training texts, for sources without their own.
 
 A missing split takes a tenth of the training texts, or the given share. Samples are ranked by a hash of the
-seed and their bytes; the first are test, the next val. The order of a file plays no part, and equal samples are in one
-split.
+seed and their bytes; the first are test, the next val. The order of the file does not matter, and equal samples are in
+the same split.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,12 +18,12 @@ SHARE = 0.1
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How missing splits are made.
+    """How missing splits are created.
 
     Args:
-        val_share: Share of the training texts that becomes val; a tenth if not given.
-        test_share: Share of the training texts that becomes test; a tenth if not given.
-        seed: Decides which.
+        val_share: Share of the training texts to hold out for validation. Default: a tenth.
+        test_share: Share of the training texts to hold out for the test. Default: a tenth.
+        seed: Determines which.
 
     Raises:
         ValueError: A share or the seed is impossible.
@@ -41,11 +41,12 @@ class HeldOut:
                 raise ValueError(f"{flag} is {share}; expected a number between 0 and 1, or none for a tenth.")
         if (self.val_share or 0.0) + (self.test_share or 0.0) >= 1:
             raise ValueError(
-                f"--val-share {self.val_share} and --test-share {self.test_share} leave nothing to train on: take less."
+                f"--val-share {self.val_share} and --test-share {self.test_share} leave nothing to train on: reduce "
+                "them."
             )
 
     def shares(self, there: Collection[str]) -> dict[str, float]:
-        """Give the share of the training texts that each missing split takes.
+        """The share of the training texts for each missing split.
 
         Args:
             there: The splits that the source has.
@@ -54,7 +55,7 @@ class HeldOut:
             ValueError: It has no train, or a split for which a share was given.
         """
         if "train" not in there:
-            raise ValueError(f"there are texts for {' and '.join(there)} and none for training: add those.")
+            raise ValueError(f"there are texts for {' and '.join(there)} but none for training: add some.")
         shares = {}
         for split, share in (("test", self.test_share), ("val", self.val_share)):
             if split not in there:
@@ -68,11 +69,11 @@ class HeldOut:
     def draw(
         self, splits: NDArray[np.uint8], hashes: NDArray[np.uint64], there: Collection[str]
     ) -> Mapping[str, NDArray[np.int64]]:
-        """Give the numbers of the samples of each split, in rising order.
+        """The indices of the samples of each split, in ascending order.
 
         Args:
-            splits: For each sample its split in the source, as a place in `SPLITS`.
-            hashes: For each sample a number that is random, and equal where samples are.
+            splits: For each sample its split in the source, as an index into `SPLITS`.
+            hashes: A random number for each sample, equal for equal samples.
             there: The splits that the source has.
         """
         splits = splits.copy()

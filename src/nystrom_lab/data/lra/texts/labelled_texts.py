@@ -1,11 +1,10 @@
-"""From labelled texts to a prepared folder: classes, splits and files, for one text a sample or several.
+"""Prepare labelled texts: classes, splits and files, for samples of one or several texts.
 
 `gathered_texts` cuts each text to its first `max_length` bytes and stores bytes, and makes classes of the labels of all
 splits: 2 to 256, each with training texts. The header has their names, how many texts were cut, left out, or are in
 train as well, and where each split is from; a summary of it is printed.
 
-What a source has of train, val and test is used; `held_out` makes what it lacks, unless its own rule is that val is the
-test split once more.
+The splits of a source are used; `held_out` creates missing ones, unless the source defines val as the test split.
 """
 
 import sys
@@ -38,11 +37,11 @@ def prepare_texts(
     check_counts: bool,
     progress: bool,
 ) -> Path:
-    """Turn a source into a data set.
+    """Prepare a data set from a source.
 
     Args:
-        source: What to read.
-        to: Folder to make. If it already holds this data set it is used as it is.
+        source: The source to read.
+        to: Folder to create. If it already holds this data set, it is reused.
         task: Task.
         texts: Texts per sample.
         max_length: Bytes that are kept of a text.
@@ -52,7 +51,7 @@ def prepare_texts(
         progress: Say how far it is.
 
     Raises:
-        ValueError: The source is broken (the place is named), or `to` is taken or cannot be written.
+        ValueError: The source is broken (the location is named), or `to` is in use or cannot be written.
     """
     to = Path(to).expanduser().resolve()
     check_length(max_length)
@@ -65,7 +64,7 @@ def prepare_texts(
     if holds(to, task=task, settings=settings):
         differences = read_facts(to, task=task)["differences"] if check_counts else []
         _raise_for_differences(str(to), differences)
-        print(f"{to} already holds this data set; it is used as it is.", file=sys.stderr)
+        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return to
     facts: dict[str, Any] = {}
     with (
@@ -95,7 +94,7 @@ def prepare_texts(
 
 
 def check_length(max_length: int) -> None:
-    """Raise ValueError where no byte of a text would be kept."""
+    """Raise ValueError if no byte of a text would be kept."""
     if max_length < 1:
         raise ValueError(f"--max-length is {max_length}; expected at least 1 byte.")
 
@@ -111,13 +110,13 @@ def _summarize(samples: Mapping[str, int], facts: Mapping[str, Any], max_length:
         print(f"notice: {remark}.", file=sys.stderr)
     for split, count in facts["also_in_train"].items():
         if count:
-            print(f"warning: {count:,} of {samples[split]:,} samples of {split} are in train too.", file=sys.stderr)
+            print(f"warning: {count:,} of {samples[split]:,} samples of {split} are also in train.", file=sys.stderr)
     for difference in facts["differences"]:
         print(f"warning: {difference}.", file=sys.stderr)
 
 
 def _gather(gathered: Gathered, rows: Iterator[LabelledSample], skip_empty: bool) -> int:
-    """Take all samples, and count those that are left out."""
+    """Add all samples, and count those that are skipped."""
     skipped = 0
     for row in rows:
         if skip_empty and not all(row.texts):
@@ -138,12 +137,10 @@ def _origin(split: str, val_is_test: bool, shares: Mapping[str, float]) -> str:
 def _check_classes(names: list[str], labels: NDArray[np.uint8], splits: Mapping[str, NDArray[np.int64]]) -> None:
     if len(names) < 2:
         came = f"every text has the label {names[0]!r}" if names else "there are no texts"
-        raise ValueError(f"{came}: expected texts of two classes at least.")
+        raise ValueError(f"{came}: expected texts of at least two classes.")
     for split, numbers in splits.items():
         if not numbers.size:
-            raise ValueError(
-                f"{split} gets none of the {labels.size} samples: add other texts, or take a larger share."
-            )
+            raise ValueError(f"{split} gets none of the {labels.size} samples: add other texts, or use a larger share.")
     trained = np.bincount(labels[splits["train"]], minlength=len(names))
     if missing := [name for name, count in zip(names, trained, strict=True) if not count]:
         raise ValueError(
@@ -178,6 +175,6 @@ def _differences(
 def _raise_for_differences(what: str, differences: list[str]) -> None:
     if differences:
         raise ValueError(
-            f"{what}: {'; '.join(differences)}: a file is cut short or another one, fetch it again"
-            " (or take what is there with --no-check-counts)."
+            f"{what}: {'; '.join(differences)}: a file is truncated or wrong, fetch it again"
+            " (or use it anyway with --no-check-counts)."
         )

@@ -1,11 +1,11 @@
 r"""Pairs of documents, linked or not, from a folder of documents and of links between them, such as citations.
 
-A file named documents or docs holds a document a row, with the fields id and text; one named links or citations holds
-two columns of ids, a link a row. That is a stand-in for Retrieval of the Long Range Arena where its own files are not
-at hand: other papers, fewer of them, and other pairs.
+A file named documents or docs has one document per row, with the fields id and text; one named links or citations has
+two columns of ids, one link per row. This is a substitute for Retrieval of the Long Range Arena if its own files are
+not available: other papers, fewer of them, and other pairs.
 
-**Splits.** No document is in pairs of two splits. The test documents are grown from one that the seed decides: the next
-is always the one with most links into the set, so that most links stay inside; then those of val. Links between splits
+**Splits.** No document is in pairs of two splits. The test documents are grown from one chosen by the seed: the next is
+always the one with the most links into the set, so that most links stay inside; then those of val. Links between splits
 are left out, and counted.
 
 **Equal texts.** Documents of one text, cut as the samples are, are one document where they would otherwise bring that
@@ -58,7 +58,7 @@ class Pair(NamedTuple):
 
 
 def find_linked(folder: Path) -> LinkedFiles | None:
-    """The files of documents and links in a folder; None where it does not hold both."""
+    """The files of documents and links in a folder; None if it does not hold both."""
     found = {}
     for kind, names in (("documents", DOCUMENTS), ("links", LINKS)):
         files = [file for file in sorted(folder.iterdir()) if is_row_file(file) and _stem(file) in names]
@@ -83,14 +83,14 @@ def linked_source(
     Args:
         files: Its files.
         max_length: Bytes that are kept of a text: those that are compared, and that the baseline sees.
-        seed: Decides the splits and the pairs that are not linked.
-        val_share: Share of the documents whose links become val; a tenth if not given.
-        test_share: The same for test.
-        max_unpacked: Gigabytes that a compressed file may unpack to.
+        seed: Seed of the splits and of the pairs that are not linked.
+        val_share: Share of the documents whose links become val. Default: a tenth.
+        test_share: The same for the test split.
+        max_unpacked: Limit on the unpacked size of a compressed file, in gigabytes.
 
     Raises:
-        ValueError: A document comes twice, a link names one that is not there or joins one with itself, or a split gets
-            no link.
+        ValueError: A duplicate document, a link to an unknown document or from a document to itself, or a split without
+            links.
     """
     texts = _documents(files.documents, max_unpacked)
     links = _links(files.links, texts, max_unpacked)
@@ -133,7 +133,7 @@ def linked_source(
 
 
 def split_documents(links: Sequence[tuple[str, str]], shares: Mapping[str, float], seed: int) -> dict[str, str]:
-    """The split of each document that has a link; each set but train grows along the links."""
+    """The split of each document that has a link; each split except train grows along the links."""
     neighbours: dict[str, Counter[str]] = {}
     for first, second in links:
         neighbours.setdefault(first, Counter())[second] += 1
@@ -153,15 +153,15 @@ def split_documents(links: Sequence[tuple[str, str]], shares: Mapping[str, float
 
 
 def unlinked(links: Sequence[tuple[str, str]], known: Sequence[tuple[str, str]], seed: int) -> list[Pair]:
-    """Pairs that are not linked, of the same first documents and the same second ones.
+    """Pairs that are not linked, from the same first and second documents.
 
     Args:
         links: Links of one split.
-        known: All links; no pair is one, in either direction.
+        known: All links; none of them may be a pair, in either direction.
         seed: Of the draws.
 
     Raises:
-        ValueError: The links are so dense that there are not as many others.
+        ValueError: The links are too dense to find that many other pairs.
     """
     linked = {frozenset(pair) for pair in known}
     firsts, seconds = [pair[0] for pair in links], [pair[1] for pair in links]
@@ -178,7 +178,7 @@ def unlinked(links: Sequence[tuple[str, str]], known: Sequence[tuple[str, str]],
             if (tries := tries + 1) > _TRIES:
                 raise ValueError(
                     f"{len(links)} links join so many of their documents that there are not as many other pairs: add "
-                    "documents, or take other shares."
+                    "documents, or use other shares."
                 )
             other = int(generator.integers(len(links)))
             mine, theirs = (firsts[place], seconds[other]), (firsts[other], seconds[place])
@@ -195,7 +195,7 @@ def unlinked(links: Sequence[tuple[str, str]], known: Sequence[tuple[str, str]],
 def overlap_accuracy(
     pairs: Mapping[str, Sequence[Pair]], texts: Mapping[str, bytes], max_length: int
 ) -> dict[str, float]:
-    """Of each split the share of pairs that a threshold on the cosine of TF-IDF vectors tells, chosen on train."""
+    """For each split, the accuracy of a threshold on the cosine of TF-IDF vectors, chosen on train."""
     names = sorted({name for of in pairs.values() for pair in of for name in pair[:2]})
     counts = {name: Counter(texts[name][:max_length].lower().split()) for name in names}
     holders = Counter(word for words in counts.values() for word in words)
@@ -231,7 +231,7 @@ def _drawn(
     for split, kept in inside.items():
         if not kept:
             raise ValueError(
-                f"{split} gets none of the {len(links)} links of {path}: add links, or take a larger share."
+                f"{split} gets none of the {len(links)} links of {path}: add links, or use a larger share."
             )
     return {
         split: [*(Pair(*pair, True) for pair in kept), *unlinked(kept, links, seed)] for split, kept in inside.items()
@@ -243,22 +243,22 @@ def _documents(path: Path, max_unpacked: float | None) -> dict[str, bytes]:
     for line, (name, text) in read_fields(path, _FIELDS, max_unpacked=max_unpacked):
         key = name.decode("utf-8", errors="replace").strip()
         if key in texts:
-            raise ValueError(f"{path}, line {line}: the document {key[:40]!r} comes twice: leave one.")
+            raise ValueError(f"{path}, line {line}: the document {key[:40]!r} comes twice: remove one.")
         texts[key] = text
     return texts
 
 
 def _links(path: Path, texts: Mapping[str, bytes], max_unpacked: float | None) -> list[tuple[str, str]]:
-    """The links, each once whatever its direction."""
+    """The links, each once regardless of direction."""
     links: dict[frozenset[str], tuple[str, str]] = {}
     for line, ends in read_fields(path, _ENDS, max_unpacked=max_unpacked):
         first, second = (end.decode("utf-8", errors="replace").strip() for end in ends)
         if missing := [name for name in (first, second) if name not in texts]:
             raise ValueError(
-                f"{path}, line {line}: there is no document {missing[0][:40]!r}: add it, or leave the link."
+                f"{path}, line {line}: there is no document {missing[0][:40]!r}: add it, or remove the link."
             )
         if first == second:
-            raise ValueError(f"{path}, line {line}: {first[:40]!r} is linked with itself: leave the line out.")
+            raise ValueError(f"{path}, line {line}: {first[:40]!r} is linked with itself: remove the line.")
         links.setdefault(frozenset((first, second)), (first, second))
     return list(links.values())
 
@@ -273,5 +273,5 @@ def _hash(seed: int, *words: str) -> int:
 
 
 def _rank(seed: int, pair: Pair) -> int:
-    """Pairs are stored in an order that says nothing of their labels."""
+    """The rank of a pair: the stored order reveals nothing about labels."""
     return _hash(seed, pair.first, pair.second, str(pair.linked)) >> 1

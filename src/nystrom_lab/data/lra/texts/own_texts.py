@@ -24,21 +24,21 @@ def prepare_own(
     """Prepare labelled texts, or pairs of them, in a folder named after the files and their content.
 
     Args:
-        task: The task that they are trained as: text, or retrieval for pairs.
-        files: What `prepare_text` or `prepare_retrieval` reads.
-        under: Where the folder is made.
-        max_length: Bytes that are kept of a text.
-        text_field: Column or field of the texts, of the first of each pair.
+        task: The task to train: text, or retrieval for pairs.
+        files: Files that `prepare_text` or `prepare_retrieval` can read.
+        under: Parent folder.
+        max_length: Bytes to keep of each text.
+        text_field: Column or field of the texts, or of the first text of each pair.
         label_field: Column or field of the labels.
         pair_field: Column or field of the second text of each pair.
         progress: Say how far it is.
 
     Returns:
-        The folder; the same for the same content and fields, so that it is made once.
+        The folder; the same for the same content and fields, so it is created once.
 
     Raises:
-        ValueError: There are no such texts, or documents and links instead of pairs, a field is not there, or
-            `pair_field` is given for single texts; see `prepare_text` and `prepare_retrieval`.
+        ValueError: Missing texts, documents and links instead of pairs, a missing field, or `pair_field` for single
+            texts; see `prepare_text` and `prepare_retrieval`.
     """
     files = Path(files).expanduser()
     if task == reviews.TASK:

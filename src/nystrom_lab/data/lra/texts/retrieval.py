@@ -65,15 +65,15 @@ def prepare_retrieval(
     """Prepare labelled pairs of texts: the papers of the Long Range Arena, or your own.
 
     Args:
-        source: The folder of new_aan_pairs.train.tsv, .eval.tsv and .test.tsv, or the release around it; a .csv, .tsv
-            or .jsonl file of your own, also compressed; a folder with such files named train, val and test; a folder
-            saved by Hugging Face datasets; or one with a file of documents (id, text) and one of links (two ids), which
+        source: The folder of new_aan_pairs.train.tsv, .eval.tsv and .test.tsv, or the release around it; your own .csv,
+            .tsv or .jsonl file, may be compressed; a folder with such files named train, val and test; a folder saved
+            by Hugging Face datasets; or one with a file of documents (id, text) and one of links (two ids), which
             become linked pairs and as many others, see `nystrom_lab.data.lra.texts.linked_documents`.
-        to: Folder to make. If it already holds this data set it is used as it is.
-        max_length: Bytes that are kept of a text.
-        text_field: Column or field of the first texts; if not given, text1, Source1, sentence1, question1, premise,
-            question or "#1 String", in capitals or not.
-        pair_field: Column or field of the second texts; if not given, text2, Source2, sentence2, question2, hypothesis,
+        to: Folder to create. If it already holds this data set, it is reused.
+        max_length: Bytes to keep of each text.
+        text_field: Column or field of the first texts. Default: text1, Source1, sentence1, question1, premise, question
+            or "#1 String", ignoring case.
+        pair_field: Column or field of the second texts. Default: text2, Source2, sentence2, question2, hypothesis,
             sentence or "#2 String".
         label_field: Column or field of the labels; if not given, label, Target, gold_label, is_duplicate or Quality.
         val_share: Share of the training pairs that becomes val where the source has none; a tenth if not given. Of
@@ -89,8 +89,8 @@ def prepare_retrieval(
         The folder, ready for `Retrieval`.
 
     Raises:
-        ValueError: The source is missing or broken (file and line are named), a setting is impossible, or `to` is taken
-            or cannot be written.
+        ValueError: The source is missing or broken (file and line are named), a setting is impossible, or `to` is in
+            use or cannot be written.
     """
     check_length(max_length)
     held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
@@ -117,16 +117,16 @@ def prepare_retrieval(
 
 
 def wanted_fields(*, label_field: str | None, text_field: str | None, pair_field: str | None) -> Wanted:
-    """Give the names of each field: the one that was chosen, or those that are looked for."""
+    """The accepted names of each field: the chosen one, or the default ones."""
     chosen = {"label_field": label_field, "text_field": text_field, "pair_field": pair_field}
     return {option: FIELDS[option] if name is None else (name,) for option, name in chosen.items()}
 
 
 def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False) -> Source:
-    """Recognize a file or folder, with a bar for checksums that take long.
+    """Recognise a file or folder, with a progress bar for slow checksums.
 
     Raises:
-        ValueError: It is of no kind that is read, or an official file is missing.
+        ValueError: It has an unsupported format, or an official file is missing.
     """
     if source.is_file() and source.name in OFFICIAL.values():
         raise ValueError(f"{source} is one of three official files: name their folder, {source.parent}.")
@@ -134,17 +134,17 @@ def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = Non
         return _official_source(official, max_unpacked, progress)
     if (own := own_source(source, wanted, max_unpacked=max_unpacked, progress=progress)) is not None:
         return own
-    came = "holds no pairs that are read" if source.is_dir() else "is of no kind that is read"
+    came = "holds no readable pairs" if source.is_dir() else "has an unsupported format"
     raise ValueError(
-        f"{source} {came if source.exists() else 'is not there'}: name the folder of {', '.join(OFFICIAL.values())} (in"
-        " tsv_data of https://storage.googleapis.com/long-range-arena/lra_release.gz), a file of pairs that ends in"
-        f" {endings()}, or .parquet, a folder with such files named train, val and test or documents and links, or one"
-        " saved by Hugging Face datasets."
+        f"{source} {came if source.exists() else 'does not exist'}: name the folder of {', '.join(OFFICIAL.values())} "
+        "(in tsv_data of https://storage.googleapis.com/long-range-arena/lra_release.gz), a file of pairs that ends in "
+        f"{endings()}, or .parquet, a folder with such files named train, val and test or documents and links, or one "
+        "saved by Hugging Face datasets."
     )
 
 
 def _official_files(source: Path) -> dict[str, Path]:
-    """Find the three official files, also compressed; none where there is not one of them."""
+    """Find the three official files, possibly compressed; empty if there is none of them."""
     for folder in (source / inside for inside in INSIDE):
         found = {
             split: path
@@ -154,7 +154,7 @@ def _official_files(source: Path) -> dict[str, Path]:
         }
         if missing := [name for split, name in OFFICIAL.items() if split not in found]:
             if found:
-                raise ValueError(f"{folder} lacks {', '.join(missing)}: take all three official files.")
+                raise ValueError(f"{folder} lacks {', '.join(missing)}: all three official files are needed.")
             continue
         return found
     return {}

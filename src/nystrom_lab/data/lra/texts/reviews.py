@@ -50,12 +50,12 @@ def prepare_text(
     """Prepare labelled texts: the IMDB reviews of the Long Range Arena, or your own.
 
     Args:
-        source: The folder aclImdb or its archive aclImdb_v1.tar.gz; a .csv, .tsv or .jsonl file, also compressed; a
+        source: The folder aclImdb or its archive aclImdb_v1.tar.gz; a .csv, .tsv or .jsonl file, may be compressed; a
             folder with such files named train, val and test; or a folder saved by Hugging Face datasets.
-        to: Folder to make. If it already holds this data set it is used as it is.
-        max_length: Bytes that are kept of a text.
-        text_field: Column or field of the texts; if not given, text, Source, sentence or review, in capitals or not.
-        label_field: Column or field of the labels; if not given, label, Target, sentiment or class.
+        to: Folder to create. If it already holds this data set, it is reused.
+        max_length: Bytes to keep of each text.
+        text_field: Column or field of the texts. Default: text, Source, sentence or review, ignoring case.
+        label_field: Column or field of the labels. Default: label, Target, sentiment or class.
         imdb: The files hold the IMDB reviews, so val is the test split and the counts are checked; the folder aclImdb
             and its archive always do.
         val_share: Share of the training texts that becomes val where the source has none; a tenth if not given.
@@ -70,8 +70,8 @@ def prepare_text(
         The folder, ready for `Text`.
 
     Raises:
-        ValueError: The source is missing or broken (file and line are named), a setting is impossible, or `to` is taken
-            or cannot be written.
+        ValueError: The source is missing or broken (file and line are named), a setting is impossible, or `to` is in
+            use or cannot be written.
     """
     held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
     wanted = wanted_fields(label_field=label_field, text_field=text_field)
@@ -94,16 +94,16 @@ def prepare_text(
 
 
 def wanted_fields(*, label_field: str | None, text_field: str | None) -> Wanted:
-    """Give the names of each field: the one that was chosen, or those that are looked for."""
+    """The accepted names of each field: the chosen one, or the default ones."""
     chosen = {"label_field": label_field, "text_field": text_field}
     return {option: FIELDS[option] if name is None else (name,) for option, name in chosen.items()}
 
 
 def find_texts(source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False) -> Source:
-    """Recognize a file or folder, with a bar for checksums that take long.
+    """Recognise a file or folder, with a progress bar for slow checksums.
 
     Raises:
-        ValueError: It is of no kind that is read.
+        ValueError: It has an unsupported format.
     """
     if source.is_file() and source.name.lower().endswith(ARCHIVES):
         return archive_source(source, max_unpacked=max_unpacked)
@@ -114,9 +114,9 @@ def find_texts(source: Path, wanted: Wanted, *, max_unpacked: float | None = Non
         return own
     if (source / ARCHIVE).is_file():
         return archive_source(source / ARCHIVE, max_unpacked=max_unpacked)
-    came = "holds no texts that are read" if source.is_dir() else "is of no kind that is read"
+    came = "holds no readable texts" if source.is_dir() else "has an unsupported format"
     raise ValueError(
-        f"{source} {came if source.exists() else 'is not there'}: name the folder {FOLDER} or the archive {ARCHIVE}"
+        f"{source} {came if source.exists() else 'does not exist'}: name the folder {FOLDER} or the archive {ARCHIVE}"
         f" (IMDB, https://ai.stanford.edu/~amaas/data/sentiment/{ARCHIVE}), a file that ends in {endings()}, or"
         " .parquet, a folder with such files named train, val and test, or one saved by Hugging Face datasets."
     )

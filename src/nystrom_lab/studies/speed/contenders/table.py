@@ -1,4 +1,4 @@
-"""What is timed side by side: one table, from a name to how the contender is built and what it needs.
+"""The contenders of speed measurements: one table, from a name to how it is built and what it needs.
 
 A contender is named "softmax" or, with its number of landmarks, "nystrom-64". A new method is one more entry.
 """
@@ -36,8 +36,8 @@ class Contender:
 
     Attributes:
         summary: What it is, in a few words.
-        number: What the number after its name means, such as "landmarks"; None where it has none.
-        default: Whether it can go without its number, with the options that the method has by default.
+        number: Meaning of the number after its name, such as "landmarks"; None if it has none.
+        default: Whether its number may be omitted, for the method's default options.
         build: Makes a call of inputs, the number (0 where it has none) and whether to include the skip; raises
             ValueError where it cannot run on them.
         quadratic: Whether its time grows with the square of n.
@@ -282,7 +282,7 @@ def installed(contender: Contender) -> bool:
 
 
 def find_contender(name: str, contenders: Mapping[str, Contender] = CONTENDERS) -> tuple[Contender, int]:
-    """The contender of a name such as "softmax" or "nystrom-64", and its number, 0 where it has none.
+    """The contender of a name such as "softmax" or "nystrom-64", and its number, 0 if it has none.
 
     Raises:
         ValueError: An unknown name, a missing or superfluous number, or a package that is not installed.

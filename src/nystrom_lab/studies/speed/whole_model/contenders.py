@@ -25,7 +25,7 @@ class EncoderWith:
     Attributes:
         method: The method.
         sizes: Sizes of the encoder.
-        seed: Of its weights and its tokens.
+        seed: Seed of its weights and its tokens.
     """
 
     method: Ours

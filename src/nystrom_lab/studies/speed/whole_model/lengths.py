@@ -70,13 +70,13 @@ def run_model(
         dtype: Of weights and activations.
         device: cpu, cuda or cuda:1.
         repeats: Timed calls of each method.
-        seed: Of the weights and the tokens.
-        threads: Threads on the CPU; None leaves what torch has.
-        limit_seconds: A call that would take longer is not run.
+        seed: Seed of the weights and the tokens.
+        threads: CPU threads; None keeps torch's setting.
+        limit_seconds: Skip calls that would take longer.
         to: Folder of the results.
 
     Raises:
-        ValueError: Something asked for is unknown, missing or out of range, or the folder holds another setting.
+        ValueError: An unknown, missing or out-of-range argument, or a folder that holds another setting.
     """
     asked = dict(locals())
     check_measured(asked)

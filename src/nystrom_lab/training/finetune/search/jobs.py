@@ -1,11 +1,11 @@
-"""A search whose trials are jobs of a cluster, with the files of one that stays here.
+"""A search whose trials run as cluster jobs; it adds these files to those of a local search.
 
-    trials/NAME.log    what the job of a trial printed
-    search.log         what the last job printed
+    trials/NAME.log    output of the job of a trial
+    search.log         output of the last job
     .slurm/            see `nystrom_lab.training.grid.slurm`
 
-Each trial that has no outcome is trained in a job. Once all have one, a last job makes the search, which finds nothing
-left to train: it alone scores the best trial on a machine that was asked for that.
+Each trial without an outcome is trained in a job. Once all have one, a last job runs the search, which has nothing left
+to train: it only evaluates the best trial, on a machine requested for that.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ _WAIT_SECONDS = 120
 def search_in_jobs(
     request: Request, start: StartClassifier, material: Material, cluster: Jobs, *, resume: bool
 ) -> None:
-    """Train each trial of a search in a job, then score the best in another, and wait for them.
+    """Train each trial of a search in a job, then evaluate the best in another, and wait for them.
 
-    The same command goes on where it was; while jobs of an earlier one are in the queue, it waits for what that began.
+    The same command continues an interrupted search; while earlier jobs are in the queue, it waits for them.
 
     Args:
-        request: What the user asks for.
+        request: The user's request.
         start: The model.
         material: The texts.
         cluster: The jobs of the folder.
@@ -43,7 +43,7 @@ def search_in_jobs(
 
     Raises:
         ValueError: What `nystrom_lab.training.finetune.search.search.search` raises, or jobs that failed, with their
-        logs. FloatingPointError: The numbers of no trial were finite.
+        logs. FloatingPointError: No trial had finite numbers.
     """
     check_search()
     folder, trials = request.folder, plan_trials(request, start, material)
@@ -73,11 +73,11 @@ def search_in_jobs(
 
 
 def train_in_job(request: Request, place: int) -> None:
-    """Train a trial, from its last checkpoint where there is one.
+    """Train a trial, from its last checkpoint if there is one.
 
     Args:
         request: The search.
-        place: Of the trial in it.
+        place: Index of the trial.
     """
     with no_file_bars():
         start, material, trials = _open(request)
@@ -87,7 +87,7 @@ def train_in_job(request: Request, place: int) -> None:
 
 
 def finish_in_job(request: Request) -> None:
-    """Make the search of trials that were trained, and score the best.
+    """Finish a search whose trials are trained, and evaluate the best.
 
     Args:
         request: The search.
@@ -99,7 +99,7 @@ def finish_in_job(request: Request) -> None:
 
 
 def _open(request: Request) -> tuple[StartClassifier, Material, list[Trial]]:
-    """Read in a job what the command has read and checked."""
+    """Read in a job what the submitting command has already read and checked."""
     asked = request.asked
     assert asked.threads is not None
     torch.set_num_threads(asked.threads)

@@ -1,17 +1,17 @@
-"""A search over a grid of settings: each trial is a fine-tuning in a folder of its own, the best is scored.
+"""A search over a grid of settings: each trial is a fine-tuning in its own folder, and the best is evaluated.
 
     search.json     what is searched
-    trials/NAME/    the run of each trial, see `nystrom_lab.training.run.folder`, and its outcome; checkpoints of the
-                    best alone are kept
+    trials/NAME/    the run of each trial, see `nystrom_lab.training.run.folder`, and its outcome; only
+                    the best keeps its checkpoints
     trials.tsv      the table of trials, written last
     rows.csv        the validation score of each trial, and all results of the best
     best/           the model of the best trial
 
 A search that was killed continues in the middle of a trial, after its last checkpoint. The best trial is chosen by
-validation alone; no other is scored on the test split. A trial whose numbers were not finite is left out, and tried
+validation only; no other trial is evaluated on the test split. A trial with non-finite numbers is left out, and tried
 again when the search is continued.
 
-On a cluster the trials are trained by jobs before, see `nystrom_lab.training.finetune.search.jobs`.
+On a cluster the trials are first trained by jobs, see `nystrom_lab.training.finetune.search.jobs`.
 """
 
 import shutil
@@ -36,17 +36,16 @@ TABLE = "trials.tsv"
 
 
 def search(request: Request, start: StartClassifier, material: Material, *, resume: bool) -> None:
-    """Try each combination of a grid, and score the one that is best on validation.
+    """Train each combination of a grid, and evaluate the one that is best on validation.
 
     Args:
-        request: What the user asks for.
+        request: The user's request.
         start: The model.
         material: The texts.
         resume: Continue the search in the folder.
 
     Raises:
-        ValueError: Several processes, values that cannot be used, or a folder that holds something else or another
-            search.
+        ValueError: Several processes, invalid values, or a folder that holds something else or another search.
     """
     check_search()
     trials = plan_trials(request, start, material)
@@ -57,7 +56,7 @@ def search(request: Request, start: StartClassifier, material: Material, *, resu
 
 
 def run_search(start: StartClassifier, material: Material, trials: Sequence[Trial], folder: Path) -> None:
-    """Train the trials that are not trained, in a folder that this process holds, and score the best.
+    """Train the remaining trials, in a folder that this process has locked, and evaluate the best.
 
     Args:
         start: The model.
@@ -88,7 +87,7 @@ def run_search(start: StartClassifier, material: Material, trials: Sequence[Tria
 
 
 def check_search() -> None:
-    """Check that a search can be made here.
+    """Check that a search can run here.
 
     Raises:
         ValueError: Several processes.
@@ -98,12 +97,12 @@ def check_search() -> None:
 
 
 def none_finite(folder: Path) -> NotFinite:
-    """What to raise where no trial of a folder has a score."""
+    """The error to raise if no trial of a folder has a score."""
     return NotFinite(f"no trial in {folder} ended with finite numbers: search lower learning rates.")
 
 
 def print_results(folder: Path) -> None:
-    """Print the table of the trials of a search that has ended, and where its results are."""
+    """Print the table of trials of a finished search, and where its results are."""
     table = (folder / TABLE).read_text(encoding="utf-8")
     print(
         f"{table.expandtabs(22)}* is the best on validation\n"
@@ -112,7 +111,7 @@ def print_results(folder: Path) -> None:
 
 
 def _finish(start: StartClassifier, material: Material, trials: Sequence[Trial], best: Trial, folder: Path) -> None:
-    """Score the best trial, and write its model, the rows and the table."""
+    """Evaluate the best trial, and write its model, the rows and the table."""
     run = best.run
     if not run.is_finished:
         with run.held(best.settings, resume=True, main=True):

@@ -1,4 +1,4 @@
-"""The trials of a search, each combination of the values a run that is trained to its end once, and their folder."""
+"""The trials of a search, one run per combination of values, and their folder."""
 
 import json
 import shutil
@@ -37,10 +37,10 @@ class Trial:
         return ", ".join(f"{name} {value}" for name, value in self.values.items())
 
     def train(self, start: StartClassifier, material: Material) -> Outcome:
-        """Train it without scoring it, if that is not done; numbers that are not finite are an outcome, too.
+        """Train it without evaluating it, unless already done; non-finite numbers also count as an outcome.
 
         Raises:
-            ValueError: Another process trains it.
+            ValueError: Another process is training it.
             OSError: A file could not be written.
         """
         if (known := outcome_of(self.run)) is not None:
@@ -86,14 +86,14 @@ def plan_trials(request: Request, start: StartClassifier, material: Material) ->
 def held(
     folder: Path, trials: Sequence[Trial], material: Material, *, resume: bool, seconds: float = 0.0
 ) -> Iterator[None]:
-    """Lock the folder of a search, which is new or to be continued.
+    """Lock the folder of a search that is new or continued.
 
     Args:
         folder: The folder.
         trials: The trials.
         material: The texts.
         resume: Continue the search in it.
-        seconds: How long to wait for another process that holds it.
+        seconds: How long to wait for another process that has locked it.
 
     Raises:
         ValueError: It is in use, or holds something else or another search.
@@ -104,7 +104,7 @@ def held(
             check_same(folder, trials, material, resume=resume)
             yield
     except Timeout:
-        raise ValueError(f"{folder} is in use by another search: wait for it, or take another folder.") from None
+        raise ValueError(f"{folder} is in use by another search: wait for it, or choose another folder.") from None
 
 
 def check_same(folder: Path, trials: Sequence[Trial], material: Material, *, resume: bool) -> None:
@@ -117,18 +117,18 @@ def check_same(folder: Path, trials: Sequence[Trial], material: Material, *, res
     content = {"data": material.data.fingerprint(), "trials": [asdict(trial.settings) for trial in trials]}
     if not path.is_file():
         if strange := [entry.name for entry in folder.iterdir() if entry.name != ".lock"]:
-            raise ValueError(f"{folder} holds {strange[0]} and no search: take another folder with --to.")
+            raise ValueError(f"{folder} holds {strange[0]} and no search: choose another folder with --to.")
         if resume:
             raise ValueError(f"{folder} holds no search to resume: leave --resume out, or name its folder with --to.")
         write_whole(path, json.dumps(content, indent=1) + "\n")
     elif not resume:
-        raise ValueError(f"{folder} holds a search: continue it with --resume, or take another folder with --to.")
+        raise ValueError(f"{folder} holds a search: continue it with --resume, or choose another folder with --to.")
     elif json.loads(path.read_text(encoding="utf-8")) != json.loads(json.dumps(content)):
-        raise ValueError(f"{folder} holds a search of other values, settings or data: take another folder with --to.")
+        raise ValueError(f"{folder} holds a search of other values, settings or data: choose another folder with --to.")
 
 
 def forget_failures(trials: Sequence[Trial]) -> None:
-    """Let trials whose numbers were not finite be tried again."""
+    """Allow trials with non-finite numbers to be tried again."""
     for trial in trials:
         if (outcome := outcome_of(trial.run)) is not None and outcome.error:
             forget_outcome(trial.run)

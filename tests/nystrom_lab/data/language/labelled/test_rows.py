@@ -119,7 +119,7 @@ def test_null_is_no_label_and_an_error_as_a_text(tmp_path, save_arrow, kind):
     row = {"sentence": "a", "label": 1}
     assert read([row | {"label": None}] * 2, may_lack_labels=True).labels is None
     for may_lack_labels in (False, True):
-        with pytest.raises(ValueError, match=r"(line|row) 2: there is no label, and other rows have one"):
+        with pytest.raises(ValueError, match=r"(line|row) 2: the label is missing, but other rows have one"):
             read([row, row | {"label": None}], may_lack_labels=may_lack_labels)
     with pytest.raises(ValueError, match=r"(line|row) 2: sentence is None; expected a text or a number"):
         read([row, row | {"sentence": None}], may_lack_labels=False)
@@ -131,7 +131,7 @@ def test_a_label_that_some_rows_lack_is_named_and_a_column_without_any(tmp_path)
     with pytest.raises(ValueError, match="no row has a label: name another column with --label-field"):
         read_rows([path], TASKS["sst2"], may_lack_labels=False)
     path.write_text("sentence,label\na,1\nb,\n")
-    with pytest.raises(ValueError, match="line 3: there is no label"):
+    with pytest.raises(ValueError, match="line 3: the label is missing"):
         read_rows([path], TASKS["sst2"], may_lack_labels=False)
 
 

@@ -98,7 +98,7 @@ def test_texts_that_are_learned_from_and_scored_are_told_and_copies_of_a_split_r
     write(tmp_path / "dev.jsonl", [0, 1, 0], start=8)
     write(tmp_path / "test.jsonl", [0, 1], start=20)
     found = read_labelled([tmp_path], own_task(), own=True)
-    assert found.remarks == ["2 of the 3 texts of validation are training texts, too"]
+    assert found.remarks == ["2 of the 3 texts of validation are also training texts"]
     write(tmp_path / "test.jsonl", [0, 1] * 5)
     with pytest.raises(ValueError, match=r"the same texts for training and as test: one of the files is a copy"):
         read_labelled([tmp_path], own_task(), own=True)
@@ -119,7 +119,7 @@ def test_matched_and_mismatched_are_kept_apart(tmp_path):
 def test_a_label_outside_the_classes_is_named_with_its_line(tmp_path):
     write(tmp_path / "train.jsonl", [0, 1, 2])
     write(tmp_path / "dev.jsonl", [0, 1])
-    with pytest.raises(ValueError, match=r"train.jsonl, line 3: the label is '2', which is none of the classes"):
+    with pytest.raises(ValueError, match=r"train.jsonl, line 3: the label is '2', which is not one of the classes"):
         read_labelled([tmp_path], TASKS["sst2"])
 
 
@@ -162,10 +162,10 @@ def test_labels_that_only_python_reads_as_numbers_are_classes(tmp_path):
 def test_files_that_say_no_split_are_errors_for_own_texts_and_passed_over_for_glue(tmp_path):
     write(tmp_path / "train.jsonl", [0, 1] * 10)
     write(tmp_path / "dev_ids.jsonl", [0, 1])
-    assert "dev_ids.jsonl is no split" in read_labelled([tmp_path], TASKS["imdb"]).remarks[0]
+    assert "dev_ids.jsonl is not a split" in read_labelled([tmp_path], TASKS["imdb"]).remarks[0]
     with pytest.raises(ValueError, match="names no split"):
         read_labelled([tmp_path], own_task(), own=True)
-    with pytest.raises(ValueError, match="no such file"):
+    with pytest.raises(ValueError, match="which does not exist"):
         read_labelled([tmp_path / "none"], TASKS["sst2"])
 
 
@@ -184,7 +184,7 @@ def test_a_saved_data_set_gives_its_splits_and_the_order_of_its_classes(save_arr
         "validation": (["c"], [1]),
         "submission": (["d"], None),
     }
-    assert found.remarks == ["unsupervised is no split and is passed over"]
+    assert found.remarks == ["unsupervised is not a split and is skipped"]
     # A task has classes of its own; those of the data are found by their names.
     assert read_labelled([saved], TASKS["imdb"]).splits["train"].labels == [1, 0]
 
@@ -205,7 +205,7 @@ def test_what_is_wrong_with_a_saved_data_set_is_named_with_its_row(save_arrow, t
     def read(parts, task, classes=None):
         read_labelled([save_arrow(parts, classes, to=tmp_path / str(len([*tmp_path.iterdir()])))], task)
 
-    with pytest.raises(ValueError, match=r"train, row 2: the label is '-1', which is none of the classes"):
+    with pytest.raises(ValueError, match=r"train, row 2: the label is '-1', which is not one of the classes"):
         read({"sentence": ["a", "b"], "label": [0, -1]}, TASKS["sst2"], {"label": ["negative", "positive"]})
     with pytest.raises(ValueError, match=r"train: there is no .* with --text-field\. This task is on pairs"):
         read({"sentence": ["a"], "label": [0]}, TASKS["mrpc"])

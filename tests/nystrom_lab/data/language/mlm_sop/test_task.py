@@ -123,7 +123,7 @@ def test_mistakes_are_named_before_the_work_and_leave_nothing(tmp_path, texts, w
         (texts, {"to": texts / "to"}, "texts.txt/to is a file or inside one|cannot be made"),
         (texts, {"to": Path("/proc/nystrom/to")}, "cannot be made .*: name a folder inside one you may write to"),
         (tmp_path / "short.txt", {}, "none of the first 2 documents has 16 tokens: a blank line ends a document"),
-        (tmp_path / "one.txt", {}, "gets none of the 1 documents: add documents, or take another --held-out than 0.2"),
+        (tmp_path / "one.txt", {}, "gets none of the 1 documents: add documents, or use another --held-out than 0.2"),
     ):
         with pytest.raises(ValueError, match=message) as caught:
             prepare(source, **{"to": tmp_path / "to", "words": words} | options)

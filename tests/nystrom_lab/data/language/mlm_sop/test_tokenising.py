@@ -126,7 +126,7 @@ def test_the_kept_folder_outlives_an_error_and_is_removed_at_the_end(tmp_path, c
         return folders[0]
 
     kept = interrupted(SETTINGS, "0.npz")
-    assert f"what is finished is kept in {kept}; the same command goes on" in capsys.readouterr().err
+    assert f"finished work is kept in {kept}; the same command continues" in capsys.readouterr().err
     other = interrupted({"seed": 1}, "0.npz")
     assert other != kept
     # Without a finished block there is nothing to keep, and a mistake would be made again.

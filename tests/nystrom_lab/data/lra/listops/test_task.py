@@ -133,7 +133,7 @@ def test_a_split_may_be_empty(tmp_path):
 def test_a_folder_is_used_again(made, capsys):
     before = {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
     assert prepare(made, workers=1) == made
-    assert f"{made} already holds this data set; it is used as it is." in capsys.readouterr().err
+    assert f"{made} already holds this data set; it is reused." in capsys.readouterr().err
     assert before == {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
 
 

@@ -239,7 +239,7 @@ def test_the_same_file_twice_is_named(official, tmp_path, check_counts):
 
 def test_missing_official_files_are_named(official, tmp_path):
     (official / "basic_val.tsv").unlink()
-    with pytest.raises(ValueError, match=r"official lacks basic_val.tsv: take all three official files"):
+    with pytest.raises(ValueError, match=r"official lacks basic_val.tsv: all three official files are needed"):
         import_tsv(official, tmp_path / "to", progress=False)
     with pytest.raises(ValueError, match=r"is one of three official files: name their folder, .*official\."):
         import_tsv(official / "basic_test.tsv", tmp_path / "to", progress=False)
@@ -253,7 +253,7 @@ def test_official_files_are_found_inside_of_their_release(official, tmp_path, in
     assert ListOps(to, "train").labels.tolist() == [4, 5, 0]
 
 
-@pytest.mark.parametrize(("source", "came"), [("nowhere", "is not there"), ("", "holds no official ListOps files")])
+@pytest.mark.parametrize(("source", "came"), [("nowhere", "does not exist"), ("", "holds no official ListOps files")])
 def test_a_source_without_official_files_says_where_they_are_published(tmp_path, source, came):
     with pytest.raises(
         ValueError, match=f"{came}: name the folder of basic_train.tsv.*https://storage.*, or leave --from out"

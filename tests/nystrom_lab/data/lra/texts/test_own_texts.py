@@ -99,7 +99,7 @@ def test_test_texts_that_are_in_train_too_are_counted_in_the_summary(tmp_path, c
     write(tmp_path / "from" / "test.csv", ("text", "label"), [*many()[:3], ("new", 1)])
     to = prepare_text(tmp_path / "from", tmp_path / "to", progress=False)
     said = capsys.readouterr().err
-    assert "warning: 3 of 4 samples of test are in train too." in said
+    assert "warning: 3 of 4 samples of test are also in train." in said
     assert "2 classes: '0', '1'" in said
     assert json.loads((to / "dataset.json").read_text())["facts"]["also_in_train"]["test"] == 3
 

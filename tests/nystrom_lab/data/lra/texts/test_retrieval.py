@@ -176,7 +176,7 @@ def test_an_official_file_that_is_missing_empty_or_there_twice_is_named(tmp_path
     with pytest.raises(ValueError, match=r"new_aan_pairs.eval.tsv holds no rows: it is cut short"):
         prepare_retrieval(source, tmp_path / "to", progress=False)
     val.unlink()
-    with pytest.raises(ValueError, match=r"lacks new_aan_pairs.eval.tsv: take all three"):
+    with pytest.raises(ValueError, match=r"lacks new_aan_pairs.eval.tsv: all three"):
         prepare_retrieval(source, tmp_path / "to", progress=False)
     val.write_bytes(test.read_bytes())
     with pytest.raises(ValueError, match=r"eval.tsv and .*test.tsv are the same file, so val and test would hold"):

@@ -138,7 +138,7 @@ def test_wrong_counts_of_imdb_raise_or_warn(tmp_path, capsys):
     (folder / "train" / "pos" / "10_7.txt").unlink()
     message = (
         "train has 3 samples where 4 were published; test has 1 of 'neg', 3 of 'pos' where 2 of each of two classes"
-        " were published: a file is cut short or another one"
+        " were published: a file is truncated or wrong"
     )
     with pytest.raises(ValueError, match=message):
         prepare_text(folder, tmp_path / "to", progress=False)
@@ -221,7 +221,7 @@ def test_a_file_with_holes_is_refused_before_it_is_unpacked(tmp_path):
     info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.map": "209715200,0", "GNU.sparse.size": "209715200"}
     with tarfile.open(archive, "a", format=tarfile.PAX_FORMAT) as tar:
         tar.addfile(info, empty)
-    with pytest.raises(ValueError, match=r"aclImdb_v1.tar, aclImdb/train/pos/70_1.txt is a file with holes"):
+    with pytest.raises(ValueError, match=r"aclImdb_v1.tar, aclImdb/train/pos/70_1.txt is a sparse file"):
         prepare_text(archive, tmp_path / "to", progress=False)
 
 
@@ -348,7 +348,7 @@ def test_a_split_is_read_as_its_tokens(tmp_path):
             r"a.csv, line 3: a text is empty: fill it in, or leave such rows out with --skip-empty",
         ),
         ([("a", "x"), ("b", " ")], r"a.csv, line 3: the label is empty"),
-        ([("a", "x"), ("b", "x")], "every text has the label 'x': expected texts of two classes"),
+        ([("a", "x"), ("b", "x")], "every text has the label 'x': expected texts of at least two classes"),
         ([], r"a.csv holds no rows"),
         ([("a", "x"), ("b", "y")], "gets none of the 2 samples: add other texts"),
         ([(i, f"l{i}") for i in range(300)], r"line 258: the label 'l256' makes more than 256 classes"),
@@ -410,9 +410,9 @@ def test_a_wrong_source_says_what_is_read_and_where_imdb_is_published(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.docx").touch()
     for name, came in (
-        ("gone", "is not there"),
-        ("empty", "holds no texts that are read"),
-        ("a.docx", "is of no kind"),
+        ("gone", "does not exist"),
+        ("empty", "holds no readable texts"),
+        ("a.docx", "has an unsupported format"),
     ):
         with pytest.raises(ValueError, match=rf"{name} {came}.*aclImdb_v1.tar.gz \(IMDB, https://ai.stanford.edu/"):
             prepare_text(tmp_path / name, tmp_path / "to", progress=False)

@@ -30,10 +30,10 @@ def test_the_grid_of_the_paper():
         ({"search": True, "grid": SearchGrid(seed=(1, 2))}, r"search\.seed for another: leave one out"),
         (
             {"search": True, "batch_size": 4},
-            r"batch_size is given, and a search tries others: .* in search\.batch_size",
+            r"batch_size is given, but the search tries other values: .* in search\.batch_size",
         ),
-        ({"grid": SearchGrid(seed=(1, 2)), "seed": 9}, "seed is given, and a search tries others"),
-        ({"grid": SearchGrid(epochs=(1.0, 2.0)), "epochs": None}, "steps are given, and a search tries numbers of"),
+        ({"grid": SearchGrid(seed=(1, 2)), "seed": 9}, "seed is given, but the search tries other values"),
+        ({"grid": SearchGrid(epochs=(1.0, 2.0)), "epochs": None}, "steps are given, but the search tries numbers of"),
     ],
 )
 def test_what_a_search_would_not_heed_is_refused(tuned, tmp_path, changes, message):
@@ -44,7 +44,7 @@ def test_what_a_search_would_not_heed_is_refused(tuned, tmp_path, changes, messa
 
 @pytest.mark.refuses
 def test_a_value_is_searched_once():
-    with pytest.raises(ValueError, match=r"search\.learning_rate is 2e-05 2e-05, with a value twice"):
+    with pytest.raises(ValueError, match=r"search\.learning_rate is 2e-05 2e-05, with a repeated value"):
         SearchGrid(learning_rate=(2e-5, 0.00002))
 
 

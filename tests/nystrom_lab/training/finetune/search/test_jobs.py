@@ -192,14 +192,20 @@ def test_a_search_with_jobs_in_the_queue_does_not_go_on_here(tuned, submitted, c
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"grid": SearchGrid()}, "on is 'slurm' but nothing is searched: add --search, or start one .* with sbatch"),
+        (
+            {"grid": SearchGrid()},
+            "on is 'slurm' but nothing is searched: add --search, or .* with sbatch",
+        ),
         ({"on": "cluster"}, "on .*cluster"),
-        ({"on": "local", "jobs": 2}, "jobs is 2 but on is 'local', where one trial follows the other: add --on slurm"),
+        ({"on": "local", "jobs": 2}, "jobs is 2 but on is 'local', where trials run one at a time: add --on slurm"),
         ({"on": "local", "slurm": Slurm(time=5)}, "slurm.time is 5 but on is 'local'"),
         ({"jobs": 0}, "jobs is 0"),
         ({"threads": 0}, "threads is 0"),
         ({"slurm": Slurm(gpus=1)}, "device is 'cpu' but slurm.gpus is 1"),
-        ({"slurm": Slurm(gpus=1), "device": "auto"}, "precision is 'auto', but the GPUs of the jobs are not here"),
+        (
+            {"slurm": Slurm(gpus=1), "device": "auto"},
+            "precision is 'auto', but the GPUs of the jobs cannot be checked",
+        ),
         ({"slurm": Slurm(partition="none")}, "SLURM refuses a job with .*--partition=none"),
         ({"task": "sst3"}, "'sst3' is unknown"),
         ({"data": (Path("nowhere"),)}, "nowhere"),
