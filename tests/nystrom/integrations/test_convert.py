@@ -379,7 +379,7 @@ def test_a_source_that_cannot_be_represented_raises_and_nothing_is_written(chang
 @pytest.mark.parametrize(
     ("name", "tensor", "says"),
     [
-        ("encoder.layer.0.crossattention.self.query.weight", torch.zeros(16, 16), "crossattention.*has no place"),
+        ("encoder.layer.0.crossattention.self.query.weight", torch.zeros(16, 16), "crossattention.*has no counterpart"),
         ("encoder.layer.0.attention.self.distance_embedding.weight", torch.zeros(9, 8), "distance_embedding"),
         ("embeddings.LayerNorm.gamma", torch.zeros(16), "LayerNorm.weight twice"),
         ("encoder.layer.0.output.dense.weight", torch.zeros(16, 20, dtype=torch.int8), "torch.int8"),

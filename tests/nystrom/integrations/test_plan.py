@@ -148,7 +148,7 @@ def test_what_a_plan_cannot_be_set_on_raises(bert, tmp_path):
         EncoderConfig(attention="nystrom_plan", attention_options=short.options, **SIZES)
     with pytest.raises(ValueError, match="attention method of a plan"):
         set_attention(bert, AttentionPlan((LayerChoice("linformer", {"max_length": 40}),) * 3))
-    with pytest.raises(ValueError, match="no model of transformers"):
+    with pytest.raises(ValueError, match="not a model of transformers"):
         set_attention(torch.nn.Linear(3, 3), PLAN)
     assert bert.config._attn_implementation == "sdpa"
     bert.save_pretrained(tmp_path / "bert")

@@ -61,7 +61,7 @@ def siglip():
 def test_a_model_whose_parts_attend_in_different_ways_is_not_saved(bert, tmp_path):
     model = whisper()
     set_attention(model.get_encoder(), "nystrom", {"num_landmarks": 4})
-    with pytest.raises(ValueError, match="attends by sdpa in WhisperModel and nystrom in encoder, and a saved one"):
+    with pytest.raises(ValueError, match="attends by sdpa in WhisperModel and nystrom in encoder, and a saved model"):
         save_with_attention(model, tmp_path / "whisper")
     model = siglip()
     set_attention(model.vision_model, "nystrom", {"num_landmarks": 4})

@@ -146,7 +146,9 @@ def test_a_model_that_gains_nothing_is_found_out():
         **SIZES, layer_types=["sliding_attention"] * 2, pad_token_id=0, bos_token_id=1, eos_token_id=2
     )
     model = AutoModel.from_config(config, attn_implementation="nystrom").eval()
-    with pytest.raises(ValueError, match=r"ran exact attention in layers\.0\.\w+, layers\.1\.\w+, so nothing"):
+    with pytest.raises(
+        ValueError, match=r"ran exact attention in layers\.0\.\w+, layers\.1\.\w+, so the method gains nothing"
+    ):
         check_attention(model, IDS)
 
 

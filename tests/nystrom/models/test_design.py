@@ -262,7 +262,7 @@ def test_what_a_model_cannot_be_is_refused_by_name(changes, says):
 
 
 def test_what_has_no_place_for_the_token_of_the_class_refuses_it():
-    with pytest.raises(ValueError, match=r"pooling is 'cls', .* EncoderForMaskedLM has no place"):
+    with pytest.raises(ValueError, match=r"pooling is 'cls', .* EncoderForMaskedLM does not support"):
         make(EncoderForMaskedLM, pooling="cls")
     model, ids = make(pooling="cls"), torch.ones(1, 4, dtype=torch.long)
     with pytest.raises(ValueError, match="position_ids are given but pooling is 'cls'"):

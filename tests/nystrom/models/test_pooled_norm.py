@@ -105,7 +105,7 @@ def test_both_documents_of_a_pair_have_one_norm():
 
 @pytest.mark.parametrize("kind", [EncoderForPreTraining, EncoderForMultipleChoice])
 def test_other_heads_that_pool_refuse_it(kind):
-    with pytest.raises(ValueError, match=f"pooled_norm is 'batch', for which {kind.__name__} has no place"):
+    with pytest.raises(ValueError, match=f"pooled_norm is 'batch', which {kind.__name__} does not support"):
         make(kind)
 
 

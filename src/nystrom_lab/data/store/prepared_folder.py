@@ -36,7 +36,7 @@ def holds(folder: Path, *, task: str, settings: DataSettings) -> bool:
         )
     there = read_header(folder, task)["settings"]
     if differing := [key for key in sorted({*there, *settings}) if there.get(key) != settings.get(key)]:
-        listed = ", ".join(f"{key}={there.get(key)} there and {settings.get(key)} requested" for key in differing)
+        listed = ", ".join(f"{key}={there.get(key)} there and {settings.get(key)} asked for" for key in differing)
         raise ValueError(f"{folder} holds a data set with other settings ({listed}): name another folder.")
     for split in SPLITS:
         open_split(folder, split, task=task)

@@ -26,7 +26,7 @@ def test_other_words_have_another_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(b"\xff\xfe\x00words", "UTF-8"), (b"  \n", "empty"), (None, "not there")]
+    ("content", "says"), [(b"\xff\xfe\x00words", "UTF-8"), (b"  \n", "empty"), (None, "does not exist")]
 )
 def test_no_prose_ends_in_one_line(content, says, tmp_path):
     file = tmp_path / "prose.txt"

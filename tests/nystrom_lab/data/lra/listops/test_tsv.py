@@ -155,7 +155,7 @@ def cut(path):
 
 def test_a_file_that_was_cut_at_the_end_of_a_line_is_named_by_its_count(official, tmp_path, capsys):
     cut(official / "basic_val.tsv")
-    says = r"official: val has 2 samples where 3 were published: a file is cut short .*--no-check-counts"
+    says = r"official: val has 2 samples where 3 were published: a file is truncated .*--no-check-counts"
     with pytest.raises(ValueError, match=says):
         prepare_listops(tmp_path / "to", source=official, progress=False)
     assert list(tmp_path.iterdir()) == [official]
