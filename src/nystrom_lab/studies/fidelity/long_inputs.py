@@ -81,7 +81,7 @@ _CPU = torch.device("cpu")
 
 def _plan(setting: Setting) -> Plan:
     encoder = find_encoder(setting)
-    lengths, texts = (LENGTHS, 8) if setting.size == "paper" else (LENGTHS[:-1], 2)
+    lengths, texts = (LENGTHS, 8) if setting.size == "paper" else (LENGTHS[:-2], 2)
     encoder.check_length(max(lengths), texts)
     parts = [
         *(Part(f"errors-n={n}", partial(_measure_errors, encoder, n, texts)) for n in lengths),
@@ -101,7 +101,7 @@ def _plan(setting: Setting) -> Plan:
         "sequences": str(texts),
         "rounds": str(ROUNDS),
     }
-    left_out = f"{texts} texts instead of 8, to 4,096 tokens instead of 8,192"
+    left_out = f"{texts} texts instead of 8, to 2,048 tokens instead of 8,192"
     return Plan(parts, said, beside_none(setting, left_out))
 
 
