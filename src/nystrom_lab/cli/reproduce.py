@@ -122,7 +122,9 @@ def _check_sources(asked: dict[str, Any]) -> None:
     if model is not None and not model.is_dir():
         raise ValueError(f"--model {model} is not a folder; expected one with config.json and safetensors.")
     if data is not None and not data.is_dir():
-        raise ValueError(f"--data {data} is not a folder; expected one with the data of tasks in folders of their names.")
+        raise ValueError(
+            f"--data {data} is not a folder; expected one with the data of tasks in folders of their names."
+        )
     if runs is not None and not runs.exists():
         raise ValueError(
             f"--runs {runs} does not exist; expected the folder of `nystrom lra run`, or the CSV file of its curves."
