@@ -120,9 +120,11 @@ def _check_sources(asked: dict[str, Any]) -> None:
     """Check that what is to be read is there, also where a study reads none of it."""
     model, data, runs = asked["model"], asked["data"], asked["runs"]
     if model is not None and not model.is_dir():
-        raise ValueError(f"--model {model} is no folder; expected one with config.json and safetensors.")
+        raise ValueError(f"--model {model} is not a folder; expected one with config.json and safetensors.")
     if data is not None and not data.is_dir():
-        raise ValueError(f"--data {data} is no folder; expected one with the data of tasks in folders of their names.")
+        raise ValueError(
+            f"--data {data} is not a folder; expected one with the data of tasks in folders of their names."
+        )
     if runs is not None and not runs.exists():
         raise ValueError(
             f"--runs {runs} does not exist; expected the folder of `nystrom lra run`, or the CSV file of its curves."

@@ -67,7 +67,7 @@ def test_what_cannot_be_inspected_raises_in_one_line(tmp_path, tiny_bert, prose)
     BertModel(BertConfig(**SMALL)).save_pretrained(tmp_path / "strange")
     config = json.loads((tmp_path / "strange" / "config.json").read_text())
     (tmp_path / "strange" / "config.json").write_text(json.dumps(config | {"model_type": "strange"}))
-    cases = {"decoder": "decoder", "t5": "decoder", "strange": "does not know", "none": "no folder"}
+    cases = {"decoder": "decoder", "t5": "decoder", "strange": "does not know", "none": "not a folder"}
     for name, says in cases.items():
         with pytest.raises(ValueError, match=says) as caught:
             load_encoder(tmp_path / name)

@@ -28,12 +28,12 @@ def test_the_list_names_every_study_and_what_was_run(tmp_path, capsys):
         (["skyformer-figure-1", "--model", "nowhere"], "is not a folder"),
         (["skyformer-figure-1", "--texts", "nowhere.txt"], "nowhere.txt"),
         # Also where the study reads none of it.
-        (["complexity", "--data", "nowhere"], "--data nowhere is no folder; expected one with the data of tasks"),
+        (["complexity", "--data", "nowhere"], "--data nowhere is not a folder; expected one with the data of tasks"),
         (
             ["complexity", "--runs", "nowhere"],
             "--runs nowhere does not exist; expected the folder of `nystrom lra run`",
         ),
-        (["complexity", "--model", "nowhere"], "--model nowhere is no folder"),
+        (["complexity", "--model", "nowhere"], "--model nowhere is not a folder"),
         (["complexity", "--texts", "nowhere.txt"], "--texts nowhere.txt is not there or is not a file"),
     ],
 )
@@ -47,7 +47,7 @@ def test_what_cannot_run_ends_in_one_line(words, says, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("config", "says"),
-    [(None, "config.json is missing"), ("{", "config.json is no JSON text"), ("{}", "is of type None, which")],
+    [(None, "config.json is missing"), ("{", "config.json is not valid JSON"), ("{}", "is of type None, which")],
 )
 def test_a_folder_that_holds_no_model_ends_in_one_line(config, says, tmp_path, capsys):
     folder = tmp_path / "model"

@@ -122,7 +122,7 @@ def test_inputs_beyond_its_projections_are_refused_before_a_run_begins(data, tmp
     model = train("listops", to=tmp_path / "run", **rotary, **settings) / "best"
     with pytest.raises(ValueError, match=r"max_length is 700 but model .* has projections \(linformer\) of 600 pos"):
         train("listops", model=model, to=tmp_path / "longer", max_length=700, **settings)
-    with pytest.raises(ValueError, match=r"of 600 positions, but sequences would have 601, the token of the class"):
+    with pytest.raises(ValueError, match=r"of 600 positions, but sequences would have 601, including the class token"):
         train("listops", model=model, to=tmp_path / "classed", pooling="cls", **settings)
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
     trained = train("listops", model=model, to=tmp_path / "trained", **settings)

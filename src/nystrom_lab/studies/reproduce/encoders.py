@@ -190,7 +190,7 @@ def find_folder(model: Path | None) -> tuple[Path, int]:
             )
         folder = Path(import_module(_REAL).get_model_path())
     if not folder.is_dir():
-        raise ValueError(f"--model {folder} is no folder; expected one with config.json and safetensors.")
+        raise ValueError(f"--model {folder} is not a folder; expected one with config.json and safetensors.")
     kind = read_json(folder / "config.json").get("model_type")
     if kind not in CONFIG_MAPPING:
         raise ValueError(f"--model {folder} is of type {kind!r}, which transformers does not know: name another.")

@@ -337,7 +337,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(tuned, bert, films, tm
     save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
     says("does not fit its config.json", model=str(part))
     says("max_length is 64 but model .* has 48 positions", max_length=64)
-    says("attention method", attention="linformer", options=None)
+    says("method is 'linformer'", attention="linformer", options=None)
     says("num_landmarks is given for exact attention", attention=None)
     says("epochs is 2 and steps is 6", epochs=2)
     says(

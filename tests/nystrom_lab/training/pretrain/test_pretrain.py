@@ -134,7 +134,7 @@ def test_a_saved_model_scores_as_in_its_run(unbroken, documents):
         ({"preset": "bert"}, "preset 'bert' is unknown"),
         ({"attention": "nystrm"}, "Perhaps you meant 'nystrom'"),
         ({"options": {"num_features": 3}}, "num_features"),
-        ({"batch_size": 100_000}, "take a smaller batch"),
+        ({"batch_size": 100_000}, "use a smaller batch"),
         ({"batch_size": 6, "accumulation": 4}, "expected a multiple of 4"),
         ({"length": 7}, "length is 7"),
         ({"warmup_steps": 8}, "warmup_steps is 8"),
