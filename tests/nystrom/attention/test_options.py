@@ -87,7 +87,7 @@ def test_unknown_arguments_and_masks_by_position_raise_by_name(name):
     for call, inputs in ((attend, (q, q, q, *weights)), (layer, (q, q, q))):
         with pytest.raises(ValueError, match=r"argument 'kep' is unknown.*Perhaps you meant 'keep'"):
             call(*inputs, kep=keep)
-        with pytest.raises(ValueError, match=rf"{len(inputs) + 1} arguments .*expected q, k, v.*keep says"):
+        with pytest.raises(ValueError, match=rf"{len(inputs) + 1} positional arguments.*expected q, k, v.*keep says"):
             call(*inputs, keep)
 
 

@@ -159,7 +159,9 @@ def test_layers_of_a_decoder_are_declared_by_their_parent():
         fewer = model(tokens()[:, :19], 2 * tokens(), memory_key_padding_mask=padding())
     assert out[padding()].abs().sum() > 1
     assert (out[:, 0] - fewer[:, 0]).abs().max() > 0
-    with pytest.raises(ValueError, match=r"layers.0.multihead_attn is cross-attention, and longformer takes .*use"):
+    with pytest.raises(
+        ValueError, match=r"layers.0.multihead_attn is cross-attention, and longformer only takes .*use"
+    ):
         replace_attention(nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 32), 1), "longformer")
 
 

@@ -91,7 +91,7 @@ def _measure(job: Job, say: Callable[[str], None]) -> None:
     check_setting(job.folder, job.plan.setting)
     _write(job.folder / SETTING, job.plan.setting)
     if done:
-        say(f"{name}: going on, {len(done)} of {len(parts)} parts have their rows.")
+        say(f"{name}: continuing, {len(done)} of {len(parts)} parts have their rows.")
     progress = Progress(name, len(parts), unit="parts", initial=sum(part.name in done for part in parts))
     for place, part in enumerate(parts, start=1):
         if part.name in done:

@@ -187,7 +187,9 @@ def drawn(tmp_path):
 
 def test_files_of_this_library_are_counted_by_the_header_beside_them(drawn, tmp_path):
     cut(drawn / "basic_test.tsv")
-    with pytest.raises(ValueError, match=r"drawn: test has 4 samples where 5 are in dataset\.json: a file is cut"):
+    with pytest.raises(
+        ValueError, match=r"drawn: test has 4 samples where 5 are in dataset\.json: a file is truncated"
+    ):
         prepare_listops(tmp_path / "to", source=drawn, progress=False)
     assert len(ListOps(prepare_listops(tmp_path / "to", source=drawn, check_counts=False, progress=False), "test")) == 4
 
