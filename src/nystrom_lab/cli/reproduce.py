@@ -38,9 +38,8 @@ def reproduce_study(words: list[str]) -> None:
         Args:
             name: Name of the study, from --list.
             list: Print the studies: what each shows, its source, what it needs, its minutes, and whether it was run.
-            all: Run every study that needs no training and can run here, in about half an hour of one thread, and write
-                the page of all of them, index.html. Those that train are run by their names; the page shows them once
-                they were.
+            all: Run every study that needs no training and can run here, and write the page of all of them, index.html.
+                Those that train are run by their names; the page shows them once they were.
             size: "small", minutes on two cores, or "paper", the paper's setting in full.
             model: Folder of an encoder in Hugging Face format. Default: all-MiniLM-L6-v2 of nystrom[real].
             texts: Text files, may be compressed. Default: the Python language reference.

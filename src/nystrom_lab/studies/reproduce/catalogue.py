@@ -273,6 +273,7 @@ CATALOGUE: dict[str, Entry] = {
         source="this library",
         home="fidelity.front",
         needs=_ENCODER,
+        minutes=2,
     ),
     "long-inputs": Entry(
         shows="an encoder on texts beyond its 512 tokens: error, time and memory at each length",
