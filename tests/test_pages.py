@@ -7,6 +7,7 @@ import pytest
 
 from nystrom import __version__
 from nystrom.attention.registry import METHODS
+from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.presets.published import PRESETS
 
 ROOT = Path(__file__).parent.parent
@@ -68,3 +69,24 @@ def test_the_site_opens_from_its_folder():
     assert 'site_url: ""\n' in settings
     assert "use_directory_urls: false\n" in settings
     assert "  - offline\n" in settings
+
+
+def test_the_tables_of_joined_reviews_are_those_of_the_rows():
+    rows = read_rows(ROOT / "results" / "long-documents_amd-epyc-2-cores_2026-11-26.csv")
+    found = {(row.quantity, row.study.split()[0], row.fact("model"), row.method): row for row in rows}
+    guide = (DOCS / "long-documents.md").read_text(encoding="utf-8")
+    page = (DOCS / "long-documents-measured.md").read_text(encoding="utf-8")
+    for shown, model, method in (
+        ("the first 512 tokens, exact attention", "short/best", "softmax"),
+        ("4,096 tokens, `near_far`", "long-near_far-repeat", "near_far"),
+        ("4,096 tokens, `nystrom-64`", "long-nystrom-repeat", "nystrom-64"),
+    ):
+        before = found["test accuracy", "predict", model, method]
+        after, seconds, memory = (
+            found[quantity, "finetune", model, method] for quantity in ("test accuracy", "training time", "peak memory")
+        )
+        numbers = f"{before.value:.1%} | {after.value:.1%} | {seconds.value / 60:.0f} | {memory.value / 1e3:.1f}"
+        assert f"| {shown} | {numbers.replace('%', ' %')} |" in guide
+        for row in (before, after):
+            said = f"{row.value:.1%} | {100 * row.low:.1f} to {100 * row.high:.1f} |"
+            assert f"| {said.replace('%', ' %')}" in page

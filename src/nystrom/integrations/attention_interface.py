@@ -123,8 +123,15 @@ def register_methods() -> None:
     for name in SERVED:
         AttentionInterface.register(name, partial(attend_layer, name))
         AttentionMaskInterface.register(name, partial(make_mask, name))
-    for name in GUESSES:
+    # A name that another package has registered is its own.
+    for name in GUESSES - {*AttentionInterface()}:
         AttentionInterface.register(name, partial(refuse_guess, name))
+
+
+def is_guess(name: str | None) -> bool:
+    """Whether a name is registered as a guess; another package may have made it its own since."""
+    found = AttentionInterface().get(name)
+    return isinstance(found, partial) and found.func is refuse_guess
 
 
 def refuse_guess(name: str, *_: object, **__: object) -> NoReturn:

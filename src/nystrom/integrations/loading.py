@@ -25,7 +25,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from nystrom.integrations.attention_interface import GUESSES, SERVED, refuse_guess
+from nystrom.integrations.attention_interface import SERVED, is_guess, refuse_guess
 from nystrom.integrations.mask_interface import refuse_deaf
 from nystrom.integrations.position_tables import watch_positions
 
@@ -55,7 +55,7 @@ def check_model_asks(model: PreTrainedModel) -> None:
             guess of a name.
     """
     method = model.config._attn_implementation
-    if method in GUESSES:
+    if is_guess(method):
         refuse_guess(method)
     if method not in SERVED:
         return

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 from transformers import (
+    AttentionInterface,
     AutoConfig,
     AutoModel,
     BertConfig,
@@ -28,11 +29,13 @@ from transformers import (
     SiglipModel,
     SqueezeBertConfig,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from nystrom import MultiheadAttention, replace_attention
 from nystrom.attention.heads import build_attention
 from nystrom.inspection import inspect_model
 from nystrom.integrations import check_attention, set_attention
+from nystrom.integrations.attention_interface import register_methods
 from nystrom.models import EncoderConfig
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -77,6 +80,18 @@ def test_a_likely_guess_of_a_name_is_answered_with_the_name(guess, says, folder)
             ValueError, match=f"attn_implementation is '{guess}'; expected one of nystrom, near_far.*{says}"
         ):
             start()
+
+
+def test_a_name_that_another_package_registered_is_its_own():
+    own = AttentionInterface().get("linear_attention")
+    AttentionInterface.register("linear_attention", sdpa_attention_forward)
+    try:
+        model = AutoModel.from_config(BertConfig(**BERT), attn_implementation="linear_attention").eval()
+        assert model(**IDS).last_hidden_state.isfinite().all()
+        register_methods()
+        assert AttentionInterface().get("linear_attention") is sdpa_attention_forward
+    finally:
+        AttentionInterface.register("linear_attention", own)
 
 
 def later(guess):

@@ -285,12 +285,16 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
         for key in sorted(errors, key=lambda key: (key[0], (*METHODS, PACKAGE).index(key[1])))
     ]
     of = [f"{place}: {what}" for place in PLACES for what in ("ms", "/ exact", "MB")]
-    lengths, ratios = sorted({n for n, _ in hidden}), measured[RATIO, "encoder"]
-    short = [
-        [name, *(f"{cell(hidden, (n, name), '.2f')} / {cell(ratios, (n, name), '.2f')}" for n in lengths)]
-        for name in METHODS
-        if any((n, name) in hidden for n in lengths)
-    ]
+    lengths = sorted({n for n, _ in hidden})
+
+    def short(off: Mapping[tuple[int, str], Row], place: str) -> list[list[str]]:
+        ratios = measured[RATIO, place]
+        return [
+            [name, *(f"{cell(off, (n, name), '.2f')} / {cell(ratios, (n, name), '.2f')}" for n in lengths)]
+            for name in (*METHODS, PACKAGE)
+            if any((n, name) in off for n in lengths)
+        ]
+
     by_positions = _of_positions(rows)
     by_pass = [
         [row.fact("of"), row.fact("lengths"), time, f"{row.value:.2f}", f"{row.low:.2f} to {row.high:.2f}"]
@@ -301,7 +305,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
         Table(
             "the whole encoder, error of the hidden states / time beside exact attention",
             ["method", *(f"n = {n}" for n in lengths)],
-            short,
+            short(hidden, "encoder"),
         ),
         Table(
             "near_far before any fine-tuning, by positions",
@@ -315,6 +319,11 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
             "near_far of short sequences, time beside exact attention, and of mixed ones beside exact_up_to=0",
             ["", "tokens", "", "ratio", "quartiles"],
             by_pass,
+        ),
+        Table(
+            "the attention of one layer, error of its output / time beside exact attention",
+            ["method", *(f"n = {n}" for n in lengths)],
+            short(errors, "attention"),
         ),
     ]
 

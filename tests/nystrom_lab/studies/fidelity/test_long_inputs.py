@@ -33,7 +33,7 @@ def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatc
     assert {(row.fact("of"), row.n) for row in rows if row.quantity == MEMORY} == {
         (place, n) for place in ("attention", "encoder") for n in (16, 1200)
     }
-    table, short, positions, passes = STUDY.tables(rows)
+    table, short, positions, passes, attention = STUDY.tables(rows)
     assert [line[:3] for line in passes.lines] == [
         [of, lengths, time]
         for of, lengths in (("short inputs", "8"), ("mixed lengths", "3 8"), ("mixed lengths", "8 300"))
@@ -43,6 +43,8 @@ def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatc
     assert "nan" not in positions.lines[0]
     assert [line[0] for line in short.lines] == list(long_inputs.METHODS)
     assert short.lines[0][1:] == ["0.00 / 1.00", "0.00 / 1.00"]
+    assert [line[0] for line in attention.lines] == [*METHODS, PACKAGE]
+    assert attention.lines[0][1:] == ["0.00 / 1.00", "0.00 / 1.00"]
     in_table = (*METHODS, long_inputs.PACKAGE)
     assert [line[:2] for line in table.lines] == [[n, name] for n in ("16", "1200") for name in in_table]
     # The package is not put into the encoder. What it computes is Nyström attention, beside other zeros in front.
