@@ -128,7 +128,7 @@ def register_methods() -> None:
         AttentionInterface.register(name, partial(refuse_guess, name))
 
 
-def is_guess(name: str | None) -> bool:
+def is_guess(name: str) -> bool:
     """Whether a name is registered as a guess; another package may have made it its own since."""
     found = AttentionInterface().get(name)
     return isinstance(found, partial) and found.func is refuse_guess

@@ -55,7 +55,7 @@ def check_model_asks(model: PreTrainedModel) -> None:
             guess of a name.
     """
     method = model.config._attn_implementation
-    if is_guess(method):
+    if method is not None and is_guess(method):
         refuse_guess(method)
     if method not in SERVED:
         return
