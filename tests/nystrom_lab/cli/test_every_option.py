@@ -29,7 +29,7 @@ def options_of(command):
     found = []
     for line in said.getvalue().partition("\n\n")[2].splitlines():
         text = line.strip("│ ")
-        if ITEM.match(line) and not text.endswith("."):
+        if ITEM.match(line) and (text.startswith("-") or not text.endswith(".")):
             found.append(re.split(r"\s{2,}", text)[0])
         if found and (default := re.search(r"\((default: [^)]*|required|repeatable)\)$", text)):
             found[-1] += f" ({default[1]})"
