@@ -1,9 +1,10 @@
 r"""The two papers' tables of time and memory, measured on this machine and compared with the printed numbers.
 
 Table 1 of Nyströmformer is one attention module over the length (`nystrom_lab.studies.speed.efficiency`, without the
-skip convolution), forward as in the paper, and also forward+backward. The paper names neither heads nor their width: 8
-heads of 64 are a guess. It prints averages over calls, here are medians of interleaved ones. Table 2 of Skyformer is a
-training step of each task (`nystrom_lab.studies.speed.training`) instead of 50,000 of them with their evaluations.
+skip convolution), forward as in the paper; `--size paper` also has forward+backward. The paper names neither heads nor
+their width: 8 heads of 64 are a guess. It prints averages over calls, here are medians of interleaved ones. Table 2 of
+Skyformer is a training step of each task (`nystrom_lab.studies.speed.training`) instead of 50,000 of them with their
+evaluations.
 
 Both are compared in ratios against exact attention that stores its n x n matrix, `softmax-materialised`, as the papers
 do. Fused exact attention, `softmax` (`scaled_dot_product_attention`), stores no such matrix and is what a user of today
@@ -48,7 +49,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.efficiency import efficiency_figure
@@ -58,6 +59,7 @@ from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, most, quartiles_of, roughly
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.speed.choices import Pass
 from nystrom_lab.studies.speed.efficiency import run_efficiency
 from nystrom_lab.studies.speed.lra_shapes import SHAPES, TABLE_2_METHODS
 from nystrom_lab.studies.speed.training import run_training
@@ -84,24 +86,27 @@ def _plan_efficiency(setting: Setting) -> Plan:
     device = _device(setting)
     lengths = (512, 1024, 2048, 4096, 8192)
     repeats = 9 if paper else 3
+    passes = get_args(Pass) if paper else ("forward",)
     said = {
         "methods": " ".join(_TABLE_1_METHODS),
         "lengths": " ".join(map(str, lengths)),
         "sizes": "1 sequence, 8 heads of 64",
+        "passes": " ".join(passes),
         "repeats": str(repeats),
         "device": device,
     }
     differs = "8 heads of 64, which the paper does not say, and medians instead of averages"
     if not paper:
         differs = f"a CPU instead of an NVIDIA 1080 Ti, {differs}"
-    parts = [Part(f"n={n}", partial(_measure_length, n, repeats, device)) for n in lengths]
+    parts = [Part(f"n={n}", partial(_measure_length, n, passes, repeats, device)) for n in lengths]
     return Plan(parts, said, differs)
 
 
-def _measure_length(n: int, repeats: int, device: str, folder: Path) -> Iterable[Row]:
+def _measure_length(n: int, passes: tuple[Pass, ...], repeats: int, device: str, folder: Path) -> Iterable[Row]:
     return run_efficiency(
-        lengths=(n,), methods=_TABLE_1_METHODS, skip="without", repeats=repeats, device=device, to=folder / "bench"
-    )
+        lengths=(n,), methods=_TABLE_1_METHODS, passes=passes, skip="without", repeats=repeats, device=device,
+        to=folder / "bench",
+    )  # fmt: skip
 
 
 def _plan_training(setting: Setting) -> Plan:

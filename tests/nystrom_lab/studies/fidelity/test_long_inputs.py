@@ -17,7 +17,7 @@ STUDY = STUDIES[NAME]
 def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatch):
     monkeypatch.setattr(long_inputs, "LENGTHS", (16, 1200, 5000, 6000))
     monkeypatch.setattr(long_inputs, "ROUNDS", 1)
-    monkeypatch.setattr(long_inputs, "SHORT_ROUNDS", 1)
+    monkeypatch.setattr(long_inputs, "SHORT_ROUNDS", {"small": 1})
     monkeypatch.setattr(long_inputs, "SHORT_LENGTHS", (8,))
     monkeypatch.setattr(long_inputs, "MIXED_LENGTHS", ((3, 8), (8, 300)))
     (tmp_path / "long.txt").write_text(prose.read_text() * 8)
