@@ -158,7 +158,7 @@ class _Windows(NamedTuple):
 
 
 def _piece_length(options: NearFarOptions) -> int:
-    """Keys per piece: all sums together then hold twice as many numbers as the values, and few extra keys are copied."""
+    """Keys per piece: all sums together then hold twice as many numbers as the values; few extra keys are copied."""
     return max(1, options.num_clusters // 2)
 
 
