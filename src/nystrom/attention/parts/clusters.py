@@ -110,7 +110,7 @@ def take_rows(x: Float[Tensor, "*b s d"], rows: Int[Tensor, "*b r"]) -> Float[Te
 
 
 def in_one_matrix(rows: Int[Tensor, "*b r"], size: int) -> Int[Tensor, " k"]:
-    """Row indices in the concatenation of matrices of `size` rows, which a CPU gathers and adds several times faster."""
+    """Row indices in the concatenation of matrices of `size` rows: a CPU gathers and adds these much faster."""
     before = size * torch.arange(rows.shape[:-1].numel(), device=rows.device)
     return (rows + before.view(*rows.shape[:-1], 1)).flatten()
 

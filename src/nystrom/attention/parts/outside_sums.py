@@ -4,8 +4,9 @@ Let $w_l$ be the window of block l: its B tokens and `reach` more on either side
 each cluster over some tokens. Then
 $$\mathrm{sums}_l = \sum_{i < l} V(\text{first } B \text{ of } w_i) + \sum_{i > l} V(\text{last } B \text{ of } w_i):$$
 the first B tokens of the earlier windows are exactly the tokens before $w_l$, and the last B tokens of the later
-windows are those after it. Nothing is added that would have to be subtracted again: in floating point, a large value would take
-the digits of all others with it. The gradient has the same form: sums over the blocks before and after a token's own.
+windows are those after it. Nothing is added that would have to be subtracted again: in floating point, a large value
+would take the digits of all others with it. The gradient has the same form: sums over the blocks before and after a
+token's own.
 """
 
 from bisect import bisect_right

@@ -3,8 +3,8 @@ r"""Dropout whose random draws on a CPU cost a fraction of torch's.
 $$y_i = \frac{z_i}{1 - p}\, x_i, \qquad z_i \in \{0, 1\}, \quad P(z_i = 0) = p.$$
 
 On a CPU, torch draws a number of 32 or 64 bits for each $z_i$, one after the other. Here, one draw of 64 bits gives
-four of them, from 16 bits each. So p is rounded to the nearest multiple of $2^{-16}$; the scale factor uses the rounded p,
-which keeps the mean exact. Draws come from torch's global generator. On other devices, in a compiler, and if the
+four of them, from 16 bits each. So p is rounded to the nearest multiple of $2^{-16}$; the scale factor uses the rounded
+p, which keeps the mean exact. Draws come from torch's global generator. On other devices, in a compiler, and if the
 rounded p is 0 or 1, torch's own dropout is used.
 
 Source: Srivastava et al. (2014), Journal of Machine Learning Research 15, section 4.

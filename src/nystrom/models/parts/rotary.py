@@ -1,10 +1,10 @@
-r"""Rotary positions: queries and keys are rotated by angles that grow with position, so scores depend on distances.
+r"""Rotary positions: queries and keys rotate by angles that grow with the position, so scores depend on distances.
 
 Channels j and j + d/2 of a head of width d form one complex number $z_j$, which position p rotates to
 $$z_j\, e^{i p \theta_j}, \qquad \theta_j = 10000^{-k_j / R},$$
 so the score of a query at p and a key at p' depends on their positions only through p - p'. Of the P pairs, R are
-rotated: those with $(j R \bmod P) < R$, which are evenly spread; $k_j = \lfloor j R / P \rfloor$ numbers them. The other
-pairs have $\theta_j = 0$ and do not depend on the position.
+rotated: those with $(j R \bmod P) < R$, which are evenly spread; $k_j = \lfloor j R / P \rfloor$ numbers them. The
+other pairs have $\theta_j = 0$ and do not depend on the position.
 
 Within each head, P = d/2, and all heads are rotated alike. Across heads, the pairs of all heads are numbered one after
 the other, so the first head rotates fast and is local, and the last one rotates slowly and sees far.
