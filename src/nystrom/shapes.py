@@ -142,8 +142,8 @@ def check_tensor(name: str, x: object) -> None:
         raise ValueError(f"{name} is a {type(x).__name__}; expected a tensor.")
     if x.is_nested:
         raise ValueError(
-            f"{name} is a nested tensor; expected a dense one: pad it (torch.nested.to_padded_tensor) and say which "
-            "tokens are real by a mask. nn.TransformerEncoder makes none after encoder.use_nested_tensor = False."
+            f"{name} is a nested tensor; expected a dense one: pad it (torch.nested.to_padded_tensor) and mark the "
+            "real tokens by a mask. nn.TransformerEncoder makes no nested tensors if encoder.use_nested_tensor = False."
         )
     if x.layout != torch.strided:
         raise ValueError(f"{name} has the layout {x.layout}; expected a dense tensor: x.to_dense().")
@@ -181,8 +181,9 @@ def check_keep(name: str, keep: Tensor | None, x: Tensor, of: str) -> None:
         )
     if keep.ndim != 2:
         raise ValueError(
-            f"{name} has shape {tuple(keep.shape)}; expected (batch, tokens). A causal or n x s mask cannot be "
-            "honoured in linear memory: use torch.nn.functional.scaled_dot_product_attention for it."
+            f"{name} has shape {tuple(keep.shape)}; expected (batch, tokens). An n x s mask cannot be honoured in "
+            "linear memory: for a causal one use near_far with is_causal=True, for others "
+            "torch.nn.functional.scaled_dot_product_attention."
         )
     if keep.shape[0] != x.shape[0] or keep.shape[1] != x.shape[-2]:
         raise ValueError(

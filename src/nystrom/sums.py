@@ -35,7 +35,9 @@ def find_fault(folder: Path) -> str:
             # Earlier versions wrote only sizes.
             size, digest = (entry, None) if isinstance(entry, int) else entry
             if (folder / name).stat().st_size != size or digest not in (None, sha256(folder / name)):
-                return f"{name} is not the one that it was made with" if "/" in name else f"{name} is damaged"
+                return (
+                    f"{name} is not the file that this folder was written with" if "/" in name else f"{name} is damaged"
+                )
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (ValueError, TypeError, AttributeError):

@@ -361,8 +361,8 @@ class MultiheadAttention(nn.Module):
             size = {"query": "embed_dim", "key": "kdim", "value": "vdim"}[name]
             if x.shape[-1] != (width := getattr(self, size)):
                 raise ValueError(
-                    f"{name} has width {x.shape[-1]}; expected {width}, the layer's {size}: pass such tokens, or build "
-                    f"the layer with {size}={x.shape[-1]}."
+                    f"{name} has width {x.shape[-1]}; expected {width}, the layer's {size}: pass such a tensor, or "
+                    f"build the layer with {size}={x.shape[-1]}."
                 )
             check_dtype(name, x, weight, of="layer")
 

@@ -347,7 +347,7 @@ class NearFarOptions:
         reach: Tokens on either side of its own block that a query sees exactly.
         num_heavy: Keys g of each head that all of its queries see exactly.
         num_clusters: Clusters m of the other keys.
-        iterations: Steps of k-means, of which the last sees all keys and the others a sample.
+        iterations: Steps of k-means; the last one uses all keys, the others a sample.
         exact_up_to: Self-attention of a sequence with at most this many real tokens is exact: up to about 1,024 that is
             faster on a CPU. 0 approximates sequences of any length. In causal attention, the queries of this many first
             tokens, in whole blocks, are exact.

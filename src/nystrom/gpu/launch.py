@@ -198,8 +198,8 @@ def launching_on(device: torch.device) -> Iterator[None]:
             yield
         except OutOfResources as error:
             raise RuntimeError(
-                f"{device} has too little {error.name} for the kernels at these sizes ({error.limit}, of "
-                f"{error.required} that they need): take narrower heads or fewer landmarks, or pass backend='torch'."
+                f"{device} has too little {error.name} for the kernels at these sizes (it has {error.limit}, they need "
+                f"{error.required}): use narrower heads or fewer landmarks, or pass backend='torch'."
             ) from error
 
 

@@ -35,7 +35,7 @@ def check_group(group: object) -> Ranks:
             raise ValueError(f"group is a mesh of {mesh} dimensions; expected one: pass mesh['name'] of the tokens.")
         group = group.get_group()  # pyright: ignore[reportAttributeAccessIssue]
     if group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("group does not include this process: call attention with it only on its own ranks.")
+        raise ValueError("group does not include this process: pass it only on the ranks that belong to it.")
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(
             f"group is a {type(group).__name__}; expected a torch.distributed.ProcessGroup, such as dist.group.WORLD."

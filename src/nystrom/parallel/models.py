@@ -53,7 +53,7 @@ def parallelize(model: nn.Module, group: Group) -> None:
     for name, module in model.named_modules():
         if not getattr(module, "over_ranks", True):
             raise ValueError(
-                f"model has {name}, a {type(module).__name__}, which does not work over ranks: make it without."
+                f"model has {name}, a {type(module).__name__}, which does not work over ranks: build it without."
             )
     methods = {module.method for module in model.modules() if isinstance(module, AttentionHeads)}
     if not methods:
