@@ -1,4 +1,4 @@
-"""The choices of options, and checks of words and numbers shared by all packages. Needs no torch."""
+"""The choices that options have, and checks of words and numbers for all packages. Needs no torch."""
 
 import difflib
 import math
@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Collection, Iterable
 from typing import Literal
 
-# A name with more letters than these stands for itself where a longer one begins with it.
+# A known name with more letters than this is suggested if an unknown name begins with it.
 _WORD = 3
 
 Backend = Literal["auto", "torch", "triton"]
@@ -38,7 +38,7 @@ def check_at_least(name: str, value: object, least: int) -> None:
 
 
 def check_seed(name: str, value: object) -> None:
-    """Raise if a value is not a seed that both torch and numpy accept: an integer of 32 bits."""
+    """Raise if a value is not a seed that both torch and numpy accept: an unsigned 32-bit integer."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
         raise ValueError(f"{name} is {value!r}; expected a whole number from 0 to {2**32 - 1}.")
 
@@ -65,7 +65,7 @@ def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None
 
 
 def nearest_name(name: object, known: Iterable[str]) -> str | None:
-    """The known name that one was most likely meant for, as "nystrom" for "Nyström-Attention"; None if none is near."""
+    """The known name that was most likely meant, such as "nystrom" for "Nyström-Attention"; None if none is similar."""
     if not isinstance(name, str):
         return None
     plain, came = {_plain(each): each for each in known}, _plain(name)
@@ -76,13 +76,13 @@ def nearest_name(name: object, known: Iterable[str]) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """A name without what may be written in several ways: case, accents and what joins words."""
+    """A name without case, accents and separators, which may be written in several ways."""
     letters = unicodedata.normalize("NFKD", name.lower())
     return "".join(letter for letter in letters if letter.isalnum())
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers in their order as "0-2 5"; "none" for none."""
+    """Sorted numbers as text, such as "0-2 5"; "none" if there are none."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:

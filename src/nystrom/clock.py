@@ -1,20 +1,21 @@
 """Time and peak memory of one call.
 
-**Time** on a CPU is wall clock around the call. On a CUDA device it is the device's own clock, from when it could begin
-with the call to when it has done all of it. Before that it clears its caches, by writing more than they hold, so that
-inputs come from memory; the CPU meanwhile begins to launch, as it does in a model whose device has work to do. Launches
-that the CPU makes more slowly than the device works are in the time. A first call may compile: make it before.
+**Time** on a CPU is wall-clock time around the call. On a CUDA device, it is measured by the device's own clock, from
+the moment it could start the call until all of the call is done. Before that, the device clears its caches by writing
+more than they hold, so inputs come from memory. Meanwhile the CPU starts to launch, as it does in a model that keeps
+the device busy. If the CPU launches more slowly than the device works, the wait is part of the time. A first call may
+compile: make one before measuring.
 
-**Peak memory** is the largest amount that was allocated at one moment of the call, less what was allocated when it
-began. It holds everything that the call makes: temporaries, what is saved for the backward pass, the output and the
-gradients; not the inputs, which existed before. It counts the requests to torch's allocator:
+**Peak memory** is the largest amount that was allocated at any moment of the call, minus what was allocated when it
+began. It includes everything that the call allocates: temporaries, what is saved for the backward pass, the output and
+the gradients. The inputs, which existed before, are not included. It counts the requests to torch's allocator:
 
-- CUDA: `max_memory_allocated` after a reset, less `memory_allocated` before.
+- CUDA: `max_memory_allocated` after a reset, minus `memory_allocated` before.
 - CPU: the maximum of the running sum of the allocator's "[memory]" events in `torch.profiler` (`profile_memory=True`).
-  Scratch space that a library takes from the system by itself (oneDNN, MKL) is no such event and is not counted, and
-  what the call frees of the memory that was there before is not subtracted.
+  Scratch space that a library (oneDNN, MKL) takes from the system directly is not among these events and is not
+  counted. If the call frees memory that was allocated before, this is not subtracted.
 
-The profiler slows a call down, so memory is measured in a call of its own, never in one that is timed.
+The profiler slows a call down, so memory is measured in a separate call, never in a timed one.
 """
 
 import os
@@ -25,7 +26,7 @@ from contextlib import contextmanager
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-# What is written between calls, in terms of the last cache.
+# Bytes written between calls, as a multiple of the last-level cache.
 _TIMES_CACHE = 4
 
 
@@ -34,7 +35,7 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 
     Args:
         call: Function to time; its result is dropped after the clock has stopped.
-        device: Device on which it computes.
+        device: Device that it runs on.
     """
     if device.type == "cuda":
         return _device_seconds(call, device)
@@ -64,7 +65,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
 
     Args:
         call: Function to measure; its result is kept until the end, so that the output counts.
-        device: Device on which it computes, CPU or CUDA.
+        device: Device that it runs on, CPU or CUDA.
     """
     if device.type == "cuda":
         _finish(device)
@@ -77,7 +78,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         result = call()
     del result
-    # The public lists of events leave out allocations inside operators; the raw ones hold each with its size and time.
+    # The public lists of events omit allocations inside operators; the raw events include each, with its size and time.
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -89,7 +90,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory: as reported by CUDA, or available on the system."""
+    """Free memory in bytes: on CUDA, including unused memory that torch has reserved; else what the system has left."""
     if device.type == "cuda":
         reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reusable
@@ -107,7 +108,7 @@ def _finish(device: torch.device) -> None:
 def _quiet() -> Iterator[None]:
     """Keep the profiler from writing a line to the terminal at each start and stop.
 
-    It reads its level from this variable when it is first used, and offers no other way to set it.
+    It reads its log level from this environment variable on first use; there is no other way to set it.
     """
     before = os.environ.get("KINETO_LOG_LEVEL")
     os.environ["KINETO_LOG_LEVEL"] = "9" if before is None else before

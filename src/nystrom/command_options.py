@@ -1,6 +1,6 @@
 """Options of commands on models, as documented classes, and functions that take the fields of such a class.
 
-Needs no torch, so that a command line knows its options before anything is imported.
+Needs no torch, so a command line knows its options before anything heavy is imported.
 """
 
 import functools
@@ -30,14 +30,14 @@ def option_docs(options: type) -> dict[str, str]:
 
 
 def signature_of(options: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a class of options: its own fields before those of the classes that it extends."""
+    """The signature of an options class: its own fields come before those of its base classes."""
     own = inspect.get_annotations(options)
     parameters = inspect.signature(options).parameters.values()
     return inspect.Signature(sorted(parameters, key=lambda each: (each.kind, each.name not in own)))
 
 
 def arguments_doc(options: type) -> str:
-    """The fields of a class of options, and of those that it extends, as the arguments of a docstring."""
+    """The fields of an options class and its base classes, as the "Args" section of a docstring."""
     docs: dict[str, str] = {}
     for kind in options.__mro__[:-1]:
         docs = option_docs(kind) | docs

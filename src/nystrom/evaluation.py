@@ -1,4 +1,4 @@
-"""A model as it is in evaluation, for a while."""
+"""Put a model into evaluation mode temporarily."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run a block without dropout and random draws; then each of its parts is in the mode that it was in."""
+    """Run a block in evaluation mode, without dropout and random draws; then restore the mode of every module."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

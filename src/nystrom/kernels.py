@@ -1,4 +1,4 @@
-r"""Kernel functions of two sets of points, as dense matrices, and feature maps whose inner products are kernels.
+r"""Kernel functions between two sets of points, as dense matrices, and feature maps whose inner products are kernels.
 
 With `scale` $c$ (the $1 / \sqrt{d}$ of attention):
 
@@ -9,17 +9,19 @@ With `scale` $c$ (the $1 / \sqrt{d}$ of attention):
   $(1 + \sqrt5 r + \tfrac53 r^2)\, e^{-\sqrt5 r}$ (smoothness 5/2); the Laplace kernel of the Euclidean norm is the
   Matérn kernel of smoothness 1/2.
 
-All are positive semidefinite. The first two are computed from inner products. Those of r are computed from differences
-of tokens, because the root magnifies the rounding of small differences of squares. The gradient of r is taken as 0
-where q = k: this is right for both Matérn kernels, and a subgradient for Laplace's, which has a peak there. Asking for
-a second derivative of a kernel of r raises an error.
+All are positive semidefinite. The first two are computed from inner products. Kernels of r are computed from
+differences of tokens, because the square root magnifies the rounding of small differences of squares. The gradient of r
+is taken as 0 where q = k: this is correct for both Matérn kernels, and a subgradient for the Laplace kernel, which has
+a peak there. Asking for a second derivative of a kernel of r raises an error.
 
-They are tied by $\mathrm{SM}(q, k) = e^{c \|q\|^2 / 2}\, \kappa(q, k)\, e^{c \|k\|^2 / 2}$ (Skyformer, Lemma 1, whose
-inline Gaussian lacks the minus sign).
+The first two are related by $\mathrm{SM}(q, k) = e^{c \|q\|^2 / 2}\, \kappa(q, k)\, e^{c \|k\|^2 / 2}$ (Skyformer,
+Lemma 1, whose inline Gaussian lacks the minus sign).
 
-- ELU features $\phi(x) = \mathrm{ELU}(x) + 1$, a kernel by definition,
-- positive random features $\phi(x) = r^{-1/2} \exp(\sqrt c\, W x - \tfrac c2 \|x\|^2)$, the r rows of W of the
-  distribution $N(0, I)$: $\mathrm E\, \phi(q)^\top \phi(k) = \mathrm{SM}(q, k)$.
+Feature maps:
+
+- ELU features $\phi(x) = \mathrm{ELU}(x) + 1$, which define a kernel of their own,
+- positive random features $\phi(x) = r^{-1/2} \exp(\sqrt c\, W x - \tfrac c2 \|x\|^2)$, with the r rows of W drawn from
+  $N(0, I)$: $\mathrm E\, \phi(q)^\top \phi(k) = \mathrm{SM}(q, k)$.
 
 Source: Chen et al. (2021), arXiv:2111.00035, sections 3.1 and 4.1; Katharopoulos et al. (2020), arXiv:2006.16236,
 eq. (7); Choromanski et al. (2020), arXiv:2009.14794, Lemma 1; Rasmussen and Williams (2006), section 4.2.1, for the
@@ -37,7 +39,7 @@ from nystrom.checks import Kernel
 
 
 def softmax_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
-    """Unnormalised softmax scores; they overflow where a score passes the logarithm of the largest number."""
+    """Unnormalised softmax scores; they overflow if a score exceeds the logarithm of the dtype's largest number."""
     return torch.exp(scale * (q @ k.mT))
 
 
@@ -51,7 +53,7 @@ def gaussian_logarithm(
 ) -> Float[Tensor, "*b n s"]:
     """Logarithms of Gaussian scores, at most 0."""
     norms = 0.5 * (q.square().sum(-1)[..., :, None] + k.square().sum(-1)[..., None, :])
-    # Rounding of three large terms can leave a little above 0.
+    # Rounding of three large terms can give slightly more than 0.
     return (scale * (q @ k.mT - norms)).clamp(max=0)
 
 
@@ -73,12 +75,12 @@ def matern52_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, s
 
 
 def _distances(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
-    """Distances times the root of the scale; so far below infinity that squares of them stay finite."""
+    """Distances times the root of the scale, clamped so that their squares stay finite."""
     distances = scale**0.5 * torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
     return distances.clamp(max=torch.finfo(distances.dtype).max ** 0.5 / 8)
 
 
-# The dense function of each kernel of a distance.
+# The dense function of each kernel that depends on a distance.
 KERNELS: dict[Kernel, Callable[..., Tensor]] = {
     "gaussian": gaussian_kernel,
     "laplace": laplace_kernel,
@@ -88,18 +90,18 @@ KERNELS: dict[Kernel, Callable[..., Tensor]] = {
 
 
 def half_norms(x: Float[Tensor, "*b n d"], *, scale: float = 1.0) -> Float[Tensor, "*b n 1"]:
-    """Half the squared norm of each token, times `scale`; so far below infinity that sums of a few stay finite."""
+    """Half the squared norm of each token, times `scale`, clamped so that sums of a few stay finite."""
     return (0.5 * scale * x.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(x.dtype).max / 8)
 
 
 def elu_features(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
-    """ELU + 1, which is 1 + x above 0 and exp(x) below; exp(x) under the rounding of 1 becomes 0."""
+    """ELU + 1, which is 1 + x above 0 and exp(x) below; exp(x) becomes 0 if it is below the rounding of 1."""
     return F.elu(x).add_(1)
 
 
 def positive_features(
     x: Float[Tensor, "*b n d"], projection: Float[Tensor, "r d"], *, scale: float
 ) -> Float[Tensor, "*b n r"]:
-    """Random features of the softmax kernel, one per row of the projection; they overflow where the kernel does."""
+    """Random features of the softmax kernel, one per row of the projection; they overflow when the kernel does."""
     norms = 0.5 * scale * x.square().sum(-1, keepdim=True)
     return torch.exp(scale**0.5 * (x @ projection.mT) - norms) * projection.shape[0] ** -0.5

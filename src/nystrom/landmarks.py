@@ -1,19 +1,19 @@
 r"""Reduce n tokens to m landmarks, per sequence and head, over real tokens only.
 
-Real tokens are counted, not placed: the token of rank r is the r-th real one (from 0) of its sequence, c of them in
-all. With $m \le c$, segment j holds the ranks r with $\lfloor r m / c \rfloor = j$: m segments whose lengths differ
-by one at most.
+Only the order of real tokens matters, not their positions: the token of rank r is the r-th real one (from 0) of its
+sequence, which has c real tokens. If $m \le c$, segment j holds the ranks r with $\lfloor r m / c \rfloor = j$: m
+segments whose lengths differ by at most one.
 
 - Segment means (Nyströmformer, eq. 16, whose sum should run over the l tokens of a segment and be divided by l):
   the mean of each segment.
 - Uniform: one token drawn from each segment.
-- k-means: Lloyd's iterations from the segment means, as the supplement of Nyströmformer compares.
+- k-means: Lloyd's iterations from the segment means, one of the choices compared in the supplement of Nyströmformer.
 
-The content and number of padding tokens change nothing. A sequence with fewer than m real tokens leaves landmarks empty
-(zero): callers give such sequences exact attention instead.
+The content and number of padding tokens change nothing. If a sequence has fewer than m real tokens, some landmarks are
+empty (zero): callers give such sequences exact attention instead.
 
 **Exact limit.** A sequence is short if it has at most m real keys, or at most m real queries: then m landmarks are
-enough for exact attention. `short_sequences` counts real tokens, `all_are_short` only looks at the lengths.
+enough for exact attention. `short_sequences` counts real tokens; `all_are_short` only looks at the lengths.
 """
 
 import torch
@@ -27,13 +27,13 @@ from nystrom.precision import accumulator, at_least_float32
 from nystrom.shapes import Generator, check_generator, check_keep, check_tensor
 
 KMEANS_STEPS = 5
-# Centres are about equally near within so much of the mean square of their distance from the middle.
+# Centres count as equally near if they differ by less than this share of their mean squared distance from the middle.
 _NEAR = 2**-16
-# Fractional parts of its multiples are spread evenly.
+# The fractional parts of its multiples are spread evenly.
 GOLDEN_RATIO = 0.6180339887498949
-# Tokens among which the middle is sought.
+# Tokens from which the middle is estimated.
 _SOME = 8
-# Distances to centres that k-means holds at a time: these, or a quarter of the tokens' own size where that is more.
+# Distances to centres that k-means holds at a time: this many, or a quarter of the tokens' own size if that is more.
 _DISTANCES = 2**14
 
 
@@ -44,7 +44,7 @@ def ranks(keep: Bool[Tensor, "b n"]) -> tuple[Int[Tensor, "b n"], Int[Tensor, " 
 
 
 def first_tokens(keep: Bool[Tensor, "b n"], m: int) -> tuple[Int[Tensor, "b m"], Bool[Tensor, "b m"]]:
-    """Positions of the first m real tokens, and which of these m exist."""
+    """Positions of the first m real tokens, and which of them exist."""
     rank, count = ranks(keep)
     slot = torch.where(keep & (rank < m), rank, m)
     here = torch.arange(keep.shape[1], device=keep.device).expand_as(slot)
@@ -53,9 +53,9 @@ def first_tokens(keep: Bool[Tensor, "b n"], m: int) -> tuple[Int[Tensor, "b m"],
 
 
 def insertion_points(ascending: Int[Tensor, "r n"], wanted: Int[Tensor, "r m"]) -> Int[Tensor, "r m"]:
-    """The first place in its row of each wanted number, or of a larger one; n where there is none.
+    """For each wanted number, the first place in its row with that number or a larger one; n if there is none.
 
-    ONNX has no search. There it is the count of the smaller numbers: the same places, but n x m numbers.
+    ONNX has no search. There, the smaller numbers are counted: this gives the same places, but takes n x m comparisons.
     """
     if is_for_onnx():
         return (ascending[:, None] < wanted[:, :, None]).sum(dim=-1)
@@ -83,7 +83,7 @@ def segment_means(
     """
     _check(x, m, keep)
     n = x.shape[2]
-    # A compiler that takes any length would make a graph for those that segments divide, and one for the others.
+    # With symbolic lengths, a branch would give two graphs: for lengths that m divides, and for the others.
     if keep is None and statically_known_true(n % m == 0):
         return x.unflatten(2, (m, n // m)).mean(dim=3, dtype=accumulator(x.dtype))
     return group_means(x, segments(x, m, keep), m)
@@ -105,7 +105,7 @@ def uniform(
         draws: Position of each token within its segment, in [0, 1), shared by the batch; None uses `even_draws`.
 
     Raises:
-        ValueError: What `segment_means` raises for.
+        ValueError: As `segment_means`.
     """
     _check(x, m, keep)
     keep = all_real(x) if keep is None else keep
@@ -115,16 +115,16 @@ def uniform(
 
 
 def uniform_positions(keep: Bool[Tensor, "b n"], m: int, draws: Float[Tensor, " m"]) -> Int[Tensor, "b m"]:
-    """Position of the real token that is drawn from each of m near-equal segments."""
+    """Position of the real token drawn from each of m near-equal segments."""
     rank, count = ranks(keep)
     wanted = drawn_ranks(count, m, draws)
-    # Ranks never decrease, so the position of a rank is its insertion point; a token that is not real has the rank of
-    # the real one before it, and the search finds the leftmost.
+    # Ranks never decrease, so the position of a rank is its insertion point. A padding token has the rank of the real
+    # token before it, but the search finds the leftmost.
     return insertion_points(rank, wanted).clamp(max=keep.shape[1] - 1)
 
 
 def drawn_ranks(count: Int[Tensor, " b"], m: int, draws: Float[Tensor, " m"]) -> Int[Tensor, "b m"]:
-    """Rank, among `count` real tokens, of the one that is drawn from each of m near-equal segments."""
+    """Rank, among `count` real tokens, of the one drawn from each of m near-equal segments."""
     edge = _ceil_div(torch.arange(m + 1, device=count.device) * count[:, None], m)
     start, length = edge[:, :-1], edge.diff(dim=-1)
     return start + torch.minimum((draws * length).long(), (length - 1).clamp(min=0))
@@ -133,16 +133,16 @@ def drawn_ranks(count: Int[Tensor, " b"], m: int, draws: Float[Tensor, " m"]) ->
 def kmeans(
     x: Float[Tensor, "b h n d"], m: int, *, keep: Bool[Tensor, "b n"] | None = None, steps: int = KMEANS_STEPS
 ) -> Float[Tensor, "b h m d"]:
-    """Centres of m clusters of the real tokens, in float32 at least; the assignment carries no gradient, the means do.
+    """Centres of m clusters of the real tokens, in float32 at least; means have a gradient, assignments do not.
 
     Args:
         x: Queries or keys.
         m: Number of landmarks, at most the number of tokens.
         keep: Real tokens; None if all are.
-        steps: Lloyd's iterations. A cluster that empties keeps its centre.
+        steps: Lloyd's iterations. A cluster that becomes empty keeps its centre.
 
     Raises:
-        ValueError: What `segment_means` raises for, or a negative number of steps.
+        ValueError: As `segment_means`, or a negative number of steps.
     """
     _check(x, m, keep)
     check_at_least("steps", steps, 0)
@@ -162,35 +162,35 @@ def kmeans(
 def nearest_centres(x: Float[Tensor, "b n d"], centres: Float[Tensor, "b m d"]) -> Int[Tensor, "b n"]:
     """The nearest centre of each token, computed in chunks of tokens: nothing of size n x m is stored.
 
-    Of about equally near ones the first wins: they differ by rounding, which depends on padding.
+    Of nearly equally near centres the first wins: their distances differ by rounding, which depends on padding.
     """
-    # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c, with the digits that are left around the centre of all.
+    # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c; relative to the mean of the centres, fewer digits cancel.
     middle = centres.mean(dim=1, keepdim=True)
     centres = centres - middle
     half = 0.5 * centres.square().sum(dim=-1)[:, None]
     near = _NEAR * half.mean(dim=-1, keepdim=True)
     (b, n, d), m = x.shape, centres.shape[1]
-    # A compiler takes the whole: the number of stretches would be part of its graph.
+    # In a compiler there is a single stretch: the number of stretches would become part of its graph.
     whole = torch.compiler.is_compiling() or not isinstance(n, int)
     stretches = [x] if whole else x.split(max(1, _DISTANCES // (b * m), n * d // (4 * m)), dim=1)
     return torch.cat([_first_least(half - (part - middle) @ centres.mT, near) for part in stretches], dim=1)
 
 
 def _first_least(values: Float[Tensor, "b n m"], near: Float[Tensor, "b 1 1"]) -> Int[Tensor, "b n"]:
-    """The first of the values in each row that are about as small as the smallest."""
+    """In each row, the index of the first value that is about as small as the smallest."""
     return (values <= values.amin(dim=-1, keepdim=True) + near).byte().argmax(dim=-1)
 
 
 def even_draws(m: int, device: torch.device) -> Float[Tensor, " m"]:
-    """Numbers in [0, 1) spread by the golden ratio, used where no random draws are given."""
+    """Numbers in [0, 1) spread by the golden ratio, used if no random draws are given."""
     if torch.compiler.is_exporting():
-        # The numbers themselves: ONNX would take the ratio as float32, and a draw decides between tokens.
+        # As constants: ONNX would compute in float32, and rounding could then select other tokens.
         return torch.tensor([i * GOLDEN_RATIO % 1 for i in range(1, m + 1)], device=device)
     return (torch.arange(1, m + 1, device=device, dtype=torch.float64) * GOLDEN_RATIO % 1).float()
 
 
 def draw(m: int, generator: Generator, device: torch.device) -> Float[Tensor, " m"]:
-    """Numbers in [0, 1): evenly spread without a generator; else drawn from it, on its device."""
+    """Numbers in [0, 1): evenly spread if there is no generator, else drawn from it on its device."""
     if generator is None:
         return even_draws(m, device)
     check_generator(generator)
@@ -204,7 +204,7 @@ def group_means(x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int)
 
     Args:
         x: Tokens.
-        groups: Group of each token, the same in all heads; m = none.
+        groups: Group of each token, the same in all heads; m for tokens in no group.
         m: Number of groups.
     """
     sums, sizes = group_sums(x, groups, m)
@@ -236,14 +236,14 @@ def segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | No
 def middle_of(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None = None) -> Float[Tensor, "b h 1 d"]:
     """A rough centre of the real tokens: in each channel the median of a few evenly spread ones.
 
-    A common offset of all tokens costs digits when they are compared. With the mean as the centre, a single huge token
-    would cost as many. The centre is within reach of any token, see `within_reach`.
+    Subtracting it saves the digits that a common offset of all tokens would cost in comparisons. With the mean instead,
+    a single huge token would cost as many. The centre is bounded like landmarks, see `within_reach`.
     """
     keep = all_real(x) if keep is None else keep
     rank, count = ranks(keep)
     wanted = torch.arange(_SOME, device=x.device) * count[:, None] // _SOME
     some = take(x, insertion_points(rank, wanted).clamp(max=keep.shape[1] - 1))
-    # Of a stable sort, which ONNX can be told; of two in the middle, such as of two tokens, the one nearer to 0.
+    # By a stable sort, which can be exported to ONNX; of the two middle values, the one nearer to 0.
     low, high = some.sort(dim=2, stable=True).values[:, :, _SOME // 2 - 1 : _SOME // 2 + 1].split(1, dim=2)
     return torch.where(low.abs() < high.abs(), low, high).clamp(-_reach(x), _reach(x))
 
@@ -251,24 +251,24 @@ def middle_of(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None = No
 def within_reach(landmarks: Float[Tensor, "b h m d"]) -> Float[Tensor, "b h m d"]:
     """Landmarks clipped so that their inner products with tokens are finite, even if a huge token was drawn.
 
-    A landmark may be any point: one this far from the centre is equally far from the other tokens.
+    A landmark may be any point; one that is as far from the centre as the bound is equally far from all other tokens.
     """
     middle = middle_of(landmarks)
     return landmarks.clamp(middle - _reach(landmarks), middle + _reach(landmarks))
 
 
 def _reach(x: Tensor) -> float:
-    """3e5 in float32: times 1e30, and summed over a head's channels, it is finite."""
+    """The bound: 3e5 in float32, which times 1e30 and summed over the channels of a head is still finite."""
     return torch.finfo(x.dtype).max ** (1 / 6) / 8
 
 
 def all_are_short(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], m: int) -> bool:
-    """Whether each sequence has at most m queries or m keys by its length alone; False for symbolic lengths."""
+    """Whether all sequences are short by their length alone: at most m queries or keys; False for symbolic lengths."""
     return is_known(q, k) and min(q.shape[2], k.shape[2]) <= m
 
 
 def is_known(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"]) -> bool:
-    """Whether lengths are numbers rather than symbols of an exporter."""
+    """Whether lengths are numbers rather than symbols."""
     return isinstance(q.shape[2], int) and isinstance(k.shape[2], int)
 
 

@@ -1,6 +1,6 @@
-"""Whether what runs is being written as ONNX, which lacks some operations of torch.
+"""Whether a model is being exported to ONNX, which lacks some operations of torch.
 
-An operation then takes the form that ONNX has, with the same results; everywhere else the faster one.
+In an export, an operation uses a form that ONNX supports, with the same results; otherwise it uses the faster form.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """The dtypes that attention computes in.
 
-`scaled_dot_product_attention` is on autocast's list of low-precision operations. Methods here follow it: under autocast
-their float32 inputs are cast once, at entry; inside, autocast is off, so that what must stay in float32 (landmark
-means, the m x m inverse, kernel normalisers) does.
+`scaled_dot_product_attention` is on autocast's list of low-precision operations, and the methods here behave like it.
+Under autocast, their float32 inputs are cast once, on entry. Inside, autocast is off, so that whatever must stay in
+float32 does: landmark means, the m x m inverse, kernel normalisers.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-# The device of tensors without numbers, which has no autocast.
+# The device of tensors without data, which has no autocast.
 _META = "meta"
 
 
@@ -34,16 +34,16 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def check_dtype(name: str, x: Tensor, weight: Tensor, *, of: str) -> None:
-    """Check that weights can be multiplied with an input: both have one dtype, or autocast gives them one.
+    """Check that weights can be multiplied with an input: both have the same dtype, or autocast casts them to one.
 
     Args:
         name: The input's name.
         x: The input.
         weight: One of the weights.
-        of: Whose weights, such as "layer"; stands for it in the way out, `layer.to(...)`.
+        of: What the weights belong to, such as "layer"; the message suggests `layer.to(...)`.
 
     Raises:
-        ValueError: They have two dtypes, and no autocast, which leaves float64 and whole numbers as they are.
+        ValueError: The dtypes differ, and autocast is off or does not apply: it does not cast float64 and integers.
     """
     if x.dtype == weight.dtype:
         return
@@ -60,7 +60,7 @@ def check_dtype(name: str, x: Tensor, weight: Tensor, *, of: str) -> None:
 
 
 def check_layer_dtype(name: str, x: Tensor, linear: nn.Module) -> None:
-    """The same for a plain linear layer; quantized ones and adapters cast as they like."""
+    """`check_dtype` for a plain linear layer; quantized layers and adapters cast in their own ways."""
     if type(linear) is nn.Linear and linear.weight.is_floating_point():
         check_dtype(name, x, linear.weight, of="layer")
 
@@ -71,7 +71,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast; values beyond the range of float16 are clipped to it: an infinity would become NaN in the next layer."""
+    """Cast; for float16, values are clipped to its range, since an infinity would become NaN in the next layer."""
     if dtype == torch.float16 and x.dtype != dtype:
         largest = torch.finfo(dtype).max
         x = x.clamp(-largest, largest)

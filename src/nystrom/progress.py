@@ -1,8 +1,8 @@
-"""How far work is that may take more than ten seconds, and how long the rest will take.
+"""Progress of work that may take more than ten seconds, with an estimate of the time left.
 
-On a terminal there is a bar on standard error, which goes when the work is done. Elsewhere, in a file or a pipe, there
-is a line after ten seconds and then one every twenty, such as "layers: 12 of 48, 30 s, about 2 min left". All work of
-this library and its laboratory says it in this way.
+On a terminal, a bar on standard error disappears when the work is done. Elsewhere, in a file or a pipe, a line is
+printed after ten seconds and then every twenty, such as "layers: 12 of 48, 30 s, about 2 min left". All work of this
+library and its laboratory reports progress in this way.
 """
 
 import sys
@@ -16,19 +16,19 @@ from tqdm import tqdm
 
 Item = TypeVar("Item")
 
-# Seconds: before a bar, before the first line, between lines, and between looks at a step that is under way.
+# Seconds: before a bar, before the first line, between lines, and between updates within a step.
 _BAR, _FIRST, _BETWEEN, _BEAT = 1, 10, 20, 0.5
 _BYTES, _STEPS = "B", "steps"
 
 
 class Progress:
-    """Work of which some is done; a context that ends what is shown.
+    """The progress of some work; as a context manager, it removes the bar at the end.
 
     Args:
-        what: What is being done, in a word or a few.
-        total: All of it; None where nobody knows.
+        what: The work, in a few words.
+        total: Amount of work; None if it is not known.
         unit: What is counted, such as "files"; "B" for bytes, shown in megabytes.
-        initial: What was done before.
+        initial: Amount that was done before.
         shown: Whether to show anything.
     """
 
@@ -56,29 +56,29 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """End what is shown."""
+        """Remove the bar."""
         self._bar.close()
 
     def update(self, done: int = 1) -> None:
-        """Count what was done."""
+        """Count work that was done."""
         self.done += done
         self._bar.update(done)
         if self._is_due():
             self._say(self._line())
 
     def expect(self, total: int) -> None:
-        """Another total, where it is known only now."""
+        """Set the total, if it becomes known only later."""
         self.total = self._bar.total = total
 
     def over(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items, each counted when the next is asked for; at the end nothing is shown any more."""
+        """Iterate over items, counting each when the next is requested; removes the bar at the end."""
         with self:
             for item in items:
                 yield item
                 self.update()
 
     def print(self, text: str) -> None:
-        """Print a line of results, above the bar; where there is none, it stands for a line of progress."""
+        """Print a line of results above the bar; without a bar, it takes the place of a line of progress."""
         if self._lines:
             print(text, flush=True)
             self._due = time.monotonic() + _BETWEEN
@@ -87,9 +87,10 @@ class Progress:
 
     @contextmanager
     def doing(self, step: str) -> Iterator[None]:
-        """One part of the work, of which nobody knows how far it is: its seconds are shown meanwhile, and it counts.
+        """One part of the work whose own progress is unknown: its seconds are shown meanwhile, and it counts as one.
 
-        What is left is told by the parts before, unless they are "steps", of which none says anything about the next.
+        The time left is estimated from the parts before, unless the unit is "steps": those may differ too much in
+        length.
         """
         began, ended = time.monotonic(), threading.Event()
         self._due = began + _FIRST

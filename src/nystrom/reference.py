@@ -1,11 +1,11 @@
-r"""The plain formula of every method: what its fast code is held to, and what to read first.
+r"""The plain formula of every method: tests compare the fast code with it, and readers should start here.
 
-A formula is of one sequence and one head: queries q (n, d), keys k (s, d) and values v (s, e), all of them real, give
-(n, e). Nothing is done for speed, memory or rounding; matrices are as large as the equation says. `by_sequence` applies
-a formula to tensors (b, h, n, d) with masks: a token that is not real is left out.
+A formula handles one sequence and one head: queries q (n, d), keys k (s, d) and values v (s, e), all of them real, give
+(n, e). Nothing is optimised for speed, memory or rounding; matrices are as large as the equation says. `by_sequence`
+applies a formula to tensors (b, h, n, d) with masks, leaving out tokens that are not real.
 
-What a method draws or chooses is an argument: projections, landmarks, hashes, samples, clusters. Where its rule counts
-positions, `places` are those of the tokens, in which the gaps that masks leave still count.
+Whatever a method draws or chooses is an argument: projections, landmarks, hashes, samples, clusters. If a method
+depends on positions, `places` holds those of the tokens; gaps due to masks still count.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def by_sequence(
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
 ) -> Float[Tensor, "b h n e"]:
-    """Apply a formula to each sequence and head, without the padding tokens; these give zeros.
+    """Apply a formula to each sequence and head, without the padding tokens, which give zeros.
 
     Args:
         formula: A function of (q, k, v, b, h, places): the real tokens of sequence b and head h, and the places of its
@@ -80,9 +80,9 @@ def nystrom(
         q: Queries.
         k: Keys.
         v: Values.
-        num_landmarks: Landmarks m; fewer queries or keys are exact.
-        landmarks: What makes m landmarks of tokens; None means `segment_means`.
-        inverse: What inverts the m x m matrix A; None means `iterative_inverse`.
+        num_landmarks: Landmarks m; at most m queries or keys give exact attention.
+        landmarks: Function that makes m landmarks from tokens; None means `segment_means`.
+        inverse: Function that inverts the m x m matrix A; None means `iterative_inverse`.
     """
     if min(len(q), len(k)) <= num_landmarks:
         return softmax(q, k, v)
@@ -127,8 +127,8 @@ def skyformer(
         q: Queries.
         k: Keys.
         v: Values.
-        landmarks: Landmarks L, half of them queries and half keys; fewer queries or keys are exact.
-        inverse: What inverts the matrix of the landmarks; None means `ridged_inverse`.
+        landmarks: Landmarks L, half of them queries and half keys; no more queries or keys than these give exact sums.
+        inverse: Function that inverts the matrix of the landmarks; None means `ridged_inverse`.
         kernel: Name of the kernel.
     """
     if min(len(q), len(k)) <= len(landmarks):
@@ -156,7 +156,8 @@ def skyformer_softmax(
 ) -> Out:
     r"""$\mathrm{SM}(Q, L)\, \mathrm{SM}(L, L)^+ \mathrm{SM}(L, K)$, its rows normalised, times V (Skyformer, Fig. 1).
 
-    By Lemma 1 with Gaussians in place of SM; the factors of the queries cancel. A row stays within the values.
+    By Lemma 1, computed with Gaussians in place of SM; the factors of the queries cancel. Outputs are clamped to the
+    range of the values.
     """
     if min(len(q), len(k)) <= len(landmarks):
         return softmax(q, k, v)
@@ -193,12 +194,12 @@ def linformer(
     of_values: Float[Tensor, "m length"],
     places: Int[Tensor, " s"],
 ) -> Out:
-    r"""$\mathrm{softmax}(c\, Q (E K)^\top)\, F V$; a token meets the column of its place (Wang et al., eq. 7)."""
+    r"""$\mathrm{softmax}(c\, Q (E K)^\top)\, F V$; a token uses the column of its place (Wang et al., eq. 7)."""
     return _weights(q, of_keys[:, places] @ k) @ (of_values[:, places] @ v)
 
 
 def longformer(q: Queries, k: Keys, v: Values, *, window: int, num_global: int, places: Int[Tensor, " n"]) -> Out:
-    """Softmax over the keys within (window - 1) / 2 places and the first few, which see all (Beltagy et al., 3.1)."""
+    """Softmax over the keys within (window - 1) / 2 places and the global ones, which see all (Beltagy et al., 3.1)."""
     first = torch.arange(len(q), device=q.device) < num_global
     near = 2 * (places[:, None] - places).abs() < window
     return _weights(q, k, near | first | first[:, None]) @ v
@@ -207,7 +208,7 @@ def longformer(q: Queries, k: Keys, v: Values, *, window: int, num_global: int, 
 def bigbird(
     q: Queries, k: Keys, v: Values, *, block_size: int, draws: Float[Tensor, " r"], places: Int[Tensor, " n"]
 ) -> Out:
-    """Softmax over the blocks beside a query's, the two at the ends, which see all, and r others (Zaheer et al., 2)."""
+    """Softmax over a query's block and its neighbours, those at the ends, which see all, and r more (Zaheer et al.)."""
     block = places // block_size
     last = int(block[-1])
     sees = torch.zeros(last + 1, last + 1, dtype=torch.bool, device=q.device)
@@ -218,7 +219,7 @@ def bigbird(
 
 
 def random_blocks(i: int, blocks: int, draws: Sequence[float]) -> list[int]:
-    """The blocks that block i of `bigbird` draws: one of each segment of the free ones, by a hash of its draw and i."""
+    """The random blocks of block i of `bigbird`: one from each segment of the free ones, by a hash of draw and i."""
     free = [j for j in range(1, blocks - 1) if abs(j - i) > 1]
     edges = [-(-t * len(free) // max(1, len(draws))) for t in range(len(draws) + 1)]
     return [
@@ -229,16 +230,16 @@ def random_blocks(i: int, blocks: int, draws: Sequence[float]) -> list[int]:
 
 
 def _mix(x: int) -> int:
-    """A hash of 32 bits."""
+    """A 32-bit hash."""
     for _ in range(2):
         x = ((x >> 16) ^ x) * 0x45D9F3B & 0xFFFFFFFF
     return (x >> 16) ^ x
 
 
 def informer(q: Queries, k: Keys, v: Values, *, num_queries: int, sample: Int[Tensor, " r"]) -> Out:
-    r"""Exact for the queries of largest $\max_j s_j - \mathrm{mean}_j s_j$, else the mean of V (Zhou et al., eq. 4).
+    r"""Exact for the queries with largest $\max_j s_j - \mathrm{mean}_j s_j$, else the mean of V (Zhou et al., eq. 4).
 
-    The scores s are those of a sample of the keys; of equal queries the earlier comes first.
+    The scores s are those of a sample of the keys; among equal queries the earlier comes first.
     """
     scores = _scale(q) * q @ k[sample].T
     measure = scores.amax(dim=1) - scores.mean(dim=1)
@@ -256,11 +257,11 @@ def reformer(
     shared_qk: bool,
     across_buckets: bool,
 ) -> Out:
-    r"""Softmax over the keys that a query meets in some round (Kitaev et al., eq. 2-5).
+    r"""Softmax over the keys that a query meets in any round (Kitaev et al., eq. 2-5).
 
-    It meets those of its bucket that are in its chunk, or the one before, of the keys in the order of their buckets.
-    With `shared_qk` keys are the queries scaled to length $\sqrt d$, and a token does not meet itself. One that meets
-    nothing gets its own value.
+    The keys are sorted by bucket and cut into chunks. A query meets the keys of its own bucket that are in its chunk or
+    the one before. With `shared_qk`, keys are the queries scaled to length $\sqrt d$, and a token does not meet itself.
+    A token that meets no key gets its own value.
     """
     k = F.normalize(q, dim=1) / _scale(q) if shared_qk else k
     meets = torch.zeros(len(q), len(k), dtype=torch.bool, device=q.device)
@@ -287,7 +288,7 @@ def meets_in_round(
 
 
 def hashed(x: Float[Tensor, "n d"], rotation: Float[Tensor, "d half"]) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """The bucket of each token, and its place in the order of buckets."""
+    """The bucket of each token, and its place when tokens are sorted by bucket."""
     turned = x @ rotation
     bucket = torch.cat([turned, -turned], dim=1).argmax(dim=1)
     return bucket, bucket.argsort(stable=True).argsort()
@@ -302,15 +303,15 @@ def near_far(
     num_clusters: int,
     near: Bool[Tensor, "n s"] | None = None,
 ) -> Out:
-    r"""Softmax of $c\, q_i^\top k_j$ for near and heavy keys, and of $c\, q_i^\top \mu(j)$ for the other ones (ours).
+    r"""Softmax of $c\, q_i^\top k_j$ for near and heavy keys, and of $c\, q_i^\top \mu(j)$ for the others (ours).
 
-    Here $\mu(j)$ is the mean key of the cluster of j, near keys included.
+    Here $\mu(j)$ is the mean key of the cluster of j, including keys that are near.
 
     Args:
         q: Queries.
         k: Keys.
         v: Values.
-        cluster: Of each key; `num_clusters` for a heavy key, which belongs to none.
+        cluster: Cluster of each key; `num_clusters` for a heavy key, which belongs to none.
         num_clusters: Clusters m.
         near: Which keys are near a query, see `near_keys`; None for none.
     """
@@ -323,13 +324,13 @@ def near_far(
 def near_far_causal(q: Queries, k: Keys, v: Values, *, groups: Int[Tensor, "n s"]) -> Out:
     r"""Softmax of $c\, q_i^\top \mu_i(j)$ over the keys $j \le i$ (ours).
 
-    Here $\mu_i(j)$ is the mean key of the group that j is in when query i is read; a near or heavy key is its own mean.
+    Here $\mu_i(j)$ is the mean key of the group of j at the time of query i; a near or heavy key is its own mean.
 
     Args:
         q: Queries.
         k: Keys.
         v: Values.
-        groups: Of each key, for each query; -1 for a key by itself.
+        groups: Group of each key, for each query; -1 for a key on its own.
     """
     rows = [
         (_scale(q) * _group_means(k, group)[: i + 1] @ q[i]).softmax(dim=0) @ v[: i + 1]
@@ -339,7 +340,7 @@ def near_far_causal(q: Queries, k: Keys, v: Values, *, groups: Int[Tensor, "n s"
 
 
 def _group_means(k: Keys, group: Int[Tensor, " s"]) -> Keys:
-    """For each key the mean of its group; the key itself where the group is -1."""
+    """For each key, the mean of its group; the key itself if its group is -1."""
     means = k
     for j in group[group >= 0].unique():
         members = (group == j)[:, None]
@@ -350,7 +351,7 @@ def _group_means(k: Keys, group: Int[Tensor, " s"]) -> Keys:
 def near_keys(
     query_places: Int[Tensor, " n"], key_places: Int[Tensor, " s"], *, block_size: int, reach: int
 ) -> Bool[Tensor, "n s"]:
-    """Which keys are near a query in `near_far`: those of its block and up to `reach` from it."""
+    """Which keys are near a query in `near_far`: those in its block and up to `reach` from the block."""
     start = query_places[:, None].div(block_size, rounding_mode="floor") * block_size
     return (key_places >= start - reach) & (key_places < start + block_size + reach)
 

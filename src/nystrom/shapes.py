@@ -11,7 +11,7 @@
 | `e` | width of a value in one head |
 
 A mask is boolean, True = real token (False = padding), and its name declares self- or cross-attention, see `Masks`. The
-checks raise for what no method supports, such as an n x s mask or bias, and name it.
+checks raise an error for what no method supports, such as an n x s mask or bias, and name it.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -37,8 +37,8 @@ class Masks(NamedTuple):
         keep: Real tokens (b, n) of self-attention, of queries and keys alike; None if all are.
         key_keep: Real keys (b, s) of cross-attention; None if all are.
         query_keep: Real queries (b, n) of cross-attention; None if all are.
-        cu_seqlens: Where packed sequences begin, and the last one ends, see `nystrom.attention.segments`; each is
-            self-attention of real tokens. None where a row of the batch is one sequence.
+        cu_seqlens: Start of each packed sequence, and the end of the last, see `nystrom.attention.segments`. Each is
+            self-attention of real tokens. None if each row of the batch is one sequence.
     """
 
     keep: Tensor | None = None
@@ -116,7 +116,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, masks: Masks) -> tuple[Tensor 
         raise ValueError(
             f"cu_seqlens is given, and {given[0]}: packed sequences have no padding. Leave one of them out."
             if given
-            else "cu_seqlens is given, but this takes one sequence: cut the sequences out, one by one."
+            else "cu_seqlens is given, but this takes one sequence: pass the sequences one by one."
         )
     if keep is None:
         check_keep("key_keep", key_keep, k, "k")
@@ -137,13 +137,13 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, masks: Masks) -> tuple[Tensor 
 
 
 def check_tensor(name: str, x: object) -> None:
-    """Raise if an argument is not a dense tensor of one length."""
+    """Raise if an argument is not a dense tensor."""
     if not isinstance(x, Tensor):
         raise ValueError(f"{name} is a {type(x).__name__}; expected a tensor.")
     if x.is_nested:
         raise ValueError(
-            f"{name} is a nested tensor; expected a dense one: pad it (torch.nested.to_padded_tensor) and say which "
-            "tokens are real by a mask. nn.TransformerEncoder makes none after encoder.use_nested_tensor = False."
+            f"{name} is a nested tensor; expected a dense one: pad it (torch.nested.to_padded_tensor) and mark the "
+            "real tokens by a mask. nn.TransformerEncoder makes no nested tensors if encoder.use_nested_tensor = False."
         )
     if x.layout != torch.strided:
         raise ValueError(f"{name} has the layout {x.layout}; expected a dense tensor: x.to_dense().")
@@ -181,8 +181,9 @@ def check_keep(name: str, keep: Tensor | None, x: Tensor, of: str) -> None:
         )
     if keep.ndim != 2:
         raise ValueError(
-            f"{name} has shape {tuple(keep.shape)}; expected (batch, tokens). A causal or n x s mask cannot be "
-            "honoured in linear memory: use torch.nn.functional.scaled_dot_product_attention for it."
+            f"{name} has shape {tuple(keep.shape)}; expected (batch, tokens). An n x s mask cannot be honoured in "
+            "linear memory: for a causal one use near_far with is_causal=True, for others "
+            "torch.nn.functional.scaled_dot_product_attention."
         )
     if keep.shape[0] != x.shape[0] or keep.shape[1] != x.shape[-2]:
         raise ValueError(
@@ -200,7 +201,7 @@ def check_generator(generator: object) -> None:
 
 
 def check_positions(name: str, positions: Tensor, x: Tensor) -> None:
-    """Check positions of tokens of `x`, one axis of integers on its device."""
+    """Check positions of tokens of `x`: one axis of integers, on its device, within its tokens."""
     check_tensor(name, positions)
     if positions.device != x.device:
         raise ValueError(f"{name} is on {positions.device}, the tokens are on {x.device}: move it there.")
@@ -227,8 +228,8 @@ def zero_masked(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None) -
 
 
 def cut_blocks(x: Shaped[Tensor, "b t *d"], size: int) -> Shaped[Tensor, "b l c *d"]:
-    """A whole number of blocks, one after the other.
+    """Cut a whole number of blocks, one after the other.
 
-    If the length is symbolic they are cut as windows: a view would need to know whether the blocks divide it.
+    If the length is symbolic, they are cut as windows: a view would need to know whether the block size divides it.
     """
     return x.unflatten(1, (-1, size)) if isinstance(x.shape[1], int) else x.unfold(1, size, size).movedim(-1, 2)

@@ -1,4 +1,4 @@
-"""Sizes and SHA-256 of the files of a folder, in its `complete.json`, which is written last and held before use."""
+"""Sizes and SHA-256 sums of the files of a folder, in its `complete.json`: written last, and checked before use."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ SUMS = "complete.json"
 
 
 def sha256(path: Path) -> str:
-    """Digest the content of a file."""
+    """The SHA-256 sum of a file's content."""
     with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -19,8 +19,8 @@ def write_sums(folder: Path, *others: str) -> None:
     """Record the files of a folder.
 
     Args:
-        folder: The folder, whose files are all written.
-        *others: Further files, by their names from the folder, such as "../run.json".
+        folder: The folder; all its files must be complete.
+        *others: Further files, by their path from the folder, such as "../run.json".
     """
     names = [file.name for file in sorted(folder.iterdir()) if file.is_file() and file.name != SUMS]
     content = {name: [(folder / name).stat().st_size, sha256(folder / name)] for name in (*names, *others)}
@@ -28,14 +28,16 @@ def write_sums(folder: Path, *others: str) -> None:
 
 
 def find_fault(folder: Path) -> str:
-    """What is wrong with the files that a folder recorded; "" where they are unchanged."""
+    """What is wrong with the recorded files of a folder; "" if they are unchanged."""
     try:
         written = json.loads((folder / SUMS).read_text(encoding="utf-8"))
         for name, entry in written.items():
             # Earlier versions wrote only sizes.
             size, digest = (entry, None) if isinstance(entry, int) else entry
             if (folder / name).stat().st_size != size or digest not in (None, sha256(folder / name)):
-                return f"{name} is not the one that it was made with" if "/" in name else f"{name} is damaged"
+                return (
+                    f"{name} is not the file that this folder was written with" if "/" in name else f"{name} is damaged"
+                )
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (ValueError, TypeError, AttributeError):
@@ -44,7 +46,7 @@ def find_fault(folder: Path) -> str:
 
 
 def check_sums(folder: Path) -> None:
-    """Check a folder that recorded its files; one without a record passes, such as those of older versions.
+    """Check the recorded files of a folder; a folder without a record, as from older versions, passes.
 
     Raises:
         ValueError: A file was changed or is missing.

@@ -1,7 +1,7 @@
-"""Tokens with a place in the plane, such as tiles of a slide: in an order that keeps neighbours near, and as a picture.
+"""Tokens with a place in the plane, such as tiles of a slide: an order that keeps neighbours close, and a heat map.
 
-Attention with landmarks of segments, near tokens or a skip convolution reads the order of its tokens. The order of a
-file, row after row, keeps the neighbours on either side near and those above and below far.
+Attention with segment landmarks, near tokens or a skip convolution depends on the order of the tokens. In the usual
+order, row by row, horizontal neighbours are close and vertical neighbours far apart.
 """
 
 import torch
@@ -14,14 +14,14 @@ from nystrom.shapes import check_keep, check_tensor
 def hilbert_order(
     coordinates: Int[Tensor, "*b n 2"], *, keep: Bool[Tensor, "b n"] | None = None
 ) -> Int[Tensor, "*b n"]:
-    """The order in which a Hilbert curve passes tiles: `x[hilbert_order(xy)]` has neighbours of the plane near.
+    """The order in which a Hilbert curve visits tiles: in `x[hilbert_order(xy)]`, neighbours in the plane are close.
 
     Args:
         coordinates: x and y of each tile, whole numbers on any grid: columns and rows, or pixels.
         keep: Real tiles of a batch; the others come last.
 
     Returns:
-        Positions of the tiles; those of one place stay in their order.
+        Indices of the tiles along the curve; tiles at the same place stay in their order.
 
     Raises:
         ValueError: Coordinates that are not whole numbers in pairs.
@@ -43,11 +43,11 @@ def hilbert_order(
     if torch.maximum(x, y).amax() >= 1 << _BITS:
         raise ValueError(f"coordinates are more than 2^{_BITS} apart: count them in tiles, or in pixels.")
     along = torch.zeros_like(x)
-    # As many as there may be, so that neighbours in a batch do not turn the curve.
+    # Always all bits, so that the curve does not depend on other items of the batch.
     for bit in reversed(range(_BITS)):
         right, up = x >> bit & 1, y >> bit & 1
         along += (3 * right ^ up) << 2 * bit
-        # The curve inside a quadrant is that of the whole, mirrored or turned.
+        # The curve inside a quadrant is the whole curve, mirrored or turned.
         mirrored = (up == 0) & (right == 1)
         x, y = (torch.where(mirrored, (1 << bit) - 1 - each, each) for each in (x, y))
         x, y = torch.where(up == 0, y, x), torch.where(up == 0, x, y)
@@ -60,18 +60,19 @@ def hilbert_order(
 def heat_map(
     values: Float[Tensor, " n"], coordinates: Int[Tensor, "n 2"], *, tile: int = 1
 ) -> Float[Tensor, "rows columns"]:
-    """Values of tiles on the grid of the tiles, for a picture: `plt.imshow(heat_map(row, xy, tile=256))`.
+    """Values of tiles on their grid, as an image: `plt.imshow(heat_map(row, xy, tile=256))`.
 
     Args:
         values: A number for each tile, such as a row of the attention matrix (`weight_queries`).
         coordinates: x and y of each tile, whole numbers.
-        tile: How far neighbours are apart: 1 where coordinates count tiles, else the pixels of a tile.
+        tile: Distance of neighbours: 1 if coordinates count tiles, else the size of a tile in pixels.
 
     Returns:
-        The values by row y and column x from the first of each; NaN where no tile is, the sum where several are.
+        The values by row y and column x, from the smallest of each; NaN without a tile, the sum of several tiles.
 
     Raises:
-        ValueError: Another number of values than of tiles, or coordinates that are not whole numbers in pairs.
+        ValueError: Numbers of values and tiles that differ, coordinates that are not whole numbers in pairs, or
+            `tile` below 1.
     """
     check_tensor("values", values)
     check_tensor("coordinates", coordinates)
@@ -92,6 +93,6 @@ def heat_map(
     return torch.where(seen > 0, found, torch.nan)
 
 
-# A place along the curve has twice as many.
+# Bits of a coordinate; a place along the curve has twice as many.
 _BITS = 31
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)

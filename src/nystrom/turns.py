@@ -1,9 +1,11 @@
-"""Measurements in turns and their quartiles: what slows the machine down for a while then slows all that are compared.
+"""Interleaved measurements and their quartiles: whatever slows the machine down then slows all that are compared.
 
-A turn takes each of them once. Ratios are taken within a turn, and what is reported is a median with its quartiles.
+In each turn, each candidate is measured once. Ratios are taken within a turn; the median and the quartiles are
+reported.
 
-The order of two is open where the one that is slower by the median was faster by more than a tenth in a quarter of the
-turns. Two that are as fast as each other to within a tenth have no order that matters. Needs the standard library only.
+The order of two candidates is open if the one with the longer median time was faster by more than a tenth in a quarter
+of the turns. If two differ by less than a tenth, their order does not matter and is not open. Needs only the standard
+library.
 """
 
 import statistics
@@ -12,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 Key = TypeVar("Key")
 
-# What the choice of the slower of two may cost.
+# Ratio of times up to which choosing the slower of two does not matter.
 _MATTERS = 1.1
 
 
@@ -25,12 +27,12 @@ class Quartiles(NamedTuple):
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The lower and the upper."""
+        """The lower and the upper quartile."""
         return self.low, self.high
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:
-    """The quartiles of one value or more, these included."""
+    """The quartiles of one or more values, by the inclusive method."""
     if len(values) == 1:
         return Quartiles(*values, *values, *values)
     return Quartiles(*statistics.quantiles(values, n=4, method="inclusive"))
@@ -40,8 +42,8 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Quartiles:
     """The quartiles of the ratio of two measurements within each turn.
 
     Args:
-        ours: What stands above the line, a value for each turn.
-        theirs: What stands below it.
+        ours: Numerators, one value per turn.
+        theirs: Denominators.
     """
     return quartiles([one / other for one, other in zip(ours, theirs, strict=True)])
 
@@ -53,13 +55,13 @@ def in_turns(
     warm_up: bool = True,
     tick: Callable[[], object] = lambda: None,
 ) -> dict[Key, list[float]]:
-    """Take each measurement once a turn.
+    """Take each measurement once per turn.
 
     Args:
-        clocks: What makes one call and gives its seconds, such as a partial of `nystrom.clock.seconds`.
-        turns: Turns.
-        warm_up: Whether a turn that is not kept comes first: a first call may allocate and compile.
-        tick: Is called after each measurement.
+        clocks: Functions that make one call and return its seconds, such as a partial of `nystrom.clock.seconds`.
+        turns: Number of turns.
+        warm_up: Whether an extra first turn is discarded: a first call may allocate and compile.
+        tick: Called after each measurement.
 
     Returns:
         The seconds of each, in the order of the turns.
@@ -75,20 +77,20 @@ def in_turns(
 
 
 def is_open(ratio: Quartiles) -> bool:
-    """Whether turns leave open which of two is faster.
+    """Whether the measurements leave open which of two is faster.
 
     Args:
-        ratio: The quartiles of the ratio of their times, `ratios`.
+        ratio: Quartiles of the ratio of their times, from `ratios`.
     """
     return ratio.low < 1 / _MATTERS if ratio.middle >= 1 else ratio.high > _MATTERS
 
 
 def too_busy(ratios: Mapping[tuple[str, str], Quartiles], turns: int) -> str:
-    """The sentence for orders that are open.
+    """The sentence that reports which orders are open.
 
     Args:
-        ratios: By the names of the two the quartiles of the ratio of their times.
-        turns: How many there were.
+        ratios: Quartiles of the ratio of the times of two candidates, by their names.
+        turns: Number of turns.
     """
     pairs = ", ".join(
         f"{one} or {other} ({low:.2f} to {high:.2f} times its time)" for (one, other), (low, _, high) in ratios.items()

@@ -33,13 +33,13 @@ class NotWritten(OSError):
     """A file could not be written; the message names it and says what to do, and `filename` and `strerror` are set."""
 
     def __str__(self) -> str:
-        # With these two set, that of OSError would be a bare number.
+        # With `filename` and `strerror` set, the text of OSError would be a bare error number.
         return self.args[0]
 
 
 @contextmanager
 def whole_file(path: Path, *, new: bool = False) -> Iterator[Path]:
-    """Give the path of an empty temporary file to write to; at the end it becomes `path`, if nothing failed.
+    """Yield the path of an empty temporary file to write to; at the end it becomes `path`, if nothing failed.
 
     Args:
         path: The file; an existing one is replaced, keeping its permissions.
@@ -60,7 +60,7 @@ def whole_file(path: Path, *, new: bool = False) -> Iterator[Path]:
     try:
         try:
             yield partial
-        # Libraries have errors of their own for a full disk, such as RuntimeError of torch.
+        # Libraries raise errors of their own for a full disk, such as RuntimeError in torch.
         except Exception as error:
             if _is_full(error):
                 raise _not_written(path, error) from error
@@ -81,7 +81,7 @@ def whole_text(path: Path, *, newline: str = "", new: bool = False) -> Iterator[
 
     Args:
         path: The file.
-        newline: How line ends are written, as for `open`.
+        newline: How line ends are written, as in `open`.
         new: Refuse to replace an existing file.
     """
     with whole_file(path, new=new) as partial, partial.open("w", encoding="utf-8", newline=newline) as file:
@@ -105,7 +105,7 @@ def check_folder(folder: Path) -> None:
     """Create a folder if it is missing, and check that a file can be written there.
 
     Raises:
-        ValueError: It cannot; the message names the folder.
+        ValueError: No file can be written; the message names the folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,13 +126,13 @@ def check_new(path: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove temporary files that killed processes of this user left; files being written stay."""
+    """Remove temporary files that killed processes of this user left behind; files being written stay."""
     if sys.platform == "win32":
         return
     begun = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.partial")
     with suppress(OSError):
         for entry in [entry for entry in os.scandir(path.parent) if begun.fullmatch(entry.name)]:
-            # Another user's, no plain file, at work, or gone in the meantime.
+            # Skipped: files of another user, not regular, still being written, or gone in the meantime.
             with suppress(OSError):
                 _remove_unlocked(entry.path)
 
@@ -159,10 +159,10 @@ def _made(path: Path) -> tuple[Path, int | None]:
         except FileExistsError:
             continue
         if sys.platform == "win32":
-            # An open file could not be renamed.
+            # Windows cannot rename an open file.
             os.close(file)
             return partial, None
-        # Where there are no locks nobody takes the file for a leftover either.
+        # Without locks, no process takes the file for a leftover either.
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         # Before it was locked, another process may have taken it for a leftover.
@@ -178,18 +178,18 @@ def _put(partial: Path, path: Path, *, new: bool) -> None:
     sync(partial)
     if new:
         try:
-            # Unlike a renaming, it fails where the name is taken.
+            # Unlike a rename, a link fails if the name is taken.
             os.link(partial, path)
         except FileExistsError:
             raise _is_there(path) from None
         except OSError:
-            # A file system without hard links.
+            # The file system has no hard links.
             check_new(path)
             os.replace(partial, path)
     else:
         os.replace(partial, path)
     if sys.platform != "win32":
-        # The file has its name; file systems that cannot bring a folder to the disk need not.
+        # The file already has its name; some file systems cannot sync a folder.
         with suppress(OSError):
             sync(path.parent)
 

@@ -1,7 +1,7 @@
 """Folders that are created atomically, and leftovers of killed processes; see `nystrom.whole_files` for files.
 
 A folder `data` is first created as `.data.XXXXXXXX.partial` in the same parent folder, where X are random hexadecimal
-digits. A file of the same name plus `.lock` is locked during the work; the lock ends with the process, however that
+digits. A file of the same name plus `.lock` is locked during the work. The lock ends with the process, however that
 ends. So a folder whose lock file exists but is not locked is a leftover, and may be removed.
 """
 
@@ -19,7 +19,7 @@ from nystrom.whole_files import sync
 
 @contextmanager
 def partial_folder(to: Path) -> Iterator[Path]:
-    """Give an empty folder next to `to`, which is removed at the end unless it was renamed.
+    """Yield an empty folder next to `to`, which is removed at the end unless it was renamed.
 
     Raises:
         OSError: The folder cannot be created.
@@ -37,10 +37,10 @@ def partial_folder(to: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(to: Path) -> Iterator[Path]:
-    """Give an empty folder, which replaces `to` and its contents at the end, if nothing failed.
+    """Yield an empty folder, which replaces `to` and its contents at the end, if nothing failed.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The folder cannot be written.
     """
     remove_leftovers(to)
     with partial_folder(to) as partial:
@@ -67,5 +67,5 @@ def remove_leftovers(to: Path) -> None:
                     shutil.rmtree(folder, ignore_errors=True)
                 mark.unlink(missing_ok=True)
         except (Timeout, OSError):
-            # The process that made it is at work, or it is another user's.
+            # The process that created it is still at work, or it belongs to another user.
             continue

@@ -15,7 +15,7 @@ _OF_TORCH = re.compile(r"forward (mode )?AD")
 
 def is_forward_mode() -> bool:
     """Whether any tensor is being differentiated in forward mode."""
-    # A tensor does not tell: within a gradient of torch.func its tangent is out of sight.
+    # Tensors cannot be asked: inside a gradient of torch.func their tangents are hidden.
     return forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
 
 
@@ -38,6 +38,6 @@ def _refusing() -> Iterator[None]:
             raise
         raise NotImplementedError(
             "this attention is made of fused calls, which have no derivative in forward mode (torch.func.jvp, jacfwd, "
-            "hessian): use reverse mode, such as torch.func.vjp or jacrev, or a method with second derivatives, see "
-            "`nystrom methods`."
+            "hessian): use reverse mode, such as torch.func.vjp or jacrev, or a method with second derivatives (see "
+            "`nystrom methods`)."
         ) from error

@@ -14,7 +14,7 @@ from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, zero_masked
 
 _PACKED = "cu_seqlens is given, and packed sequences attend to themselves: pass queries and keys of the same tokens"
-# What `check_same_tokens` says for a method without cross-attention.
+# The message of `check_same_tokens` for a method without cross-attention.
 SELF_ATTENTION = (
     "self-attention, of queries and keys of the same tokens: pass keep alone, or use 'nystrom' or 'softmax' for "
     "cross-attention"
@@ -54,7 +54,7 @@ def attend(
         NotImplementedError: A forward-mode derivative of a fused call is requested.
     """
     if group is not None:
-        # Imported when it is asked for: it stands on the methods.
+        # Imported only when needed: it depends on the methods.
         over_ranks = import_module("nystrom.parallel.entry").attend_over_ranks
         return over_ranks(group, core, q, k, v, masks, *rest, same_tokens=same_tokens)
     if masks.cu_seqlens is not None and masks.is_self and masks.keep is None:
@@ -82,7 +82,7 @@ def _attend_in_segments(
     edges = check_segments(cu_seqlens, q)
     if not q.shape[2]:
         return nothing(q, k, v)
-    # A start value of the largest sum over the batch.
+    # The initial value "authors" depends on the whole batch, so each sequence gets a call of its own.
     alone = any(getattr(each, "z0", None) == "authors" for each in rest)
     drawing = next((each for each in rest if isinstance(each, torch.Generator)), None)
     state = None if drawing is None else drawing.get_state()
@@ -100,5 +100,5 @@ def nothing(
 ) -> Float[Tensor, "b h n e"]:
     """Zeros, or an empty result: for an empty batch, no query, or no key to attend to."""
     zeros = v.new_zeros(*q.shape[:3], v.shape[-1])
-    # Part of the graph, so that a backward pass through an empty batch works as through any other.
+    # Part of the graph, so that the backward pass also works through an empty batch.
     return zeros + sum(x.flatten()[:0].sum() for x in (q, k, v, *weights))

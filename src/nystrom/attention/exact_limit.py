@@ -24,7 +24,7 @@ from nystrom.attention.fused import fused_softmax
 from nystrom.landmarks import all_real, first_tokens, is_known, ranks, short_sequences, take
 from nystrom.shapes import zero_masked
 
-# The share of padding from which on cutting a batch gains more than its calls cost.
+# Share of padding above which cutting a batch into sequences saves more than the extra calls cost.
 _PADDED = 1 / 8
 
 
@@ -48,13 +48,13 @@ class ExactLimit:
 
     @property
     def short(self) -> Bool[Tensor, "b 1 1 1"]:
-        """Sequences that are exact."""
+        """Sequences that get exact attention."""
         return self.few_keys if self.few_queries is None else self.few_keys | self.few_queries
 
     def queries_as_landmarks(
         self, landmarks: Float[Tensor, "b h m d"], q: Float[Tensor, "b h n d"]
     ) -> Float[Tensor, "b h m d"]:
-        """The landmarks that meet the keys: where there are few queries, the queries."""
+        """The landmarks that attend to the keys: the queries themselves, if there are few."""
         if self.few_queries is None:
             return landmarks
         return torch.where(self.few_queries, _first(q, self.query_keep, self.m).to(landmarks.dtype), landmarks)
@@ -62,21 +62,21 @@ class ExactLimit:
     def keys_as_landmarks(
         self, landmarks: Float[Tensor, "b h m d"], k: Float[Tensor, "b h s d"]
     ) -> Float[Tensor, "b h m d"]:
-        """The landmarks that meet the queries: where there are few keys, the keys."""
+        """The landmarks that the queries attend to: the keys themselves, if there are few."""
         return torch.where(self.few_keys, _first(k, self.keep, self.m).to(landmarks.dtype), landmarks)
 
     def values_as_middle(
         self, middle: Float[Tensor, "b h m e"], v: Float[Tensor, "b h s e"]
     ) -> Float[Tensor, "b h m e"]:
-        """What the queries sum over: where there are few keys, their values."""
+        """The values that the queries average: the values of the keys, if there are few."""
         return torch.where(self.few_keys, _first(v, self.keep, self.m).to(middle.dtype), middle)
 
     def real_landmarks(self) -> Bool[Tensor, "b m"]:
-        """The landmarks that the queries meet: all, or as many as there are keys."""
+        """The landmarks that the queries attend to: all, or as many as there are keys."""
         return first_tokens(self.keep, self.m)[1] | ~self.few_keys[:, 0, :, 0]
 
     def results(self, out: Float[Tensor, "b h n e"], right: Float[Tensor, "b h m e"]) -> Float[Tensor, "b h n e"]:
-        """The outputs: where there are few queries, the results of the right factor."""
+        """The outputs: the results of the right factor, if there are few queries."""
         if self.few_queries is None:
             return out
         rank = ranks(self.query_keep)[0].clamp(0, self.m - 1)
@@ -138,7 +138,7 @@ def exact_where_short(
         return take(fused_softmax(*first, keep=real, scale=scale), ranks(keep[some])[0].clamp(0, most - 1))
 
     if not _may_branch(q):
-        # Both, and a choice.
+        # Without branches, both are computed, and one is selected.
         return torch.where(short[:, None, None, None], exact(slice(None), m), approximate(q, k, v, keep, keep))
     if not short.any():
         return approximate(q, k, v, keep, keep)
@@ -162,8 +162,8 @@ def exact_one_by_one(
 ) -> Float[Tensor, "b h n e"]:
     """Exact self-attention, one sequence at a time; on a CPU this avoids computing on padding.
 
-    A fused call takes as long for a masked token as for a real one. Where a call is cut to the real tokens, the tokens
-    before the first and after the last give zeros.
+    A fused call takes as long for a masked token as for a real one. If calls are cut to the span of the real tokens,
+    the tokens before and after it give zeros.
     """
     if keep is None or q.shape[0] == 1 or q.device.type != "cpu" or not _may_branch(q):
         return fused_softmax(q, k, v, keep=keep, scale=scale)
@@ -187,7 +187,7 @@ def exact_one_by_one(
 
 
 def _may_branch(x: Tensor) -> bool:
-    """Whether numbers can be looked at: not in a graph that is recorded, nor inside a transform of torch.func."""
+    """Whether code may branch on the values of a tensor: not in a recorded graph or a transform of torch.func."""
     captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
     return not (
         torch.compiler.is_compiling()

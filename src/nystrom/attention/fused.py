@@ -1,4 +1,4 @@
-"""Softmax attention as one fused call, and rows of its weights: the building blocks of the methods."""
+"""Softmax attention as one fused call, and rows of its weights: building blocks of the methods."""
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +17,14 @@ def fused_softmax(
     scale: float | None = None,
     is_causal: bool = False,
 ) -> Float[Tensor, "b h n e"]:
-    """One fused call, for any widths of keys and values; stores nothing of size n x s but a causal mask with `keep`.
+    """One fused call for any widths of keys and values; stores nothing of size n x s except a causal mask with `keep`.
 
-    Masked values must hold zeros: a sequence without a real key then gives zeros. If causal, the first key is real.
+    Masked values must be zero: a sequence without a real key then gives zeros. If causal, the first key must be real.
     """
     d, e = q.shape[-1], v.shape[-1]
     scale = score_scale(q, scale)
     if d != e or (d % 8 and q.device.type == "cuda"):
-        # Fused kernels need one width, on CUDA a multiple of 8; zeros change neither the scores nor the values.
+        # Fused kernels need equal widths, on CUDA a multiple of 8; zeros change neither the scores nor the values.
         width = -(-max(d, e) // 8) * 8
         q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
@@ -45,7 +45,7 @@ def softmax_rows(
     scale = score_scale(q, scale)
     dtype = q.dtype
     if dtype == torch.float16:
-        # Scores pass the largest float16 where fused attention, which sums them in float32, does not.
+        # Scores may overflow float16; fused attention sums them in float32.
         q, k = q.float(), k.float()
     scores = scale * (q @ k.mT)
     if keep is None:
@@ -55,5 +55,5 @@ def softmax_rows(
 
 
 def open_empty(keep: Bool[Tensor, "b s"]) -> Bool[Tensor, "b s"]:
-    """Open every key of a sequence that has none: softmax over nothing is NaN, over zero values it is zero."""
+    """Unmask all keys of a sequence without a real one: softmax over no keys is NaN, over zero values it gives zero."""
     return keep | ~keep.any(dim=-1, keepdim=True)

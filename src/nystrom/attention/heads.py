@@ -1,4 +1,4 @@
-"""The Module of all methods, on tensors split into heads: a function, its options, and its weights if it has any."""
+"""The Module of every method, on tensors split into heads: its function, its options, and its weights, if any."""
 
 from dataclasses import asdict, fields
 from importlib import import_module
@@ -65,14 +65,14 @@ class AttentionHeads(nn.Module):
             keep: Real tokens of self-attention, see `nystrom.shapes.Masks`.
             key_keep: Real keys of cross-attention.
             query_keep: Real queries of cross-attention.
-            cu_seqlens: Where packed sequences begin, and the last one ends.
+            cu_seqlens: Start of each packed sequence, and the end of the last.
             skip: Kernel of the skip convolution of the values, which is added to the output, see `depthwise_skip`;
                 self-attention only.
             is_causal: Causal attention: a query sees no later token; for methods that support it, and without a skip.
 
         Raises:
-            ValueError: Invalid shapes, dtypes or masks, or a number or width of heads other than the Module was built
-                for.
+            ValueError: Invalid shapes, dtypes or masks, or heads whose number or width differs from those that the
+                Module was built for.
         """
         check_tensor("q", q)
         heads, width = (q.shape[1], q.shape[3]) if q.ndim == 4 else (0, 0)
@@ -95,7 +95,7 @@ class AttentionHeads(nn.Module):
         if skip is None or self._takes_skip:
             return out
         if self.group is not None:
-            # Imported when it is asked for: it stands on this module.
+            # Imported only when needed: it depends on this module.
             over_ranks = import_module("nystrom.parallel.skip").add_skip_over_ranks
             return over_ranks(self.group, v, skip, q, masks, out)
         check_kernel(v, skip)

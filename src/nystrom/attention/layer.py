@@ -53,14 +53,14 @@ class MultiheadAttention(nn.Module):
         track_error: Keep a running estimate of the error against exact attention while the layer trains, see
             `tracked_error`; training is bit-for-bit unchanged.
         device: Where the parameters live.
-        dtype: Their dtype.
+        dtype: Dtype of the parameters.
         **options: Options of the method, see `nystrom.attention.options`.
 
     Raises:
         ValueError: Invalid sizes, an unknown method or option, or an invalid value.
     """
 
-    # nn.TransformerEncoderLayer reads it, and keeps its fused path, which is exact attention, away.
+    # Read by nn.TransformerEncoderLayer: keeps it from taking its fused path, which is exact attention.
     _qkv_same_embed_dim = False
 
     def __init__(
@@ -162,20 +162,20 @@ class MultiheadAttention(nn.Module):
             key: Keys; see `self_attention` of the constructor.
             value: Values.
             key_padding_mask: (b, s), True = ignore, as in torch; or floats, 0 = real and -inf = ignore. The functions'
-                `keep` is the other way round, True = real: pass ~keep. A sequence that is ignored as a whole gives
-                zeros before the output projection, without an error.
+                `keep` is the other way round, True = real: pass ~keep. A sequence that is entirely ignored gives zeros
+                before the output projection, without an error.
             need_weights: Return rows of the attention matrix, for the queries in `weight_queries`.
             attn_mask: Not supported: an n x s mask does not fit in linear memory. Raises if given.
             average_attn_weights: Whether rows are averaged over heads.
-            is_causal: Whether a query sees no token after itself; self-attention by `near_far`, without a skip.
-            query_padding_mask: (b, n), True = ignore, the opposite of `query_keep`, of cross-attention; self-attention
-                has one mask for both.
-            cu_seqlens: Where packed sequences begin, and the last one ends: 0, ..., n, of a batch of one, or of a query
-                (n, embed). Each is self-attention by itself.
+            is_causal: Causal attention: a query sees no later token; self-attention by `near_far`, without a skip.
+            query_padding_mask: (b, n), True = ignore, the opposite of `query_keep`; for cross-attention only, since
+                self-attention has one mask for both.
+            cu_seqlens: Start of each packed sequence, and the end of the last: 0, ..., n, in a batch of one, or a query
+                (n, embed). Each attends only to itself.
             weight_queries: Positions of the queries whose rows are wanted.
-            context: What `context` made of keys and values, in their place.
-            cache: What `new_cache` made: the query holds the tokens that follow those that were read, and is_causal is
-                True.
+            context: The result of the method `context`, in place of keys and values.
+            cache: The result of `new_cache`. The query then holds the tokens that follow those already read, and
+                attention is causal, whatever `is_causal` says.
 
         Returns:
             The output, shaped like `query`, and the rows, or None. Rows have the shape (b, r, s), or (b, h, r, s) if
@@ -191,15 +191,15 @@ class MultiheadAttention(nn.Module):
         if context is not None:
             if not all(x is None for x in (key, value, key_padding_mask, weight_queries)):
                 raise ValueError(
-                    "context is given, which stands for keys and values: pass query and query_padding_mask alone."
+                    "context is given, which replaces keys and values: pass only query and query_padding_mask with it."
                 )
             self._check_context()
             return self._ask(query, context, query_padding_mask), None
         if cache is not None:
             if not all(x is None for x in (key, value, key_padding_mask, query_padding_mask, weight_queries, context)):
                 raise ValueError(
-                    "cache is given, which holds keys and values of real tokens: pass query alone, and sequences of "
-                    "one length without padding."
+                    "cache is given, which holds the keys and values of real tokens: pass only query with it, for "
+                    "sequences of equal length, without padding."
                 )
             self._check_cache()
             if not isinstance(cache, NearFarCache) or cache.options != self.heads.options:
@@ -220,7 +220,7 @@ class MultiheadAttention(nn.Module):
                 raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {layout} or (tokens, width) in all.")
         self._check_widths(query=query, key=key, value=value)
         is_self = self._is_self(alone, query, key, key_padding_mask, query_padding_mask)
-        # Views are new objects: what is one stays one, so that it is masked once.
+        # Views are new objects: note now which inputs are the same object, so that each is masked only once.
         one_key, one_value = key is query, value is key
         if not batched:
             query, key, value = query[None], key[None], value[None]
@@ -238,7 +238,7 @@ class MultiheadAttention(nn.Module):
             raise ValueError("cu_seqlens is given, which is self-attention, but query and key are different tokens.")
         if not is_self:
             masks = cross_masks(key, keep, query_keep, declared=METHODS[self.method].positional)
-        # The gradient of a weight is a sum over all tokens, in which not even a zero hides what is not a number.
+        # The gradient of a weight is a sum over all tokens, in which even zero times NaN is NaN.
         query = _without_padding(query, keep if is_self else query_keep)
         key = query if one_key and is_self else _without_padding(key, keep)
         value = key if one_value else _without_padding(value, keep)
@@ -272,7 +272,7 @@ class MultiheadAttention(nn.Module):
             key: Keys.
             value: Values; None means `key`.
             key_padding_mask: (b, s), True = ignore, the opposite of `key_keep`.
-            queries: A sample of the queries to come; they decide which keys are heavy. None does without.
+            queries: A sample of the queries to come, which determine the heavy keys; None if none are known yet.
 
         Returns:
             The context: `num_heavy` heavy keys and `num_clusters` clusters per head.
@@ -304,10 +304,11 @@ class MultiheadAttention(nn.Module):
         """An empty cache, for causal attention a few tokens at a time: `layer(x, cache=cache)`.
 
         Args:
-            batch: Sequences.
+            batch: Number of sequences.
 
         Raises:
-            ValueError: The layer uses another method, has a skip, or its tokens are split across ranks.
+            ValueError: The layer uses another method, has a skip, is built for cross-attention, or has tokens that are
+                split across ranks.
         """
         self._check_cache()
         weight = self.out_proj.weight
@@ -324,9 +325,9 @@ class MultiheadAttention(nn.Module):
     def tracked_error(self) -> Float[Tensor, " h"]:
         """The running estimate of each head's relative error against exact attention, over the last training steps.
 
-        This is the error of the method's output, without the skip convolution and before the projection. Each training
-        step samples eight queries per sequence and two heads in turn; the weight of a step halves every 100 steps. See
-        `nystrom.attention.tracked_error`. In low precision the output's own rounding is part of it.
+        This is the error of the method's output, without the skip convolution and before the projection. A training
+        step samples eight queries per sequence in two of the heads, which rotate; the weight of a step halves every 100
+        steps. See `nystrom.attention.tracked_error`. In low precision, the error includes the rounding of the output.
 
         Returns:
             The relative error in the Frobenius norm; NaN for a head that no training step has sampled yet.
@@ -354,14 +355,14 @@ class MultiheadAttention(nn.Module):
         return [x if self.batch_first else x.transpose(0, 1) for x in inputs.values()]
 
     def _check_widths(self, **inputs: Tensor) -> None:
-        """Check width and dtype of those of query, key and value that are given."""
+        """Check width and dtype of whichever of query, key and value are given."""
         weight = self.in_proj_weight if self._is_stacked else self.q_proj_weight
         for name, x in inputs.items():
             size = {"query": "embed_dim", "key": "kdim", "value": "vdim"}[name]
             if x.shape[-1] != (width := getattr(self, size)):
                 raise ValueError(
-                    f"{name} has width {x.shape[-1]}; expected {width}, the layer's {size}: pass such tokens, or build "
-                    f"the layer with {size}={x.shape[-1]}."
+                    f"{name} has width {x.shape[-1]}; expected {width}, the layer's {size}: pass such a tensor, or "
+                    f"build the layer with {size}={x.shape[-1]}."
                 )
             check_dtype(name, x, weight, of="layer")
 
@@ -538,7 +539,7 @@ class NystromAttention(MultiheadAttention):
         track_error: Keep a running estimate of the error against exact attention while the layer trains, see
             `tracked_error`; training is bit-for-bit unchanged.
         device: Where the parameters live.
-        dtype: Their dtype.
+        dtype: Dtype of the parameters.
 
     Raises:
         ValueError: Invalid sizes or options.

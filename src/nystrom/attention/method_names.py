@@ -1,4 +1,4 @@
-"""A method with its size in its name, such as "nystrom-64": one rule for all commands that compare methods.
+"""Method names with a size, such as "nystrom-64": one rule for all commands that compare methods.
 
 The number sets the option that determines a method's cost. Needs no torch.
 """
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
 
-# Stands in configurations where the name of a method would: values pass through as they are. It is no method, since it
-# relates no token to another.
+# Used in configurations in place of a method name: values pass through unchanged. It is not a method, since it relates
+# no token to another.
 NO_ATTENTION = "none"
 
-# Methods whose weights the papers' code for the Long Range Arena stores, and drops in training.
+# Methods to whose stored weights the papers' code for the Long Range Arena applies dropout in training.
 DROPS_WEIGHTS = ("softmax", "kernelized")
 
-# The options that the number after a method's name sets, and what it counts; methods that are not here take none.
+# The options that the number after a method's name sets, and what it counts; methods not listed take no number.
 SIZES: dict[str, tuple[tuple[str, ...], str]] = {
     "nystrom": (("num_landmarks",), "landmarks"),
     "near_far": (("num_heavy", "num_clusters"), "heavy keys and clusters"),
@@ -46,7 +46,7 @@ def size_options(method: str, number: int | None) -> dict[str, object]:
 
 
 def read_method(name: str) -> tuple[str, dict[str, object]]:
-    """The method of a name such as "softmax" or "nystrom-64", and the options that its number sets, see `size_options`.
+    """The method in a name such as "softmax" or "nystrom-64", and the options that its number sets: `size_options`.
 
     Raises:
         ValueError: An unknown method, a number after a method that takes none, or the number 0.
@@ -63,9 +63,9 @@ def read_method(name: str) -> tuple[str, dict[str, object]]:
 
 
 def sized_name(method: str, options: Mapping[str, object]) -> tuple[str, int | None]:
-    """The name that rows use for a method with these options, such as "nystrom-64", and its size.
+    """The name of a method with these options in measured rows, such as "nystrom-64", and its size.
 
-    A method with several sizes that differ gets its plain name and no size.
+    A method whose sizes differ from each other gets its plain name and no size.
     """
     if method not in SIZES:
         return method, None
@@ -91,5 +91,5 @@ def near_far_keys(number: int) -> dict[str, object]:
 
 
 def reformer_buckets(n: int, chunk_size: int = 64) -> int:
-    """Reformer's buckets for n tokens: two for each chunk, as in its authors' code."""
+    """Reformer's number of buckets for n tokens: two per chunk, as in the authors' code."""
     return 2 * -(-n // chunk_size)

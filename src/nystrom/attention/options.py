@@ -347,9 +347,10 @@ class NearFarOptions:
         reach: Tokens on either side of its own block that a query sees exactly.
         num_heavy: Keys g of each head that all of its queries see exactly.
         num_clusters: Clusters m of the other keys.
-        iterations: Steps of k-means, of which the last sees all keys and the others a sample.
+        iterations: Steps of k-means; the last one uses all keys, the others a sample.
         exact_up_to: Self-attention of a sequence with at most this many real tokens is exact: up to about 1,024 that is
-            faster on a CPU. 0 approximates sequences of any length.
+            faster on a CPU. 0 approximates sequences of any length. In causal attention, the queries of this many first
+            tokens, in whole blocks, are exact.
         num_samples: Sampled queries r. A ridge regression on their exact outputs gives a correction for all queries; 0
             for none. Rows of the matrix are then no longer positive.
         scale: Factor on the scores; None means 1 / sqrt(d).
@@ -382,8 +383,8 @@ def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, Any]:
     r"""Sizes of `near_far` with which its error hardly grows with the length: the square root of n, in time $n^{3/2}$.
 
     $32 \sqrt{n / 512}$ heavy keys and $80 \sqrt{n / 512}$ clusters in multiples of 8, blocks of 128 and a reach of 16.
-    They are meant for models: fixed numbers, whatever the length of an input. A causal query sees more tokens exactly,
-    so half the heavy keys and clusters suffice, and the first 2,048 tokens are exact, which takes no longer.
+    They are meant as fixed options of a model, for inputs of any length. A causal query sees more tokens exactly, so
+    half the heavy keys and clusters suffice, and the first 2,048 tokens are exact, which takes no longer.
 
     Args:
         n: Tokens of the longest input.
@@ -419,9 +420,9 @@ MASK_DOCS = {
 def documented(options: type) -> Callable[[F], F]:
     """Decorate a method's function: document its options, and raise a named error for unsupported arguments.
 
-    The descriptions of the fields of `options` replace the docstring's line `**options: ...`, and those of the masks
-    the line `**masks: ...`. Only arguments of the function are listed: fields that shape weights concern only its
-    Module. Other arguments raise, see `refusing`.
+    The descriptions of the fields of `options` replace the line `**options: ...` of the docstring, and those of the
+    masks replace the line `**masks: ...`. Only arguments of the function are listed: fields that shape weights concern
+    only its Module. Other arguments raise an error, see `refusing`.
     """
 
     def document(function: F) -> F:
@@ -450,13 +451,13 @@ _CAUSAL = (
     "torch.nn.functional.scaled_dot_product_attention."
 )
 _SELF = "is self-attention, with one mask for queries and keys. Pass keep, or use 'nystrom' or 'softmax'."
-# What a method may not honour, arguments of `scaled_dot_product_attention` among them, and what to do about each.
+# Arguments that a method may not support, including those of `scaled_dot_product_attention`, and what to do instead.
 _CANNOT_HONOUR = {
     "is_causal": _CAUSAL,
     "attn_mask": f"attends to whole sequences. {_MASKS}",
     "attn_bias": f"attends to whole sequences. {_MASKS}",
     "dropout_p": "has no n x s weights to drop. Put nn.Dropout on the output.",
-    "cu_seqlens": "is of one sequence. Cut the sequences out, one by one.",
+    "cu_seqlens": "takes one sequence. Pass the sequences one by one.",
     "key_keep": _SELF,
     "query_keep": _SELF,
     "key_padding_mask": "takes keep, which is True for real tokens. Pass keep=~key_padding_mask.",
@@ -466,10 +467,10 @@ _CANNOT_HONOUR = {
 
 
 def refusing(function: F) -> F:
-    """Wrap an attention so that unsupported arguments raise a ValueError that names them.
+    """Wrap an attention function so that unsupported arguments raise a ValueError that names them.
 
-    Arguments of `scaled_dot_product_attention` that no method supports raise if they are set; unknown names raise with
-    the nearest known name; and so do positional arguments after the tensors.
+    These are: arguments of `scaled_dot_product_attention` that the method does not support, if they are set; unknown
+    names, with the nearest known one; and positional arguments after the tensors.
     """
     parameters = inspect.signature(function).parameters.values()
     taken = [parameter.name for parameter in parameters]

@@ -11,7 +11,7 @@ from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names, ranges
 from nystrom.whole_files import write_whole
 
-# The name that stands in configurations where one of a method would; the layers are its one option.
+# Used in configurations in place of a method name; the layers are its only option.
 PLAN, LAYERS = "nystrom_plan", "layers"
 _FORMAT = "nystrom attention plan"
 
@@ -70,7 +70,7 @@ class AttentionPlan:
         """Check that a model has as many layers as the plan.
 
         Raises:
-            ValueError: It has not.
+            ValueError: It does not.
         """
         if len(self.layers) != count:
             raise ValueError(
@@ -107,7 +107,7 @@ def plan_of_options(options: Mapping[str, Any]) -> AttentionPlan:
     """The plan stored in a configuration, as the options of `PLAN`.
 
     Raises:
-        ValueError: They hold no plan.
+        ValueError: The options hold no valid plan.
     """
     layers = options.get(LAYERS)
     right = set(options) == {LAYERS} and isinstance(layers, list) and all(map(_is_choice, layers))

@@ -30,12 +30,12 @@ class Method:
     Attributes:
         summary: What it is, in a few words.
         options: Dataclass of its options.
-        cost: Time, in the letters of `nystrom.shapes`.
+        cost: Order of its time, in the letters of `nystrom.shapes`.
         exact_limit: When it equals what it approximates.
         source: Paper.
         weights: Name of the Module, in the same file, that supplies the function's tensor arguments after the values.
         weight_options: Options of these weights, which the function does not take.
-        random: Its function makes random draws from `generator`.
+        random: Its function can draw at random from `generator`.
         cross_attention: It supports cross-attention, where queries and keys are different tokens.
         positional: It depends on positions, so masked holes inside a sequence count.
         takes_skip: Its function adds the skip convolution itself.
@@ -209,7 +209,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-# Methods without weights of their own, which may take the place of another in a trained model.
+# Methods without learned weights of their own, which can replace another method in a trained model.
 WEIGHTLESS = tuple(name for name in METHODS if name != "linformer")
 
 
@@ -224,10 +224,10 @@ def check_weightless(method: str) -> None:
 
 
 def find_function(name: str) -> Callable[..., Any]:
-    """The function of a method; its file is imported now."""
+    """The function of a method; imports its file."""
     return find_in_home(name, f"{name}_attention")
 
 
 def find_in_home(name: str, what: str) -> Any:
-    """The object of this name in a method's file."""
+    """The object called `what` in a method's file."""
     return getattr(import_module(f"nystrom.attention.methods.{name}"), what)

@@ -1,8 +1,8 @@
 """Packed sequences: several in one row, a batch of one, with no padding between them.
 
-`cu_seqlens` holds the start of each and the end of the last, as in flash-attn: 0, 5, 12 for five tokens and seven.
-Sequences of about one length are padded to the longest of them and attend in one call, with at most one padded token to
-seven real ones; since padding and neighbours change nothing, each gets what it would get alone.
+`cu_seqlens` holds the start of each and the end of the last, as in flash-attn: 0, 5, 12 for sequences of five and seven
+tokens. Sequences of similar length are padded to the longest of them and attend in one call, with at most one padding
+token per seven real ones. Padding and neighbours change nothing, so each sequence gets the result it would get alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-# The most padded tokens of a call, as a share of all.
+# Largest share of padding tokens in a call.
 _PADDED = 1 / 8
 
 
@@ -30,10 +30,10 @@ def check_segments(cu_seqlens: object, x: Shaped[Tensor, "b h n d"]) -> list[int
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         is_tensor = isinstance(cu_seqlens, Tensor)
         came = f"{tuple(cu_seqlens.shape)} of {cu_seqlens.dtype}" if is_tensor else f"a {type(cu_seqlens).__name__}"
-        raise ValueError(f"cu_seqlens is {came}; expected one axis of integers: 0, the ends of the sequences.")
+        raise ValueError(f"cu_seqlens is {came}; expected one axis of integers: 0, then the end of each sequence.")
     if x.shape[0] != 1:
         raise ValueError(
-            f"cu_seqlens is given for a batch of {x.shape[0]}; expected 1: packed sequences stand one after the other "
+            f"cu_seqlens is given for a batch of {x.shape[0]}; expected 1: packed sequences follow one another "
             "in a single row."
         )
     edges, n = cu_seqlens.tolist(), x.shape[2]
@@ -91,7 +91,7 @@ def _together(edges: Sequence[int], *, alone: bool) -> Iterator[list[tuple[int, 
 def _places(
     sequences: Sequence[tuple[int, int]], device: torch.device
 ) -> tuple[Int[Tensor, "r most"], Bool[Tensor, "r most"]]:
-    """Where the tokens of some sequences are, and which of them are real."""
+    """Positions of the tokens of some sequences in the row, and which of them are real."""
     starts = torch.tensor([start for start, _ in sequences], device=device)[:, None]
     lengths = torch.tensor([end - start for start, end in sequences], device=device)[:, None]
     rank = torch.arange(int(sequences[0][1] - sequences[0][0]), device=device)

@@ -2,14 +2,19 @@ r"""The skip of Nyströmformer: a depthwise convolution of the values along the 
 
 $$\mathrm{skip}_i = \sum_{t=0}^{K-1} w_t\, v_{i + t - (K-1)/2}$$
 with one kernel w of odd size K per head, shared by its channels, and zeros outside the sequence and at padding tokens.
-Positions are relative, so padding at either end changes nothing; holes inside count as positions.
+Positions are relative, so padding at either end changes nothing; masked tokens inside a sequence count as positions.
 
 On an accelerator and in export this is `conv2d`. On a CPU, `conv2d` with one channel per head is slower than the
-attention itself, its backward slower still, and its kernel gradient wrong at some lengths (torch 2.13 with oneDNN on
-AVX-512, for example: 76 tokens, K = 33). There float32 values are convolved channels-last, the channels of all heads
-together where they are stored side by side, otherwise those of one head at a time. In other dtypes the kernel becomes
-a small banded matrix (T x (T + K - 1), one per head) that multiplies overlapping windows of the values. The gradient of
-the values is the same convolution with the kernel reversed; that of the kernel is a product of windows in every dtype.
+attention itself, its backward pass slower still, and its kernel gradient wrong at some lengths (torch 2.13 with oneDNN
+on AVX-512, for example: 76 tokens, K = 33). There, one of two forms is used:
+
+- float32 values are convolved channels-last: the channels of all heads together if they are stored side by side,
+  otherwise one head at a time;
+- in other dtypes, without oneDNN, in a compiler, and for fewer than 4,096 tokens stored head by head, the kernel
+  becomes a small banded matrix (T x (T + K - 1), one per head) that multiplies overlapping windows of the values.
+
+The gradient of the values is the same convolution with the kernel reversed; that of the kernel is a product of windows
+in every dtype.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Fig. 4.
 """
@@ -26,14 +31,14 @@ from nystrom.checks import check_at_least
 from nystrom.precision import accumulator, at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import check_keep, check_tensor, zero_masked
 
-# What `nystrom.shapes.check_same_tokens` says where a skip is asked for.
+# The message of `nystrom.shapes.check_same_tokens` if a skip is requested.
 NEEDS_SAME_TOKENS = (
     "the skip convolution adds values to queries of the same positions, in self-attention: pass skip=None, or "
     "keep alone as the mask of both"
 )
-# Tokens from which on a convolution of each head is faster than the band.
+# Number of tokens from which a convolution per head is faster than the band.
 _LONG = 4096
-# Outputs per window: the band has T + K - 1 products per output, of which K count.
+# T, the outputs per window: the band computes T + K - 1 products per output, of which K are needed.
 _WINDOW = 16
 
 
@@ -48,7 +53,7 @@ def depthwise_skip(
 
     Args:
         v: Values.
-        weight: One kernel per head, of odd size, laid out as `nn.Conv2d(h, h, (k, 1), groups=h)` has it.
+        weight: One kernel per head, of odd size, in the layout of `nn.Conv2d(h, h, (k, 1), groups=h)`.
         keep: Real tokens; None if all are. Padding counts as zeros and gives zeros.
         to: The attention output to which the result is added; None for the convolution alone.
 
@@ -78,13 +83,13 @@ def depthwise_skip(
 def with_skip(
     v: Float[Tensor, "b h n e"], weight: Float[Tensor, "h 1 k 1"], to: Float[Tensor, "b h n e"] | None = None
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n e"]]:
-    """The values, and their `depthwise_skip` on a CPU, which may be added to in place.
+    """The values, and their `depthwise_skip` on a CPU, a new tensor that may be modified in place.
 
     Both share one gradient of the values, and the gradient of the convolution is added to it in place. So use the
     returned values only in operations that allocate a new gradient for them, as attention does.
 
     Args:
-        v: Values, which hold zeros where they are not real.
+        v: Values; zeros at padding tokens.
         weight: See `depthwise_skip`.
         to: Tensor to which the convolution is added; not modified.
     """
@@ -92,10 +97,10 @@ def with_skip(
 
 
 def check_kernel(v: Tensor, weight: Tensor) -> None:
-    """Check that a kernel fits the values.
+    """Check that a kernel matches the values.
 
     Raises:
-        ValueError: It does not.
+        ValueError: Wrong axes, an even size, or a different number of heads.
     """
     for name, x in (("v", v), ("weight", weight)):
         check_tensor(name, x)
@@ -140,9 +145,10 @@ class DepthwiseSkip(nn.Module):
 
 
 class _Convolution(torch.autograd.Function):
-    """Gives the values and their convolution.
+    """Returns the values and their convolution.
 
-    The values are handed on so that there is one gradient of them: that of the convolution is added to it in place.
+    The values are passed through so that they have a single gradient, to which that of the convolution is added in
+    place.
     """
 
     @staticmethod
@@ -264,9 +270,9 @@ def _kernel_gradient(v: Float[Tensor, "b h n e"], grad: Float[Tensor, "b h n e"]
 
 
 def _windows(v: Float[Tensor, "b h n e"], piece: Piece, size: int) -> Float[Tensor, "h w l e"]:
-    """Overlapping windows of T + K - 1 tokens of a piece, T apart, as a view: from (K - 1) / 2 tokens before it on.
+    """Overlapping windows of T + K - 1 tokens of a piece, T apart, as a view; the first starts (K - 1) / 2 before it.
 
-    Several sequences follow each other, with zeros between them.
+    Several sequences follow one another, with zeros between them.
     """
     half, (sequences, _, tokens) = size // 2, piece
     first, last = max(0, tokens.start - half), min(v.shape[2], tokens.stop + half)
@@ -278,7 +284,7 @@ def _windows(v: Float[Tensor, "b h n e"], piece: Piece, size: int) -> Float[Tens
 
 
 def _slot(length: int, size: int) -> int:
-    """Tokens that a sequence takes in a line of windows, with the zeros around it: a multiple of T."""
+    """Tokens that a sequence takes up in a line of windows, including the zeros around it: a multiple of T."""
     return (-(-length // _WINDOW) - (-(size - 1) // _WINDOW)) * _WINDOW
 
 

@@ -5,17 +5,18 @@ the layer's outputs $\hat o_i$ there, without the skip convolution, and the exac
 q_i^\top K^\top)\, V$ over the real keys. With $\gamma = 2^{-1/100}$, which is a half-life of 100 steps,
 $$A \leftarrow \gamma A + \sum_t \frac{N_t}{r_t} \sum_i \|\hat o_i - o_i\|^2, \qquad
 B \leftarrow \gamma B + \sum_t \frac{N_t}{r_t} \sum_i \|o_i\|^2, \qquad \text{error} = \sqrt{A / B}$$
-for each head: over the sequences of one step the estimate of `nystrom.inspection.sampling`. The weights change while
-the sums run, so the estimate is a mean over the last few hundred steps, not the error of the current weights. If a
-layer is so small that sampling would take more than a few per cent of its time, it is sampled every few steps, at least
-every 16th; a compiled model is sampled in every step. Recomputation by gradient checkpointing does not count as a step.
-For a method that does not approximate softmax attention, such as "kernelized", it is the distance from softmax
-attention.
+for each head: for the sequences of one step, this is the estimate of `nystrom.inspection.sampling`. The weights change
+while the sums run, so the estimate is a mean over the last few hundred steps, not the error of the current weights. If
+a layer is so small that sampling would take more than a few per cent of its time, only every few steps are sampled, at
+least every 16th; a compiled model is sampled in every step. Recomputation by gradient checkpointing does not count as a
+step. For a method that does not approximate softmax attention, such as "kernelized", the estimate is its distance from
+softmax attention.
 
-Which queries: the real queries of a sequence are split into r equal stretches, and one query is taken from each, at a
-place that a Weyl sequence gives for the number of the step and of the stretch (multiples of 1 / p and 1 / p^2, p the
-plastic number); another gives the heads (multiples of the golden ratio). So all queries and heads have their turn,
-padding changes nothing, and no random number is drawn: training is bit-for-bit the same as without the estimate.
+Choice of queries: the real queries of a sequence are split into r equal stretches, and one query is taken from each.
+Its position in the stretch follows a Weyl sequence in the numbers of the step and the stretch (multiples of 1 / p and
+1 / p^2, p the plastic number). The heads follow another one (multiples of the golden ratio). So all queries and heads
+are sampled over time, padding changes nothing, and no random number is drawn: training is bit-for-bit the same as
+without the estimate.
 
 The sums belong to the process and are not in the state dict: under DistributedDataParallel each process has its own.
 Steps whose results are not finite are skipped, as are sequences without a real query.
@@ -31,15 +32,15 @@ from nystrom.landmarks import GOLDEN_RATIO, ranks, take
 from nystrom.precision import at_least_float32, without_autocast
 from nystrom.shapes import Masks, zero_masked
 
-# Steps after which a step counts half.
+# Number of steps after which the weight of a step has halved.
 HALF_LIFE = 100
-# Queries of a sequence, and heads, in a step.
+# Queries per sequence, and heads, that a step samples.
 QUERIES, HEADS = 8, 2
 # Fractions in units of 1 / _UNIT: 1 / p and 1 / p^2 for the plastic number p, and the golden ratio.
 _UNIT = 2**24
 _OF_STEP, _OF_STRETCH = round(0.7548776662466927 * _UNIT), round(0.5698402909980532 * _UNIT)
 _OF_HEADS = round(GOLDEN_RATIO * _UNIT)
-# Steps between two looks at most, and the work of a step, as tokens times squared width, from which on there are none.
+# A layer is sampled every min(_APART, _WORTH / work) steps, where the work of a step is tokens times squared width.
 _APART, _WORTH = 16, 2**29
 
 
@@ -54,7 +55,7 @@ class TrackedError(nn.Module):
     # would round them, and a model made on the meta device would lose them.
     _sums: Float[Tensor, "3 h"]
     _step: Int[Tensor, ""]
-    # It asks for the keys of all tokens, of which a rank holds its own: see `nystrom.parallel.models`.
+    # It needs the keys of all tokens, and a rank holds only its own: see `nystrom.parallel.models`.
     over_ranks = False
 
     def __init__(self, num_heads: int):
@@ -66,7 +67,7 @@ class TrackedError(nn.Module):
         """Forget all steps.
 
         Args:
-            step: Number of the next step, which decides the queries.
+            step: Number of the next step, which determines the sampled queries.
         """
         self._sums = torch.zeros(3, self.num_heads, device="cpu", dtype=torch.float32)
         self._step = torch.tensor(step, device="cpu")
@@ -155,7 +156,7 @@ class TrackedError(nn.Module):
     def _sample(
         self, q: Float[Tensor, "b h n d"], query_keep: Bool[Tensor, "b n"] | None
     ) -> tuple[Int[Tensor, "b r"], Float[Tensor, "b r"]]:
-        """Positions of the sampled queries, and how many each stands for; 0 for those that a short sequence lacks."""
+        """Positions of the sampled queries, and how many each stands for; 0 where a short sequence has no more."""
         stretch = torch.arange(QUERIES, device=q.device)
         at = (self._step * _OF_STEP + stretch * _OF_STRETCH) % _UNIT + stretch * _UNIT
         if query_keep is None:

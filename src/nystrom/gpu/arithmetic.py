@@ -1,12 +1,14 @@
 """What all kernels share: products, rounding, loads of tokens, scores.
 
-Sums are taken in float32 at least. float32 operands are multiplied as three tf32 products, which together round about
-as one float32 product does; float16 weights and the values they multiply are multiplied as tf32, which has the
-precision of float16 and the range of float32. They are rounded to it here: tensor cores would cut the last 13 bits off,
-which makes every weight smaller while the sum that divides them is not.
+Sums are accumulated in float32 at least. float32 operands are multiplied as three tf32 products, whose rounding
+together is about that of one float32 product. Weights that the dtype of the tokens cannot hold (float16, and bfloat16
+with the Gaussian kernel), and the values that they multiply, are multiplied as tf32, which has the precision of float16
+and the range of float32. They are rounded to tf32 here: tensor cores would truncate the last 13 bits, which makes every
+weight smaller, but not the sum that divides them.
 
-Triton's interpreter multiplies the bits of bfloat16 tensors and truncates where a GPU rounds. There both operations are
-done in float32 and rounded to the nearest even number by hand: results then equal a GPU's, up to the order of sums.
+Triton's interpreter multiplies the bit patterns of bfloat16 tensors, and truncates where a GPU rounds. There, both
+operations are done in float32 and rounded to nearest even explicitly, so results equal those of a GPU up to the order
+of sums.
 """
 
 import triton
@@ -31,7 +33,7 @@ def product(x, y, PRECISION: tl.constexpr):
 
 @triton.jit
 def nearest_tf32(x):
-    """The nearest values with 10 bits of fraction, ties away from zero; those that have fewer are themselves."""
+    """Values rounded to 10 bits of fraction, ties away from zero; values in other dtypes are unchanged."""
     if x.dtype == tl.float32:
         bits = (x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000
         x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
@@ -40,7 +42,7 @@ def nearest_tf32(x):
 
 @triton.jit
 def rounded(x, dtype: tl.constexpr):
-    """The nearest values to x in another dtype."""
+    """Values of x rounded to nearest in another dtype."""
     if INTERPRETED and dtype == tl.bfloat16 and x.dtype == tl.float32:
         bits = x.to(tl.uint32, bitcast=True)
         bits = bits + 0x7FFF + ((bits >> 16) & 1)
@@ -67,7 +69,7 @@ def place_of(x, strides, b, h, start):
 def load_tokens(
     x, strides, b, h, start, live, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
 ):
-    """Tokens from `start` on of one sequence and head; those that are not live are zeros and are not read."""
+    """Tokens of one sequence and head from `start` on; those that are not live are not read, and are zeros."""
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
     places = place_of(x, strides, b, h, start) + rows[:, None] * strides[2] + columns[None, :]
     return tl.load(places, mask=live[:, None] & (columns < WIDTH)[None, :], other=0.0)
@@ -75,7 +77,7 @@ def load_tokens(
 
 @triton.jit
 def moved(x, centre, bh, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """Tokens less the centre of their sequence and head, which has no gradient; `centre` may be None."""
+    """Tokens minus the centre of their sequence and head, which has no gradient; `centre` may be None."""
     if centre is not None:
         columns = tl.arange(0, BLOCK_WIDTH)
         x -= tl.load(centre + bh.to(tl.int64) * WIDTH + columns, mask=columns < WIDTH, other=0.0)[None, :]
@@ -86,7 +88,7 @@ def moved(x, centre, bh, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
 def store_tokens(
     x, strides, b, h, start, value, there, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
 ):
-    """Write tokens from `start` on of one sequence and head, where they exist."""
+    """Write tokens of one sequence and head from `start` on, where they exist."""
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
     places = place_of(x, strides, b, h, start) + rows[:, None] * strides[2] + columns[None, :]
     tl.store(places, stored(value, x.dtype.element_ty), mask=there[:, None] & (columns < WIDTH)[None, :])
@@ -94,7 +96,7 @@ def store_tokens(
 
 @triton.jit
 def load_matrix(x, first, count, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """`count` rows from row `first` on of a contiguous matrix, zeros below them."""
+    """`count` rows of a contiguous matrix from row `first` on, with zeros below them."""
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
     places = x + (first + tl.full((), 0, tl.int64)) * WIDTH + rows[:, None] * WIDTH + columns[None, :]
     return tl.load(places, mask=(rows < count)[:, None] & (columns < WIDTH)[None, :], other=0.0)
@@ -102,7 +104,7 @@ def load_matrix(x, first, count, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, 
 
 @triton.jit
 def store_matrix(x, first, count, value, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """Write `count` rows from row `first` on of a contiguous matrix."""
+    """Write `count` rows of a contiguous matrix from row `first` on."""
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
     places = x + (first + tl.full((), 0, tl.int64)) * WIDTH + rows[:, None] * WIDTH + columns[None, :]
     tl.store(places, value, mask=(rows < count)[:, None] & (columns < WIDTH)[None, :])
@@ -110,7 +112,7 @@ def store_matrix(x, first, count, value, WIDTH: tl.constexpr, BLOCK_ROWS: tl.con
 
 @triton.jit
 def real_tokens(keep, b, positions, count):
-    """Which positions hold a real token of sequence b, of `count` tokens; `keep` may be None."""
+    """Which positions hold a real token of sequence b, which has `count` tokens; `keep` may be None."""
     live = (positions >= 0) & (positions < count)
     if keep is not None:
         live &= tl.load(keep + (b + tl.full((), 0, tl.int64)) * count + positions, mask=live, other=0) != 0
@@ -119,15 +121,15 @@ def real_tokens(keep, b, positions, count):
 
 @triton.jit
 def load_normaliser(logs, places, mask):
-    """The largest score of each row, and the logarithm of the sum beyond it; see `store_normaliser`."""
+    """The largest score of each row, and the logarithm of the sum relative to it; see `store_normaliser`."""
     return tl.load(logs + 2 * places, mask=mask, other=0.0), tl.load(logs + 2 * places + 1, mask=mask, other=0.0)
 
 
 @triton.jit
 def store_normaliser(logs, places, top, total, mask):
-    """Keep a normaliser as two numbers, zeros where it is empty.
+    """Store a normaliser as two numbers: the largest score, and the logarithm of the sum relative to it; 0 if empty.
 
-    In their sum the second would be rounded to the digits of the first, and with it the weights computed from it.
+    Their sum would lose digits of the second number, and so of the weights that are computed from it.
     """
     empty = total == 0.0
     tl.store(logs + 2 * places, tl.where(empty, 0.0, top), mask=mask)
@@ -136,13 +138,13 @@ def store_normaliser(logs, places, top, total, mask):
 
 @triton.jit
 def weights_again(s, top, log):
-    """Weights from scores that were computed again, in another order maybe: none is above the largest."""
+    """Weights from recomputed scores, clamped to the largest: another order of sums may round them above it."""
     return tl.exp(tl.minimum(s - top, 0.0) - log)
 
 
 @triton.jit
 def log_weights(x, y, SCALE: tl.constexpr, GAUSSIAN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of the rows of x and y: c x.y, or -c/2 |x - y|^2, clamped to at most 0 against rounding."""
+    """Scores of the rows of x and y: c x.y, or -c/2 |x - y|^2, which is clamped to at most 0 against rounding."""
     s = product(x, tl.trans(y), PRECISION)
     if GAUSSIAN:
         x, y = x.to(ACC), y.to(ACC)

@@ -1,14 +1,14 @@
-r"""Nyström attention and Skyformer in a few launches of Triton kernels: the functions of `nystrom.attention`.
+r"""Nyström attention and Skyformer in a few launches of Triton kernels: the same functions as in `nystrom.attention`.
 
-Forward: landmarks, their m x m matrix, its inverse, the right factor in splits and their join, the middle, the left
-factor with the skip. Between the passes q, k, v and tensors of size m are kept; the backward pass recomputes everything
-else. It reads queries, gradient, keys and values twice (with a skip the gradient twice more and the values once more),
-and writes each gradient once.
+Forward: landmarks, the right factor in splits and their combination, the landmarks' m x m matrix and its inverse, the
+middle, and the left factor with the skip. Between the passes, q, k, v and tensors of size m are kept; the backward pass
+recomputes everything else. If the landmarks fit into one block, it reads queries, gradient, keys and values twice (with
+a skip, the gradient twice more and the values once more). It writes each gradient once.
 
-Sums over tokens are computed in spans, stored separately and then added: results and gradients are reproducible.
+Sums over tokens are computed in spans, stored separately and then added, so results and gradients are reproducible.
 
 Both passes are custom operators of torch, so compile, export, autocast, checkpointing and distributed wrappers each see
-one node. Outside a compiler they are called through `torch.autograd.Function`, which torch.func understands; under vmap
+one node. Outside a compiler, they are called through `torch.autograd.Function`, which torch.func supports; under vmap,
 they run one slice at a time. There is no second derivative and no forward-mode derivative: asking for one raises.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. (13)-(17); Chen et al. (2021), arXiv:2111.00035, sections 4.2, 4.4.
@@ -62,7 +62,7 @@ def landmark_attention(
 
     Raises:
         ValueError: The kernels cannot take these inputs; the message says what to do.
-        NotImplementedError: An input carries a forward-mode tangent or, later, a gradient is differentiated.
+        NotImplementedError: An input carries a forward-mode tangent; or, later, if a gradient is differentiated.
     """
     if gamma is not None and draws is None:
         draws = even_draws(num_landmarks, q.device)
@@ -72,7 +72,7 @@ def landmark_attention(
         raise NotImplementedError(
             "backend 'triton' has no forward-mode derivative: pass backend='torch', or use reverse mode."
         )
-    # A compiler takes the operator itself.
+    # A compiler uses the operator directly.
     attend = _attention if torch.compiler.is_compiling() else _Attention.apply
     return attend(
         q, k, v, taps, keep, query_keep, draws, num_landmarks, scale, pinv_steps, z0, -1.0 if gamma is None else gamma
@@ -94,7 +94,7 @@ def _attention(
     z0: str,
     gamma: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The output and what the backward pass needs; a gamma below 0 means softmax."""
+    """The output, and what the backward pass needs; a gamma below 0 means softmax."""
     tensors = {"q": q, "k": k, "v": v, "keep": keep, "query_keep": query_keep, "skip": skip}
     check_launch(m, {name: x for name, x in tensors.items() if x is not None})
     with launching_on(q.device):
@@ -145,7 +145,7 @@ def _attention_backward(
     z0: str,
     gamma: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k, v and of the skip's kernel (empty without one)."""
+    """Gradients of q, k, v and of the skip's kernel (empty without a skip)."""
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     with launching_on(q.device):
         x = inputs_of(q, k, v, skip, keep, query_keep, draws, m, scale, gamma)
@@ -164,7 +164,7 @@ def backward_pass(
     z0: str,
     gamma: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Launch the backward pass; returns the gradients of q, k, v and the skip's kernel (empty without one)."""
+    """Launch the backward pass; returns the gradients of q, k, v and the skip's kernel (empty without a skip)."""
     m = x.m
     x, table = _centred(x, table)
     keys = table[:, :, -m:]
@@ -208,7 +208,7 @@ def _keep_for_backward(ctx, inputs, output) -> None:
 
 def _backward(ctx, grad, *_):
     tensors = ctx.saved_tensors
-    # When a compiler traces it, the operator itself.
+    # A compiler uses the operator directly.
     differentiate = _attention_backward if torch.compiler.is_compiling() else _Gradients.apply
     q_grad, k_grad, v_grad, taps_grad = differentiate(grad, *tensors, *ctx.numbers)
     return q_grad, k_grad, v_grad, None if tensors[3] is None else taps_grad, *(None,) * 8
@@ -281,7 +281,7 @@ def inputs_of(
     scale: float,
     gamma: float,
 ) -> StageInputs:
-    """What all stages share, with the plan of the landmarks where they depend on masks or draws."""
+    """What all stages share, with a plan of the landmarks if they depend on masks or draws."""
     masked, plan = keep is not None or query_keep is not None or all_are_short(q, k, m), None
     gaussian = gamma >= 0
     if draws is not None:
@@ -295,8 +295,8 @@ def inputs_of(
 
 
 def _centred(x: StageInputs, table: Tensor) -> tuple[StageInputs, Tensor]:
-    """The inputs with the centre of the landmarks, and the landmarks around it, where distances are compared."""
-    # Products of narrow tokens are exact; moved tokens would be rounded to their dtype.
+    """For distances, the inputs with the centre of the landmarks, and the landmarks relative to it."""
+    # Products of 16-bit tokens are exact in float32, but shifted tokens would be rounded to 16 bits.
     if not x.gaussian or x.q.element_size() < 4:
         return x, table
     centre = middle_of(table)

@@ -32,11 +32,11 @@ class StageInputs:
         query_keep: (b, n) Real queries as bytes, or None.
         plan: Where landmarks come from; None means equal segments of all tokens.
         masked: Whether sequences may be short, or hold padding tokens.
-        m: Number of landmarks that one side is compared with.
+        m: Number of landmarks that queries, or keys, are compared with.
         scale: Factor on the scores.
         gaussian: Whether the Gaussian kernel replaces softmax.
-        centre: (b, h, d) What is taken from all tokens before they are compared, or None: a distance does not change,
-            and keeps its digits where all tokens lie far from 0. The table of landmarks has it taken already.
+        centre: (b, h, d) Subtracted from all tokens before distances are computed, or None. This changes no distance,
+            and saves digits if all tokens are far from 0. It is already subtracted from the table of landmarks.
     """
 
     q: Tensor
@@ -108,7 +108,7 @@ class StageInputs:
 
 
 def empty_like(x: Tensor, width: int | None = None) -> Tensor:
-    """An empty tensor with the layout of x, token by token or head by head."""
+    """An uninitialised tensor with the layout of x, token by token or head by head."""
     b, h, n, d = x.shape
     width = d if width is None else width
     if h > 1 and x.stride(1) < x.stride(2):
@@ -117,5 +117,5 @@ def empty_like(x: Tensor, width: int | None = None) -> Tensor:
 
 
 def triton_dtype(dtype: torch.dtype) -> Any:
-    """Triton's name of a dtype."""
+    """Triton's counterpart of a dtype."""
     return _TRITON[dtype]

@@ -1,11 +1,11 @@
 r"""The iterative inverse of a batch of small matrices in one launch, and its gradient in another.
 
 $$Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))),$$
-one program per matrix, in float32 at least; the reference is `nystrom.linalg.pinv`. The start value is $A^\top$ over a
-divisor: $\|A\|_1 \|A\|_\infty$, or a given one for each matrix.
+with one program per matrix, in float32 at least; the reference is `nystrom.linalg.pinv`. The initial value is $A^\top$
+divided by $\|A\|_1 \|A\|_\infty$, or by a given number for each matrix.
 
-Matrices of at most LARGEST_WHOLE rows stay in registers; larger ones are multiplied block by block in scratch memory,
-which only their own program reads.
+Matrices of at most LARGEST_WHOLE rows (LARGEST_WHOLE_BACKWARD for the gradient) stay in registers; larger ones are
+multiplied block by block in scratch memory, which only their own program reads.
 """
 
 import triton
@@ -30,7 +30,7 @@ def _store(x, value, M, BLOCK: tl.constexpr):
 def inverse_whole(
     a_place, divisors, z_place, M, STEPS, EVERY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Invert one matrix in registers; EVERY writes all iterates in a row, including the last."""
+    """Invert one matrix in registers; with EVERY, write all iterates one after the other, including the last."""
     bh = tl.program_id(0).to(tl.int64)
     a = _load(a_place + bh * M * M, M, BLOCK)
     if divisors is None:
@@ -51,7 +51,7 @@ def inverse_whole(
 
 @triton.jit
 def _start_backward(a, of_a, of_z, divisors, divisor_grads, bh):
-    """Add the gradient that a matrix receives through the start value, from the start value's own."""
+    """Add the gradient that a matrix receives through the initial value, given the gradient of the initial value."""
     sums, rows = tl.sum(tl.abs(a), 0), tl.sum(tl.abs(a), 1)
     norm_1, norm_inf = tl.max(sums, 0), tl.max(rows, 0)
     if divisors is None:
@@ -127,7 +127,7 @@ def _multiply(
     PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write alpha x @ y + beta base to `out`, with x or y transposed on request; only `base` may alias `out`."""
+    """Write alpha x @ y + beta base to `out`, optionally with x or y transposed; only `base` may alias `out`."""
     for i in range(0, M, BLOCK):
         for j in range(0, M, BLOCK):
             total = beta * _tile(base, i, j, M, False, BLOCK)
@@ -144,7 +144,7 @@ def _multiply(
 def inverse_blocks(
     a_place, z_place, scratch, M, STEPS, EVERY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Iterate in scratch memory: the first of STEPS + 1 (with EVERY) or of two matrices holds the start value."""
+    """Iterate in scratch memory: the first of STEPS + 1 (with EVERY) or of two matrices holds the initial value."""
     bh = tl.program_id(0).to(tl.int64)
     size = M * M
     a, y, x = a_place + bh * size, scratch + bh * 3 * size, scratch + bh * 3 * size + size
@@ -174,9 +174,12 @@ def inverse_blocks_backward(
     BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Gradient of the matrix in scratch memory; `of_z_place` holds that of the result, then that of the start value.
+    """Gradient of the matrix, in scratch memory.
 
-    The part that goes through the start value is added if a block of WHOLE holds the matrix; with 0 the caller adds it.
+    `of_z_place` holds the gradient of the result at first, and that of the initial value at the end.
+
+    The part through the initial value is added if a block of WHOLE rows holds the matrix; if WHOLE is 0, the caller
+    adds it.
     """
     bh = tl.program_id(0).to(tl.int64)
     size = M * M

@@ -14,7 +14,7 @@ def inverse(a: Tensor, divisors: Tensor | None, steps: int, *, every: bool = Fal
 
     Args:
         a: Matrices.
-        divisors: (b, h) Divisors of the start value; None means the product of the norms.
+        divisors: (b, h) Divisors of the initial value; None means the product of the norms.
         steps: Iterations.
         every: Return all iterates.
     """

@@ -1,7 +1,7 @@
 """How kernels are divided into programs, and which inputs they accept.
 
-Tile sizes, warps and stages are fixed first choices, which were not tuned on a GPU; `tools/tune_tiles.py` times others.
-They affect only the order of sums, so a fixed choice gives the same bits each time.
+Tile sizes, warps and stages are fixed initial choices, not tuned on a GPU; `tools/tune_tiles.py` measures others. They
+affect only the order of sums, so a fixed choice always gives the same bits.
 """
 
 import functools
@@ -18,27 +18,27 @@ from triton.runtime.errors import OutOfResources
 from nystrom.gpu.arithmetic import INTERPRETED
 
 LARGEST_M = LARGEST_WIDTH = 256
-# float64 is meant for checks of the kernels.
+# float64 is meant for testing the kernels.
 LARGEST_WIDTH_FLOAT64 = 64
 SMALLEST_CAPABILITY = (8, 0)
 OLDEST_TRITON = (3, 6)
 # Largest matrices that the inverse keeps in registers without spilling them, forward and backward.
 LARGEST_WHOLE, LARGEST_WHOLE_BACKWARD = 64, 32
-# Largest matrices whose start value is differentiated in the same launch.
+# Largest matrices whose initial value is differentiated in the same launch.
 LARGEST_START = 64
-# A float32 product is three tf32 products on the tensor cores, with the rounding of about one float32 product.
+# A float32 product is computed as three tf32 products on tensor cores, with about the rounding of one float32 product.
 FLOAT32_PRECISION = "tf32x3"
-# For token rows of at most so many bytes: tokens and landmarks of a block, warps, stages. The second is for GPUs whose
-# programs have less shared memory than the first takes: 99 KiB at compute capability 8.6, 8.9 and 12.0.
+# Each entry: the largest size of a token row in bytes, tokens and landmarks of a block, warps, stages. The second table
+# is for GPUs with too little shared memory for the first: 99 KiB at compute capability 8.6, 8.9 and 12.0.
 _BY_ROW = ((128, 64, 64, 4, 2), (256, 64, 64, 8, 2), (512, 32, 32, 8, 2), (1024, 32, 16, 8, 1))
 _BY_ROW_SMALL = ((128, 64, 64, 4, 2), (256, 32, 32, 8, 2), (512, 16, 16, 4, 1), (1024, 16, 16, 4, 1))
 # In bytes; compute capability 8.0 has 163 KiB, 9.0 and 10.0 have 227 KiB.
 _LARGE_SHARED_MEMORY = 163 * 1024
-# Programs per multiprocessor that a sum over tokens is split into.
+# Programs per multiprocessor into which a sum over tokens is split.
 _WAVES = 4
-# Tokens of a span for each row of its sums.
+# Least number of tokens in a span per row of its sums.
 _TOKENS_PER_ROW = 32
-# A stack shared by threads: backward passes on a GPU run in their own thread, and must see it too.
+# A stack shared by all threads: backward passes on a GPU run in their own thread, and must see it too.
 _TRIED: list["Tiles"] = []
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -50,10 +50,10 @@ class Tiles:
     Attributes:
         block_n: Tokens.
         block_m: Landmarks.
-        block_d: Width of queries and keys, or more.
-        block_e: Width of values, or more.
+        block_d: At least the width of queries and keys.
+        block_e: At least the width of values.
         warps: Warps of a program.
-        stages: Loads in flight at a time.
+        stages: Loads in flight at the same time.
     """
 
     block_n: int
@@ -65,7 +65,7 @@ class Tiles:
 
 
 def tiles(m: int, d: int, e: int, dtype: torch.dtype, device: torch.device) -> Tiles:
-    """Blocks for m landmarks and these widths, small enough for the shared memory and most of the registers.
+    """Blocks for m landmarks and these widths that fit into shared memory and, for the most part, into registers.
 
     Args:
         m: Landmarks.
@@ -85,7 +85,7 @@ def tiles(m: int, d: int, e: int, dtype: torch.dtype, device: torch.device) -> T
 
 @contextmanager
 def trying(sizes: Tiles) -> Iterator[None]:
-    """Use other tiles in a `with` block, except for the widths. No other thread should launch kernels meanwhile."""
+    """Use other tiles in a `with` block, apart from the widths. No other thread should launch kernels meanwhile."""
     _TRIED.append(sizes)
     try:
         yield
@@ -94,21 +94,21 @@ def trying(sizes: Tiles) -> Iterator[None]:
 
 
 def power(size: int) -> int:
-    """The smallest power of two that is at least a size, and at least 16: block sizes are powers of two."""
+    """The smallest power of two that is at least `size` and at least 16: block sizes are powers of two."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.device) -> tuple[int, int]:
-    """Number of spans that tokens are cut into for a sum over them, and the tokens of a span.
+    """Number of spans into which tokens are cut for a sum over them, and the number of tokens in a span.
 
-    Spans are long enough that their sums, m rows of float32, take a few hundredths of the memory of the tokens.
+    Spans are long enough that their sums, m rows of float32, take only a few per cent of the memory of the tokens.
 
     Args:
         tokens: Tokens.
-        programs: Programs that run in any case.
+        programs: Programs that run for each span.
         m: Rows of the sums.
-        block_n: Tokens that a program takes at a time.
-        device: Where they run.
+        block_n: Tokens that a program processes at a time.
+        device: Device that they run on.
     """
     wanted = -(-_WAVES * multiprocessors(device) // programs)
     shortest = max(-(-tokens // wanted), _TOKENS_PER_ROW * m)
@@ -117,7 +117,7 @@ def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.devic
 
 
 def check_launch(m: int, tensors: dict[str, Tensor]) -> None:
-    """Raise an error for what the kernels cannot do.
+    """Raise an error for inputs that the kernels do not support.
 
     Args:
         m: Landmarks.
@@ -146,7 +146,7 @@ def check_device(device: torch.device) -> None:
     """Check that the kernels run on a device, with the installed Triton.
 
     Raises:
-        ValueError: They do not; the message says what to do.
+        ValueError: They cannot run; the message says what to do.
     """
     out = "or pass backend='torch'"
     if device.type != "cuda" and not (INTERPRETED.value and device.type == "cpu"):
@@ -187,10 +187,10 @@ def check_capability(capability: tuple[int, int], device: torch.device) -> None:
 def launching_on(device: torch.device) -> Iterator[None]:
     """Context in which kernels are launched on a device: Triton uses the current one, not that of the tensors.
 
-    What torch does between the kernels keeps its dtypes there, also in a backward pass under autocast.
+    Operations of torch between the kernels keep their dtypes there, also in a backward pass under autocast.
 
     Raises:
-        RuntimeError: A kernel needs more of the GPU than it has.
+        RuntimeError: A kernel needs more resources than the GPU has.
     """
     current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with current, torch.autocast(device.type, enabled=False):
@@ -198,8 +198,8 @@ def launching_on(device: torch.device) -> Iterator[None]:
             yield
         except OutOfResources as error:
             raise RuntimeError(
-                f"{device} has too little {error.name} for the kernels at these sizes ({error.limit}, of "
-                f"{error.required} that they need): take narrower heads or fewer landmarks, or pass backend='torch'."
+                f"{device} has too little {error.name} for the kernels at these sizes (it has {error.limit}, they need "
+                f"{error.required}): use narrower heads or fewer landmarks, or pass backend='torch'."
             ) from error
 
 
@@ -218,9 +218,9 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program on a GPU may have; those of compute capability 9.0 for any other device."""
+    """Bytes of shared memory that a program on a GPU may use; for any other device, those of compute capability 9.0."""
     if device.type != "cuda":
         return 227 * 1024
     properties = torch.cuda.get_device_properties(device)
-    # ROCm has no second limit that a kernel opts in to.
+    # ROCm has no higher limit that a kernel can opt in to.
     return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)

@@ -1,15 +1,15 @@
 r"""The left factor, $\mathrm{out} = \mathrm{softmax}(c\, Q \tilde K^\top) \cdot \mathrm{middle}$, with the skip
 convolution of the values added in the same pass, and its gradients.
 
-A program holds a tile of queries and walks over the landmarks, block by block. With at most BLOCK_M landmarks a tile's
-weights are complete, and the backward passes recompute them without stored sums; with more,
-`left_backward.left_statistics` first computes the logarithm of each query's sum and the weighted mean of the gradients
-of its weights.
+A program holds a tile of queries and loops over the landmarks, block by block. With at most BLOCK_M landmarks, all
+weights of a tile are computed at once, and the backward passes recompute them without stored normalisers. With more,
+`left_backward.left_statistics` first computes each query's normaliser and the weighted mean of the gradients of its
+weights.
 
-The convolution is a product of two matrices: a band that holds the kernel, row i shifted by i, and the tile's
-neighbourhood.
+The convolution is a product of two matrices: a band with the kernel in row i shifted by i, and the values around the
+tile.
 
-Where a sequence has at most m real queries, landmark j is query j and holds its exact result: such a query's weights
+If a sequence has at most m real queries, landmark j is query j and holds its exact result. The weights of such a query
 are 1 for its own landmark and 0 for the others, and have no gradient.
 """
 

@@ -1,4 +1,4 @@
-"""Gradients of the left factor, see `nystrom.gpu.left`, and of the skip's kernel."""
+"""Gradients of the left factor (see `nystrom.gpu.left`) and of the skip's kernel."""
 
 import triton
 import triton.language as tl
@@ -49,7 +49,7 @@ def left_statistics(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """For each query of a tile, the logarithm of the normaliser and the weighted mean of the weights' gradients."""
+    """For each query of a tile, the normaliser and the weighted mean of the gradients of its weights."""
     tiles = (N + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     bh, start = pid // tiles, pid % tiles * BLOCK_N
@@ -178,7 +178,7 @@ def left_landmarks(
         s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
         of_weights = product(grads, tl.trans(values), LOW_PRECISION)
         p, of_scores = _gradients(s, of_weights, most, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
-        # A query that is not real holds zeros, but its weights are not zero.
+        # A padding query is zero, but its weights are not.
         of_scores = tl.where(live[:, None], of_scores, 0.0)
         of_middle += product(tl.trans(rounded(p, LOW)), grads, LOW_PRECISION)
         of_land += product(tl.trans(rounded(of_scores, LOW)), x.to(LOW), LOW_PRECISION)

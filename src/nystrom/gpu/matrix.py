@@ -1,4 +1,4 @@
-"""The matrix of the landmarks, the factors that scale its inverse, and both gradients: m x m numbers in plain torch."""
+"""The m x m matrix of the landmarks, the roots that scale it and its inverse, and their gradients, in plain torch."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,10 @@ from nystrom.kernels import gaussian_kernel
 
 
 def matrix_of(x: StageInputs, table: Tensor, gamma: float) -> tuple[Tensor, Tensor | None]:
-    """The matrix to invert, and the roots that scale it (Gaussian kernel only); the identity for short sequences."""
+    """The matrix to invert, and the roots that scale it (only for the Gaussian kernel).
+
+    With softmax, the matrix is the identity for short sequences.
+    """
     if x.gaussian:
         ridged = _ridged(x, table, gamma)
         root = ridged.sum(-1).rsqrt()
@@ -27,7 +30,7 @@ def _ridged(x: StageInputs, table: Tensor, gamma: float) -> Tensor:
 
 
 def _around_mean(table: Tensor) -> Tensor:
-    # What the landmarks have in common changes no distance, and would cost digits.
+    # A common offset of the landmarks changes no distance, but would cost digits.
     return table - table.mean(dim=2, keepdim=True)
 
 
@@ -37,7 +40,7 @@ def unscaled(inverse: Tensor, root: Tensor | None) -> Tensor:
 
 
 def divisors(matrix: Tensor, z0: str) -> Tensor | None:
-    """Divisors of the start value, if they depend on more than one matrix."""
+    """Divisors of the initial value, if they depend on more than one matrix; otherwise None."""
     if z0 == "paper":
         return None
     largest = matrix.abs().sum(-2).amax(-1)
@@ -58,7 +61,7 @@ def unscaled_backward(
     given = divisors(matrix, z0)
     matrix_grad, divisor_grads = inversion.inverse_backward(matrix, given, steps, grad.contiguous())
     if given is not None:
-        # Matrices share the largest column sum, that of the whole batch or of their sequence.
+        # All matrices of the batch, or of a sequence, share the largest column sum.
         columns = matrix.abs().sum(-2)
         shared = (0, 1) if z0 == "authors" else (1,)
         total = divisor_grads.sum(shared, keepdim=True)[..., None]

@@ -1,7 +1,7 @@
-"""Landmarks: the mean of the real tokens in each of a list of ranges, queries and keys in one launch.
+"""Landmarks: the mean of the real tokens in each range of tokens, for queries and keys in one launch.
 
-A program reads one range once. Without masks range j of m begins at token ceil(j c / m) of c, which is the rule of
-`nystrom.landmarks`; with masks a plan (`nystrom.gpu.plan`) holds the ranges, and padding tokens are left out.
+A program reads one range, once. Without masks, range j of m begins at token ceil(j c / m) of c, as in
+`nystrom.landmarks`; with masks, a plan (`nystrom.gpu.plan`) holds the ranges, and padding tokens are left out.
 """
 
 import triton

@@ -2,11 +2,14 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 """Which tokens form which landmark, computed from the masks: n integers per sequence, shared by its heads.
 
-Landmarks are rows of one table per sequence and head. Softmax landmarks: m rows of queries, then m of keys, row j the
-mean of segment j. Gaussian landmarks: m rows, drawn tokens of the queries and then of the keys; queries and keys are
-compared with all of them.
+Landmarks are the rows of one table per sequence and head.
 
-If a sequence has at most m real keys, they are its landmarks; else, if it has at most m real queries, those: see `few`.
+- Softmax: m rows for the queries, then m for the keys; row j is the mean of segment j.
+- Gaussian kernel: m rows, drawn from the tokens of the queries and then of the keys; queries and keys are compared with
+  all of them.
+
+If a sequence has at most m real keys, these are its landmarks; otherwise, if it has at most m real queries, those are:
+see `few`.
 """
 
 from dataclasses import dataclass
@@ -20,7 +23,7 @@ from nystrom.landmarks import ranks, short_sequences, uniform_positions
 
 # As in `nystrom.gpu.segments`.
 FEW_KEYS, FEW_QUERIES = 1, 2
-# Tokens that a program counts at one time.
+# Tokens that a program counts at a time.
 _BLOCK = 4096
 
 
@@ -30,11 +33,11 @@ class LandmarkPlan:
 
     Attributes:
         starts: (b, rows) First token of each landmark.
-        stops: (b, rows) One past its last token; `starts` for a landmark without one.
-        of_keys: (b, rows) Whether they are keys; None means that the second half of the rows is.
+        stops: (b, rows) One past its last token; equal to `starts` for a landmark without tokens.
+        of_keys: (b, rows) Whether the landmark is made of keys; None means that the second half of the rows is.
         query_group: (b, n) Row that a query is part of, or -1.
         key_group: (b, s) Row that a key is part of, or -1.
-        few: (b,) FEW_KEYS or FEW_QUERIES where a sequence has at most m of them, else 0.
+        few: (b,) FEW_KEYS or FEW_QUERIES if a sequence has at most m of them, else 0.
         real: (b,) Landmarks that queries are compared with: all, or as many as there are keys.
     """
 
@@ -84,7 +87,7 @@ def segment_plan(
 
 
 def token_plan(keep: Tensor, query_keep: Tensor, m: int, draws: Tensor) -> LandmarkPlan:
-    """Landmarks as tokens: m // 2 of the queries and the others of the keys, one drawn from each segment."""
+    """Landmarks as tokens: m // 2 from the queries and the others from the keys, one drawn from each segment."""
     half = m // 2
     few, real = _few(keep, query_keep, m)
     places = torch.cat(
@@ -101,7 +104,7 @@ def token_plan(keep: Tensor, query_keep: Tensor, m: int, draws: Tensor) -> Landm
         there = torch.where(here, row < count[:, None], there)
     groups = []
     for mask, side in ((query_keep, ~of_keys), (keep, of_keys)):
-        # An extra place takes the rows of the other side.
+        # An extra place, dropped afterwards, takes the rows of the other side.
         group = torch.full((mask.shape[0], mask.shape[1] + 1), -1, dtype=torch.int64, device=keep.device)
         groups.append(group.scatter(1, torch.where(side & there, places, mask.shape[1]), row.expand_as(places)))
     stops = places + there.to(places.dtype)

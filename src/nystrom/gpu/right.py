@@ -1,11 +1,13 @@
-r"""The right factor, $R = \mathrm{softmax}(c\, \tilde Q K^\top) V$: few queries, many keys; and its gradients.
+r"""The right factor, $R = \mathrm{softmax}(c\, \tilde Q K^\top) V$, of few queries and many keys; and its gradients.
 
-Forward, the keys are split over programs, each with a running maximum and sum; `combine` joins the splits. Backward,
-weights are recomputed from the largest scores and the logarithms of the sums: `right_queries` computes the gradient of
-the landmarks, split over the keys; `right_keys` computes those of keys and values, and adds the gradient that a key has
-as part of a landmark and that of the skip convolution, so that each is written once.
+In the forward pass, the keys are split over programs, each with a running maximum and sum; `combine` joins the splits.
+In the backward pass, weights are recomputed from the largest scores and the logarithms of the sums:
 
-With the Gaussian kernel the weights are not normalised: splits are added, and there is no maximum.
+- `right_queries` computes the gradient of the landmarks, split over the keys.
+- `right_keys` computes the gradients of keys and values. It also adds the gradient of a key as part of a landmark and
+  that of the skip convolution, so each gradient is written once.
+
+With the Gaussian kernel, the weights are not normalised: splits are added, and there is no maximum.
 """
 
 import triton
@@ -75,7 +77,7 @@ def right_forward(
             p = tl.exp(s)
         else:
             higher = tl.maximum(top, tl.max(s, 1))
-            # Before the first real key the maximum is -inf, and -inf - -inf would be NaN.
+            # Before the first real key, the maximum is -inf, and -inf - -inf would be NaN.
             base = tl.where(higher == float("-inf"), 0.0, higher)
             shrink = tl.exp(top - base)
             p = tl.exp(s - base[:, None])
@@ -283,7 +285,7 @@ def right_keys(
     places = land_grad + ((bh * ROWS + own).to(tl.int64) * D)[:, None] + wide[None, :]
     of_keys += tl.load(places, mask=part[:, None] & (wide < D)[None, :], other=0.0)
     if few is not None:
-        # A sequence with few keys has their values as its middle: landmark j is key j.
+        # In a sequence with few keys, landmark j is key j, and the middle holds the values of the keys.
         middle = part & (tl.load(few + b) == 1)
         wide_e = tl.arange(0, BLOCK_E)
         places = middle_grad + ((bh * M + own - FIRST).to(tl.int64) * E)[:, None] + wide_e[None, :]
@@ -296,7 +298,7 @@ def right_keys(
             near = start - TAPS // 2 + away
             tap = mine - others - away + TAPS - 1
             band = tl.load(conv + h * TAPS + tap, mask=(tap >= 0) & (tap < TAPS), other=0.0)
-            # A token that is not real has no output; here `query_keep` is `keep`.
+            # A padding token has no output; here `query_keep` is `keep`.
             lit = real_tokens(query_keep, b, near + tl.arange(0, BLOCK_N), S)
             grads = load_tokens(out_grad, out_strides, b, h, near, lit, E, BLOCK_N, BLOCK_E)
             of_values += product(band.to(grads.dtype), grads, PRECISION)

@@ -1,7 +1,7 @@
-"""The plan of segment means, from masks: one program per side of each sequence, see `nystrom.gpu.plan`.
+"""The plan of segment means, computed from masks by one program per side of each sequence; see `nystrom.gpu.plan`.
 
-A program goes over its mask twice: to count the real tokens, then to rank them. Of c real tokens and u = min(c, m)
-segments, the token of rank r is part of segment floor(r u / c), which begins at rank ceil(j c / u).
+A program goes over its mask twice: to count the real tokens, then to rank them. With c real tokens and u = min(c, m)
+segments, the token of rank r is part of segment j = floor(r u / c), which begins at rank ceil(j c / u).
 """
 
 import triton

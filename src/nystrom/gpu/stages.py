@@ -2,8 +2,8 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """Launches of the kernels over tokens: tensors in, tensors out.
 
-Tensors of tokens are (b, h, n, width) with stride 1 along the width and any other strides; new tensors have the layout
-of the tensor that they belong to. Small tensors are contiguous, (b, h, rows, width) and float32 at least.
+Tensors of tokens are (b, h, n, width), with stride 1 along the width and any other strides; new tensors have the layout
+of the tensor that they belong to. Small tensors are (b, h, rows, width), contiguous, and in float32 at least.
 """
 
 import torch
@@ -49,7 +49,7 @@ def landmarks(x: StageInputs) -> tuple[Tensor, Tensor]:
 
 
 def right(x: StageInputs, land: Tensor) -> tuple[Tensor, Tensor]:
-    """The right factor times the values, and its normalisers (none for the Gaussian kernel)."""
+    """The right factor times the values, and its normalisers (empty for the Gaussian kernel)."""
     (b, h, s, e), options, blocks = x.v.shape, x.options(), x.tiles()
     row_blocks = -(-x.m // blocks.block_m)
     count, span = splits(s, b * h * row_blocks, x.m, blocks.block_n, x.q.device)
@@ -204,7 +204,10 @@ def left(x: StageInputs, land: Tensor, middle: Tensor) -> Tensor:
 
 
 def left_statistics(x: StageInputs, land: Tensor, middle: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The normaliser of each query and one number, if its weights do not fit into one block, otherwise none."""
+    """The normaliser of each query, and the weighted mean of the gradients of its weights.
+
+    Both are empty if the weights fit into one block, and for the Gaussian kernel: then they are not needed.
+    """
     (b, h, n, _), options, blocks = x.q.shape, x.options(), x.tiles()
     whole = x.gaussian or x.m <= blocks.block_m
     logs, deltas = (torch.empty(0 if whole else b * h * n, *more, **x.small) for more in ((2,), ()))

@@ -1,4 +1,4 @@
-"""Matrices only: inverses, low-rank approximations, spectra, and draws of columns. No attention."""
+"""Linear algebra, without attention: inverses, low-rank approximations, spectra, and random draws of columns."""
 
 from nystrom.linalg.low_rank import complete, nystrom_columns_and_rows, nystrom_off_diagonal, nystrom_psd
 from nystrom.linalg.pinv import pinv, pinv_exact, pinv_iterative, pinv_ridge, residual

@@ -1,6 +1,6 @@
-r"""The Nyström method on dense matrices: the reference for attention by landmarks.
+r"""The Nyström method on dense matrices: the reference for attention through landmarks.
 
-- Symmetric positive semidefinite C, of which S chooses columns:
+- Symmetric positive semidefinite C, with columns chosen by S:
   $\tilde C = C S\, (S^\top C S + \gamma I)^+ S^\top C$ (`nystrom_psd`; Skyformer, eq. 5, with $\gamma = 0$).
 - Any matrix S, such as the softmax matrix itself, with columns c and rows r:
   $\hat S = S_{:c}\, A^+ S_{r:}$ with $A = S_{rc}$ (`nystrom_columns_and_rows`; Nyströmformer, eq. 3-6).
@@ -8,9 +8,9 @@ r"""The Nyström method on dense matrices: the reference for attention by landma
   $\bar B = \phi(\binom QK, \binom QK)$ (`complete`; Skyformer, eq. 4), and that block of its approximation
   (`nystrom_off_diagonal`; eq. 5-6), which needs neither $\bar B$ nor B.
 
-For symmetric W the product $L\, W^+ R$ is computed as $(L\, W^{+1/2})(W^{+1/2} R)$. Kernel matrices are nearly
-singular: in this form $\tilde C \preceq C$ holds in float64 to a few roundings of the norm, and with $W^+$ in the
-middle only to some $10^{-5}$ of it.
+For symmetric W, the product $L\, W^+ R$ is computed as $(L\, W^{+1/2})(W^{+1/2} R)$, since kernel matrices are nearly
+singular. In this form, $\tilde C \preceq C$ holds in float64 up to a few rounding errors of the norm; with $W^+$ in the
+middle it holds only up to about $10^{-5}$ of the norm.
 
 Source: Chen et al. (2021), arXiv:2111.00035, section 4.2; Xiong et al. (2021), arXiv:2102.03902.
 """
@@ -61,10 +61,10 @@ def nystrom_columns_and_rows(
     """Approximate matrices from some of their columns and as many rows; exact at these if A is invertible.
 
     Args:
-        s: Matrices; they may be neither symmetric nor square.
+        s: Matrices; they need be neither symmetric nor square.
         columns: Columns, the same for all matrices or different for each.
-        rows: Rows; the paper takes the same indices as for the columns.
-        inverse: Inverse of A; the Moore-Penrose inverse unless given.
+        rows: Rows; the paper uses the same indices as for the columns.
+        inverse: Inverse of A; by default the Moore-Penrose inverse.
     """
     left, right = _rows(s.mT, columns).mT, _rows(s, rows)
     a = _rows(left, rows)
@@ -104,7 +104,7 @@ def nystrom_off_diagonal(
         indices: Landmarks: queries below n, keys from n on.
         weights: Factors on the columns of S; they cancel without a ridge.
         ridge: Ridge added to the diagonal of the landmarks' matrix.
-        inverse: Replaces the Moore-Penrose inverse of that sum.
+        inverse: Replaces the Moore-Penrose inverse of the landmarks' matrix with the ridge.
 
     Raises:
         ValueError: `ridge` is negative.
@@ -126,7 +126,7 @@ def _through(
     ridge: float,
     inverse: SquareInverse | None,
 ) -> Float[Tensor, "*b n s"]:
-    """The product of the outer factors with an inverse of the symmetric inner one between them."""
+    """The product of the left factor, an inverse of the symmetric inner matrix with the ridge, and the right factor."""
     if not ridge >= 0:
         raise ValueError(f"ridge is {ridge}; expected 0 or a positive number.")
     if weights is not None:

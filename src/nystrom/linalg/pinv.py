@@ -1,20 +1,21 @@
 r"""Moore-Penrose pseudoinverse of a batch of small square matrices, in three ways.
 
-**Iterative**, by matrix products alone. Start from $Z_0$ and repeat
+**Iterative**, by matrix products only. Start from $Z_0$ and repeat
 $$Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))).$$
-The residual $R_k = I - A Z_k$ obeys $R_{k+1} = \tfrac34 R_k^3 + \tfrac14 R_k^4$. Stopped early it acts as a
-regulariser: singular directions far below $\|A\|$ are damped, not inverted.
+The residual $R_k = I - A Z_k$ obeys $R_{k+1} = \tfrac34 R_k^3 + \tfrac14 R_k^4$. Stopped early, the iteration acts as a
+regulariser: singular values far below $\|A\|$ are damped, not inverted.
 
 **Ridge**, $Z = (A^\top A + \lambda^2 I)^{-1} A^\top$ with $\lambda = 0.01 \sqrt{\|A\|_1 \|A\|_\infty}$: exact where
 singular values are large, bounded by $1 / (2 \lambda)$ where they are not.
 
-**Exact**, by singular values: for study. Those below $\sqrt\varepsilon\, \|A\|$, $\varepsilon$ the rounding of the
-dtype, count as zero, so that rounding is multiplied by $1 / \sqrt\varepsilon$ at most: matrices of repeated tokens have
-singular values of the size of rounding, which are arbitrary.
+**Exact**, by a singular value decomposition, for study. With $\varepsilon$ the rounding unit of the dtype, singular
+values below $\sqrt\varepsilon\, \|A\|$ count as zero. So rounding errors are amplified by at most
+$1 / \sqrt\varepsilon$: matrices of repeated tokens have singular values of the size of rounding errors, which are
+arbitrary.
 
 Source: Razavi et al. (2014); used for attention by Xiong et al. (2021), arXiv:2102.03902, eq. (14).
-Departs from the authors' code: norms are per matrix ("paper"), not over batch and heads ("authors"); "sequence" is
-the authors' initial value for each sequence by itself.
+Departs from the authors' code: by default, the initial value uses norms of each matrix ("paper"), not over batch and
+heads ("authors"); "sequence" is the authors' initial value computed for each sequence separately.
 """
 
 from typing import get_args
@@ -26,7 +27,7 @@ from torch import Tensor
 from nystrom.checks import Inverse, StartValue, check_at_least, check_choice, check_positive
 from nystrom.shapes import check_tensor
 
-# Damps singular values below a hundredth of the largest; A^T A + ridge^2 stays well inside float32.
+# Damps singular values below a hundredth of the largest; A^T A + ridge^2 stays well conditioned in float32.
 RIDGE = 0.01
 
 
@@ -42,8 +43,8 @@ def pinv(
         z0: Initial value; used by "iterative".
 
     Raises:
-        ValueError: `inverse` or `z0` is not one of its values, `steps` is negative, or `a` is not a batch of square
-            matrices of floats.
+        ValueError: An invalid `inverse` or `z0`, negative `steps`, or `a` that is not a batch of square matrices of
+            floats.
     """
     check_choice("pinv", inverse, get_args(Inverse))
     if inverse == "ridge":
@@ -59,13 +60,13 @@ def pinv_iterative(a: Float[Tensor, "*b m m"], *, steps: int = 6, z0: StartValue
     Args:
         a: Square matrices; the worse their condition, the more steps they need.
         steps: Iterations, each of four m-by-m products.
-        z0: "paper": $A^\top / (\|A\|_1 \|A\|_\infty)$, per matrix. "authors": $A^\top$ over the largest column sum in
-            the whole batch, which published checkpoints were trained with; a result then depends on the rest of the
-            batch. "sequence": the same over the last batch axis, the heads; what "authors" gives for one sequence.
+        z0: "paper": $A^\top / (\|A\|_1 \|A\|_\infty)$, per matrix. "authors": $A^\top$ divided by the largest column
+            sum in the whole batch, with which published checkpoints were trained; a result then depends on the rest of
+            the batch. "sequence": the same, but only over the last batch axis, the heads: the value of "authors" for a
+            sequence alone.
 
     Raises:
-        ValueError: `steps` is negative, `z0` is not one of its values, or `a` is not a batch of square matrices of
-            floats.
+        ValueError: Negative `steps`, an invalid `z0`, or `a` that is not a batch of square matrices of floats.
     """
     check_square("a", a)
     check_at_least("pinv_steps", steps, 0)
@@ -77,15 +78,15 @@ def start_value(a: Float[Tensor, "*b m m"], *, z0: StartValue = "paper") -> Floa
 
     Args:
         a: Square matrices.
-        z0: One of the words of `pinv_iterative`.
+        z0: As in `pinv_iterative`.
 
     Raises:
-        ValueError: `z0` is not one of the words, or `a` is not a batch of square matrices of floats.
+        ValueError: An invalid `z0`, or `a` that is not a batch of square matrices of floats.
     """
     check_square("a", a)
     check_choice("z0", z0, get_args(StartValue))
     if z0 == "authors":
-        # Over one axis: ONNX knows no maximum of all.
+        # Over one axis: ONNX has no maximum over all axes.
         return a.mT / a.abs().sum(dim=-2).flatten().amax(dim=0)
     if z0 == "sequence":
         largest = a.abs().sum(dim=-2).amax(dim=-1)
@@ -98,13 +99,13 @@ def iterate(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"], steps: int) 
 
     Args:
         a: Square matrices.
-        z: Where to start.
-        steps: How many.
+        z: Initial value.
+        steps: Number of steps.
     """
     batch, m = a.shape[:-2], a.shape[-1]
     a, z = a.reshape(-1, m, m), z.reshape(-1, m, m)
     for _ in range(steps):
-        # From the inside out; a product and a multiple of its left factor are one call.
+        # From the inside out; each call computes a product plus a multiple of its left factor.
         az = a @ z
         x = torch.baddbmm(az, az, az, beta=7, alpha=-1)
         x = torch.baddbmm(az, az, x, beta=15, alpha=-1)
@@ -117,7 +118,7 @@ def pinv_ridge(a: Float[Tensor, "*b m m"], *, ridge: float = RIDGE) -> Float[Ten
 
     Args:
         a: Square matrices.
-        ridge: Relative size of the singular values that are damped.
+        ridge: Relative size below which singular values are damped.
 
     Raises:
         ValueError: `ridge` is not a positive, finite number, or `a` is not a batch of square matrices of floats.
@@ -125,14 +126,14 @@ def pinv_ridge(a: Float[Tensor, "*b m m"], *, ridge: float = RIDGE) -> Float[Ten
     check_square("a", a)
     check_positive("ridge", ridge)
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    # `solve` raises for the whole batch where one matrix is zero or not finite; `solve_ex` leaves it without a result.
+    # `solve` raises for the whole batch if one matrix is zero or not finite; `solve_ex` gives only that one no result.
     return torch.linalg.solve_ex(a.mT @ a + ridge**2 * _norm_product(a) * eye, a.mT)[0]
 
 
 def pinv_exact(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
     """Invert by singular value decomposition; singular values below sqrt(eps) of the largest count as zero.
 
-    A matrix that is not finite has a result of NaN, and no gradient; the rest of the batch is not affected.
+    A matrix that is not finite gives NaN and gets no gradient; the rest of the batch is not affected.
 
     Raises:
         ValueError: `a` is not a batch of square matrices of floats.
@@ -140,7 +141,7 @@ def pinv_exact(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
     check_square("a", a)
     finite = a.isfinite().all(dim=-1, keepdim=True).all(dim=-2, keepdim=True)
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    # The decomposition raises for the whole batch where one matrix is not finite.
+    # The decomposition raises for the whole batch if one matrix is not finite.
     inverse = torch.linalg.pinv(torch.where(finite, a, eye), rtol=torch.finfo(a.dtype).eps ** 0.5)
     return torch.where(finite, inverse, torch.nan)
 
@@ -150,23 +151,23 @@ def pinv_similar(
 ) -> Float[Tensor, "*b m m"]:
     r"""Invert $A = e^{-t} S e^t$, a diagonal scaling of a symmetric positive definite matrix: $e^{-t} S^+ e^t$.
 
-    Everything is computed on A: rounding is then relative to its entries, while S has entries far below its norm.
+    Everything is computed on A: rounding is then relative to its entries, whereas S has entries far below its norm.
 
     Args:
         a: The scaled matrices.
-        symmetric: S, for its norms.
-        inverse: "iterative", "ridge" or "exact"; exact is the inverse itself.
+        symmetric: The matrices S; only their norms are used.
+        inverse: "iterative", "ridge" or "exact"; "exact" solves with A, without a threshold.
         steps: Iterations; used by "iterative".
 
     Raises:
-        ValueError: `inverse` is not one of its values, or `steps` is negative.
+        ValueError: An invalid `inverse`, or negative `steps`.
     """
     check_choice("pinv", inverse, get_args(Inverse))
     check_at_least("pinv_steps", steps, 0)
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     if inverse == "exact":
         return torch.linalg.solve_ex(a, eye.expand_as(a))[0]
-    # S is its own transpose, and A takes the place of both.
+    # S is its own transpose, so A replaces both S and its transpose.
     norms = _norm_product(symmetric)
     if inverse == "ridge":
         return torch.linalg.solve_ex(a @ a + RIDGE**2 * norms * eye, a)[0]
@@ -174,20 +175,20 @@ def pinv_similar(
 
 
 def residual(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b"]:
-    r"""Spectral norm of $I - A Z$ per matrix: 0 for an inverse, 1 where some direction of A was not inverted.
+    r"""Spectral norm of $I - A Z$ per matrix: 0 for an exact inverse, 1 if some direction of A was not inverted.
 
-    It is NaN where the matrix or its inverse is not finite.
+    It is NaN if the matrix or its inverse is not finite.
 
     Raises:
-        ValueError: They are not two batches of square matrices of floats, of equal size.
+        ValueError: The arguments are not batches of square matrices of floats, of equal size.
     """
     check_square("a", a)
     check_square("z", z)
     if z.shape[-1] != a.shape[-1]:
-        raise ValueError(f"z has shape {tuple(z.shape)} but a has {tuple(a.shape)}; expected matrices of one size.")
+        raise ValueError(f"z has shape {tuple(z.shape)} but a has {tuple(a.shape)}; expected matrices of equal size.")
     left = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) - a @ z
     finite = left.isfinite().all(dim=(-2, -1))
-    # A singular value decomposition of what is not finite raises.
+    # The singular value decomposition of a matrix that is not finite raises.
     norm = torch.linalg.matrix_norm(torch.where(finite[..., None, None], left, 0.0), ord=2)
     return torch.where(finite, norm, torch.nan)
 

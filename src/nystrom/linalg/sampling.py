@@ -2,20 +2,20 @@ r"""Random draws of the columns of a kernel matrix for the Nyström method.
 
 A draw is a matrix S with one column $w_j e_{i_j}$ for each index $i_j$.
 
-- `uniform_draws`: m independent draws with replacement, each index with probability 1/n, $w = m^{-1/2}$ (Definition 1
-  of Skyformer). With probabilities p instead of 1/n the weight is $(m n p_i)^{-1/2}$.
-- `leverage_draws`: the same with probabilities in proportion to scores, such as the exact
+- `uniform_draws`: m independent draws with replacement, each index with probability 1/n, and $w = m^{-1/2}$ (Definition
+  1 of Skyformer). With probabilities p instead of 1/n, the weight is $(m n p_i)^{-1/2}$.
+- `leverage_draws`: the same, with probabilities proportional to scores, such as the exact
   `nystrom.linalg.leverage_scores`.
-- `recursive_leverage_draws`: m columns without replacement in proportion to ridge leverage scores that are themselves
-  estimated from a sample, that sample from a smaller one, and so on, from O(n m) entries of the matrix. With a weighted
-  sample $S$ the estimates are
+- `recursive_leverage_draws`: m columns without replacement, in proportion to ridge leverage scores. These are estimated
+  from a sample, that sample is drawn by scores estimated from a smaller one, and so on, from O(n m) entries of the
+  matrix. With a weighted sample $S$, the estimates are
   $$\tilde\ell_i = \tfrac1\lambda \bigl(C - C S (S^\top C S + \lambda I)^{-1} S^\top C\bigr)_{ii},$$
-  the exact scores where S holds every column with the weight 1.
+  which are the exact scores if S holds every column with weight 1.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Definition 1 and Theorem 2; Musco and Musco (2017), arXiv:1605.07583,
-Algorithm 3. Their Algorithm 2, for a given ridge, is left out: its constants (16 log(..) times a score, 192 log(1 /
-delta) columns at the base) keep every column of matrices of a few thousand. Sizes, ridge and the factor log m are those
-of their published code.
+Algorithm 3. Their Algorithm 2, for a given ridge, is omitted: with its constants (16 log(..) times a score, 192 log(1 /
+delta) columns at the base) it keeps every column of a matrix with a few thousand columns. Sizes, ridge and the factor
+log m are those of their published code.
 """
 
 import math
@@ -44,7 +44,7 @@ def uniform_draws(n: int, m: int, generator: torch.Generator) -> Draws:
 
     Args:
         n: Columns to draw from.
-        m: Draws.
+        m: Number of draws.
         generator: Source of the draws.
 
     Raises:
@@ -62,7 +62,7 @@ def leverage_draws(scores: Float[Tensor, " n"], m: int, generator: torch.Generat
 
     Args:
         scores: Scores of the columns, not negative and not all 0, on the device of the generator.
-        m: Draws.
+        m: Number of draws.
         generator: Source of the draws.
 
     Raises:
@@ -101,7 +101,7 @@ def approximate_leverage_scores(
     among = torch.arange(len(diagonal), device=diagonal.device) if among is None else among
     columns = entries(among, draws.indices)
     inner = entries(draws.indices, draws.indices)
-    # Weights divide the ridge instead of multiplying the columns: the product is the same.
+    # The ridge is divided by the squared weights instead of weighting the columns: the product is the same.
     inner = inner + torch.diag(ridge / draws.weights.to(inner).square())
     taken = (torch.linalg.solve(inner, columns.mT) * columns.mT).sum(dim=0)
     return (diagonal[among] - taken).clamp(min=0) / ridge
@@ -115,11 +115,11 @@ def recursive_leverage_draws(
     Args:
         entries: Entries of a symmetric positive semidefinite matrix at given rows and columns.
         diagonal: Its diagonal, on the device of the generator.
-        m: Columns; all of them where the matrix has no more.
+        m: Number of columns; all columns are returned if the matrix has no more.
         generator: Source of the draws.
 
     Returns:
-        The columns, with weights of 1: the approximation for which they are drawn uses no weights.
+        The columns, with weights of 1: the approximation that they are drawn for uses no weights.
 
     Raises:
         ValueError: `m` is below 1.
@@ -132,7 +132,7 @@ def recursive_leverage_draws(
         sizes.append(-(-sizes[-1] // 2))
     indices = order[: sizes.pop()]
     draws = Draws(indices, torch.ones_like(diagonal[indices]))
-    # log m is 0 at m = 1, where a factor of 1 does.
+    # log m is 0 at m = 1, where a factor of 1 is enough.
     factor = max(1.0, math.log(m))
     while sizes:
         rows = order[: sizes.pop()]
@@ -150,11 +150,11 @@ def recursive_leverage_draws(
 
 
 def _ridge_of(entries: Entries, draws: Draws, k: int) -> float:
-    """A k-th part of what the k largest eigenvalues of the weighted sample leave."""
+    """The sum of all but the k largest eigenvalues of the weighted sample, divided by k."""
     inner = entries(draws.indices, draws.indices)
     weights = draws.weights.to(inner)
     values = torch.linalg.eigvalsh(weights[:, None] * inner * weights).clamp(min=0)
-    # Where the k largest are all there are, or the rest is rounding, the ridge is just above rounding.
+    # If there are only k eigenvalues, or the rest are rounding errors, the ridge is just above rounding.
     least = len(values) * torch.finfo(values.dtype).eps * values.max().clamp(min=torch.finfo(values.dtype).tiny)
     return max(values[:-k].sum() / k, least).item()
 
@@ -162,7 +162,7 @@ def _ridge_of(entries: Entries, draws: Draws, k: int) -> float:
 def _without_replacement(
     rows: Int[Tensor, " n"], scores: Float[Tensor, " n"], m: int, generator: torch.Generator
 ) -> Draws:
-    # Columns without a score come last, where fewer than m have one.
+    # Columns with a score of 0 come last; they are drawn only if fewer than m have a positive score.
     shares = scores.clamp(min=torch.finfo(scores.dtype).tiny ** 0.5)
     drawn = torch.multinomial(shares, m, generator=generator)
     return Draws(rows[drawn], torch.ones_like(shares[drawn]))

@@ -2,16 +2,16 @@ r"""Quantities from singular values and eigenvalues, for a batch of matrices.
 
 With singular values $\sigma_1 \ge \sigma_2 \ge \dots$ and $p_i = \sigma_i / \sum_j \sigma_j$:
 
-- spectral norm $\|A\| = \sigma_1$, from powers of $A^\top A$,
+- spectral norm $\|A\| = \sigma_1$, by a power iteration with $A^\top A$,
 - effective rank $\exp(-\sum_i p_i \ln p_i)$,
 - stable rank $\|A\|_F^2 / \|A\|^2$,
-- condition number, the largest singular value over the smallest.
+- condition number, the largest singular value divided by the smallest.
 
 For symmetric positive semidefinite C and a ridge $\lambda > 0$:
 
 - leverage scores $\ell_i = (C (C + \lambda I)^{-1})_{ii}$, in [0, 1),
 - statistical dimension $\sum_i \ell_i$, roughly the number of eigenvalues above $\lambda$,
-- the Loewner order: $A \preceq B$ where $B - A$ has no negative eigenvalue.
+- the Loewner order: $A \preceq B$ if $B - A$ has no negative eigenvalue.
 
 Source: Roy and Vetterli (2007) for the effective rank; Chen et al. (2021), arXiv:2111.00035, Theorem 2, for the rest.
 """
@@ -26,24 +26,25 @@ from nystrom.checks import check_at_least
 def spectral_norm(a: Float[Tensor, "*b n s"], *, steps: int = 32) -> Float[Tensor, "*b"]:
     r"""Estimate the largest singular value of each matrix from below, by products with vectors.
 
-    A power iteration that starts from a fixed vector x and keeps all its iterates: with Q an orthonormal basis of
-    $(A^\top A)^i x$, $i = 0, \dots,$ `steps` - 1, the result is $\|A Q\|$, which is at least what the last power alone
-    gives. It is exact up to rounding where `steps` reaches n or s. With fewer steps the relative error falls roughly as
-    $e^{-4 i \sqrt{1 - \sigma_2 / \sigma_1}}$; 32 steps leave about $10^{-6}$ on a square matrix of random numbers.
+    This is a power iteration that starts from a fixed vector x and keeps all its iterates. With Q an orthonormal basis
+    of $(A^\top A)^i x$, $i = 0, \dots,$ `steps` - 1, the result is $\|A Q\|$, which is at least the estimate from the
+    last iterate alone. It is exact up to rounding if `steps` reaches n or s. With fewer steps, the relative error falls
+    roughly as $e^{-4 i \sqrt{1 - \sigma_2 / \sigma_1}}$ in the number i of steps; 32 steps leave about $10^{-6}$ for a
+    square matrix of random numbers.
 
     Args:
         a: Matrices, such as the difference of an approximation and its target; one that is not finite gives NaN.
-        steps: Powers, each of two products of the matrix with a vector.
+        steps: Iterations, each of two products of the matrix with a vector.
 
     Raises:
         ValueError: `steps` is below 1.
     """
     check_at_least("steps", steps, 1)
     a = a.mT if a.shape[-1] > a.shape[-2] else a
-    # Relative to the largest entry, so that squares neither overflow nor vanish.
+    # Relative to the largest entry, so that squares neither overflow nor underflow.
     size = a.abs().amax(dim=(-2, -1), keepdim=True)
     a = torch.where(size.isfinite() & (size > 0), a / size, 0.0)
-    # From a separate generator: the start is the same in every call, and no other draw changes.
+    # From a separate generator: the start is the same in every call, and no other random draw changes.
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(a.shape[-1], 1, generator=generator, device="cpu", dtype=torch.float64)
     x = start.to(a).expand(*a.shape[:-2], -1, -1)
@@ -54,25 +55,25 @@ def spectral_norm(a: Float[Tensor, "*b n s"], *, steps: int = 32) -> Float[Tenso
         x = x / torch.where(length > 0, length, 1.0)
         basis = torch.cat([basis, x], dim=-1)
         x = a.mT @ (a @ x)
-    # Rounding leaves the vectors not quite orthogonal; without this the result could be too large.
+    # Because of rounding the vectors are not quite orthogonal; without QR the result could be too large.
     norm = torch.linalg.matrix_norm(a @ torch.linalg.qr(basis).Q, ord=2)
     return torch.where(size.isfinite(), norm[..., None, None] * size, torch.nan)[..., 0, 0]
 
 
 def effective_rank(singular_values: Float[Tensor, "*b r"]) -> Float[Tensor, "*b"]:
-    """Exponential of the entropy of the singular values over their sum: r where all are equal; NaN where all are 0."""
+    """Exponential of the entropy of the normalised singular values: r if all are equal; NaN if all are 0."""
     shares = singular_values / singular_values.sum(dim=-1, keepdim=True)
     return torch.special.entr(shares).sum(dim=-1).exp()
 
 
 def stable_rank(singular_values: Float[Tensor, "*b r"]) -> Float[Tensor, "*b"]:
-    """Sum of squares of the singular values over the largest square, at most the rank; NaN where all are 0."""
+    """Sum of the squared singular values divided by the largest, at most the rank; NaN if all are 0."""
     largest = singular_values.amax(dim=-1, keepdim=True)
     return (singular_values / largest).square().sum(dim=-1)
 
 
 def condition_number(singular_values: Float[Tensor, "*b r"]) -> Float[Tensor, "*b"]:
-    """The largest singular value over the smallest: infinite for a singular matrix, NaN where all are 0."""
+    """The largest singular value divided by the smallest: infinite for a singular matrix, NaN if all are 0."""
     return singular_values.amax(dim=-1) / singular_values.amin(dim=-1)
 
 
@@ -104,10 +105,10 @@ def leverage_scores(c: Float[Tensor, "*b n n"], ridge: float | Float[Tensor, "*b
 
 
 def loewner_gap(a: Float[Tensor, "*b n n"], b: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
-    r"""Smallest eigenvalue of $B - A$: $A \preceq B$ in the Loewner order where it is not negative.
+    r"""Smallest eigenvalue of $B - A$: $A \preceq B$ in the Loewner order if it is not negative.
 
-    Rounding moves it by about n eps $\|B - A\|$, and an error E in the entries of A or B by $\|E\|$ at most, so that a
-    gap between 0 and $-n\, \text{eps}\, (\|A\| + \|B\|)$ is no evidence against $A \preceq B$.
+    Rounding changes it by about n eps $\|B - A\|$, and an error E in A or B by at most $\|E\|$. So a gap between 0 and
+    $-n\, \text{eps}\, (\|A\| + \|B\|)$ is no evidence against $A \preceq B$.
 
     Args:
         a: Symmetric matrices.

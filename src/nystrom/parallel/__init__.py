@@ -1,9 +1,9 @@
 """Attention whose tokens are split across the ranks of a process group: `group` of every method's function.
 
 Each rank holds a piece of every sequence, in the order of the ranks; pieces may have any size, including zero, and
-padding may be anywhere. Each rank gets its piece of the result of a single process. The same holds for gradients if the
-loss is the sum of the losses of all ranks: sum the gradients of replicated weights over the ranks. All ranks must make
-the same calls, forward and backward, in the same order.
+padding may be anywhere. Each rank gets its piece of the result that a single process would compute. The same holds for
+gradients if the loss is the sum of the losses of all ranks: sum the gradients of replicated weights over the ranks. All
+ranks must make the same calls, forward and backward, in the same order.
 """
 
 from nystrom.parallel.communication import Traffic, count_bytes

@@ -1,10 +1,10 @@
 """Checks that all ranks agree before they exchange tokens.
 
-One gather of four integers per rank and call: a hash of the facts that must be equal (method, options, shapes, dtypes,
+Each call gathers four integers from each rank: a hash of the facts that must be equal (method, options, shapes, dtypes,
 devices, masks, gradients), whether the rank's own inputs are invalid, and how many queries and keys it holds. If
-something differs, every rank sees it, the facts themselves are exchanged, and all ranks raise the same error, which
-names the difference. Without this check a rank with a different call would leave the others waiting until the group
-times out. That still happens if a rank raises before its tensors are checked, for example for an invalid option.
+something differs, every rank sees it, the facts themselves are exchanged, and all ranks raise an error that names the
+difference. Without this check, a rank with a different call would leave the others waiting until the group times out.
+That still happens if a rank raises before its tensors are checked, for example because of an invalid option.
 """
 
 from dataclasses import fields, is_dataclass
@@ -35,7 +35,7 @@ def check_group(group: object) -> Ranks:
             raise ValueError(f"group is a mesh of {mesh} dimensions; expected one: pass mesh['name'] of the tokens.")
         group = group.get_group()  # pyright: ignore[reportAttributeAccessIssue]
     if group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("group does not include this process: call attention with it only on its own ranks.")
+        raise ValueError("group does not include this process: pass it only on the ranks that belong to it.")
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(
             f"group is a {type(group).__name__}; expected a torch.distributed.ProcessGroup, such as dist.group.WORLD."
@@ -80,7 +80,7 @@ def agree(
 
 
 def _device(ranks: Ranks) -> torch.device:
-    """The device for tensors that the group sends; the same kind on all ranks, whatever each was called with."""
+    """The device for tensors that the group sends: of the same kind on all ranks, whatever their inputs."""
     # Such as "cuda:nccl" or "cpu:gloo,cuda:nccl".
     kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(ranks.group)).split(",")]
     if "cuda" in kinds and "cpu" not in kinds:
@@ -89,7 +89,7 @@ def _device(ranks: Ranks) -> torch.device:
 
 
 def facts_of(name: str, value: object) -> dict[str, object]:
-    """What must be equal on all ranks of an argument: the value of a number or word, dtype and shape of a tensor."""
+    """What must be equal on all ranks for an argument: the value of a number or word, dtype and shape of a tensor."""
     if isinstance(value, Tensor):
         wants = value.requires_grad and torch.is_grad_enabled()
         return {name: f"{value.dtype} of {tuple(value.shape)}" + (" with a gradient" if wants else "")}

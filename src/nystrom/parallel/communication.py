@@ -3,10 +3,10 @@
 The loss is the sum of the losses of all ranks. So the gradient of a replicated tensor, such as a sum over ranks, is
 split into one part per rank, and the backward pass of a sum over ranks is again a sum over ranks.
 
-**One order.** Ranks that enter collectives in different orders would deadlock. In the backward pass autograd chooses
-the order; here each collective also takes a number from the one before it and gives one to the next, and the result
-takes the last of them. Then all ranks run the backward passes in reverse order, whichever of them a rank's own tokens
-needed.
+**One order.** Ranks that enter collectives in different orders would deadlock. In the backward pass, autograd chooses
+the order. So each collective also takes a dummy tensor from the one before it and passes one to the next, and the
+result depends on the last of them. All ranks then run all backward passes in reverse order, whether or not a rank's own
+tokens need them.
 
 A second derivative raises.
 """
@@ -28,10 +28,10 @@ class Traffic:
     """The bytes that a rank passed to collectives.
 
     Attributes:
-        total: Bytes. A sum or maximum over ranks counts its tensor once, whatever algorithm the library uses: a ring
+        total: Bytes. A sum or maximum over ranks counts its tensor once, whatever algorithm the library uses; a ring
             sends each byte at most twice. Point-to-point sends are counted once per receiving rank, excluding the rank
             itself.
-        calls: Collectives.
+        calls: Number of collectives.
         by_kind: Bytes of each kind of collective.
     """
 
@@ -131,21 +131,21 @@ class Ranks:
         link = torch.zeros((), device=x.device) if self._link is None else self._link
         out, following = function.apply(link, self, x, *rest)
         if torch.is_grad_enabled():
-            # What is said without a gradient has no place among what is undone.
+            # Collectives without a gradient have no backward pass to order.
             self._link = following
         return out
 
     def begin_after(self, x: Tensor) -> Tensor:
-        """The tensor; all later collectives run their backward passes before its own gradient is passed on."""
+        """The same tensor; all later collectives run their backward passes before its gradient is passed on."""
         assert self._link is None
         return self.in_order(_Begin, x)
 
     def end_with(self, out: Tensor) -> Tensor:
-        """The result of the call, whose backward pass runs that of every collective in it."""
+        """The result of the call; its backward pass runs those of all collectives of the call."""
         if self._link is None:
             return out
         out = self.in_order(_End, out)
-        # The graph holds this object; were it to hold the graph, neither would ever be freed.
+        # The graph references this object; if this object referenced the graph, neither would ever be freed.
         self._link = None
         return out
 
@@ -183,8 +183,8 @@ class _Route:
     """The tokens that a rank sends to each rank, and how many it receives from each.
 
     Attributes:
-        outgoing: First and last place of the tokens for each rank, among this rank's own.
-        incoming: Tokens from each rank; in their order they make up the span.
+        outgoing: For each rank, the first of this rank's tokens to send, and the one after the last.
+        incoming: Number of tokens from each rank; in order, they make up the span.
         rank: This rank.
     """
 
@@ -235,7 +235,7 @@ class _Fetch(torch.autograd.Function):
 def _exchange(ranks: Ranks, x: Tensor, sizes: Sequence[int], coming: Sequence[int]) -> Tensor:
     """Send the given number of tokens to each rank, and receive the given number from each."""
     shape, dtype = x.shape[1:], x.dtype
-    # Not every backend sends booleans.
+    # Some backends cannot send booleans.
     x = (x.to(torch.uint8) if dtype == torch.bool else x).reshape(len(x), shape.numel()).contiguous()
     out = x.new_empty(sum(coming), x.shape[1])
     _count("exchange", (sum(sizes) - sizes[ranks.rank]) * x.shape[1] * x.element_size())

@@ -66,7 +66,7 @@ def attend_over_ranks(
     q, k, v = cast_for_autocast(q, k, v)
     with without_autocast(q):
         keys = find_tokens(ranks, s, keep, len(k), k.device)
-        # Self-attention: one object for both. Without a mask other keys may be cut otherwise.
+        # In self-attention, one object serves both. Without a mask, other keys may be split differently.
         queries = keys if masks.is_self and n == s else find_tokens(ranks, n, query_keep, len(q), q.device)
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
         out = _run(ranks, method, queries, keys, q, k, v, rest)

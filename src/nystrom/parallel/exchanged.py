@@ -1,7 +1,8 @@
-r"""The communication volume of attention across ranks, by formulas: what `count_bytes` counts, without a run.
+r"""The communication volume of attention across ranks, from formulas: what `count_bytes` counts, without a run.
 
-For each sequence and head, with m landmarks, r features, g heavy keys or global tokens, d the width of a head, R ranks,
-and t = min(2, R - 1) neighbours of the rank that has most; in float32 numbers, or float64 if the tokens are:
+For float32 tokens, the formulas below count numbers of 4 bytes for each sequence and head. They use m landmarks or
+clusters, r features, g heavy keys or global tokens, i steps of k-means, a window of w tokens, n tokens, d the width of
+a head, R ranks, and t = min(2, R - 1), the largest number of neighbours of a rank:
 $$\begin{aligned}
 \text{nystrom} &: 2 m (d + 1) + m + m (d + 1) \qquad
 \text{skyformer}: 2 m d \qquad
@@ -9,11 +10,15 @@ $$\begin{aligned}
 \text{linear} &: d + d (d + 1) \qquad
 \text{performer}: r + r (d + 1) \\
 \text{longformer} &: 2 t \lfloor w / 2 \rfloor d + 3 g d + g + g (d + 1) \\
-\text{near\_far} &: 8 (d + 3) + 2 g (R - 1) + i\, m (d + 1) + (g + m)(2 d + 1) + t\, a\, (2 d + 1) + t\, s\, m d, \quad
+\text{near\_far} &: 8 (d + 3) + 2 g (R - 1) + i\, m (d + 1) + (g + m)(2 d + 1) + t\, a\, (2 d + 2) + t\, s\, m d, \quad
 a = \text{block\_size} - 1 + \text{reach}, \quad s = 1 + \lceil \log_2 (R - 1) \rceil \\
 \text{softmax} &: \tfrac{n}{R} (2 d + 1).
 \end{aligned}$$
-Sequences that near_far's `exact_up_to` makes exact add their keys and values, 2 d numbers for each token of the limit.
+
+For longformer, the neighbours' masks add a byte per token. For near_far, the last term is an upper bound; `num_samples`
+= r adds 2 r d + r + r (d + 1) numbers, and sequences that `exact_up_to` makes exact, which the functions here leave
+out, add 2 d numbers for each token of the limit.
+
 The backward pass exchanges everything with a gradient once more. Every call begins with an agreement check, 32 bytes to
 each other rank. The formulas assume self-attention of real tokens, more tokens than landmarks, and equal pieces.
 """
@@ -43,16 +48,16 @@ class Exchanged(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CutSizes:
-    """Sizes of one call of attention over ranks.
+    """Sizes of one call of attention across ranks.
 
     Attributes:
         batch: Sequences.
-        heads: Heads of each.
-        head_dim: Width d of a head, of queries, keys and values.
+        heads: Heads.
+        head_dim: Width d of a head, for queries, keys and values.
         tokens: Tokens of a sequence, across all ranks.
         ranks: Ranks R, each with the same number of tokens.
         itemsize: Bytes per number of the tokens, such as 2 in bfloat16.
-        rank: The rank to compute for; None for one with the most neighbours.
+        rank: The rank to compute for; None for a rank with the most neighbours.
     """
 
     batch: int
@@ -72,7 +77,7 @@ class CutSizes:
 
     @property
     def wide(self) -> int:
-        """Bytes per number in sums."""
+        """Bytes per number in sums, which are in float32 at least."""
         return max(4, self.itemsize)
 
 
@@ -80,7 +85,7 @@ class _Step(NamedTuple):
     """One collective.
 
     Attributes:
-        kind: As `Traffic` names it.
+        kind: Its name in `Traffic`.
         size: Bytes for each sequence and head.
         gradient: Whether its result has a gradient, which the backward pass exchanges.
         forward: Whether the forward pass exchanges it.
@@ -122,7 +127,7 @@ def exchanged(method: str, options: Any, sizes: CutSizes, *, taps: int = 0) -> E
         if step.gradient:
             _add(backward, step.kind, heads * step.size)
     if method == "longformer":
-        # Which of the neighbours' tokens are real, the same for all heads.
+        # The masks of the neighbours' tokens, the same for all heads.
         _add(forward, "exchange", sizes.batch * sizes.neighbours * _half(options, sizes))
     return Exchanged(forward, backward)
 
@@ -134,7 +139,7 @@ def _add(traffic: Traffic, kind: str, size: int) -> None:
 
 
 def _halo(sizes: CutSizes, tokens: int, size: int, *, gradient: bool = True) -> Iterator[_Step]:
-    """The halo for the neighbours: `tokens` on either side, of `size` bytes each."""
+    """The halo for the neighbours: `tokens` tokens on either side, of `size` bytes each."""
     if sizes.ranks > 1 and tokens > sizes.tokens // sizes.ranks:
         raise ValueError(
             f"a rank holds {sizes.tokens // sizes.ranks} tokens of {sizes.tokens}, and its neighbours need "
@@ -148,7 +153,7 @@ def _scans(sizes: CutSizes, size: int) -> Iterator[_Step]:
     rank = sizes.ranks // 2 if sizes.rank is None else sizes.rank
     for side in (1, -1):
         for distance in hops(sizes.ranks):
-            # What goes one way in the forward pass comes back in the other.
+            # What is sent one way in the forward pass is returned in the backward pass.
             to, back = (0 <= rank + way * side * distance < sizes.ranks for way in (1, -1))
             yield _Step("exchange", to * size, gradient=False)
             yield _Step("exchange", back * size, forward=False)
@@ -209,7 +214,7 @@ def _near_far(options: Any, sizes: CutSizes) -> Iterator[_Step]:
     for kind in ("maximum", "sum"):
         yield _Step(kind, QUERY_MEANS * wide, False)
     yield _Step("gather", g * 8 * (sizes.ranks - 1), False)
-    # The first centres are means of segments, and a step of k-means follows for each but the last iteration.
+    # The first centres are segment means; every iteration of k-means but the last adds a sum.
     for _ in range(options.iterations):
         yield _Step("sum", m * (d + 1) * wide, False)
     yield _Step("sum", (g + m) * (2 * d + 1) * wide)
@@ -226,7 +231,7 @@ def _near_far(options: Any, sizes: CutSizes) -> Iterator[_Step]:
 def _softmax(options: Any, sizes: CutSizes) -> Iterator[_Step]:
     piece = sizes.tokens // sizes.ranks * (2 * sizes.head_dim + 1) * sizes.wide
     yield _Step("broadcast", piece)
-    # Gradients of the others' pieces go back to them.
+    # The gradients of the other ranks' pieces are sent back to them.
     for _ in range(sizes.ranks - 1):
         yield _Step("reduce", piece, forward=False)
 
@@ -241,5 +246,5 @@ _STEPS: dict[str, Callable[[Any, CutSizes], Iterator[_Step]]] = {
     "linformer": _linformer,
     "longformer": _longformer,
 }
-# Methods that have formulas.
+# Methods with a formula.
 OVER_RANKS = tuple(_STEPS)

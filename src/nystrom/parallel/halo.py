@@ -13,14 +13,14 @@ def with_halo(
 ) -> Shaped[Tensor, "*b t d"]:
     """`before` + n + `after` tokens: the rank's own, and those next to them, from as many ranks as needed.
 
-    Positions outside of the sequence are zero. Ranks without tokens request none.
+    Positions outside the sequence are zero. Ranks without tokens request none.
 
     Args:
         ranks: The ranks.
         tokens: Positions of the tokens.
         x: The rank's own tokens; a single padding token if it has none.
-        before: Tokens before its first.
-        after: Tokens after its last.
+        before: Number of tokens before its first.
+        after: Number of tokens after its last.
     """
     starts = [sum(tokens.lengths[:rank]) for rank in range(ranks.size)]
     spans = [

@@ -1,6 +1,6 @@
-r"""Softmax averages over the keys of all ranks, from those of each rank.
+r"""Softmax averages over the keys of all ranks, from the averages of each rank.
 
-With $C_r$ the softmax average of the values of rank r, and $\ell_r$ the logarithm of its normaliser,
+With $C_r$ the softmax average over the keys of rank r, and $\ell_r$ the logarithm of its normaliser,
 $$C = \frac{\sum_r e^{\ell_r - M} C_r}{\sum_r e^{\ell_r - M}}, \qquad
 \ell = M + \ln \sum_r e^{\ell_r - M}, \qquad M = \max_r \ell_r.$$
 C does not depend on M, which therefore needs no gradient.
@@ -53,7 +53,7 @@ def softmax_over_ranks(
         k: Keys of this rank.
         v: Their values; zeros where a key is not real.
         scale: Factor on the inner products; None means 1 / sqrt(d).
-        bias: Bias that is added to all scores of a key.
+        bias: Added to all scores of a key.
 
     Returns:
         The outputs, and the logarithms of their normalisers.

@@ -20,7 +20,7 @@ def choose(
     landmarks: Landmarks,
     draws: Float[Tensor, " m"] | None,
 ) -> Float[Tensor, "b h m d"]:
-    """Landmarks of one kind, in float32 at least.
+    """Landmarks of the requested kind, in float32 at least.
 
     Args:
         ranks: The ranks.
@@ -28,7 +28,7 @@ def choose(
         x: Queries or keys of this rank; zeros where they are not real.
         m: Number of landmarks.
         landmarks: Their kind.
-        draws: Where in its segment each token of "uniform" lies.
+        draws: For "uniform", the position of each token within its segment, in [0, 1).
     """
     if landmarks == "uniform":
         assert draws is not None
@@ -37,7 +37,7 @@ def choose(
 
 
 def shared_draws(ranks: Ranks, m: int, generator: Generator, device: torch.device) -> Float[Tensor, " m"]:
-    """As `nystrom.landmarks.draw`; random draws are those of the first rank. Each rank draws the same number."""
+    """Like `nystrom.landmarks.draw`, with the random draws of the first rank; every rank draws equally many numbers."""
     draws = draw(m, generator, device)
     return draws if generator is None else ranks.send_from(0, draws.contiguous())
 
@@ -45,12 +45,12 @@ def shared_draws(ranks: Ranks, m: int, generator: Generator, device: torch.devic
 def uniform(
     ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int, draws: Float[Tensor, " m"]
 ) -> Float[Tensor, "b h m d"]:
-    """One real token of each of m near-equal segments."""
+    """One real token from each of m near-equal segments."""
     return take(ranks, tokens, at_least_float32(x), drawn_ranks(tokens.count, m, draws))
 
 
 def kmeans(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int) -> Float[Tensor, "b h m d"]:
-    """Centres of m clusters; in each step the sums over each rank's own tokens are added up."""
+    """Centres of m clusters; in each step, the sums over each rank's own tokens are added up."""
     b, h, n, _ = x.shape
     flat = at_least_float32(x).flatten(0, 1)[:, None]
     real = tokens.keep[:, None].expand(b, h, n).flatten(0, 1)

@@ -25,8 +25,8 @@ from nystrom.shapes import Group
 def parallelize(model: nn.Module, group: Group) -> None:
     """Let a model of `nystrom.models`, or an encoder of transformers, take one piece of each sequence per rank.
 
-    Every rank returns the whole loss, so that the *mean* over ranks of a weight's gradients, as DistributedDataParallel
-    takes it, is the gradient of one process. In training, dropout differs between ranks if their generators do.
+    Every rank returns the whole loss. So the *mean* over ranks of a weight's gradients, which DistributedDataParallel
+    takes, is the gradient of a single process. In training, dropout differs between ranks if their generators do.
 
     Args:
         model: `EncoderModel`, or one with a head for masked words, pretraining, sequences or tokens; or a model of
@@ -40,7 +40,7 @@ def parallelize(model: nn.Module, group: Group) -> None:
     if not getattr(model, "over_ranks", False):
         transformers = sys.modules.get("transformers")
         if transformers is not None and isinstance(model, transformers.PreTrainedModel) and not hasattr(model, "group"):
-            # Imported when it is asked for: it stands on this module.
+            # Imported only when needed: it depends on this module.
             import_module("nystrom.integrations.over_ranks").parallelize_transformers(model, group)
             return
         raise ValueError(
@@ -53,11 +53,13 @@ def parallelize(model: nn.Module, group: Group) -> None:
     for name, module in model.named_modules():
         if not getattr(module, "over_ranks", True):
             raise ValueError(
-                f"model has {name}, a {type(module).__name__}, which does not work over ranks: make it without."
+                f"model has {name}, a {type(module).__name__}, which does not work over ranks: build it without."
             )
     methods = {module.method for module in model.modules() if isinstance(module, AttentionHeads)}
     if not methods:
-        raise ValueError("model has no attention, whose convolution of the values sees a rank's own tokens alone.")
+        raise ValueError(
+            "model has no attention, and its convolution would see only a rank's own tokens: use a single process."
+        )
     for method in sorted(methods):
         if not METHODS[method].over_ranks:
             able = ", ".join(name for name, entry in METHODS.items() if entry.over_ranks)
@@ -88,9 +90,9 @@ def count_positions_over_ranks(
 def pool_over_ranks(
     group: Group, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, *, how: str
 ) -> Float[Tensor, "b w"]:
-    """One vector per sequence, from the real tokens of all ranks, as `nystrom.models.heads.sequences.pool` has it."""
+    """One vector per sequence, from the real tokens of all ranks; see `nystrom.models.heads.sequences.pool`."""
     ranks, tokens = _pieces("pooling", group, x, keep)
-    # A rank without tokens has one that is not real.
+    # A rank without tokens gets one padding token.
     wide = F.pad(at_least_float32(x), (0, 0, 0, 0 if x.shape[1] else 1))
     if how == "max":
         return ranks.end_with(_largest(ranks, tokens, wide).to(x.dtype))
@@ -103,7 +105,7 @@ def pool_over_ranks(
 
 
 def _largest(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b w"]:
-    """The largest real value of each channel, with its gradient on the ranks that hold it; 0 if there is none."""
+    """The largest real value of each channel; its gradient goes to the ranks that hold it. 0 without real tokens."""
     mine = torch.where(tokens.keep[..., None], x, -torch.inf).amax(dim=1)
     here = mine == ranks.largest(mine)
     found = here & tokens.keep.any(dim=1, keepdim=True)
@@ -112,9 +114,9 @@ def _largest(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b n w"]) -> Float[T
 
 
 def mean_over_ranks(group: Group, total: Float[Tensor, ""], count: Int[Tensor, ""]) -> Float[Tensor, ""]:
-    """The sum of all ranks' totals over the sum of their counts, or 0 where nothing was counted."""
+    """The sum of all ranks' totals divided by the sum of their counts; 0 if nothing was counted."""
     ranks = check_group(group)
-    # Compared first: a rank without labels would leave the others waiting.
+    # Compared first: a rank that makes another call would leave the others waiting.
     agree(ranks, {"the call": "the mean loss", "dtype": total.dtype}, (0, 0), None)
     counted = ranks.gather(count).sum()
     return ranks.end_with(ranks.sum(total)) / counted.clamp(min=1)

@@ -1,4 +1,4 @@
-"""Sums over the ranks before or after each, by recursive doubling: about log2 of their number of exchanges."""
+"""Sums over the ranks before or after each rank, by recursive doubling: about log2(ranks) exchanges."""
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -19,7 +19,7 @@ def hops(size: int) -> list[int]:
 
 
 def sum_before(ranks: Ranks, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
-    """The sum over the ranks before this one, of tensors of equal shape; zeros on the first."""
+    """The sum of tensors of equal shape over the ranks before this one; zeros on the first."""
     return _sum_beside(ranks, x, -1)
 
 

@@ -1,7 +1,7 @@
 """Exact attention for short sequences that are split across ranks; see `nystrom.attention.exact_limit`.
 
-At most m tokens fit in the space of the landmarks, so every rank holds all of them. All ranks know which sequences are
-short: if none is, nothing is exchanged.
+At most m tokens fit into the space of the landmarks, so every rank holds all of them. All ranks know which sequences
+are short; if none is, nothing is exchanged.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class ShortSequences:
         m: Landmarks.
         queries: Positions of the queries.
         keys: Positions of the keys.
-        few_keys: Sequences of at most m real keys; None where there are none.
-        few_queries: Other sequences, of at most m real queries; None where there are none.
+        few_keys: Sequences of at most m real keys; None if there are none.
+        few_queries: Other sequences, of at most m real queries; None if there are none.
     """
 
     m: int
@@ -36,37 +36,37 @@ class ShortSequences:
     def queries_as_landmarks(
         self, ranks: Ranks, landmarks: Float[Tensor, "b h m d"], q: Float[Tensor, "b h n d"]
     ) -> Float[Tensor, "b h m d"]:
-        """The landmarks that meet the keys: where there are few queries, the queries."""
+        """The landmarks that attend to the keys: the queries themselves, if there are few."""
         return self._replace(ranks, self.few_queries, landmarks, self.queries, q)
 
     def keys_as_landmarks(
         self, ranks: Ranks, landmarks: Float[Tensor, "b h m d"], k: Float[Tensor, "b h s d"]
     ) -> Float[Tensor, "b h m d"]:
-        """The landmarks that meet the queries: where there are few keys, the keys."""
+        """The landmarks that the queries attend to: the keys themselves, if there are few."""
         return self._replace(ranks, self.few_keys, landmarks, self.keys, k)
 
     def values_as_middle(
         self, ranks: Ranks, middle: Float[Tensor, "b h m e"], v: Float[Tensor, "b h s e"]
     ) -> Float[Tensor, "b h m e"]:
-        """What the queries sum over: where there are few keys, their values."""
+        """The values that the queries average: the values of the keys, if there are few."""
         return self._replace(ranks, self.few_keys, middle, self.keys, v)
 
     def identity_where_short(self, a: Float[Tensor, "b h m m"]) -> Float[Tensor, "b h m m"]:
-        """The landmarks' matrix, but the identity for sequences that do not need its inverse."""
+        """The matrix of the landmarks; the identity for short sequences, which do not need its inverse."""
         eye = torch.eye(self.m, dtype=a.dtype, device=a.device)
         for few in (self.few_keys, self.few_queries):
             a = a if few is None else torch.where(few, eye, a)
         return a
 
     def real_landmarks(self) -> Bool[Tensor, "b m"] | None:
-        """The landmarks that the queries meet: all, or as many as there are keys."""
+        """The landmarks that the queries attend to: all, or as many as there are keys."""
         if self.few_keys is None:
             return None
         place = torch.arange(self.m, device=self.keys.count.device)
         return (place < self.keys.count[:, None]) | ~self.few_keys[:, 0, :, 0]
 
     def results(self, out: Float[Tensor, "b h n e"], right: Float[Tensor, "b h m e"]) -> Float[Tensor, "b h n e"]:
-        """The outputs: where there are few queries, the results of the right factor."""
+        """The outputs: the results of the right factor, if there are few queries."""
         if self.few_queries is None:
             return out
         mine = take_places(right, self.queries.order.clamp(0, self.m - 1))

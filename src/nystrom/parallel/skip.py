@@ -1,4 +1,7 @@
-"""The skip convolution across ranks: each gets half a kernel from its neighbours; see `nystrom.attention.skip`."""
+"""The skip convolution across ranks; see `nystrom.attention.skip`.
+
+Each rank fetches half a kernel's width of values from either neighbour.
+"""
 
 import torch
 from jaxtyping import Float
@@ -16,7 +19,7 @@ from nystrom.shapes import Group, Masks, check_keep, check_same_tokens, zero_mas
 def skip_over_ranks(
     ranks: Ranks, keys: Tokens, v: Float[Tensor, "b h n e"], weight: Float[Tensor, "h 1 taps 1"]
 ) -> Float[Tensor, "b h n e"]:
-    """`depthwise_skip` of the values of all ranks; results at padding tokens are left to the caller.
+    """`depthwise_skip` of the values of all ranks; the caller must zero the results at padding tokens.
 
     Args:
         ranks: The ranks.
@@ -39,7 +42,7 @@ def add_skip_over_ranks(
     """The attention `to` of all ranks, with the convolution of their values added.
 
     Raises:
-        ValueError: Shapes, masks or the kernel do not fit, or differ between ranks.
+        ValueError: Shapes, masks or a kernel that do not match, or that differ between ranks.
     """
     ranks, refusal = check_group(group), None
     try:

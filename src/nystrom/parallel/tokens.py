@@ -1,8 +1,8 @@
 """Positions of a rank's tokens among those of all ranks.
 
-Each rank holds a piece of every sequence: the pieces follow each other in the order of the ranks, and may have any
-size, including zero. As in `nystrom.landmarks`, real tokens are counted, not placed: their ranks (the word's other
-meaning) go on from one piece to the next.
+Each rank holds a piece of every sequence: the pieces follow one another in the order of the ranks, and may have any
+size, including zero. As in `nystrom.landmarks`, only the order of real tokens matters: their numbering (`order`)
+continues from one piece to the next.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ class Tokens:
     Attributes:
         lengths: Tokens of each rank.
         start: Position of this rank's first token.
-        keep: Its real tokens.
-        order: Number of real tokens of the sequence before each, across all ranks; meaningless for padding.
+        keep: Real tokens of this rank.
+        order: Number of real tokens before each token in its sequence, across all ranks; meaningless for padding.
         count: Real tokens of each sequence, on all ranks.
-        first: Position of the first real token; the number of all tokens if there is none.
-        whole: Every token of every rank is real.
+        first: Position of the first real token; the total number of tokens if there is none.
+        whole: Whether every token of every rank is real.
     """
 
     lengths: tuple[int, ...]
@@ -77,7 +77,7 @@ def find_tokens(
 def take(
     ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], wanted: Int[Tensor, "b r"]
 ) -> Float[Tensor, "b h r d"]:
-    """The real tokens with `wanted` others before them, on all ranks; zeros if there are not that many."""
+    """The real tokens whose order is `wanted`, from all ranks; zeros if there are not that many."""
     place, found = find(tokens, wanted)
     index = place[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
     return ranks.sum(torch.where(found[:, None, :, None], x.gather(2, index), 0.0))
@@ -85,7 +85,7 @@ def take(
 
 def find(tokens: Tokens, wanted: Int[Tensor, "b r"]) -> tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]:
     """Local positions of real tokens, by their order, and which of them this rank holds."""
-    # The order never decreases, and the first that has it is the real one.
+    # The order never decreases, and the first token with a given order is the real one.
     place = torch.searchsorted(tokens.order, wanted.contiguous()).clamp(max=tokens.order.shape[1] - 1)
     return place, (tokens.order.gather(1, place) == wanted) & tokens.keep.gather(1, place)
 
@@ -98,7 +98,7 @@ def take_first(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int
 def segment_means(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int) -> Float[Tensor, "b h m d"]:
     """`nystrom.landmarks.segment_means` of the real tokens of all ranks; at most m tokens are their own means."""
     if tokens.whole and tokens.total % m == 0 and tokens.lengths[ranks.rank]:
-        # The ranks exchange the same, whichever way each of them adds up its own.
+        # What is exchanged is the same in both ways, so ranks may choose differently.
         return _joined_means(ranks, *_equal_segments(x, tokens.start, tokens.total // m, m))[0]
     count = tokens.count[:, None]
     segment = torch.where(tokens.keep, tokens.order * count.clamp(max=m) // count.clamp(min=1), m)
@@ -108,7 +108,7 @@ def segment_means(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: 
 def means_of(
     ranks: Ranks, x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int
 ) -> tuple[Float[Tensor, "b h m d"], Float[Tensor, "b m"]]:
-    """Mean of the tokens of each group on all ranks, zero for an empty group, and how many tokens it has."""
+    """Mean of the tokens of each group across all ranks, zero for an empty group, and how many tokens it has."""
     return _joined_means(ranks, *group_sums(x, groups, m))
 
 
@@ -124,7 +124,7 @@ def _joined_means(
 def _equal_segments(
     x: Float[Tensor, "b h n d"], start: int, length: int, m: int
 ) -> tuple[Float[Tensor, "b h m d"], Float[Tensor, "b m"]]:
-    """`group_sums` of tokens from position `start` on, where all segments have one length: no index, which is slow."""
+    """`group_sums` of tokens from position `start` on, for segments of equal length, without slow indexing."""
     n, dtype = x.shape[2], accumulator(x.dtype)
     head = min(n, -start % length)
     whole = (n - head) // length

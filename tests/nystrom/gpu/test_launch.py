@@ -30,7 +30,7 @@ def qkv(d=8, e=8):
 @pytest.mark.refuses
 def test_a_gpu_with_too_little_shared_memory_is_named():
     little = OutOfResources(107_008, 101_376, "shared memory")
-    said = r"too little shared memory .*101376, of 107008 that .*backend='torch'"
+    said = r"too little shared memory .*it has 101376, they need 107008.*backend='torch'"
     with pytest.raises(RuntimeError, match=said), launching_on(torch.device("cpu")):
         raise little
 

@@ -1,1 +1,1 @@
-"""What several methods are made of: hashing, windows, sums in stretches, and gradients that are shared."""
+"""Building blocks that methods share: hashing, windows, clusters, sums in stretches, and shared gradients."""

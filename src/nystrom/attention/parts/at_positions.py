@@ -1,16 +1,16 @@
-r"""Attention of queries to the keys near them in a common text, to heavy keys and to clusters of the rest.
+r"""Attention of queries to the keys near them in a common text, to heavy keys, and to clusters of the other keys.
 
-Queries and keys have positions in one text. With $p_0$ that of the first real key, the block of a query at x begins at
-$p_0 + \lfloor (x - p_0) / \text{size} \rfloor\, \text{size}$, and its near keys are the real ones from `reach` before
-the block to `reach` after it. Real keys have distinct positions in their order, so that at most w = size + 2 reach of
-them are near, which are neighbours and are found by a binary search: any gaps cost nothing.
+Queries and keys have positions in one text. Let $p_0$ be the position of the first real key. The block of a query at
+position x begins at $p_0 + \lfloor (x - p_0) / \text{size} \rfloor\, \text{size}$, and its near keys are the real ones
+from `reach` before the block to `reach` after it. Positions strictly increase over the real keys. So at most
+w = size + 2 reach keys are near; they are consecutive, and a binary search finds them. Gaps cost nothing.
 
-Each query has w keys of its own, which are copied, so that time is linear in n and s; the copies exist for a stretch of
-queries at a time, and for the gradient they are made once more. Real keys in their order make pieces of L, and a query
-copies the pieces that its near keys may be in. With $u_j = p_j / c_j$, the weight of cluster j over the number of its
-far keys, and $S_j$ the sum of its values outside of these pieces, its part in the output is
+The near keys of each query are copied, so time is linear in n and s. The copies exist for one stretch of queries at a
+time, and the backward pass makes them again. The real keys, in order, are cut into pieces of L, and a query copies the
+pieces that may hold its near keys. Let $u_j = p_j / c_j$ be the weight of cluster j divided by the number of its far
+keys, and $S_j$ the sum of its values outside these pieces. The contribution of the cluster to the output is
 $$p_j \bar v_j = u_j S_j + \sum_{t \in j \text{ copied, far}} u_j v_t.$$
-The $S_j$ are sums over the pieces before and after: nothing is added that would have to be taken off again.
+The $S_j$ are sums over the pieces before and after: nothing is added that would have to be subtracted again.
 """
 
 from typing import NamedTuple
@@ -27,16 +27,16 @@ from nystrom.attention.parts.clusters import Chosen, cluster_sums, open_sizes, t
 from nystrom.landmarks import first_tokens, insertion_points, ranks
 from nystrom.shapes import score_scale
 
-# Numbers of copied keys that are held at a time: these, or twice as many as all keys have.
+# Numbers held at a time in copied keys and values: this many, or twice as many as all keys and values hold, if more.
 _NUMBERS = 2**19
 
 
 class Positions(NamedTuple):
-    """Places of queries and keys in one text.
+    """Positions of queries and keys in one text.
 
     Attributes:
-        queries: Of the queries, in any order.
-        keys: Of the keys; strictly increasing over the real ones.
+        queries: Positions of the queries, in any order.
+        keys: Positions of the keys; strictly increasing over the real ones.
     """
 
     queries: Int[Tensor, "b n"]
@@ -46,11 +46,10 @@ class Positions(NamedTuple):
 def check_places(
     query_positions: Tensor | None, key_positions: Tensor | None, q: Tensor, k: Tensor, keep: Tensor | None
 ) -> Positions | None:
-    """Check the positions of queries and keys; None where there are none.
+    """Check the positions of queries and keys; returns None if there are none.
 
     Raises:
-        ValueError: One of the two alone, a shape, dtype or device that does not fit, or positions of real keys that do
-            not increase.
+        ValueError: Only one of the two, a wrong shape, dtype or device, or positions of real keys that do not increase.
     """
     if query_positions is None and key_positions is None:
         return None
@@ -75,7 +74,7 @@ def check_places(
         return positions
     held = positions.keys
     if keep is not None:
-        # A key that is not real takes the last real position before it.
+        # Keys that are not real do not count: the maximum skips them.
         held = torch.where(keep, held, torch.iinfo(held.dtype).min)
     before = held.cummax(dim=1).values[:, :-1]
     rises = held[:, 1:] > before
@@ -94,7 +93,7 @@ def check_places(
 def near_keys(
     positions: Positions, keep: Bool[Tensor, "b s"], queries: Int[Tensor, " r"], options: NearFarOptions
 ) -> Bool[Tensor, "b r s"]:
-    """Which keys are near some queries, by the definition: r x s numbers."""
+    """Which keys are near each of some queries, directly from the definition: r x s booleans."""
     origin = positions.keys.gather(1, keep.long().argmax(dim=1, keepdim=True))
     start = _block_start(positions.queries[:, queries], origin, options.block_size)
     offset = positions.keys[:, None] - start[:, :, None]
@@ -117,7 +116,7 @@ def attend_at_positions(
         k: Keys.
         v: Values.
         keep: Real keys; None if all are.
-        positions: Places of queries and keys.
+        positions: Positions of queries and keys.
         chosen: Heavy keys and clusters of each head.
         options: The sizes.
     """
@@ -130,7 +129,7 @@ def attend_at_positions(
     bias, scale = bias_of(chosen.found, k.dtype)[:, :, None], score_scale(q, options.scale)
     tensors = (k, v, keys, heavy, beyond, bias, count, chosen.cluster)
     width = windows.place.shape[2] * (k.shape[-1] + v.shape[-1]) * b * h
-    # A compiler takes the whole: the number of stretches would be part of its graph.
+    # In a compiler there is a single stretch: the number of stretches would become part of its graph.
     whole = torch.compiler.is_compiling() or not (isinstance(n, int) and isinstance(s, int))
     again = torch.is_grad_enabled() and (
         torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active()
@@ -150,7 +149,7 @@ def attend_at_positions(
 
 
 class _Windows(NamedTuple):
-    """The keys that each query copies, the first of their pieces, which of them are near, and which are real."""
+    """For each query: the first piece that it copies, the places of the copied keys, and which are near and real."""
 
     piece: Int[Tensor, "b n"]
     place: Int[Tensor, "b n w"]
@@ -159,7 +158,7 @@ class _Windows(NamedTuple):
 
 
 def _piece_length(options: NearFarOptions) -> int:
-    """Keys of a piece: the sums of all then have twice the numbers of the values, and few keys are copied beside."""
+    """Keys per piece: all sums together then hold twice as many numbers as the values; few extra keys are copied."""
     return max(1, options.num_clusters // 2)
 
 
@@ -167,7 +166,7 @@ def _find(positions: Positions, keep: Bool[Tensor, "b s"] | None, options: NearF
     held, s, size, reach = positions.keys, positions.keys.shape[1], options.block_size, options.reach
     order = exists = None
     if keep is not None:
-        # Real keys side by side, and after them none.
+        # Real keys come first; the places after them hold no key.
         order, exists = first_tokens(keep, s)
         held = torch.where(exists, held.gather(1, order), torch.iinfo(held.dtype).max)
     start = _block_start(positions.queries, held[:, :1], size)
@@ -192,12 +191,12 @@ def _sums_beyond(
     copied: int,
     options: NearFarOptions,
 ) -> Float[Tensor, "b h pieces m e"]:
-    """Sums of the values of each cluster outside of the pieces that are copied from one on."""
+    """For each first piece, the sums of the values of each cluster outside the pieces that are then copied."""
     m, length, s = options.num_clusters, _piece_length(options), v.shape[2]
     pieces = s // length + 1
     rank = torch.arange(s, device=v.device)[None] if keep is None else ranks(keep)[0]
     place = torch.where(cluster < m, cluster * pieces + (rank // length)[:, None], m * pieces)
-    # An exporter follows clusters, whose number is fixed, before pieces.
+    # The axis of the clusters comes first: their number is fixed, that of the pieces may be symbolic in an export.
     sums = cluster_sums(v, place, m * pieces).unflatten(2, (m, -1)).movedim(3, 2)
     before = F.pad(sums, (0, 0, 0, 0, 1, -1)).cumsum(dim=2)
     after = F.pad(sums, (0, 0, 0, 0, 0, copied // length)).flip(2).cumsum(dim=2).flip(2)[:, :, copied // length :]
@@ -221,12 +220,12 @@ def _attend(
     cluster: Int[Tensor, "b h s"],
     scale: float,
 ) -> Float[Tensor, "b h c e"]:
-    """A stretch of queries."""
+    """Attend for one stretch of queries."""
     piece, place, near, real = windows
     (b, h, c), w, m, g = q.shape[:3], place.shape[2], count.shape[2], bias.shape[3]
     rows = place.flatten(1)[:, None].expand(b, h, c * w)
     near_k, near_v = (take_rows(x, rows).unflatten(2, (c, w)) for x in (k, v))
-    # A key of no cluster is heavy, and counts there.
+    # A real key without a cluster is heavy, and counts among the heavy keys.
     own = torch.where(real[:, None], cluster.gather(2, rows).unflatten(2, (c, w)), m)
     inside = torch.where(near[:, None], own, m)
     taken = count.new_zeros(b, h, c, m + 1).scatter_add(3, inside, torch.ones_like(near_k[..., 0]))[..., :m]

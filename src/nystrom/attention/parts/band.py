@@ -1,11 +1,14 @@
 r"""Attention of each query to a few keys around it and a few chosen ones, in memory linear in n.
 
-Queries are cut into blocks of `size` tokens; block l attends to K keys, the same ones for all of its queries up to a
-bias of 0 or -inf. `windows` gives each block the tokens around it without copying them, `attend_blocks` attends to the
-keys that a method gathers, and `attend_globally` gives some queries all keys and puts their results among the others'.
+Queries are cut into blocks of `size` tokens. Block l attends to K keys: the same ones for all of its queries, apart
+from a bias of 0 or -inf.
 
-Scores exist inside a fused call alone. Keys that a method copies, several times n of them, exist for one head at a
-time: for the gradient they are not kept, but copied and attended to once more.
+- `windows` gives each block the tokens around it without copying them.
+- `attend_blocks` attends to the keys that a method gathers.
+- `attend_globally` lets some queries attend to all keys, and inserts their results among the others.
+
+Scores exist only inside a fused call. Copies of keys, several times n of them, exist for one head at a time; they are
+not kept for the backward pass, which copies the keys and attends again.
 """
 
 from collections.abc import Callable
@@ -27,8 +30,8 @@ Reach = Callable[..., Tensor]
 def pad_to_blocks(x: Shaped[Tensor, "*b n d"], size: int) -> Shaped[Tensor, "*b t d"]:
     """Add zeros after the tokens, up to a whole number of blocks.
 
-    A symbolic length gets up to two blocks more than it needs: to choose the exact number, an exported program would
-    have to ask for the length.
+    A symbolic length gets up to two blocks more than it needs: the exact number would depend on the length, which an
+    exported program cannot branch on.
     """
     n = x.shape[-2]
     if statically_known_true(n % size == 0):
@@ -45,7 +48,7 @@ def without_padding(x: Shaped[Tensor, "b h t d"], n: int) -> Shaped[Tensor, "b h
 def from_first_real(
     keep: Bool[Tensor, "b n"], size: int
 ) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"], Int[Tensor, " b"], Int[Tensor, " b"]]:
-    """Positions that move the first real token to the front, which are real, the first real one, and their span."""
+    """Positions that move the first real token to the front, which of them are real, its position, and the span."""
     n = keep.shape[1]
     here = torch.arange(n, device=keep.device)
     first = torch.where(keep, here, n).amin(-1)
@@ -56,7 +59,7 @@ def from_first_real(
 
 
 def windows(x: Shaped[Tensor, "b t d"], size: int, half: int) -> Shaped[Tensor, "b l k d"]:
-    """For each block the tokens from `half` before its first to `half` after its last, as a view of the padded tokens.
+    """For each block, the tokens from `half` before its first to `half` after its last, as a view of the padded tokens.
 
     Args:
         x: A whole number of blocks.
@@ -67,7 +70,7 @@ def windows(x: Shaped[Tensor, "b t d"], size: int, half: int) -> Shaped[Tensor, 
 
 
 def some_windows(x: Shaped[Tensor, "b t d"], first: int, last: int, size: int, half: int) -> Shaped[Tensor, "b l k d"]:
-    """The windows of the blocks between two tokens, a whole number of them that may end after the last token."""
+    """The windows of the blocks between two tokens: a whole number of blocks, which may end after the last token."""
     first, last = first - half, last + half
     piece = x[:, max(0, first) : min(x.shape[1], last)]
     if first < 0 or last > x.shape[1]:
@@ -76,7 +79,7 @@ def some_windows(x: Shaped[Tensor, "b t d"], first: int, last: int, size: int, h
 
 
 def add_windows(whole: Shaped[Tensor, "b t d"], part: Shaped[Tensor, "b l k d"], size: int) -> None:
-    """Add windows of blocks to the tokens that they are of, the first window's first token on, in place."""
+    """Add windows of blocks to the tokens that they cover, in place; `whole` begins where the first window does."""
     blocks, width = part.shape[1:3]
     if blocks < -(-width // size):
         for block, window in enumerate(part.unbind(1)):
@@ -105,32 +108,32 @@ def attend_blocks(
     scale: float,
     copies: bool,
 ) -> Float[Tensor, "b h t e"]:
-    """Softmax attention of each block of queries to the keys that it reaches.
+    """Softmax attention of each block of queries to the keys that it sees.
 
     Args:
         q: Queries, a whole number of blocks.
-        k: Keys, those of the queries' tokens or of more on either side.
+        k: Keys of the same tokens as the queries, or of more tokens on either side.
         v: Values.
-        reach: Gathers what each block attends to (b, l, k, d), from the keys or values of one head (b, s, d), the
+        reach: Gathers the keys or values that each block attends to (b, l, k, d), from those of one head (b, s, d), the
             number of the head, and `tables`.
-        bias: 0 for those of them that a query may attend to, at least one each, and -inf for the others; c is the
-            block's size, or 1 where it is the same for all queries of the block.
-        tables: Tensors that `reach` reads, without a gradient; torch.func would not see those of a closure.
+        bias: 0 for the keys that a query may attend to, at least one per query, and -inf for the others; c is the
+            block size, or 1 if the bias is the same for all queries of a block.
+        tables: Tensors that `reach` reads, without a gradient; torch.func would not see tensors in a closure.
         size: Tokens of a block.
         scale: Factor on the scores.
-        copies: Whether `reach` returns a copy, which training then makes again instead of keeping it.
+        copies: Whether `reach` returns a copy; the backward pass then copies again, so that no copy is kept.
     """
     d, e = q.shape[-1], v.shape[-1]
-    # Fused kernels need one width; zeros change neither the scores nor the values.
+    # Fused kernels need equal widths; zeros change neither the scores nor the values.
     q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, k, v))
     bias = bias.expand(-1, q.shape[1], -1, -1, -1)
     if not copies or torch.compiler.is_exporting():
         attend = _attend_head
     elif torch.compiler.is_compiling():
-        # A compiler traces through a checkpoint; where nothing is trained it refuses one around fused attention.
+        # A compiler traces through a checkpoint, but without gradients it rejects one around fused attention.
         attend = _attend_head_again if any(x.requires_grad for x in (q, k, v)) else _attend_head
     else:
-        # torch.func does not trace through a checkpoint, but knows an autograd Function.
+        # torch.func does not support checkpoints, but does support an autograd Function.
         attend = _AttendHead.apply
     heads = zip(q.unbind(1), k.unbind(1), v.unbind(1), bias.unbind(1), strict=True)
     out = [attend(reach, head, size, scale, *tensors, *tables) for head, tensors in enumerate(heads)]
@@ -158,7 +161,7 @@ def _attend_head_again(*args: object) -> Tensor:
 
 
 class _AttendHead(torch.autograd.Function):
-    """`_attend_head`, whose backward copies the keys and attends once more instead of keeping them."""
+    """`_attend_head` whose backward pass copies the keys and attends again, so that nothing of these is kept."""
 
     generate_vmap_rule = True
 
@@ -192,7 +195,7 @@ def attend_globally(
     keep: Bool[Tensor, "b n"] | None,
     scale: float,
 ) -> Float[Tensor, "b h n e"]:
-    """Replace the results of the queries at g positions by attention to all real keys.
+    """Replace the results of the queries at g positions with their attention to all real keys.
 
     Args:
         out: Results of all queries.
@@ -200,12 +203,12 @@ def attend_globally(
         k: Keys.
         v: Values, zero where masked.
         positions: Positions of the g queries.
-        real: Which of them to replace; each position may occur in one of these only.
+        real: Which of them to replace; no position may be marked twice.
         keep: Real keys; None if all are.
         scale: Factor on the scores.
     """
     n = out.shape[2]
     rows = fused_softmax(take(q, positions), k, v, keep=keep, scale=scale)
-    # Results that replace nothing go to a row after the last.
+    # Results that replace nothing are written to an extra row after the last, which is dropped.
     index = torch.where(real, positions, n)[:, None, :, None].expand_as(rows)
     return without_padding(F.pad(out, (0, 0, 0, 1)).scatter(2, index, rows), n)

@@ -1,11 +1,12 @@
 r"""`nystrom.attention.parts.far_keys.attend_blocks` on a CPU, a stretch of blocks at a time.
 
-The keys that blocks copy, several times as many as there are tokens, exist for a stretch of blocks that fits into the
-cache. The gradient is taken from the inputs: the backward pass copies the keys once more. With $P$ the weights of a
-block, $G$ the gradient of its output $O$, $\mathrm{d}S = P \circ (G V^\top - \mathrm{rowsum}(G \circ O))$; the gradient
-of a cluster's mean value goes to its tokens outside of the window, see `outside_sums`.
+Blocks copy several times as many keys as there are tokens. The copies exist only for a stretch of blocks that fits
+into the cache. They are not kept: the backward pass copies the keys again. With the weights $P$ of a block and the
+gradient $G$ of its output $O$, the gradient of the scores is
+$\mathrm{d}S = P \circ (G V^\top - \mathrm{rowsum}(G \circ O))$. The gradient of a cluster's mean value goes to its
+tokens outside the window, see `outside_sums`.
 
-Where a graph of the backward pass is recorded, and inside `torch.vmap`, the plain form is used.
+If a graph of the backward pass is recorded, and inside `torch.vmap`, the plain form is used.
 """
 
 import torch
@@ -20,28 +21,28 @@ from nystrom.attention.parts.outside_sums import OutsideSums
 from nystrom.attention.parts.stretches import for_one_gradient, known_signature
 from nystrom.shapes import cut_blocks, score_scale
 
-# Numbers of the keys of a stretch of blocks: these, or half of the tokens' own where that is more, but no more than fit
-# into a cache. Fresh memory costs more than it saves.
+# Numbers in the copied keys of a stretch of blocks: at least _FEWEST, or half of what the keys themselves hold if that
+# is more, but no more than _MOST, which fits into a cache: fresh memory costs more than it saves.
 _FEWEST = 2**14
 _MOST = 2**19
-# Blocks of a group, at most: the work on a block's far values grows with them, the number of calls with their inverse.
+# Most blocks in a group: larger groups mean more work on the far values of each block, smaller ones more calls.
 _GROUP = 16
 
 
 def attend_in_stretches(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions) -> Tensor:
-    """What `attend_blocks` gives, for the same arguments."""
+    """The result of `attend_blocks`, from the same arguments."""
     return _Blocks.apply(q, k, v, *chosen, options)
 
 
 class _Stretches:
-    """The keys of blocks, made anew for each stretch in the same memory."""
+    """The copied keys of blocks, written anew for each stretch into the same memory."""
 
     def __init__(self, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions):
         self.size, self.reach, self.m = options.block_size, options.reach, options.num_clusters
         self.k, self.v, self.chosen = k, v, chosen
         self.count = open_sizes(k, chosen, self.m)
         self.means = cluster_sums(k, chosen.cluster, self.m) / self.count.clamp(min=1)[..., None]
-        # Where the heavy keys begin, and the clusters.
+        # Index of the first heavy key, and of the first cluster.
         self.heavy = self.size + 2 * self.reach
         self.far = self.heavy + chosen.heavy.shape[1]
         length, width = self.far + self.m, max(k.shape[-1], v.shape[-1])
@@ -49,12 +50,12 @@ class _Stretches:
         self.total_blocks = k.shape[1] // self.size
         self.blocks = min(self.total_blocks, max(1, numbers // (length * width)))
         self.rows = max(1, min(len(k), numbers // (length * width * self.total_blocks)))
-        # A group of blocks shares the work on its far values; stretches end with one.
+        # The blocks of a group share the work on their far values; a stretch holds whole groups.
         group = self.blocks // -(-self.blocks // _GROUP)
         if self.blocks < self.total_blocks:
             self.blocks -= self.blocks % group
         self.sums = OutsideSums(v, chosen.cluster, self.m, size=self.size, reach=self.reach, blocks=group)
-        # Zeros where keys are narrower than values, or wider.
+        # If keys and values differ in width, the narrower ones are padded with zeros.
         self.keys, self.values = (
             (x.new_empty if x.shape[-1] == width else x.new_zeros)(self.rows, self.blocks, length, width)
             for x in (k, v)
@@ -68,7 +69,7 @@ class _Stretches:
                 yield slice(row, row + self.rows), start, min(self.total_blocks, start + self.blocks)
 
     def near(self, x: Tensor, rows: slice, start: int, stop: int) -> Tensor:
-        """The windows of blocks, as a view; zeros outside of the sequence."""
+        """The windows of blocks, as a view; zeros outside the sequence."""
         return some_windows(x[rows], start * self.size, stop * self.size, self.size, self.reach)
 
     def inside(self, rows: slice, start: int, stop: int) -> Tensor:
@@ -81,7 +82,7 @@ class _Stretches:
         d, e, inside = self.k.shape[-1], self.v.shape[-1], self.inside(rows, start, stop)
         keys, values, bias = (x[: len(inside), : stop - start] for x in (self.keys, self.values, self.bias))
         if start == 0:
-            # The other stretches of these rows find them there.
+            # Written once: the other stretches of these rows reuse them.
             heavy = self.chosen.heavy[rows]
             self.keys[: len(inside), :, self.heavy : self.far, :d] = take_rows(self.k[rows], heavy)[:, None]
             self.keys[: len(inside), :, self.far :, :d] = self.means[rows, None]
@@ -107,14 +108,14 @@ class _Blocks(torch.autograd.Function):
         stretches = _Stretches(k, v, Chosen(heavy, found, cluster), options)
         scale = score_scale(q, options.scale)
         d, e, size = q.shape[-1], v.shape[-1], options.block_size
-        # Laid out as the queries: a model puts the heads side by side again.
+        # In the layout of the queries: a model puts the heads side by side again.
         out = torch.empty_like(q) if d == e else v.new_empty(*q.shape[:2], e)
         for rows, start, stop in stretches:
             keys, values, bias, _ = stretches.fill(rows, start, stop)
             place = slice(start * size, stop * size)
             queries = cut_blocks(q[rows, place], size)
             queries = F.pad(queries, (0, keys.shape[-1] - d)) if keys.shape[-1] > d else queries
-            # Blocks as a batch: the fused call then leaves its result in the order of the tokens.
+            # Blocks form the batch: the fused call then leaves its result in the order of the tokens.
             queries, keys, values, bias = (x.flatten(0, 1)[:, None] for x in (queries, keys, values, bias))
             here = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias[:, :, None], scale=scale)
             out[rows, place].copy_(here[..., :e].reshape(-1, place.stop - place.start, e))
@@ -154,7 +155,7 @@ def _gradients(
     heavy, far, d, e = stretches.heavy, stretches.far, q.shape[-1], v.shape[-1]
     grad_q = torch.empty_like(q)
     grad_k, grad_v = (x.new_zeros(len(x), stretches.sums.cluster.shape[1], x.shape[-1]) for x in (k, v))
-    # Of heavy keys and means, and of heavy values; one more cluster for tokens of none.
+    # Gradients of heavy keys and means, and of heavy values; an extra cluster collects tokens without one.
     of_keys, of_heavy = k.new_zeros(len(k), far - heavy + m + 1, d), v.new_zeros(len(v), far - heavy, e)
     for rows, start, stop in stretches:
         place = slice(start * size, stop * size)

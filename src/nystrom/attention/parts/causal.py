@@ -1,19 +1,20 @@
-r"""near_far for queries that see the tokens up to themselves alone, in linear time, with a state of one size.
+r"""Causal near_far, where a query sees no later token: in linear time, with a state of constant size.
 
-Tokens are cut into blocks of B. A query sees the tokens of its block up to itself, those of the block before, and of
-all earlier ones g heavy tokens and m clusters, in one softmax: cluster a, of $n_a$ tokens whose keys and values have
-the means $\mu_a$ and $\nu_a$, has the score $c\, q_i^\top \mu_a + \log n_a$ and the value $\nu_a$. Every token of the
-past is in one place, so that rows are positive and sum to one.
+Tokens are cut into blocks of B. In one softmax, a query sees the tokens of its block up to itself, those of the block
+before, and g heavy tokens and m clusters that stand for all earlier tokens. Cluster a has $n_a$ tokens, whose keys and
+values have the means $\mu_a$ and $\nu_a$; its score is $c\, q_i^\top \mu_a + \log n_a$ and its value is $\nu_a$. Every
+earlier token counts exactly once, so rows are positive and sum to one.
 
 When a block is full, the one before it leaves the window (`advance`):
 
-- Its tokens and the heavy ones compete by the logarithm of $\sum_i e^{c\, \bar q_i^\top k_j}$, with the mean queries
-  of the last eight blocks: the g largest are heavy, the others become clusters of one token.
-- m + B clusters then become m. When a token becomes a cluster, $f_a$ is its squared distance to the nearest of those
-  that came before it. The m clusters with the largest $\sqrt{n_a} f_a$ stay, and each of the others joins the nearest.
+- Its tokens and the heavy ones compete by the logarithm of $\sum_i e^{c\, \bar q_i^\top k_j}$, over the mean queries
+  $\bar q_i$ of the last eight blocks: the g largest are heavy, the others become clusters of one token.
+- The m + B clusters are then reduced to m. When a token becomes a cluster, $f_a$ is set to its squared distance to the
+  nearest cluster added before it. The m clusters with the largest $\sqrt{n_a} f_a$ stay, and each of the others is
+  merged into the nearest of these.
 
-What is chosen has no gradient; means, values and scores have theirs. A choice looks at nothing after the block, so that
-no output depends on what follows, and tokens one at a time give what all at once do.
+The choice has no gradient; means, values and scores do. A choice depends on nothing after the block, so no output
+depends on later tokens, and feeding tokens one at a time gives the same as all at once.
 """
 
 from collections.abc import Iterator
@@ -30,21 +31,21 @@ from nystrom.shapes import cut_blocks
 
 # Blocks whose mean queries decide which tokens are heavy.
 QUERY_MEANS = 8
-# Columns behind the keys and values of a row: how many tokens it is the sum of, and how far it was when it came.
+# Columns after the keys and values of a row: the number of tokens that it sums, and f, its distance when it was added.
 _COUNT, _FAR = 0, 1
 _TAIL = 2
-# Rows whose width is a multiple of this are moved several times as fast.
+# Rows whose width is a multiple of this are copied several times as fast.
 _ALIGNED = 16
-# Squared distances that are rounding, in units of it.
+# Squared distances of up to this many rounding units count as zero.
 _ROUNDINGS = 64
-# Scores that exist at a time, and numbers of the pasts of blocks; of these no more than there are of tokens.
+# Scores that exist at a time, and numbers in the pasts of blocks; the latter are also at most those of the tokens.
 _NUMBERS, _PASTS = 2**18, 2**20
 
 
 def rows_of(
     k: Float[Tensor, "r t d"], v: Float[Tensor, "r t e"], real: Bool[Tensor, "r t"] | None
 ) -> Float[Tensor, "r t f"]:
-    """Tokens as rows of their keys, values, and 1 where they are real."""
+    """Tokens as rows: key, value, and 1 for a real token."""
     width = row_width(k.shape[2], v.shape[2])
     count = torch.ones_like(k[..., :1]) if real is None else real[..., None].to(k.dtype)
     rest = k.new_zeros(*k.shape[:2], width - k.shape[2] - v.shape[2] - 1)
@@ -64,11 +65,11 @@ def advance(
     options: NearFarOptions,
     e: int,
 ) -> Float[Tensor, "r a f"]:
-    """The past when tokens have left the window.
+    """The past after more tokens have left the window.
 
     Args:
-        past: Rows of m clusters, whose keys and values are sums, then of g heavy tokens.
-        leaving: The tokens, see `rows_of`.
+        past: Rows of the m clusters, whose keys and values are sums, then of the g heavy tokens.
+        leaving: Rows of the tokens, see `rows_of`.
         queries: Mean queries of the last blocks, multiplied by the scale.
         options: The sizes.
         e: Width of a value.
@@ -95,7 +96,7 @@ def advance(
 
 
 def _descending(numbers: Float[Tensor, "r a"], there: Bool[Tensor, "r a"]) -> Int[Tensor, "r a"]:
-    """Places by their numbers, the largest first, of about equal ones the first; last those that are not there."""
+    """Places in descending order of their numbers, earlier places first among nearly equal ones; absent ones last."""
     place = torch.arange(numbers.shape[1], device=numbers.device)
     return in_order(numbers[:, None], place, there[:, None])[:, 0].argsort(dim=1, descending=True)
 
@@ -103,7 +104,7 @@ def _descending(numbers: Float[Tensor, "r a"], there: Bool[Tensor, "r a"]) -> In
 def _nearest(
     x: Float[Tensor, "r t d"], centres: Float[Tensor, "r m d"], there: Bool[Tensor, "r m"]
 ) -> Int[Tensor, "r t"]:
-    """As `nystrom.attention.parts.clusters.nearest_cluster`, for few tokens."""
+    """Like `nystrom.attention.parts.clusters.nearest_cluster`, for few tokens."""
     far, near = (0.5 * torch.linalg.vector_norm(y, dim=-1).square() for y in (x, centres))
     scores = torch.bmm(x, centres.mT).add_(torch.where(there, -near, -torch.inf)[:, None])
     best = scores.amax(dim=-1, keepdim=True)
@@ -113,7 +114,7 @@ def _nearest(
 
 
 def _far_from_earlier(keys: Float[Tensor, "r p d"], count: Float[Tensor, "r p"], m: int) -> Float[Tensor, "r t"]:
-    """Half the squared distance of the keys after the first m to the nearest of those before them."""
+    """For each key after the first m, half the squared distance to the nearest key before it."""
     half = 0.5 * torch.linalg.vector_norm(keys, dim=-1).square()
     # |x - y|^2 / 2 = |x|^2 / 2 - (x.y - |y|^2 / 2)
     minus = torch.where(count > 0, -half, -torch.inf)
@@ -132,21 +133,21 @@ def attend_causally(
     scale: float,
     first: int = 0,
 ) -> Float[Tensor, "r u e"]:
-    """Attention of the queries of all blocks from the `first` on.
+    """Causal attention of the queries in all blocks from `first` on.
 
     Args:
         q: Queries of a whole number of blocks.
         k: Keys; zeros where they are not real, as for values.
         v: Values.
-        real: Real tokens, the first of each sequence among them; None if all are.
+        real: Real tokens, which include the first of each sequence; None if all are.
         options: The sizes.
         scale: Factor on the scores.
-        first: The first block that is asked for.
+        first: The first block whose outputs are wanted.
     """
     size, e, q = options.block_size, v.shape[2], scale * q
     means, x = mean_queries(q.detach(), real, size), rows_of(k, v, real)
     (r, t, f), a = x.shape, options.num_heavy + options.num_clusters
-    # A slice has a gradient of the size of all tokens, parts have one together.
+    # The gradient of a slice has the size of all tokens; the parts of a split share a single one.
     recorded = torch.is_grad_enabled() and (q.requires_grad or x.requires_grad)
     asked, tokens = q.split(size, dim=1), (torch.zeros_like(x[:, :size]), *x.split(size, dim=1))
     past, pasts, out = x.new_zeros(r, a, f), [], []
@@ -170,7 +171,7 @@ def attend_causally(
 
 
 def mean_queries(q: Float[Tensor, "r t d"], real: Bool[Tensor, "r t"] | None, size: int) -> Float[Tensor, "r l d"]:
-    """The mean of the real queries of each block; zeros are not real."""
+    """The mean of the real queries of each block; the others must be zero."""
     sums = cut_blocks(q, size).sum(dim=2)
     if real is None:
         return sums / size
@@ -180,7 +181,7 @@ def mean_queries(q: Float[Tensor, "r t d"], real: Bool[Tensor, "r t"] | None, si
 def _attend(
     q: Float[Tensor, "r t d"], x: Float[Tensor, "r w f"], past: Float[Tensor, "r l a f"], size: int, e: int
 ) -> Float[Tensor, "r t e"]:
-    """Attention of blocks, of queries multiplied by the scale, to their windows and pasts."""
+    """Attention of blocks of queries, already multiplied by the scale, to their windows and pasts."""
     queries, near, far, count = _parts(q, x, past, size, e)
     weights = _scores(queries, near, far, count, e).softmax(dim=2)
     return _weighted(weights, near, far, e).unflatten(0, (len(q), -1)).flatten(1, 2)
@@ -189,7 +190,7 @@ def _attend(
 def attend_to_window(
     q: Float[Tensor, "r t d"], x: Float[Tensor, "r w f"], past: Float[Tensor, "r a f"], e: int
 ) -> Float[Tensor, "r t e"]:
-    """Attention of the last t tokens of a window, of queries multiplied by the scale, to it and to the past."""
+    """Causal attention of the last t tokens of a window to the window and the past; queries include the scale."""
     far, count = _means(past, q.shape[2] + e)
     return _weighted(_scores(q, x, far, count, e).softmax(dim=2), x, far, e)
 
@@ -197,14 +198,14 @@ def attend_to_window(
 def _parts(
     q: Tensor, x: Tensor, past: Tensor, size: int, e: int
 ) -> tuple[Float[Tensor, "b c d"], Float[Tensor, "b w f"], Float[Tensor, "b a k"], Float[Tensor, "b a"]]:
-    """Queries, windows, means of the past and their numbers of tokens, of blocks."""
+    """Per block: queries, window, means of the past, and how many tokens each mean stands for."""
     tokens = cut_blocks(x, size)
     near = torch.cat([tokens[:, :-1], tokens[:, 1:]], dim=2).flatten(0, 1)
     return cut_blocks(q, size).flatten(0, 1), near, *_means(past.flatten(0, 1), q.shape[2] + e)
 
 
 def _means(past: Float[Tensor, "b a f"], width: int) -> tuple[Float[Tensor, "b a k"], Float[Tensor, "b a"]]:
-    """Keys and values of the past, and how many tokens each is the mean of."""
+    """Mean keys and values of the past, and how many tokens each mean stands for."""
     count = past[..., width + _COUNT].detach()
     return past[..., :width] / count.clamp(min=1)[..., None], count
 
@@ -216,10 +217,10 @@ def _scores(
     count: Float[Tensor, "b a"],
     e: int,
 ) -> Float[Tensor, "b c s"]:
-    """The scores of near keys, of which the last c are the queries' own tokens, then those of the past."""
+    """The scores of the near keys, the last c of which are the queries' own tokens, then the scores of the past."""
     (c, d), w = q.shape[1:], near.shape[1]
     later = torch.full((c, w), -torch.inf, dtype=q.dtype, device=q.device).triu(w - c + 1)
-    # A sum takes a fraction of the time of filling where a mask says it.
+    # Adding a bias takes a fraction of the time of a masked fill.
     of_near = torch.bmm(q, near[..., :d].mT).add_(near[..., d + e + _COUNT].detach().log()[:, None]).add_(later)
     return torch.cat([of_near, torch.bmm(q, far[..., :d].mT).add_(count.log()[:, None])], dim=2)
 
@@ -230,14 +231,14 @@ def _weighted(weights: Tensor, near: Tensor, far: Tensor, e: int) -> Float[Tenso
 
 
 def _in_cache(queries: Tensor, near: Tensor, far: Tensor) -> Iterator[slice]:
-    """Blocks as many at a time as have their scores in the cache of a CPU."""
+    """Slices of blocks whose scores fit into the cache of a CPU."""
     some = max(1, _NUMBERS // (queries.shape[1] * (near.shape[1] + far.shape[1])))
     for start in range(0, len(queries), some):
         yield slice(start, start + some)
 
 
 class _Attend(torch.autograd.Function):
-    """`_attend` a few blocks at a time; the backward pass finds the weights once more instead of keeping them."""
+    """`_attend` a few blocks at a time; the backward pass recomputes the weights, so that they are not kept."""
 
     @staticmethod
     @known_signature

@@ -1,16 +1,18 @@
-r"""Heavy keys, and clusters of the other keys, of each sequence and head.
+r"""Heavy keys, and clusters of the other keys, for each sequence and head.
 
-Heavy keys are those on which attention falls most. With $\tilde Q$ the means of eight segments of the queries, key j
-has the weight $\sum_i \mathrm{softmax}(c\, \tilde Q K^\top)_{ij}$; the g largest are taken, and of keys whose weights
-are within a thousandth of each other the first: those of equal keys differ by rounding, which depends on padding. Where
-there are no queries yet, the weight is the distance to the mean of the cluster that holds the key when all take part.
+**Heavy keys** are those that receive the most attention. With $\tilde Q$ the means of eight segments of the queries,
+key j has the weight $\sum_i \mathrm{softmax}(c\, \tilde Q K^\top)_{ij}$, and the g keys with the largest weights are
+heavy. Among weights that are equal to about a thousandth, the first key wins: the weights of equal keys differ only by
+rounding, which depends on padding. If no queries are known yet, all keys are first clustered, and the weight of a key
+is its distance to the mean of its cluster.
 
-Clusters are found by k-means, which starts from segment means, or, where the order of keys means nothing, from one key
-of each segment: the means of rows of a table are all alike. All steps but the last move the centres by a sample of
-the keys, another one in each step: of s keys a quarter, but at least m (or all) and at most 8 m, spread evenly. The
-last step assigns every key to its nearest centre. Heavy keys take no part.
+**Clusters** are found by k-means. It starts from segment means, or, if the order of the keys has no meaning, from one
+key of each segment: segment means of the rows of a table would all be alike. All steps but the last move the centres,
+each by another sample of the keys: a quarter of them, but at least m (or all) and at most 8 m, spread evenly. The last
+step assigns every key to its nearest centre. Heavy keys take no part.
 
-All this depends on real tokens and their order alone: padding and holes change nothing, and nothing is drawn.
+All this depends only on real tokens and their order: padding and masked tokens in between change nothing, and nothing
+is drawn at random.
 """
 
 from collections.abc import Iterator
@@ -26,13 +28,13 @@ from nystrom.attention.parts.order import first_in_order, in_order
 from nystrom.landmarks import all_real, insertion_points, ranks, segment_means, uniform
 from nystrom.shapes import score_scale
 
-# Means of the queries that decide which keys are heavy.
+# Number of mean queries that decide which keys are heavy.
 QUERY_MEANS = 8
-# Distances to centres that are held at a time: these, or half of the tokens' own size where that is more, but no more
-# than fit into the cache of a CPU. On a GPU it is the number of launches that counts.
+# Distances to centres that are held at a time: at least _FEWEST, or half as many as the tokens have numbers if that is
+# more, but no more than fit into the cache of a CPU. On a GPU, fewer launches matter more.
 _FEWEST = 2**14
 _MOST, _MOST_ON_A_GPU = 2**19, 2**26
-# Roundings by which the scores of centres may differ that are the same means, added up in another order.
+# Rounding units by which the scores of equal centres may differ, when their tokens were summed in another order.
 _ROUNDINGS = 16
 
 
@@ -41,7 +43,7 @@ class Chosen(NamedTuple):
 
     Attributes:
         heavy: Positions of the heavy keys.
-        found: Which of these exist: a sequence may have fewer real keys.
+        found: Which of them exist: a sequence may have fewer real keys.
         cluster: The cluster of each key, 0 ... m - 1; m for heavy keys and keys that are not real.
     """
 
@@ -60,22 +62,22 @@ def choose(
     *,
     ordered: bool = True,
 ) -> Chosen:
-    """Choose heavy keys and clusters; what is chosen has no gradient.
+    """Choose heavy keys and clusters; the choice has no gradient.
 
     Args:
-        q: Queries, in float32 at least; zeros where they are not real. None where they are not known.
-        k: Keys, likewise.
+        q: Queries, in float32 at least; zeros where they are not real. None if they are not known.
+        k: Keys, in float32 at least; zeros where they are not real.
         keep: Real keys; None if all are.
         query_keep: Real queries; None if all are.
         options: The sizes.
-        ordered: Whether keys near each other in their order are alike.
+        ordered: Whether neighbouring keys tend to be similar.
     """
     m, starts = options.num_clusters, segment_means(k, options.num_clusters, keep=keep)
     real = all_real(k) if keep is None else keep
     if not ordered:
-        # Of fewer keys than clusters each is a mean.
+        # With at most m keys, each key is its own segment mean.
         starts = torch.where((real.sum(dim=-1) > m)[:, None, None, None], uniform(k, m, keep=keep), starts)
-    # A sequence with fewer keys than clusters leaves the last ones without any.
+    # In a sequence with fewer keys than clusters, the last clusters are empty.
     filled = torch.arange(m, device=k.device) < real.sum(dim=-1, keepdim=True)
 
     def clusters_of(free: Bool[Tensor, "b h s"]) -> Int[Tensor, "b h s"]:
@@ -108,13 +110,13 @@ def take_rows(x: Float[Tensor, "*b s d"], rows: Int[Tensor, "*b r"]) -> Float[Te
 
 
 def in_one_matrix(rows: Int[Tensor, "*b r"], size: int) -> Int[Tensor, " k"]:
-    """Rows of matrices, each of `size` rows, in the matrix of all: a CPU takes and adds those several times as fast."""
+    """Row indices in the concatenation of matrices of `size` rows: a CPU gathers and adds these much faster."""
     before = size * torch.arange(rows.shape[:-1].numel(), device=rows.device)
     return (rows + before.view(*rows.shape[:-1], 1)).flatten()
 
 
 def _in_a_graph(x: Tensor) -> bool:
-    """Whether a compiler or exporter looks on, whose symbols for lengths do not bear views of one matrix."""
+    """Whether a compiler or exporter traces, whose symbolic lengths do not allow a view as one matrix."""
     return torch.compiler.is_compiling() or not all(isinstance(size, int) for size in x.shape)
 
 
@@ -124,12 +126,12 @@ def cluster_sizes(x: Float[Tensor, "*b s d"], cluster: Int[Tensor, "*b s"], m: i
 
 
 def open_sizes(x: Float[Tensor, "*b s d"], chosen: Chosen, m: int) -> Float[Tensor, "*b m"]:
-    """`cluster_sizes`, but one token, of zeros, for a sequence without any: softmax over nothing may be NaN."""
+    """`cluster_sizes`, but one token (of zeros) for a sequence without real keys: softmax over nothing may be NaN."""
     return open_where_empty(cluster_sizes(x, chosen.cluster, m), chosen.found)
 
 
 def open_where_empty(sizes: Float[Tensor, "*b m"], found: Bool[Tensor, "*b g"]) -> Float[Tensor, "*b m"]:
-    """One token for a sequence without any, heavy or in a cluster."""
+    """Sizes with one token in the first cluster for a sequence without any key, heavy or in a cluster."""
     nothing = (sizes.sum(dim=-1) == 0) & ~found.any(dim=-1)
     return sizes + F.pad(nothing[..., None].to(sizes), (0, sizes.shape[-1] - 1))
 
@@ -141,12 +143,12 @@ def _attended(
     query_keep: Bool[Tensor, "b n"] | None,
     options: NearFarOptions,
 ) -> Float[Tensor, "b h s"]:
-    """The logarithm of the attention that falls on each key."""
+    """The logarithm of the attention that each key receives."""
     means = segment_means(q, QUERY_MEANS, keep=query_keep)
     scores = (score_scale(q, options.scale) * means) @ k.mT
     if keep is not None:
         scores = scores.masked_fill(~keep[:, None, None], -torch.inf)
-    # By their logarithms: weights that vanish would be equal.
+    # In logarithms: weights that underflow would be equal.
     return scores.log_softmax(dim=-1).logsumexp(dim=2)
 
 
@@ -155,7 +157,7 @@ def _distances(k: Float[Tensor, "b h s d"], cluster: Int[Tensor, "b h s"], m: in
     sizes = cluster_sizes(k, cluster, m).clamp(min=1)[..., None]
     means = F.pad(cluster_sums(k, cluster, m) / sizes, (0, 0, 0, 1))
     far = (k - take_rows(means, cluster)).square().sum(dim=-1)
-    # A key that is the mean of its cluster is so but for rounding.
+    # A key that equals the mean of its cluster does so only up to rounding.
     return (far + torch.finfo(k.dtype).eps * k.square().sum(dim=-1)).clamp(min=torch.finfo(k.dtype).tiny).log()
 
 
@@ -167,7 +169,7 @@ def _centres(
     filled: Bool[Tensor, "b m"],
     iterations: int,
 ) -> Float[Tensor, "b h m d"]:
-    """Centres after all steps but the last, which only assigns."""
+    """Centres after all steps but the last, which only assigns keys."""
     m, (rank, count) = filled.shape[1], ranks(keep)
     s = k.shape[2]
     for wanted, counted in sampled_ranks(count, s, m, iterations):
@@ -184,10 +186,10 @@ def _centres(
 def sampled_ranks(
     count: Int[Tensor, " b"], s: int, m: int, iterations: int
 ) -> Iterator[tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]]:
-    """For each step but the last, the ranks of a sample of `count` real keys, of s in all, and which of them count."""
+    """For each step but the last, the ranks of a sample of the `count` real keys among s, and which entries count."""
     count = count[:, None]
     sizes, most = torch.minimum(count, ((count + 3) // 4).clamp(m, 8 * m)), 8 * m
-    # A length that is only a symbol may be any.
+    # A symbolic length may be any.
     place = torch.arange(min(s, max(m, min(most, -(-s // 4)))) if isinstance(s, int) else most, device=count.device)
     for step in range(iterations - 1):
         yield (place * (iterations - 1) + step) * count // (sizes * (iterations - 1)).clamp(min=1), place < sizes
@@ -196,9 +198,9 @@ def sampled_ranks(
 def nearest_cluster(
     x: Float[Tensor, "b h s d"], centres: Float[Tensor, "b h m d"], filled: Bool[Tensor, "b m"]
 ) -> Int[Tensor, "b h s"]:
-    """The nearest centre of each token, among those that have tokens, a stretch of tokens at a time.
+    """The nearest non-empty centre of each token, a stretch of tokens at a time.
 
-    Of about equally near ones it is the last: those differ by rounding, which depends on padding.
+    Of nearly equally near centres the last wins: their distances differ by rounding, which depends on padding.
     """
     (b, h, s), m = x.shape[:3], centres.shape[2]
     # argmin |x - c|^2 = argmax x.c - |c|^2 / 2
@@ -209,8 +211,8 @@ def nearest_cluster(
         centres.flatten(0, 1).mT,
     )
 
-    # A centre about as near as the best is at most |x| and the distance to the best away from zero, and its score has
-    # the rounding of the square of that: |x|^2 and |x|^2 - 2 best together bound it.
+    # The norm of a centre about as near as the best is at most |x| plus the distance to the best. The rounding of its
+    # score is relative to the square of that, which |x|^2 and the squared distance |x|^2 - 2 best together bound.
     length_of = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True).square()
     rounding = _ROUNDINGS * torch.finfo(x.dtype).eps
 
@@ -221,7 +223,7 @@ def nearest_cluster(
         return scores.ge_(best - rounding * (length_of[rows, place] - best)).mul_(numbered).amax(dim=-1)
 
     if torch.compiler.is_compiling() or not isinstance(s, int):
-        # The number of stretches would be part of a compiler's graph.
+        # The number of stretches would become part of a compiler's graph.
         return among(slice(None), slice(None)).long().unflatten(0, (b, h))
     most = _MOST if x.device.type == "cpu" else _MOST_ON_A_GPU
     length = max(1, min(max(_FEWEST, x.numel() // 2), most) // m)

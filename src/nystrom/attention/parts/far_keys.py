@@ -1,7 +1,7 @@
 r"""Attention of blocks of queries to the tokens around them, heavy keys and clusters of the rest.
 
-A cluster takes part as one key: the mean of its keys, the mean of the values of its far tokens, and the logarithm of
-their number as a bias, so that no token counts twice. What is outside of a block's window: see `outside_sums`.
+A cluster acts as one key: the mean of its keys, with the mean of the values of its far tokens, and the logarithm of
+their number as a bias. So no token counts twice. `outside_sums` computes the sums over tokens outside a block's window.
 """
 
 from typing import NamedTuple
@@ -19,12 +19,12 @@ from nystrom.shapes import cut_blocks, score_scale
 
 
 class SeenKeys(NamedTuple):
-    """What blocks of queries attend to.
+    """The keys that blocks of queries attend to.
 
     Attributes:
         keys: Keys.
         values: Their values.
-        bias: What is added to the scores; -inf for a key that does not count.
+        bias: Added to the scores; -inf for a key that does not count.
     """
 
     keys: Float[Tensor, "b l k d"]
@@ -39,7 +39,7 @@ class FarKeys(NamedTuple):
         keys: Heavy keys.
         values: Their values.
         found: Which of them exist.
-        sizes: Tokens of each cluster, one for a row without any token.
+        sizes: Tokens of each cluster; a row without any token has one in its first cluster.
         means: Mean key of each cluster.
         sums: Sum of the values of each cluster.
     """
@@ -59,7 +59,7 @@ def attend_blocks(
     chosen: Chosen,
     options: NearFarOptions,
 ) -> Float[Tensor, "b t e"]:
-    """Self-attention of a whole number of blocks, one head a row, the first real token being at place 0.
+    """Self-attention of a whole number of blocks, one head per row; the first real token is at place 0.
 
     Args:
         q: Queries, in float32 or float64; zeros where they are not real, as for keys and values.
@@ -79,7 +79,7 @@ def attend_everywhere(
     chosen: Chosen,
     options: NearFarOptions,
 ) -> Float[Tensor, "b h n e"]:
-    """Attention of all queries to the same keys: those that are heavy and all clusters.
+    """Attention of all queries to the same keys: the heavy ones and all clusters.
 
     Args:
         q: Queries, in float32 or float64.
@@ -94,7 +94,7 @@ def attend_everywhere(
 def far_keys(
     k: Float[Tensor, "*b s d"], v: Float[Tensor, "*b s e"], chosen: Chosen, options: NearFarOptions
 ) -> FarKeys:
-    """Heavy keys, and what is known of clusters.
+    """Heavy keys, and sizes, mean keys and sums of values of the clusters.
 
     Args:
         k: Keys; zeros where they are not real, as for values.
@@ -109,7 +109,7 @@ def far_keys(
 
 
 def attend_far(q: Float[Tensor, "b h n d"], far: FarKeys, options: NearFarOptions) -> Float[Tensor, "b h n e"]:
-    """Attention to heavy keys and clusters alone."""
+    """Attention to heavy keys and clusters only."""
     keys = torch.cat([far.keys, far.means], dim=2)
     values = torch.cat([far.values, far.sums / far.sizes.clamp(min=1)[..., None]], dim=2)
     bias = torch.cat([bias_of(far.found, q.dtype), far.sizes.log()], dim=2)
@@ -127,16 +127,16 @@ def keys_of_blocks(
     """The tokens around each block, the heavy keys, and the clusters without the tokens around the block.
 
     Args:
-        k: Keys of a whole number of blocks, one head a row.
+        k: Keys of a whole number of blocks, one head per row.
         v: Their values.
         cluster: The cluster of each key.
         far: Heavy keys and clusters of each row.
         options: The sizes.
-        beyond: Sums of the values of each cluster over far tokens that are not among these; None where there are none.
+        beyond: Sums of the values of each cluster over far tokens that are not in `v`; None if there are none.
     """
     size, reach, m = options.block_size, options.reach, options.num_clusters
     near_k, near_v = (windows(x, size, reach) for x in (k, v))
-    # Outside of the sequence there are zeros: m, that is, no cluster.
+    # `windows` pads with zeros, which after the shift mean m: no cluster.
     inside = windows((cluster - m)[..., None], size, reach)[..., 0] + m
     left = far.sizes[:, None] - cluster_sizes(near_k, inside, m)
     values = sums_outside(near_v, inside, size, m)
@@ -144,7 +144,7 @@ def keys_of_blocks(
     blocks = (-1, near_k.shape[1], -1, -1)
     shared = torch.cat([far.keys, far.means], dim=1)[:, None].expand(blocks)
     heavy = far.values[:, None].expand(blocks)
-    # A token of no cluster is heavy, and counts there, or is not real.
+    # A token without a cluster is either heavy, and counts among the heavy keys, or not real.
     near_bias, heavy_bias = bias_of(inside < m, k.dtype), bias_of(far.found, k.dtype)[:, None].expand(blocks[:3])
     return SeenKeys(
         torch.cat([near_k, shared], dim=2),

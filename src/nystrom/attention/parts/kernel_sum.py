@@ -2,13 +2,13 @@ r"""Sums of values weighted by a kernel of the distance, a stretch of queries at
 
 $$\mathrm{out}_i = \sum_j \kappa(\sqrt c\, \|q_i - k_j\|)\, v_j.$$
 
-Of the weights, n x s numbers, only those of a few queries are held at a time: a few times as many as queries and keys
-are themselves, in the forward pass and again in the backward pass, which computes them anew. A compiler gets the plain
-formula, as the number of stretches would be part of its graph; so does `torch.func`, and whatever records a graph of
-the backward pass. That formula stores n x s numbers and raises for a second derivative (see `nystrom.kernels`).
+Of the n x s weights, only those of a few queries are held at a time: a few times as many numbers as the queries or keys
+have. The backward pass computes them again. The plain formula is used in a compiler, since the number of stretches
+would become part of its graph, inside `torch.func`, and if a graph of the backward pass is recorded. It stores n x s
+numbers and raises for a second derivative (see `nystrom.kernels`).
 
-Distances are sums over differences, not a matrix product, so that equal tokens are at none: on a CPU the sum takes
-several times as long as the fused call of the Gaussian kernel.
+Distances are computed from differences, not from a matrix product, so the distance of equal tokens is exactly zero. On
+a CPU this takes several times as long as the fused call of the Gaussian kernel.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from torch import Tensor
 from nystrom.checks import Kernel
 from nystrom.kernels import KERNELS
 
-# Weights held at a time: these, or a few times the larger of queries and keys where that is more, but no more than fit
-# into a cache.
+# Weights held at a time: at least _FEWEST, or a few times the numbers of the queries or keys if that is more, but no
+# more than fit into a cache.
 _FEWEST = 2**14
 _TIMES_TOKENS = 4
 _MOST = 2**20
@@ -38,7 +38,7 @@ def sum_by_distance(
     """Sum the values of all keys, each weighted by the kernel.
 
     Args:
-        q: Queries, in float32 or float64, as all tensors here.
+        q: Queries; all tensors are in float32 or float64.
         k: Keys.
         v: Values; zeros where a key is not real.
         kernel: Name of the kernel.

@@ -3,14 +3,16 @@ r"""Softmax attention together with the logarithm of its normaliser, in one fuse
 $$\mathrm{mean}_i = \sum_j \mathrm{softmax}_j(\sigma_{ij})\, v_j, \qquad \ell_i = \ln \sum_j e^{\sigma_{ij}}, \qquad
 \sigma_{ij} = c\, q_i^\top k_j + \beta_j.$$
 
-Methods that sum unnormalised exponentials twice need both: a sum of any size is then a mean and a logarithm, which
-neither overflow nor vanish.
+Methods that sum unnormalised exponentials twice need both: they represent a sum of any size by a mean and a logarithm,
+which neither overflow nor underflow.
 
-A null key of score $t_i = \max_j \sigma_{ij}$ (a constant for the gradient) takes the weight
-$w_i = 1 / (1 + e^{\ell_i - t_i})$, between $1 / (1 + s)$ and $1/2$, which comes back through a value column of its own;
-then $\ell_i = t_i + \ln(1 - w_i) - \ln w_i$, and the mean is what is left over $1 - w_i$. Queries are few (landmarks or
-random features), keys are many: the maxima are taken d queries at a time, so that nothing larger than the keys is
-stored. The bias $\beta$ and the mask are a column of the keys too, so the fused call gets no mask.
+A null key with the score $t_i = \max_j \sigma_{ij}$ (a constant for the gradient) is added. Its weight
+$w_i = 1 / (1 + e^{\ell_i - t_i})$ is between $1 / (1 + s)$ and $1/2$, and a separate column of the values returns it.
+Then $\ell_i = t_i + \ln(1 - w_i) - \ln w_i$, and the mean is the rest of the output divided by $1 - w_i$.
+
+Queries are few (landmarks or random features) and keys are many. The maxima are taken over d queries at a time, so
+nothing larger than the keys is stored. The bias $\beta$ and the mask form a column of the keys, so the fused call needs
+no mask.
 """
 
 import torch
@@ -36,12 +38,12 @@ def softmax_and_logsumexp(
     A sequence without a real key gives zero means (its values must hold zeros) and logarithms far below all others.
 
     Args:
-        q: Queries, in float32 or float64, as all tensors here.
+        q: Queries; all tensors are in float32 or float64.
         k: Keys; zeros where a key is not real.
         v: Values; zeros where a key is not real.
         keep: Real keys; None if all are.
         scale: Factor on the inner products; None means 1 / sqrt(d).
-        bias: What is added to all scores of a key.
+        bias: Added to all scores of a key.
     """
     q = q * score_scale(q, scale)
     bias = torch.zeros_like(k[..., :1]) if bias is None else bias
@@ -49,7 +51,7 @@ def softmax_and_logsumexp(
         bias = torch.where(keep[:, None, :, None], bias, -torch.finfo(bias.dtype).max / 4)
     top = _largest_scores(q, k, bias)
     wide_q = torch.cat([q, torch.ones_like(top), -top], dim=-1)
-    # The null key comes last, and its score is 0: all others are relative to the largest.
+    # The null key comes last, with score 0: all scores are relative to the largest.
     wide_k = F.pad(torch.cat([k, bias, torch.ones_like(bias)], dim=-1), (0, 0, 0, 1))
     null = F.pad(v.new_ones(1, 1), (0, 0, v.shape[-2], 0)).expand(*v.shape[:2], -1, -1)
     wide_v = torch.cat([F.pad(v, (0, 0, 0, 1)), null], dim=-1)

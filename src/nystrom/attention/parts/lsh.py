@@ -1,12 +1,12 @@
-r"""Locality-sensitive hashing of tokens, and the rounds in which they meet.
+r"""Locality-sensitive hashing of tokens in rounds, and which keys a query may attend to in each round.
 
-With a rotation $R$ (d x B/2) of Gaussian numbers, a token's bucket is $h(x) = \arg\max\,[xR; -xR]$, one of B: the
-closer the directions of two tokens, the more likely they share a bucket. In each round the real tokens are sorted by
-bucket, then by position, and cut into chunks of m; a query reaches 2 m keys, and of these it may attend to those of its
-own bucket. Among sorted keys a bucket is an interval, and so is a reach: what a query may attend to is one interval of
-places, `low` to `high`.
+With a random Gaussian matrix $R$ (d x B/2), a token's bucket is $h(x) = \arg\max\,[xR; -xR]$, one of B: the closer the
+directions of two tokens, the more likely they share a bucket. In each round, the real tokens are sorted by bucket, then
+by position, and cut into chunks of m. A query has 2 m keys in reach, and may attend to those in its own bucket. Among
+the sorted keys, a bucket is an interval, and so is the reach; so a query may attend to one interval of places, from
+`low` to `high`.
 
-Masked tokens are in no bucket and are sorted after all others, so that chunks depend on the ranks of real tokens only.
+Masked tokens are in no bucket and are sorted after all others, so chunks depend only on the ranks of real tokens.
 
 Source: Andoni et al. (2015), arXiv:1509.02897; used for attention by Kitaev et al. (2020), arXiv:2001.04451.
 """
@@ -23,19 +23,21 @@ from nystrom.landmarks import GOLDEN_RATIO, insertion_points
 from nystrom.precision import at_least_float32
 from nystrom.shapes import cut_blocks
 
-# Directions that tokens are compared with at a time: with all of them there would be n x B/2 numbers.
+# Directions compared with the tokens at a time; all together would take n x B/2 numbers.
 _COLUMNS = 16
 
 
 class HashRounds(NamedTuple):
-    """What may meet in r rounds. A row is one of the t tokens of all sequences and heads; g chunks hold them.
+    """Which keys each query may attend to in r rounds.
+
+    A row is one of the t tokens of all sequences and heads, which are cut into g chunks.
 
     Attributes:
         queries: Row of each query of a chunk; places past the end repeat some row.
-        keys: Row of each key in a chunk's reach; places outside the sequence repeat some row.
-        first: Place of the first of these among the sorted keys of its sequence; negative before the first key.
+        keys: Row of each key in reach of a chunk; places outside the sequence repeat some row.
+        first: Place of the first key in reach among the sorted keys of its sequence; negative before the first key.
         low: First place that a query may attend to.
-        high: The place after the last; `low` or less where there is none.
+        high: The place after the last; `low` or less if there is none.
         spots: Index of a row's query among the queries of all chunks.
         places: Place of a row's key among the sorted keys of its sequence.
     """
@@ -49,7 +51,7 @@ class HashRounds(NamedTuple):
     places: Int[Tensor, "r t"]
 
     def allowed(self, r: int, part: slice) -> Bool[Tensor, "p m w"]:
-        """Which keys in reach of each query it may attend to in round r, and could not in an earlier one."""
+        """Which keys in reach a query may attend to in round r but in no earlier round."""
         rows, keys = self.queries[r, part], self.keys[r, part]
         places = self.first[r, part, None] + torch.arange(keys.shape[-1], device=keys.device)
         allowed = _within(places, self.low[r, part], self.high[r, part])
@@ -63,7 +65,7 @@ class HashRounds(NamedTuple):
 def hash_buckets(
     x: Float[Tensor, "b h n d"], rotation: Float[Tensor, "h d half"], keep: Bool[Tensor, "b n"] | None
 ) -> Int[Tensor, "b h n"]:
-    """Bucket of each token, one of 2 * half, or 0 where half is 0; masked tokens have the number after the last."""
+    """Bucket of each token, one of 2 * half, or 0 if half is 0; masked tokens have the number after the last."""
     half = rotation.shape[-1]
     number = torch.zeros(x.shape[:3], dtype=torch.long, device=x.device)
     x = at_least_float32(x)
@@ -79,13 +81,14 @@ def hash_buckets(
 
 
 def even_rotations(shape: tuple[int, int, int, int], device: torch.device) -> Float[Tensor, "r h d half"]:
-    """Gaussian numbers that are not random, used where no random rotations are given.
+    """Gaussian numbers that are not random, used if no random rotations are given.
 
-    They are the quantiles at the fractional parts of i^2 times the golden ratio: with i instead, rows would be alike.
+    They are the quantiles at the fractional parts of i^2 times the golden ratio; with i instead of i^2, rows would be
+    similar.
     """
     count = shape[0] * shape[1] * shape[2] * shape[3]
     if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
-        # The numbers themselves: ONNX has no quantile function.
+        # As constants: ONNX has no quantile function.
         quantile = NormalDist().inv_cdf
         numbers = [min(max(quantile(i * (i * GOLDEN_RATIO % 1) % 1), -8), 8) for i in range(1, count + 1)]
         return torch.tensor(numbers, device=device).reshape(shape)
@@ -106,7 +109,7 @@ def plan_rounds(
 
     Args:
         q: Queries.
-        k: Keys, sorted separately from the queries; None where the queries are the keys.
+        k: Keys, sorted separately from the queries; None if the queries are the keys.
         rotations: One for each round and head.
         keep: Real tokens; None if all are.
         chunk_size: Tokens m of a chunk.
@@ -128,7 +131,7 @@ class _Sorted(NamedTuple):
 
 def _sort(number: Int[Tensor, "b h n"], count: int) -> _Sorted:
     buckets, order = number.flatten(0, 1).sort(dim=-1, stable=True)
-    # Added rather than expanded: a search needs contiguous rows, under torch.func.vmap too.
+    # Added rather than expanded: the search needs contiguous rows, also under torch.func.vmap.
     wanted = torch.zeros_like(buckets[:, :1]) + torch.arange(max(count, 1) + 1, device=number.device)
     return _Sorted(buckets, order, insertion_points(buckets, wanted))
 
@@ -136,7 +139,7 @@ def _sort(number: Int[Tensor, "b h n"], count: int) -> _Sorted:
 def _plan_round(queries: _Sorted, keys: _Sorted, m: int, across_buckets: bool) -> tuple[Tensor, ...]:
     lines, n = queries.order.shape
     device, last = queries.order.device, queries.edges.shape[1] - 1
-    # Export asks whether there is more than one chunk: an empty one after the last makes it so for any n.
+    # An export branches on whether there is more than one chunk; an extra empty one makes it true for any n.
     chunks = (n + m - 1) // m + (0 if isinstance(n, int) else 1)
     line = torch.arange(lines, device=device)[:, None]
     order = F.pad(queries.order, (0, chunks * m - n))

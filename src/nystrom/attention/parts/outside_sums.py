@@ -1,11 +1,12 @@
-r"""Sums of the values of each cluster over the tokens outside of a block's window, for all blocks.
+r"""Sums of the values of each cluster over the tokens outside a block's window, for all blocks.
 
-With $w_l$ the window of block l, of the size B of a block and `reach` more on either side, and $V$ the sums of the
-values of each cluster over some tokens,
+Let $w_l$ be the window of block l: its B tokens and `reach` more on either side. Let $V$ be the sums of the values of
+each cluster over some tokens. Then
 $$\mathrm{sums}_l = \sum_{i < l} V(\text{first } B \text{ of } w_i) + \sum_{i > l} V(\text{last } B \text{ of } w_i):$$
-the first B tokens of the windows follow each other up to where $w_l$ begins, and the last B from where it ends. Nothing
-is added that would have to be taken off again: in floating point a large value would take the digits of all others
-with it. The gradient is of the same kind, sums over the blocks before and after a token's own.
+the first B tokens of the earlier windows are exactly the tokens before $w_l$, and the last B tokens of the later
+windows are those after it. Nothing is added that would have to be subtracted again: in floating point, a large value
+would take the digits of all others with it. The gradient has the same form: sums over the blocks before and after a
+token's own.
 """
 
 from bisect import bisect_right
@@ -23,11 +24,11 @@ from nystrom.attention.parts.clusters import cluster_sums, in_one_matrix, take_r
 def sums_outside(
     near: Float[Tensor, "b l w e"], inside: Int[Tensor, "b l w"], size: int, m: int
 ) -> Float[Tensor, "b l m e"]:
-    """The sums.
+    """Compute the sums.
 
     Args:
-        near: The values in the windows; zeros outside of the sequence.
-        inside: The cluster of each.
+        near: The values in the windows; zeros outside the sequence.
+        inside: The cluster of each value.
         size: Tokens of a block.
         m: Clusters.
     """
@@ -38,12 +39,13 @@ def sums_outside(
 
 
 class OutsideSums:
-    """The sums, and their gradient, a stretch of blocks at a time, in the same memory.
+    """The sums and their gradient, for a stretch of blocks at a time, in the same memory.
 
-    Blocks make groups. The windows of a group hold a span of tokens, cut into pieces that no window holds in part: the
-    sums of its blocks are a matrix of zeros and ones, which says what is outside of which window, times the sums over
-    the pieces and over all tokens outside of the span. These are for spans what the sums are for windows, and are found
-    by running sums, once for some rows. The gradient is the transpose of it all.
+    Blocks form groups. The windows of a group cover a span of tokens, which is cut into pieces such that each window
+    consists of whole pieces. The sums of the blocks are a matrix product: a matrix of zeros and ones, which marks the
+    pieces outside each window, times the sums over the pieces and over all tokens outside the span. The latter are to
+    spans what the sums are to windows; running sums give them, once per slice of rows. The gradient is the transpose of
+    these operations.
     """
 
     def __init__(self, v: Tensor, cluster: Tensor, m: int, *, size: int, reach: int, blocks: int):
@@ -51,20 +53,20 @@ class OutsideSums:
 
         Args:
             v: Values (b, t, e) of a whole number of blocks.
-            cluster: The cluster of each; m for none.
+            cluster: The cluster of each value; m for none.
             m: Clusters.
             size: Tokens of a block.
             reach: Tokens on either side of its block that a query sees.
             blocks: Blocks of a group; the last one may have fewer.
         """
         self.v, self.size, self.reach, self.blocks, self.length = v, size, reach, blocks, blocks * size
-        # One more cluster takes the tokens of none.
+        # An extra cluster takes the tokens without one.
         self.clusters, tokens = m + 1, v.shape[1]
         self.padding = -tokens % self.length
         self.cluster = F.pad(cluster, (reach, reach + self.padding), value=m)
         piece, ranges = _cut(range(0, self.length, size), size + 2 * reach, self.length + 2 * reach)
         number, (low, high) = torch.arange(ranges[-1][1] + 1), torch.tensor(ranges).T[..., None]
-        # The last column is what is outside of the span.
+        # The last column stands for everything outside the span.
         self.outside, self.piece = ((number < low) | (number >= high)).to(v.dtype), piece * self.clusters
         part, self.ranges = _cut(range(-reach, tokens - reach, self.length), self.length + 2 * reach, tokens)
         self.parts, self.part = int(part[-1]) + 1, part * self.clusters
@@ -72,12 +74,12 @@ class OutsideSums:
         self.place, self.given = part, [self.beyond]
 
     def of_stretch(self, rows: slice, start: int, stop: int) -> Float[Tensor, "rows blocks m e"]:
-        """The sums of the blocks of whole groups, to be read before the next call.
+        """The sums for the blocks of whole groups; read them before the next call, which overwrites them.
 
         Args:
             rows: Rows.
             start: The first block.
-            stop: The one after the last.
+            stop: The block after the last.
         """
         values = self.v[rows]
         if start == 0:
@@ -106,12 +108,12 @@ class OutsideSums:
         rows: slice,
         start: int,
     ) -> None:
-        """Add what the gradient of the sums gives to that of the values, in place.
+        """Add the contribution of the sums to the gradient of the values, in place.
 
         Args:
             whole: Gradient of the values, with as many tokens before and after as `cluster` has.
-            means: Gradient of the means of the blocks of which `of_stretch` gave the sums last.
-            number: Tokens that the means are of.
+            means: Gradient of the mean values, for the blocks of the last call of `of_stretch`.
+            number: How many tokens each mean is taken over.
             rows: Rows.
             start: The first of the blocks.
         """
@@ -129,7 +131,7 @@ class OutsideSums:
         first = start * self.size
         add_windows(whole[rows, first : first + groups * self.length + 2 * self.reach], taken, self.length)
         if self.parts > 1 and (start + blocks) * self.size == self.v.shape[1]:
-            # A part is outside of the spans of which it is not a part.
+            # The spans that a part lies outside of.
             lows, highs = zip(*self.ranges, strict=True)
             ranges = [(bisect_right(highs, part), bisect_right(lows, part)) for part in range(self.parts)]
             given = whole.new_zeros(len(means), self.parts, self.clusters, width)
@@ -142,10 +144,10 @@ class OutsideSums:
 
 
 def _cut(begins: range, width: int, tokens: int) -> tuple[Int[Tensor, " tokens"], list[tuple[int, int]]]:
-    """Cut tokens where windows begin and end.
+    """Cut tokens into parts where windows begin and end.
 
     Returns:
-        The part that each token is in, and for each window its first part and the one after its last.
+        The part of each token, and for each window its first part and the one after its last.
     """
     edges = sorted({edge for first in begins for edge in (first, first + width) if 0 < edge < tokens})
     part = torch.bucketize(torch.arange(tokens), torch.tensor(edges, dtype=torch.long), right=True)
@@ -159,7 +161,7 @@ def _cut(begins: range, width: int, tokens: int) -> tuple[Int[Tensor, " tokens"]
 def _add_beside(
     sums: Float[Tensor, "rows ranges m e"], parts: Float[Tensor, "rows p m e"], ranges: Sequence[tuple[int, int]]
 ) -> None:
-    """Add the parts before and after each range, of which neither end decreases."""
+    """Add to each range the parts before and after it; the ends of the ranges must not decrease."""
     steps, total, done = parts.unbind(1), torch.zeros_like(parts[:, 0]), 0
     for beside, (low, _) in zip(sums.unbind(1), ranges, strict=True):
         for step in steps[done:low]:

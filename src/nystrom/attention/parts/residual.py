@@ -1,10 +1,10 @@
-r"""What an approximation misses, learned from a few queries.
+r"""A correction of an approximation by its residual, learned from a few queries.
 
-With the features $\phi(q) = \mathrm{softmax}_j(c\, q^\top \mu_j + \ln \text{size}_j)$ over the clusters j of the keys,
-the exact outputs at r queries S, and the residual $R$ that the approximation leaves there, ridge regression gives
+The features of a query are $\phi(q) = \mathrm{softmax}_j(c\, q^\top \mu_j + \ln \text{size}_j)$ over the clusters j of
+the keys. Exact outputs are computed at r queries S; $R$ is what the approximation misses there. Ridge regression gives
 $$\mathrm{out}_i + \phi(q_i)^\top W, \qquad W = \Phi_S^\top (\Phi_S \Phi_S^\top + \lambda I)^{-1} R.$$
-The queries are spread evenly over the real ones, so padding changes nothing. It costs r s + n m scores, in fused calls.
-The matrix then has rows that sum to one but need not be positive.
+The queries are spread evenly over the real ones, so padding changes nothing. The cost is r s + n m scores, in fused
+calls. The rows of the attention matrix then still sum to one, but need not be positive.
 """
 
 import torch
@@ -18,7 +18,7 @@ from nystrom.attention.parts.far_keys import SeenKeys, attend_with_bias
 from nystrom.landmarks import all_real, insertion_points, ranks, take
 from nystrom.shapes import score_scale
 
-# The ridge, relative to features of size 1: what is missed differs between queries more than the features say.
+# The ridge, relative to features of size 1: the residual varies between queries by more than the features can explain.
 RIDGE = 0.3
 
 
@@ -32,10 +32,10 @@ def add_residual(
     chosen: Chosen,
     options: NearFarOptions,
 ) -> Float[Tensor, "b h n e"]:
-    """Add to the outputs what they miss, by regression on their clusters.
+    """Add to the outputs what they miss, predicted by regression on the clusters.
 
     Args:
-        out: Outputs, in float32 or float64 as all tensors here.
+        out: Outputs; all tensors are in float32 or float64.
         q: Queries; zeros where they are not real, as for keys and values.
         k: Keys.
         v: Values.
@@ -55,7 +55,7 @@ def add_residual(
 
 
 def sampled_queries(count: Int[Tensor, " b"], r: int) -> Int[Tensor, "b r"]:
-    """Ranks of the queries, among `count` real ones, whose exact outputs teach."""
+    """Ranks, among the `count` real queries, of those whose exact outputs are computed."""
     return (2 * torch.arange(r, device=count.device) + 1) * count[:, None] // (2 * r)
 
 
@@ -68,22 +68,22 @@ def spread_residual(
     sums: Float[Tensor, "b h m d"],
     scale: float,
 ) -> Float[Tensor, "b h n e"]:
-    """Add to the outputs what those of some queries miss.
+    """Predict what all outputs miss from what some of them miss, and add it.
 
     Args:
         out: Outputs.
         q: Queries.
-        asked: Those whose exact outputs are known.
-        missed: What their outputs miss.
+        asked: The queries whose exact outputs are known.
+        missed: What the outputs of these miss.
         sizes: Tokens of each cluster of keys.
         sums: Sum of the keys of each cluster.
         scale: Factor on the scores.
     """
-    # Where all keys are heavy no cluster has any: softmax over nothing would be NaN.
+    # If all keys are heavy, all clusters are empty, and softmax over nothing would be NaN.
     sizes = torch.where(sizes.sum(dim=-1, keepdim=True) > 0, sizes, 1.0)
     means = sums / sizes.clamp(min=1)[..., None]
     features = (scale * asked @ means.mT + sizes.log()[:, :, None]).softmax(dim=-1)
     ridge = RIDGE * torch.eye(asked.shape[2], dtype=q.dtype, device=q.device)
-    # The matrix is never singular; `solve` itself would raise where another sequence of the batch holds a NaN.
+    # The matrix is never singular; `solve` would raise if any sequence of the batch holds NaN.
     learned = features.mT @ torch.linalg.solve_ex(features @ features.mT + ridge, missed).result
     return out + attend_with_bias(q, SeenKeys(means, learned, sizes.log()), scale)

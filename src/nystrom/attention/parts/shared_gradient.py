@@ -1,11 +1,11 @@
-"""Tokens and their segment means, with one gradient between them.
+"""Tokens and their segment means, with a single shared gradient.
 
-Queries and keys are used twice in landmark attention, as they are and as landmarks. Autograd would make a gradient of
-n x d numbers for each use and add the two. Here the gradient of the means, m x d numbers, is spread over that of the
-tokens in place, a piece at a time. The gradient of the tokens must come from operations that make it anew, as those of
-attention do: nobody else may hold it.
+Landmark attention uses queries and keys twice: directly, and as landmarks. Autograd would allocate a gradient of n x d
+numbers for each use and add the two. Here the gradient of the means, m x d numbers, is added to that of the tokens in
+place, a piece at a time. So the gradient of the tokens must come from operations that allocate it anew, as those of
+attention do; nothing else may hold a reference to it.
 
-Where a graph of the backward pass is recorded, and inside `torch.vmap`, nothing is done in place.
+If a graph of the backward pass is recorded, and inside `torch.vmap`, nothing is done in place.
 """
 
 import torch
@@ -20,10 +20,10 @@ from nystrom.landmarks import segment_means, segments, take
 def with_segment_means(
     x: Float[Tensor, "b h n d"], m: int, *, keep: Bool[Tensor, "b n"] | None
 ) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b h m d"]]:
-    """The tokens, which hold zeros where they are not real, and `segment_means` of them.
+    """The tokens and their `segment_means`.
 
     Args:
-        x: Queries or keys.
+        x: Queries or keys; zeros where they are not real.
         m: Number of landmarks.
         keep: Real tokens; None if all are.
     """
@@ -74,7 +74,7 @@ def _plain(x: Tensor, m: int, keep: Tensor | None) -> tuple[Tensor, Tensor]:
 def _plain_gradient(
     shape: torch.Size, m: int, keep: Tensor | None, grad: Tensor | None, of_means: Tensor | None
 ) -> Tensor | None:
-    """The gradient of the tokens, by operations that have every derivative: all is linear in them."""
+    """The gradient of the tokens, by operations that have all derivatives, since they are linear."""
     some = grad if of_means is None else of_means
     if some is None:
         return None

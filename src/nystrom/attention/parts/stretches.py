@@ -1,9 +1,9 @@
-r"""Work on a CPU a stretch of tokens at a time, and with it attention to few landmarks that is added in place.
+r"""Work on a CPU in stretches of tokens that fit into its cache; and attention to few landmarks, added in place.
 
-A fused call keeps its result for the backward pass. `add_attention` does not: the gradient of
-$\mathrm{softmax}(c\, Q \tilde K^\top) \tilde V$ is taken from its inputs, a stretch of tokens at a time. Nothing of
-size n x m is stored, and the result may be added to what is there already. Where a graph of the backward pass is
-recorded, and inside `torch.vmap`, the plain formula is used, which stores n x m numbers and has every derivative.
+A fused call keeps its result for the backward pass. `add_attention` does not: it computes the gradient of
+$\mathrm{softmax}(c\, Q \tilde K^\top) \tilde V$ from the inputs, a stretch of tokens at a time. Nothing of size n x m
+is stored, and the result is added to an existing tensor. If a graph of the backward pass is recorded, and inside
+`torch.vmap`, the plain formula is used, which stores n x m numbers and has all derivatives.
 """
 
 import functools
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nystrom.attention.fused import open_empty, softmax_rows
 
-# Numbers in a stretch, over all its heads: 2 MB of float32, about the second cache of a core.
+# Numbers in a stretch, over all heads: 2 MB of float32, about the L2 cache of a core.
 _NUMBERS = 2**19
 _SHORTEST = 32
 
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def runs_in_stretches(*inputs: Tensor) -> bool:
-    """Whether to work in stretches: on a CPU, in float32 or float64, for known sizes and outside of a compiler."""
+    """Whether to work in stretches: on a CPU, in float32 or float64, with known sizes, and outside a compiler."""
     return not torch.compiler.is_compiling() and all(
         x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and isinstance(x.shape[2], int)
         for x in inputs
@@ -37,7 +37,7 @@ def pieces(batch: int, tokens: int, numbers: int) -> Iterator[Piece]:
     """Cut (batch, heads, tokens, ...) into indices of pieces that fit into the cache.
 
     Args:
-        batch: Sequences; several short ones make a piece.
+        batch: Sequences; several short ones form a piece.
         tokens: Tokens of a sequence; a long one is cut into stretches of a multiple of 32.
         numbers: How many numbers a piece needs per token, over all heads.
     """
@@ -49,10 +49,10 @@ def pieces(batch: int, tokens: int, numbers: int) -> Iterator[Piece]:
 
 
 def for_one_gradient(backward: F) -> F:
-    """Have the `backward` of an autograd.Function say the way out where it is given gradients in a batch.
+    """Let the `backward` of an autograd.Function raise a helpful error if it is given a batch of gradients.
 
-    torch batches them (`is_grads_batched`) by an older vmap, which lacks rules for views that a backward pass works in.
-    `torch.vmap` over `torch.func.vjp` has all of them.
+    For `is_grads_batched`, torch uses an older vmap, which lacks batching rules for operations on views that a backward
+    pass writes to. `torch.vmap` over `torch.func.vjp` has all of them.
     """
 
     @functools.wraps(backward)
@@ -63,8 +63,8 @@ def for_one_gradient(backward: F) -> F:
             if "Batching rule not implemented" not in str(error):
                 raise
             raise RuntimeError(
-                "is_grads_batched is True, which this backward pass does not take: use torch.vmap "
-                "over the function that torch.func.vjp gives, or one gradient at a time."
+                "is_grads_batched is True, which this backward pass does not support: use torch.vmap over the "
+                "function that torch.func.vjp returns, or one gradient at a time."
             ) from error
 
     return cast("F", named)
@@ -73,7 +73,7 @@ def for_one_gradient(backward: F) -> F:
 def known_signature(forward: F) -> F:
     """Keep the signature of the `forward` of an autograd.Function.
 
-    torch binds the arguments of each call to it; finding it anew each time takes longer than a short stretch.
+    torch binds the arguments of each call to it; computing it each time takes longer than a short stretch.
     """
     forward.__signature__ = inspect.signature(forward)  # pyright: ignore[reportFunctionMemberAccess]
     return forward
@@ -91,11 +91,11 @@ def add_attention(
     """Add the attention of many queries to few keys to `out`, in place.
 
     Args:
-        out: What it is added to.
+        out: Tensor to add to.
         q: Queries.
         k: Keys, landmarks.
         v: Their values.
-        keep: Landmarks that may be attended to; None where all may. The others must have values of zero.
+        keep: Landmarks that may be attended to; None if all may. The values of the others must be zero.
         scale: Factor on the scores.
     """
     return _AddAttention.apply(out, q, k, v, keep, scale)
@@ -166,7 +166,7 @@ class _AddAttention(torch.autograd.Function):
 
 
 def _plain(q, k, v, keep, scale):
-    """What is added, by operations that have every derivative."""
+    """The attention that is added, by operations that have all derivatives."""
     return softmax_rows(q, k, keep=keep, scale=scale) @ v
 
 

@@ -1,11 +1,11 @@
-r"""Attention to near tokens, heavy keys and clusters by Triton kernels: the function of `nystrom.attention`.
+r"""Attention to near tokens, heavy keys and clusters by Triton kernels: the same function as in `nystrom.attention`.
 
-Which keys are heavy, and which cluster holds each of the others, is given. Forward: the sums of each cluster in spans,
-then one pass over the queries. Between the passes q, k, v, the output, the logarithm of each query's normaliser,
-tensors of size m and, for each block, the numbers of far tokens are kept; the backward pass recomputes everything else.
+The heavy keys, and the cluster of each other key, are given. Forward: the sums of each cluster in spans, then one pass
+over the queries. Between the passes, q, k, v, the output, each query's normaliser, tensors of size m and, for each
+block, the numbers of far tokens are kept; the backward pass recomputes everything else.
 
-Sums over tokens are computed in spans, stored separately and then added: nothing here adds in an order that differs
-from call to call. (The choice of heavy keys and clusters is torch's, whose sums on a GPU may.)
+Sums over tokens are computed in spans, stored separately and then added, so the kernels always add in the same order.
+(Heavy keys and clusters are chosen by torch, whose sums on a GPU may differ from call to call.)
 
 Both passes are custom operators of torch, see `nystrom.gpu.attention`. There is no second derivative and no
 forward-mode derivative: asking for one raises.
@@ -23,7 +23,7 @@ from nystrom.gpu.near_far.inputs import NearFarInputs
 from nystrom.gpu.near_far.stages import Totals
 from nystrom.precision import accumulator
 
-# Wider heads would not leave the registers for the accumulators of keys and values.
+# Wider heads would leave too few registers for the accumulators of keys and values.
 LARGEST_WIDTH = 128
 
 
@@ -51,14 +51,15 @@ def near_far(
         found: (b, h, g) Which of them exist.
         cluster: (b, h, s) The cluster of each key; `num_clusters` for heavy keys and keys that are not real.
         num_clusters: Clusters m.
-        block_size: Queries of a block; 0 where queries are other tokens than the keys, and none are near.
+        block_size: Queries of a block; 0 for cross-attention, where no tokens are near.
         reach: Tokens on either side of its block that a query sees.
-        keep: (b, n) Real tokens, where some are near; blocks begin at the first of them.
+        keep: (b, n) Real tokens; blocks are counted from the first of them. None if they are counted from the first
+            token.
         scale: Factor on the scores.
 
     Raises:
         ValueError: The kernels cannot take these inputs; the message says what to do.
-        NotImplementedError: An input carries a forward-mode tangent or, later, a gradient is differentiated.
+        NotImplementedError: An input carries a forward-mode tangent; or, later, if a gradient is differentiated.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
@@ -69,7 +70,7 @@ def near_far(
     if keep is not None:
         here = torch.arange(keep.shape[1], dtype=torch.int32, device=keep.device)
         first = torch.where(keep, here, keep.shape[1]).amin(dim=-1)
-    # A compiler takes the operator itself.
+    # A compiler uses the operator directly.
     attend = _attention if torch.compiler.is_compiling() else _NearFar.apply
     cluster = cluster.to(torch.int32).contiguous()
     return attend(q, k, v, heavy, found, cluster, first, num_clusters, block_size, reach, scale)[0]
@@ -89,14 +90,14 @@ def _attention(
     reach: int,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The output and what the backward pass needs."""
+    """The output, and what the backward pass needs."""
     for name, x in (("q", q), ("v", v)):
         if x.shape[-1] > LARGEST_WIDTH:
             raise ValueError(
                 f"{name} has head width {x.shape[-1]}; expected at most {LARGEST_WIDTH} in near_far: split heads or "
                 "pass backend='torch'."
             )
-    # Of clusters there may be any number.
+    # There may be any number of clusters.
     check_launch(1, {"q": q, "k": k, "v": v})
     with launching_on(q.device):
         x = _inputs(q, k, v, heavy, found, cluster, first, m, block, reach, scale)
@@ -146,14 +147,14 @@ def gradients(
     """Launch the backward pass; returns the gradients of q, k and v."""
     q_grad, deltas = stages.queries(x, of, out, logs, grad)
     mean_grad, value_grad = stages.shared(x, *of, logs, deltas, grad, near=x.block > 0)
-    # A mean is of all keys of its cluster, near or far.
+    # A mean is taken over all keys of its cluster, near or far.
     mean_grad /= of.number.clamp(min=1)[..., None]
     k_grad, v_grad = stages.keys(x, of, left, logs, deltas, grad, mean_grad, value_grad)
     if x.heavy.shape[2]:
         heavy = x.heavy_rows(x.k), x.heavy_rows(x.v), x.found
         some = stages.shared(x, *heavy, logs, deltas, grad, near=False)
         for whole, part in zip((k_grad, v_grad), some, strict=True):
-            # There are zeros at these tokens, and a key that was not found adds zeros: the order does not matter.
+            # These tokens hold zeros so far, and a key that was not found adds zeros: the order does not matter.
             most = torch.finfo(whole.dtype).max
             index = x.heavy[..., None].expand_as(part)
             whole.scatter_add_(2, index, part.clamp(-most, most).to(whole.dtype))
@@ -171,7 +172,7 @@ def _keep_for_backward(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, grad, *_):
-    # When a compiler traces it, the operator itself.
+    # A compiler uses the operator directly.
     differentiate = _attention_backward if torch.compiler.is_compiling() else _Gradients.apply
     return *differentiate(grad, *ctx.saved_tensors, *ctx.numbers), *(None,) * 8
 

@@ -1,7 +1,7 @@
 r"""Outputs of a block of queries: one softmax over the tokens of its window, the heavy keys and the clusters.
 
-A program holds a tile of the queries of one block. Of the tokens of the window nothing is copied: the sum of their
-values in each cluster is the product of a matrix of zeros and ones with the values.
+A program holds a tile of the queries of one block. The tokens of the window are not copied: the sums of their values by
+cluster are the product of a matrix of zeros and ones with the values.
 """
 
 import triton
@@ -20,9 +20,9 @@ from nystrom.gpu.near_far.window import (
 
 @triton.jit
 def _attend(s, values, top, total, total_v, LOW: tl.constexpr, LOW_PRECISION: tl.constexpr):
-    """Add keys to a softmax that is under way."""
+    """Add keys to a running softmax."""
     higher = tl.maximum(top, tl.max(s, 1))
-    # Before the first key that counts the maximum is -inf, and -inf - -inf would be NaN.
+    # Before the first key that counts, the maximum is -inf, and -inf - -inf would be NaN.
     base = tl.where(higher == float("-inf"), 0.0, higher)
     shrink, p = tl.exp(top - base), tl.exp(s - base[:, None])
     total = total * shrink + tl.sum(p, 1)
@@ -111,7 +111,7 @@ def near_far_forward(
         s = scores_with_bias(x, y, logarithm(number), SCALE, ACC, PRECISION)
         top, total, total_v = _attend(s, values, top, total, total_v, LOW, LOW_PRECISION)
     sums_to = tl.where(total == 0.0, 1.0, total)
-    # Tokens before the first real one take the places after the last block.
+    # Places after the last block stand for the tokens before the first real one, which get zeros.
     turned = tl.where(positions >= BLOCKS * SIZE, positions - BLOCKS * SIZE, positions)
     there = (inside < SIZE) & (turned < N)
     total_v = tl.where(live[:, None], total_v / sums_to[:, None], 0.0)

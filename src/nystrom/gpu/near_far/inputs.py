@@ -10,7 +10,7 @@ from nystrom.gpu.inputs import triton_dtype
 from nystrom.gpu.launch import FLOAT32_PRECISION, Tiles, power, tiles
 from nystrom.precision import accumulator
 
-# Tokens of a window that a program takes at a time: windows are little longer than blocks.
+# Tokens of a window that a program processes at a time: windows are only a little longer than blocks.
 _LARGEST_W = 32
 
 
@@ -23,11 +23,11 @@ class NearFarInputs:
         k: Keys; zeros where they are not real, as for values.
         v: Values.
         heavy: (b, h, g) Positions of the heavy keys.
-        found: (b, h, g) Which of them exist, 1 or 0 in the dtype of sums.
+        found: (b, h, g) Whether each of them exists, as 1 or 0 in the dtype of sums.
         cluster: (b, h, s) The cluster of each key as int32; m for heavy keys and keys that are not real.
-        first: (b,) The first real token as int32, or None where it is the first of all.
+        first: (b,) Position of the first real token as int32; None if it is always 0.
         m: Clusters.
-        block: Queries of a block; 0 where no tokens are near.
+        block: Queries of a block; 0 if no tokens are near.
         reach: Tokens on either side of its block that a query sees.
         scale: Factor on the scores.
     """
@@ -60,23 +60,23 @@ class NearFarInputs:
         return torch.float32 if self.q.dtype == torch.float16 else self.q.dtype
 
     def tiles(self) -> Tiles:
-        """Blocks of the kernels; float32 operands, each in parts of tf32, take the registers of a wider dtype."""
+        """Blocks of the kernels; float32 operands, split into tf32 parts, take as many registers as a wider dtype."""
         wide = torch.float64 if self.q.dtype == torch.float32 else self.low
         return tiles(self.m, self.q.shape[-1], self.v.shape[-1], wide, self.q.device)
 
     @property
     def size(self) -> int:
-        """Queries that see the same keys and that programs take together."""
+        """Queries of a block: they see the same keys, and are processed together."""
         return self.block or self.tiles().block_n
 
     @property
     def blocks(self) -> int:
-        """Blocks of queries of a sequence."""
+        """Number of blocks of queries in a sequence."""
         return -(-self.q.shape[2] // self.size)
 
     @property
     def parts(self) -> int:
-        """Tiles of queries of a block."""
+        """Number of tiles of queries in a block."""
         return -(-self.size // self.options()["BLOCK_N"])
 
     def options(self) -> dict[str, Any]:
@@ -100,5 +100,5 @@ class NearFarInputs:
         }
 
     def heavy_rows(self, x: Tensor) -> Tensor:
-        """The heavy ones of keys or values, contiguous."""
+        """The keys or values at the heavy positions, contiguous."""
         return x.gather(2, self.heavy[..., None].expand(-1, -1, -1, x.shape[-1]))

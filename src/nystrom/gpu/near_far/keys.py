@@ -1,9 +1,10 @@
-r"""Gradients of keys and values, but for heavy ones: what a token gets through its cluster, and from its neighbours.
+r"""Gradients of keys and values, except heavy ones: the part through a token's cluster, and the part from neighbours.
 
-A program holds a tile of tokens and looks at the queries of the blocks whose window holds one of them: nothing is
-added to a gradient later, whatever windows overlap. A near token has its own weight instead of its cluster's, so from
-each of those queries its value gets $(e^{c\, q^\top k - \ln Z} - e^{c\, q^\top \mu - \ln Z})\, G$, where the cluster
-has far tokens, on top of what the cluster gives to all of its tokens.
+A program holds a tile of tokens and loops over the queries of the blocks whose window holds one of them. So each
+gradient is complete when it is written, although windows overlap. A near token has its own weight instead of its
+cluster's. So its value gets $(e^{c\, q^\top k - \ln Z} - e^{c\, q^\top \mu - \ln Z})\, G$ from each of those queries,
+in addition to what the cluster gives to all of its tokens; the second term is present only if the cluster has far
+tokens.
 """
 
 import triton
@@ -15,7 +16,7 @@ from nystrom.gpu.near_far.window import begin_of, clusters_of, store_rows
 
 @triton.jit
 def _rows_of(table, bh, own, member, M, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """A row of a table for each token, that of its cluster."""
+    """For each token, the row of its cluster in a table."""
     columns = tl.arange(0, BLOCK_WIDTH)
     places = table + (bh * tl.full((), M, tl.int64) + own)[:, None] * WIDTH + columns[None, :]
     return tl.load(places, mask=member[:, None] & (columns < WIDTH)[None, :], other=0.0)
@@ -64,7 +65,7 @@ def near_far_keys(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Gradients of a tile of keys and values; zeros for tokens of no cluster."""
+    """Gradients of a tile of keys and values; zeros for tokens without a cluster."""
     tiles = (S + BLOCK_W - 1) // BLOCK_W
     pid = tl.program_id(0)
     bh, start = pid // tiles, pid % tiles * BLOCK_W
@@ -104,7 +105,7 @@ def near_far_keys(
                 of_keys += product(rounded(of_scores, LOW), x.to(LOW), LOW_PRECISION)
     of_keys = of_keys * SCALE + _rows_of(mean_grad, bh, own, member, M, D, BLOCK_D)
     of_values += _rows_of(value_grad, bh, own, member, M, E, BLOCK_E)
-    # Tokens before the first real one take the places after the last tile.
+    # Places after the last tile stand for the tokens before the first real one, which get zeros.
     turned = tl.where(positions >= tiles * BLOCK_W, positions - tiles * BLOCK_W, positions)
     there = turned < S
     store_rows(k_grad, k_grad_strides, b, h, turned, of_keys, there, D, BLOCK_W, BLOCK_D)

@@ -1,7 +1,7 @@
-r"""Gradients of the queries, see `nystrom.gpu.near_far.forward`.
+r"""Gradients of the queries; see `nystrom.gpu.near_far.forward`.
 
-With the weights $P$ of a query, recomputed from its normaliser, and the gradient $G$ of its output
-$O$, the gradient of its scores is $P \circ (G V^\top - \delta)$ where $\delta = \mathrm{rowsum}(G \circ O)$.
+With the weights $P$ of a query, recomputed from its normaliser, and the gradient $G$ of its output $O$, the gradient of
+its scores is $P \circ (G V^\top - \delta)$, where $\delta = \mathrm{rowsum}(G \circ O)$.
 """
 
 import triton
@@ -20,7 +20,7 @@ from nystrom.gpu.near_far.window import (
 
 @triton.jit
 def _gradient(s, top, log, delta, grads, y, values, LOW: tl.constexpr, LOW_PRECISION: tl.constexpr):
-    """What keys add to the gradient of the queries, without the factor on the scores."""
+    """The contribution of some keys to the gradient of the queries, without the factor on the scores."""
     of_weights = product(grads, tl.trans(values), LOW_PRECISION)
     of_scores = weights_again(s, top[:, None], log[:, None]) * (of_weights - delta[:, None])
     return product(rounded(of_scores, LOW), y.to(LOW), LOW_PRECISION)
@@ -72,7 +72,7 @@ def near_far_queries(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Gradients of the queries, and the delta of each, which the kernels of keys and values read."""
+    """Gradients of the queries, and their deltas, which the kernels for keys and values read."""
     parts = (SIZE + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     part, block, bh = pid % parts, pid // parts % BLOCKS, pid // parts // BLOCKS
@@ -111,7 +111,7 @@ def near_far_queries(
         )  # fmt: skip
         s = scores_with_bias(x, y, logarithm(number), SCALE, ACC, PRECISION)
         total += _gradient(s, top, log, delta, grads, y, values, LOW, LOW_PRECISION)
-    # Tokens before the first real one take the places after the last block.
+    # Places after the last block stand for the tokens before the first real one, which get zeros.
     turned = tl.where(positions >= BLOCKS * SIZE, positions - BLOCKS * SIZE, positions)
     there = (inside < SIZE) & (turned < N)
     total = tl.where(live[:, None], total * SCALE, 0.0)

@@ -1,11 +1,12 @@
-r"""Gradients of the keys that all queries of a head see: the heavy keys, and the clusters.
+r"""Gradients of the keys that all queries of a head see: the heavy keys and the clusters.
 
-A program holds a tile of those and goes over a span of the queries; spans are stored separately and then added.
+A program holds a tile of these keys and loops over a span of the queries; the results of spans are stored separately
+and then added.
 
-For one of them the weight of a query is $r e^{c\, q^\top y - \ln Z}$, where r tokens are far from the query's block
-(1 for a heavy key). The gradient of their mean value goes to each of the r tokens in equal parts: a part is the sum of
-$e^{c\, q^\top y - \ln Z} G$ over the queries of all blocks, of which each token then loses those of the blocks whose
-window holds it, see `nystrom.gpu.near_far.keys`.
+A query gives such a key $y$ the weight $r e^{c\, q^\top y - \ln Z}$, where r is the number of its tokens that are far
+from the query's block (1 for a heavy key). The gradient of their mean value is divided equally among the r tokens. Each
+share is the sum of $e^{c\, q^\top y - \ln Z} G$ over the queries of all blocks. From this,
+`nystrom.gpu.near_far.keys` subtracts, for each token, the queries of the blocks whose window holds it.
 """
 
 import triton
@@ -64,7 +65,7 @@ def near_far_shared(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Sums over a span of queries for M shared keys: of clusters with `NEAR`, from which windows are taken off."""
+    """Sums over a span of queries for M shared keys; with `NEAR`, keys are clusters, without the tokens of windows."""
     row_blocks, parts = (M + BLOCK_M - 1) // BLOCK_M, (SIZE + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     c, bh, split = pid % row_blocks * BLOCK_M, pid // row_blocks % BH, pid // row_blocks // BH

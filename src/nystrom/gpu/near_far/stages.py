@@ -2,8 +2,8 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """Launches of the kernels: tensors in, tensors out.
 
-Tensors of tokens are (b, h, n, width) with stride 1 along the width and any other strides; new tensors have the layout
-of the tensor that they belong to. Small tensors are contiguous, (b, h, rows, width) and float32 at least.
+Tensors of tokens are (b, h, n, width), with stride 1 along the width and any other strides; new tensors have the layout
+of the tensor that they belong to. Small tensors are (b, h, rows, width), contiguous, and in float32 at least.
 """
 
 from typing import NamedTuple
@@ -22,12 +22,12 @@ from nystrom.gpu.near_far.totals import near_far_totals
 
 
 class Totals(NamedTuple):
-    """All tokens of each cluster.
+    """Statistics of all tokens of each cluster.
 
     Attributes:
         means: (b, h, m, d) Their mean key.
         sums: (b, h, m, e) The sum of their values.
-        number: (b, h, m) How many there are.
+        number: (b, h, m) Their number.
     """
 
     means: Tensor
@@ -63,14 +63,14 @@ def totals(x: NearFarInputs) -> Totals:
 
 
 def rows_of_left(n: int, block: int) -> int:
-    """Room for a row per block, and more: an export asks whether a length that is only a symbol gives a single one."""
+    """Rows for all blocks, and at least two: with a symbolic length, an export would branch on a single row."""
     return n // block + 2 if block else 0
 
 
 def attend(x: NearFarInputs, of: Totals) -> tuple[Tensor, Tensor, Tensor]:
-    """The outputs, their normalisers, and the far tokens of each cluster for each block.
+    """The outputs, their normalisers, and for each block the number of far tokens of each cluster.
 
-    Without near tokens there are no such numbers: they are those of `of`.
+    Without near tokens, the latter are empty: all tokens are far, see `of.number`.
     """
     (b, h, n, _), e = x.q.shape, x.v.shape[-1]
     out, logs = empty_like(x.q, e), torch.empty(b, h, n, 2, **x.small)
@@ -107,7 +107,7 @@ def attend(x: NearFarInputs, of: Totals) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def queries(x: NearFarInputs, of: Totals, out: Tensor, logs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of the queries, and the delta of each."""
+    """Gradient of the queries, and their deltas."""
     (b, h, n, _), q_grad, deltas = x.q.shape, empty_like(x.q), torch.empty_like(logs[..., 0])
     near_far_queries[(b * h * x.blocks * x.parts,)](
         x.q,
@@ -155,17 +155,17 @@ def shared(
     *,
     near: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of keys that all queries see, and of a part of their values, see `nystrom.gpu.near_far.shared`.
+    """Gradients of the keys that all queries see, and shares for their values; see `nystrom.gpu.near_far.shared`.
 
     Args:
         x: What all stages share.
         keys: (b, h, rows, d) The keys.
         values: (b, h, rows, e) Sums of the values of the tokens that they stand for.
-        number: (b, h, rows) How many there are.
-        logs: Logarithms of the normalisers.
-        deltas: What `queries` gives.
+        number: (b, h, rows) How many tokens each key stands for.
+        logs: Normalisers of the queries.
+        deltas: The deltas from `queries`.
         grad: Gradient of the outputs.
-        near: Whether the tokens of a window do not count.
+        near: Whether to leave out the tokens of a query's window.
     """
     (b, h, rows, d), e, options = keys.shape, values.shape[-1], x.options()
     row_blocks, tile = -(-rows // options["BLOCK_M"]), options["BLOCK_N"]
@@ -212,17 +212,17 @@ def keys(
     mean_grad: Tensor,
     value_grad: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of keys and values, zeros for those that are heavy.
+    """Gradients of keys and values; zeros for heavy ones.
 
     Args:
         x: What all stages share.
-        of: All tokens of each cluster.
-        left: The far tokens of each cluster for each block.
-        logs: Logarithms of the normalisers.
-        deltas: What `queries` gives.
+        of: Statistics of all tokens of each cluster.
+        left: Number of far tokens of each cluster for each block.
+        logs: Normalisers of the queries.
+        deltas: The deltas from `queries`.
         grad: Gradient of the outputs.
-        mean_grad: (b, h, m, d) What a cluster gives to each of its keys.
-        value_grad: (b, h, m, e) What it gives to each of its values, were they far from all queries.
+        mean_grad: (b, h, m, d) Gradient that each key of a cluster gets through the mean.
+        value_grad: (b, h, m, e) Gradient that each value of a cluster would get if it were far from all queries.
     """
     (b, h, s, _), options = x.k.shape, x.options()
     k_grad, v_grad = empty_like(x.k), empty_like(x.v)

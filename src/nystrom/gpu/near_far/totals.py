@@ -1,6 +1,7 @@
 """Sums of the keys and of the values of each cluster, and how many tokens it has.
 
-A program holds a tile of clusters and goes over a span of the tokens; spans are stored separately and then added.
+A program holds a tile of clusters and loops over a span of the tokens; the sums of spans are stored separately and then
+added.
 """
 
 import triton
@@ -34,7 +35,7 @@ def near_far_totals(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Sums over a span of tokens, as products with a matrix of zeros and ones."""
+    """Sums over a span of tokens, computed as products with a matrix of zeros and ones."""
     row_blocks = (M + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     c, bh, split = pid % row_blocks * BLOCK_M, pid // row_blocks % BH, pid // row_blocks // BH

@@ -1,8 +1,9 @@
 """Blocks of queries and the windows that they see: what the kernels over tokens share.
 
-The tokens of a sequence are cut into blocks from its first real one on, `begin`. A block of SIZE queries sees the
-LENGTH = SIZE + 2 REACH tokens from REACH before its first one on; those of no cluster (the number M) are heavy, and
-count among the heavy keys, or are not real. Without near tokens (`NEAR` is false) a window has no token.
+The tokens of a sequence are cut into blocks, starting with its first real token, `begin`. A block of SIZE queries sees
+a window of LENGTH = SIZE + 2 REACH tokens, starting REACH before the block. Tokens with the cluster number M have no
+cluster: they are either heavy, and count among the heavy keys, or not real. Without near tokens (`NEAR` is false),
+windows are not used.
 """
 
 import triton
@@ -22,14 +23,14 @@ def begin_of(first, b):
 
 @triton.jit
 def clusters_of(cluster, bh, positions, there, S, M):
-    """The cluster of each token, M where there is none."""
+    """The cluster of each token; M for tokens that are not `there`."""
     own = tl.load(cluster + bh * tl.full((), S, tl.int64) + positions, mask=there, other=0)
     return tl.where(there, own, M)
 
 
 @triton.jit
 def window_clusters(cluster, bh, window, w, LENGTH, S, M, BLOCK_W: tl.constexpr):
-    """The clusters of a tile of a window, from its token w on; M outside of the window or the sequence."""
+    """The clusters of a tile of a window, from its token w on; M outside the window or the sequence."""
     place = w + tl.arange(0, BLOCK_W)
     positions = window + place
     return clusters_of(cluster, bh, positions, (place < LENGTH) & (positions >= 0) & (positions < S), S, M)
@@ -37,7 +38,7 @@ def window_clusters(cluster, bh, window, w, LENGTH, S, M, BLOCK_W: tl.constexpr)
 
 @triton.jit
 def ones_of(member, dtype: tl.constexpr):
-    """1 where a condition holds; the interpreter takes the bits of a boolean for those of bfloat16."""
+    """1 where a condition holds, via float32: the interpreter would take bits of a boolean for those of bfloat16."""
     return rounded(member.to(tl.float32), dtype)
 
 
@@ -62,7 +63,7 @@ def outside_window(
     BLOCK_W: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Sums of values and numbers of tokens of the clusters `rows`, less those of the tokens of a window."""
+    """Sums of values and numbers of tokens of the clusters `rows`, minus those of the tokens in a window."""
     for w in range(0, LENGTH, BLOCK_W):
         own = window_clusters(cluster, bh, window, w, LENGTH, S, M, BLOCK_W)
         values = load_tokens(v, v_strides, b, h, window + w, own < M, E, BLOCK_W, BLOCK_E).to(LOW)
@@ -109,13 +110,13 @@ def far_values(
 
 @triton.jit
 def scores_with_bias(x, y, bias, SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of queries and keys with the logarithm of the number of tokens that each key stands for."""
+    """Scores of queries and keys plus a bias: the logarithm of the number of tokens that each key stands for."""
     return log_weights(x, y, SCALE, False, ACC, PRECISION) + bias[None, :]
 
 
 @triton.jit
 def logarithm(number):
-    """-inf where there is no token."""
+    """The logarithm of a number of tokens; -inf for none."""
     return tl.where(number > 0.0, tl.log(tl.maximum(number, 1.0)), float("-inf"))
 
 

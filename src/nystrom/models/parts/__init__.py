@@ -1,1 +1,1 @@
-"""What the blocks of an encoder are made of: activations, dropout, rotary positions and short convolutions."""
+"""Building blocks of encoders: activations, dropout, rotary positions and short convolutions."""

@@ -1,9 +1,9 @@
-r"""Attention whose weights are dropped in training, as in the papers' code for the Long Range Arena.
+r"""Attention with dropout of its weights in training, as in the papers' code for the Long Range Arena.
 
 $$D(\mathrm{softmax}(c\, Q K^\top))\, V \quad \text{and} \quad D(\kappa(Q, K))\, V,$$
 exact and kernelized attention, where D sets each weight to zero with probability p and divides the others by 1 - p. All
-n x n weights are stored, as in that code; no fused call gives another memory cost and the same draws. In evaluation
-nothing is dropped, and attention is computed as without it.
+n x n weights are stored, as in that code: no fused call would give the same draws with less memory. In evaluation,
+nothing is dropped, and attention is computed as if there were no dropout.
 
 Source: the code of Xiong et al. (2021), arXiv:2102.03902, LRA/code/attention.py, and of Chen et al. (2021),
 arXiv:2111.00035, code/models.
@@ -27,9 +27,9 @@ from nystrom.shapes import Masks, check_same_tokens, score_scale
 
 
 class DroppedWeights(AttentionHeads):
-    """Attention over (b, h, n, d) by a method that has weights to store, with dropout of them in training.
+    """Attention over (b, h, n, d) by a method that can store its weights, with dropout of these in training.
 
-    Draws come from torch's global generator, as those of other dropout.
+    Draws come from torch's global generator, as in other dropout.
 
     Args:
         method: "softmax" or "kernelized".
@@ -60,7 +60,7 @@ class DroppedWeights(AttentionHeads):
         skip: Float[Tensor, "h 1 taps 1"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n e"]:
-        """Attend, see `AttentionHeads`."""
+        """Attend; see `AttentionHeads`."""
         masks = Masks(keep, key_keep, query_keep, cu_seqlens)
         if not self.training or is_causal:
             return super().forward(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal)
@@ -72,7 +72,7 @@ class DroppedWeights(AttentionHeads):
         return add_skip(out, v, skip, masks)
 
     def extra_repr(self) -> str:
-        """Method, options and the share that is dropped, for print."""
+        """Method, options and dropout probability, shown by print."""
         return f"{super().extra_repr()}, dropout={self.share}"
 
 
@@ -87,11 +87,11 @@ def _dropped(
 ) -> Float[Tensor, "b h n e"]:
     if isinstance(options, KernelizedOptions):
         q, k, v = (at_least_float32(x) for x in (q, k, v))
-        # Masked keys have values of zero, so that their weights do not matter.
+        # The values of masked keys are zero, so their weights do not matter.
         weights = KERNELS[options.kernel](q, k, scale=score_scale(q, options.scale))
     else:
         if v.dtype == torch.float16:
-            # As exact attention does where it stores its weights.
+            # As exact attention does when it stores its weights.
             q, k, v = q.float(), k.float(), v.float()
         weights = softmax_rows(q, k, keep=keep, scale=options.scale)
     return dropout(weights, share) @ v

@@ -1,15 +1,15 @@
-r"""Rotary positions: queries and keys turned by angles that grow with the position, so that a score knows the distance.
+r"""Rotary positions: queries and keys rotate by angles that grow with the position, so scores depend on distances.
 
-Channels j and j + d/2 of a head of width d are one complex number $z_j$, at position p turned to
+Channels j and j + d/2 of a head of width d form one complex number $z_j$, which position p rotates to
 $$z_j\, e^{i p \theta_j}, \qquad \theta_j = 10000^{-k_j / R},$$
-so that the score of a query at p and a key at p' depends on their positions through p - p' alone. R of the P pairs
-turn, those with $(j R \bmod P) < R$, evenly spread; $k_j = \lfloor j R / P \rfloor$ counts them. The other pairs have
-$\theta_j = 0$ and see no position.
+so the score of a query at p and a key at p' depends on their positions only through p - p'. Of the P pairs, R are
+rotated: those with $(j R \bmod P) < R$, which are evenly spread; $k_j = \lfloor j R / P \rfloor$ numbers them. The
+other pairs have $\theta_j = 0$ and do not depend on the position.
 
-Within each head, P = d/2 and all heads turn alike. Across heads, the pairs of all heads are counted in their order, so
-that the first head turns fast and is local, and the last one turns slowly and sees far.
+Within each head, P = d/2, and all heads are rotated alike. Across heads, the pairs of all heads are numbered one after
+the other, so the first head rotates fast and is local, and the last one rotates slowly and sees far.
 
-Angles are computed in float32 at least, and so are the products, which are rounded once to the dtype of the input.
+Angles and products are computed in float32 at least; the results are rounded once, to the dtype of the input.
 
 Source: Su et al. (2021), arXiv:2104.09864; across heads, with every second pair at rest, arXiv:2501.14850.
 """
@@ -26,11 +26,11 @@ _BASE = 10_000.0
 
 
 class Rotation(NamedTuple):
-    """What turns the pairs of every head at every position.
+    """The angles of the pairs of every head at every position.
 
     Attributes:
-        cos: Cosines of the angles; the third axis has one entry where all heads turn alike.
-        sin: Their sines.
+        cos: Cosines of the angles; the third axis has one entry if all heads are rotated alike.
+        sin: Sines of the angles.
     """
 
     cos: Float[Tensor, "#b n #h pairs"]
@@ -38,7 +38,7 @@ class Rotation(NamedTuple):
 
 
 def turned_pairs(pairs: int, share: float) -> int:
-    """How many of the pairs turn: the nearest number to the share, and one at least."""
+    """How many of the pairs are rotated: the given share, rounded, and at least one."""
     return max(1, round(share * pairs))
 
 
@@ -54,11 +54,11 @@ def rotation(
     """The rotation at these positions.
 
     Args:
-        positions: Of the tokens; the first real one has 0.
+        positions: Positions of the tokens; that of the first real one is 0.
         num_heads: Heads.
         head_dim: Width of a head, an even number.
-        share: Share of the pairs that turn, in (0, 1].
-        across_heads: Count the pairs across the heads.
+        share: Share of the pairs that are rotated, in (0, 1].
+        across_heads: Whether pairs are numbered across the heads.
         dtype: float32, or float64 for more digits.
     """
     heads = num_heads if across_heads else 1
@@ -72,11 +72,11 @@ def rotation(
 
 
 def rotate(x: Float[Tensor, "b n w"], by: Rotation, *, num_heads: int) -> Float[Tensor, "b n w"]:
-    """Turn projected queries or keys.
+    """Rotate projected queries or keys.
 
     Args:
-        x: Queries or keys, their heads side by side.
-        by: From `rotation`.
+        x: Queries or keys, with their heads side by side.
+        by: The result of `rotation`.
         num_heads: Heads.
     """
     real, imaginary = at_least_float32(x).unflatten(-1, (num_heads, 2, -1)).unbind(-2)

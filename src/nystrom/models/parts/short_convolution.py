@@ -1,14 +1,18 @@
-r"""A short depthwise convolution of tokens, with a kernel for each channel: neighbours, in linear time.
+r"""A short depthwise convolution of tokens, with a kernel per channel: it mixes neighbours, in linear time.
 
 $$y_{i,c} = \sum_{t=0}^{K-1} w_{c,t}\, x_{i + t - (K-1)/2,\, c}$$
 with an odd size K, and zeros outside the sequence and at padding tokens. Positions are relative, so padding at either
-end changes nothing; holes inside count as positions.
+end changes nothing; masked tokens inside a sequence count as positions.
 
 The kernels start near the identity: 1 in the middle, plus uniform draws within $\tfrac12 K^{-1/2}$.
 
-On a CPU torch's `conv2d` does this fast for float32, and its gradients slowly: that of the tokens several times as long
-as the same convolution with the kernel reversed, which it is, and that of kernels longer than 13 many times as long as
-the sums of diagonals of products of windows, with $g$ the gradient of $y$,
+On a CPU, torch's `conv2d` is fast for float32, but its gradients are slow; they are computed here in other ways:
+
+- The gradient of the tokens is computed as the same convolution with the kernel reversed, several times as fast.
+- The gradient of kernels longer than 13 is computed from sums along the diagonals of products of windows, many times
+  as fast.
+
+With $g$ the gradient of $y$, the gradient of the kernel is
 $$\frac{\partial}{\partial w_{c,t}} = \sum_i g_{i,c}\, x_{i + t - (K-1)/2,\, c}.$$
 
 Source: So et al. (2021), arXiv:2109.08668, which convolves queries, keys and values after their projections with K = 3.
@@ -22,9 +26,9 @@ from torch import Tensor, nn
 
 from nystrom.attention.parts.stretches import for_one_gradient, known_signature
 
-# Taps up to which torch's gradient of a kernel is fast.
+# Largest kernel whose gradient by torch is fast.
 _SHORT = 13
-# Outputs per window, and numbers of all channels that are taken at once, about 1 MB.
+# Outputs per window, and numbers over all channels that are processed at a time, about 1 MB.
 _WINDOW = 32
 _NUMBERS = 2**18
 
@@ -37,7 +41,7 @@ class ShortConvolution(nn.Module):
         kernel_size: Taps K, an odd number.
     """
 
-    # It reads neighbours, which other ranks may hold: see `nystrom.parallel.models`.
+    # It reads neighbouring tokens, which other ranks may hold: see `nystrom.parallel.models`.
     over_ranks = False
 
     def __init__(self, width: int, kernel_size: int):
@@ -57,7 +61,7 @@ class ShortConvolution(nn.Module):
 
         Args:
             x: Tokens.
-            keep: Real tokens, None if all are; the others count as zeros.
+            keep: Real tokens; None if all are. The others count as zeros.
         """
         if isinstance(x.shape[1], int) and x.shape[1] == 0:
             return x
@@ -67,7 +71,7 @@ class ShortConvolution(nn.Module):
         return _Convolution.apply(x, weight) if own and not torch.compiler.is_compiling() else _convolved(x, weight)
 
     def extra_repr(self) -> str:
-        """Channels and taps, for print."""
+        """Channels and kernel size, shown by print."""
         return f"width={self.weight.shape[0]}, kernel_size={self.weight.shape[2]}"
 
 
@@ -103,7 +107,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def _convolved(x: Float[Tensor, "b n w"], weight: Float[Tensor, "w 1 k"]) -> Float[Tensor, "b n w"]:
-    # On a CPU a row of a picture is convolved several times as fast as a line.
+    # On a CPU, `conv2d` over a row is several times as fast as `conv1d`.
     return F.conv2d(_row(x), weight[:, :, None], padding=(0, weight.shape[2] // 2), groups=len(weight))[:, :, 0].mT
 
 

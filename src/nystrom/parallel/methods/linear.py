@@ -1,7 +1,7 @@
-r"""Linear attention over ranks.
+r"""Linear attention across ranks.
 
-The average of the values in each channel of the features, and the logarithm of its normaliser, are joined over the
-ranks, d (e + 1) numbers; see `nystrom.attention.methods.linear`. Autograd derives the gradient.
+For each channel of the features, the average of the values and the logarithm of its normaliser are joined across the
+ranks: d (e + 1) numbers; see `nystrom.attention.methods.linear`. Autograd computes the gradient.
 """
 
 import torch
@@ -26,7 +26,7 @@ def linear_over_ranks(
 ) -> Float[Tensor, "b h n e"]:
     """`linear_attention` of the tokens of all ranks."""
     q, k, v = (at_least_float32(x) for x in (q, k, v))
-    # Far below every real key, as on one process.
+    # Far below every real key, as in a single process.
     k = torch.where(keys.keep[:, None, :, None], k, -torch.finfo(k.dtype).max / 4)
     logs_q, logs_k = (x.clamp(max=0) + x.clamp(min=0).log1p() for x in (q, k))
     means, logs = join(ranks, logs_k.softmax(dim=2).mT @ v, logs_k.logsumexp(dim=2)[..., None])

@@ -1,7 +1,7 @@
-r"""Linformer over ranks: each mixes its own tokens by the columns at their positions, and the mixtures are added up.
+r"""Linformer across ranks: each mixes its own tokens by the columns at their positions, and the mixtures are added up.
 
-What is exchanged, m (d + e) numbers, does not depend on n. The gradients of the projections are those of a rank's own
-tokens and queries: sum them over the ranks, as for all weights.
+The ranks exchange m (d + e) numbers, which does not depend on n. The gradients of the projections on a rank come from
+its own tokens and queries: sum them over the ranks, as for all weights.
 """
 
 import torch
@@ -32,7 +32,7 @@ def linformer_over_ranks(
     check_projection("value_projection", value_projection, k.shape[1], keys.total)
     mixed = [_project(keys, x, e) for x, e in ((k, key_projection), (v, value_projection))]
     mixed = ranks.sum(torch.cat(mixed, dim=-1))
-    # As in one process: what float16 does not hold stays in float32.
+    # As in a single process: float16 stays in float32, since the mixtures may overflow it.
     mixed = mixed if k.dtype == torch.float16 else mixed.to(k.dtype)
     mixed_keys, mixed_values = mixed.split((k.shape[-1], v.shape[-1]), dim=-1)
     return fused_softmax(q.to(mixed.dtype), mixed_keys, mixed_values, scale=options.scale)
@@ -44,10 +44,10 @@ def _project(
     x = at_least_float32(x)
     heads = x.unflatten(1, (projection.shape[0], -1))
     if keys.whole:
-        # The token in place of none, behind the last column perhaps, is zero.
+        # The padding token of a rank without tokens is zero; it may lie beyond the last column.
         used = projection[..., keys.start : keys.start + x.shape[2]].to(x.dtype)
         return torch.einsum("gms,bgisd->bgimd", used, heads[..., : used.shape[-1], :]).flatten(1, 2)
-    # A sequence at a time: positions count from its first real token, and tokens before it, all zeros, have no column.
+    # One sequence at a time: positions count from its first real token; tokens before it, all zeros, have no column.
     mixed = []
     for sequence, first in zip(heads, keys.first.tolist(), strict=True):
         before = min(max(0, first - keys.start), x.shape[2])

@@ -1,7 +1,7 @@
-"""Longformer over ranks: each asks its neighbours for half a window of keys and values.
+"""Longformer across ranks: each fetches half a window of keys and values from either neighbour.
 
-The global tokens are the first of all ranks, on all of them; their own outputs, attention to all keys, are joined over
-the ranks. What is exchanged depends on the window and the number of global tokens, not on n.
+The global tokens are the first real ones across all ranks, and all ranks hold them. Their own outputs, attention to all
+keys, are joined across the ranks. The communication depends on the window and the number of global tokens, not on n.
 """
 
 import torch
@@ -36,7 +36,7 @@ def longformer_over_ranks(
     around = [with_halo(ranks, keys, x, half, half) for x in (k, v)]
     others = _others_around(ranks, keys, g, half)
     chosen = [take_first(ranks, keys, x, g) for x in (q, k, v)] if g else []
-    # Global tokens come first, in blocks of their own, of which nothing is used but the keys.
+    # Global tokens come first, in blocks of their own, of which only the keys and values are used.
     front = -(-g // size) * size
     table = [_in_front(x, chosen[1:][i] if g else None, front) for i, x in enumerate(around)]
     padded_q, padded_k, padded_v = (pad_to_blocks(x, size) for x in (F.pad(q, (0, 0, front + half, half)), *table))

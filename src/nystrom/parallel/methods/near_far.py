@@ -1,13 +1,15 @@
-"""Near and far attention over ranks.
+"""Near and far attention across ranks.
 
-- Near: each rank fetches from its neighbours the rest of the blocks that it holds in part, and `reach` tokens around
-  them. Blocks begin at the first real token of all ranks.
-- Heavy keys: each rank offers its g heaviest, with weights whose normalisers are joined, and the heaviest of all are
-  taken. All ranks hold them.
-- Clusters: in each step of k-means a rank sums up its part of the sample, m (d + 1) numbers, and in the end its keys
-  and values.
+- Near: each rank fetches from its neighbours the rest of the blocks that it holds only in part, and `reach` tokens
+  around them. Blocks are counted from the first real token across all ranks.
+- Heavy keys: each rank offers its g heaviest keys, with weights that share a normaliser, and the heaviest of all are
+  chosen. All ranks hold them.
+- Clusters: in each step of k-means, the ranks add up the sums over their parts of the sample, m (d + 1) numbers; in the
+  end, the sums of their keys and values.
+- Values outside a window: a rank knows the tokens around its own, and fetches sums over the other ranks, see `_beyond`.
 
-Short sequences are exact: all ranks hold their keys. The communication depends only on the sizes, not on n.
+Short sequences are exact: all ranks hold their keys and values. The communication depends on the options and the
+number of ranks, not on n.
 """
 
 from typing import NamedTuple
@@ -56,7 +58,7 @@ def near_far_over_ranks(
     short = keys.count <= most
     if not short.any():
         return _approximate(ranks, queries, keys, q, k, v, options, is_self)
-    # All ranks hold the keys of the short sequences, and their own queries.
+    # All ranks hold the keys and values of the short sequences, and each its own queries.
     first = (take_first(ranks, keys, x, most) for x in (k, v))
     real = torch.arange(most, device=k.device) < keys.count[:, None]
     exact = fused_softmax(q, *first, keep=real, scale=options.scale)
@@ -92,11 +94,11 @@ def _approximate(
 
 
 class _Mine(NamedTuple):
-    """The chosen keys, from the view of the rank that holds them.
+    """The chosen keys, as seen by one rank.
 
     Attributes:
-        heavy: Places of the heavy keys among its own.
-        owned: Which of them are its own.
+        heavy: Places of the heavy keys among the rank's own keys.
+        owned: Which of them the rank holds.
         found: Which of them exist.
         cluster: The cluster of each of its keys, 0 ... m - 1; m for heavy keys and keys that are not real.
     """
@@ -155,7 +157,7 @@ def _heaviest(
 def _far_keys(
     ranks: Ranks, k: Float[Tensor, "b h s d"], v: Float[Tensor, "b h s e"], mine: _Mine, options: NearFarOptions
 ) -> tuple[FarKeys, Float[Tensor, "b h m"], Float[Tensor, "b h m d"]]:
-    """Heavy keys and clusters of all ranks; sizes of clusters and sums of their keys."""
+    """Heavy keys and clusters across all ranks; also the sizes of the clusters and the sums of their keys."""
     m, tokens = options.num_clusters, torch.cat([k, v, torch.ones_like(k[..., :1])], dim=-1)
     heavy = torch.where(mine.owned[..., None], take_rows(tokens, mine.heavy), 0.0)
     both = ranks.sum(torch.cat([heavy, cluster_sums(tokens, mine.cluster, m)], dim=2))
@@ -178,16 +180,17 @@ def _blocks(
     far: FarKeys,
     options: NearFarOptions,
 ) -> Float[Tensor, "b h n e"]:
-    """Self-attention of the blocks that hold this rank's queries, moved so that the first begins with a block."""
+    """Self-attention of the blocks that hold this rank's queries, shifted so that they begin with a block."""
     size, reach, m, n = options.block_size, options.reach, options.num_clusters, q.shape[2]
     around, beside = size - 1 + reach, -(-reach // size)
     nearby = with_halo(ranks, keys, torch.cat([k, v], dim=-1), around, around)
-    # Outside of the sequence there are zeros: m, that is, no cluster.
+    # The halo is zero outside the sequence, which after the shift means m: no cluster.
     cluster = with_halo(ranks, keys, (mine.cluster - m)[..., None], around, around)[..., 0]
     held = keys.start - around + torch.arange(n + 2 * around, device=q.device)
     values = nearby[..., k.shape[-1] :]
     beyond = _beyond(ranks, keys, held, values, cluster + m, options).flatten(0, 1)
-    # Tokens of the first block that come before this rank's own, and blocks on either side that only reach into it.
+    # `before` counts the tokens of the first block that precede this rank's own; `beside` counts blocks on either side
+    # that are needed only for `reach`.
     before = (keys.start - keys.first) % size
     length = (-(-(n + size - 1) // size) + 2 * beside) * size
     own = torch.arange(length, device=q.device) - before[:, None] - beside * size
@@ -197,7 +200,7 @@ def _blocks(
     place = here.clamp(0, near - 1)
     nearby = torch.where(inside[:, None, :, None], take_places(nearby, place), 0.0)
     cluster = torch.where(inside[:, None], cluster.gather(2, place[:, None].expand(*cluster.shape[:2], -1)), 0) + m
-    # What other queries give is not used.
+    # The results of other queries are not used.
     moved = take_places(q, own.clamp(0, n - 1)).flatten(0, 1)
     near_k, near_v = nearby.flatten(0, 1).split((k.shape[-1], v.shape[-1]), dim=-1)
     far = FarKeys(*(x.flatten(0, 1) for x in far))
@@ -208,7 +211,7 @@ def _blocks(
 
 
 def _span(keys: Tokens, rank: int, options: NearFarOptions) -> tuple[Int[Tensor, "b 1"], Int[Tensor, "b 1"]]:
-    """The first position that the queries of a rank see nearby, and the one after the last; they grow with the rank."""
+    """The first position near the queries of a rank, and the one after the last; both increase with the rank."""
     size, start = options.block_size, sum(keys.lengths[:rank])
     first, last = (
         keys.first + (place - keys.first).div(size, rounding_mode="floor") * size
@@ -225,14 +228,15 @@ def _beyond(
     cluster: Int[Tensor, "b h t"],
     options: NearFarOptions,
 ) -> Float[Tensor, "b h m e"]:
-    """Sums of the values of each cluster over the tokens of all ranks outside of this rank's span.
+    """Sums of the values of each cluster over the tokens of all ranks outside this rank's span.
 
-    Nothing is added that would have to be taken off again: what is before a span are the tokens from the beginnings of
-    the spans of the ranks before to those of the next, and each of these ranks holds its own; so it is with the ends.
+    Nothing is added that would have to be subtracted again. The tokens before a span are cut at the beginnings of the
+    spans of earlier ranks: each of these ranks holds, and sums, the tokens from the beginning of its span to that of
+    the next. The tokens after a span are cut at the ends of later spans in the same way.
 
     Args:
         ranks: The ranks.
-        keys: Where the keys stand.
+        keys: Positions of the keys.
         place: Positions of the tokens that this rank holds.
         v: Their values.
         cluster: Their clusters.

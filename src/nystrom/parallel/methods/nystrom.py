@@ -1,10 +1,11 @@
-r"""Nyström attention over ranks.
+r"""Nyström attention across ranks.
 
-The landmarks are sums over the ranks' tokens. The m x n softmax of the right factor is joined by the maxima and sums of
-its rows, m (e + 1) numbers; the inverse is taken on every rank, equally, and the left factor needs a rank's own queries
-alone. So what the ranks exchange does not depend on n.
+The landmarks are sums over the tokens of all ranks. The m x n softmax of the right factor is joined from the maxima and
+sums of its rows, m (e + 1) numbers. Every rank computes the same inverse, and the left factor needs only a rank's own
+queries. So the communication does not depend on n.
 
-Short sequences are exact as on one process: their at most m keys, or queries, are landmarks, which all ranks hold.
+Short sequences are exact, as in a single process: their at most m keys or queries are the landmarks, which all ranks
+hold.
 """
 
 from jaxtyping import Float

@@ -1,4 +1,4 @@
-"""Performer over ranks: the averages over the keys for each random feature are joined, r (e + 1) numbers."""
+"""Performer across ranks: for each random feature, the averages over the keys are joined: r (e + 1) numbers."""
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,7 @@ def performer_over_ranks(
     projection: Float[Tensor, "r d"] | None,
     generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
-    """`performer_attention` of the tokens of all ranks; a projection that is drawn is that of the first rank."""
+    """`performer_attention` of the tokens of all ranks; if a projection is drawn, it is that of the first rank."""
     q, k, v = (at_least_float32(x) for x in (q, k, v))
     scale, given = score_scale(q, options.scale), projection is not None
     projection = projection_of(q, options, projection, generator).to(q.dtype)

@@ -1,6 +1,6 @@
-"""Skyformer over ranks: m drawn tokens are landmarks on all of them, and sums over keys, m e numbers, are added up.
+"""Skyformer across ranks: all ranks hold the m landmarks, drawn tokens, and add up sums over keys, m e numbers.
 
-Short sequences are exact as on one process; see `nystrom.parallel.short`.
+Short sequences are exact, as in a single process; see `nystrom.parallel.short`.
 """
 
 import functools

@@ -1,14 +1,15 @@
-r"""Exact attention across ranks: the keys and values of each rank are broadcast in turn.
+r"""Exact attention across ranks: each rank broadcasts its keys and values, one rank after the other.
 
-A rank holds its own tokens and, at any time, the piece of one other. With $\ell$ the logarithm of a query's normaliser
-over the pieces so far, a piece with the scores S adds
+At any time, a rank holds its own tokens and the piece of one other rank. With $\ell$ the logarithm of a query's
+normaliser over the pieces so far, a piece with the scores S gives the update
 $$\ell' = \ln(e^\ell + \textstyle\sum_j e^{S_j}), \qquad
 \mathrm{out}' = e^{\ell - \ell'}\, \mathrm{out} + e^{S - \ell'}\, V.$$
-The backward pass sends the pieces once more and takes weights from the inputs and $\ell$: with $P = e^{S - \ell}$ and G
-the gradient of the outputs, $\mathrm{d}S = P \circ (G V^\top - \mathrm{rowsum}(G \circ \mathrm{out}))$. The gradients
-of a piece are added up where it belongs. Weights exist for some queries at a time.
+The backward pass sends the pieces again and recomputes the weights from the inputs and $\ell$: with $P = e^{S - \ell}$
+and G the gradient of the outputs, $\mathrm{d}S = P \circ (G V^\top - \mathrm{rowsum}(G \circ \mathrm{out}))$. The
+gradients of a piece are added up on the rank that it belongs to. Weights exist for some queries at a time.
 
-The communication grows with the number of tokens, as exact attention requires. Computed in float32 at least.
+The communication grows with the number of tokens, as exact attention requires. Everything is computed in float32 at
+least.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +44,7 @@ def softmax_over_ranks(
             "form is 'materialised', which stores the scores of all pairs, and group is given: pass form='fused'."
         )
     q, k, v = (at_least_float32(x) for x in (q, k, v))
-    # Keys and values travel together, the mask as a last column.
+    # Keys and values are sent together, with the mask as the last column.
     sent = torch.cat([k, v, keys.keep[:, None, :, None].expand(*k.shape[:3], 1).to(k)], dim=-1)
     sizes = tuple(max(1, length) for length in keys.lengths)
     return ranks.in_order(_OverPieces, q, sent, sizes, score_scale(q, options.scale))
@@ -63,7 +64,7 @@ class _OverPieces(torch.autograd.Function):
                 before = logs[:, :, part].clone()
                 after = torch.logaddexp(before, scores.logsumexp(dim=-1, keepdim=True))
                 logs[:, :, part] = after
-                # No real key so far: weights of zero, not 0 / 0.
+                # Without a real key so far, weights are zero, not 0 / 0.
                 level = after.clamp(min=torch.finfo(q.dtype).min)
                 weights = scores.sub_(level).exp_()
                 out[:, :, part] = (before - level).exp() * out[:, :, part] + weights @ values
@@ -92,14 +93,14 @@ class _OverPieces(torch.autograd.Function):
 
 
 def _pieces(ranks: Ranks, sent: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """Each rank, and the tensor that it sends."""
+    """Each rank's number, and the tensor that it sends."""
     for rank, size in enumerate(sizes):
         here = sent.contiguous() if rank == ranks.rank else sent.new_empty(*sent.shape[:2], size, sent.shape[3])
         yield rank, ranks.send_from(rank, here)
 
 
 def _parts(q: Tensor, keys: Tensor) -> Iterator[slice]:
-    """Slices of the queries, whose weights are computed together."""
+    """Slices of queries whose weights are computed together."""
     length = max(1, _WEIGHTS // keys.shape[:3].numel())
     for start in range(0, q.shape[2], length):
         yield slice(start, start + length)

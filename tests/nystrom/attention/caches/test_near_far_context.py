@@ -199,7 +199,7 @@ def test_what_does_not_fit_raises_by_name():
         (lambda: near_far_context(k, v[:, :, :5]), "v holds 5 tokens but k holds 9"),
         (lambda: near_far_context(k, v, num_clusters=0), "num_clusters is 0"),
         (lambda: NearFarContext(k, v, torch.ones(2, 3, 9)), "sizes has shape .* and torch.float32; expected whole"),
-        (lambda: layer(memory, memory, memory, context=layer.context(memory)), "context is given, which stands for"),
+        (lambda: layer(memory, memory, memory, context=layer.context(memory)), "context is given, which replaces"),
         (lambda: layer.context(memory[0]), r"key has shape \(9, 12\); expected \(batch, tokens, width\)"),
         (lambda: layer.context(memory, torch.ones(2, 9, 11)), "value has width 11; expected 12"),
         (lambda: MultiheadAttention(12, 3, method="nystrom").context(memory), "method='nystrom'.*build it with"),

@@ -293,7 +293,7 @@ def test_a_million_tokens_are_read_in_constant_memory():
     ("call", "says"),
     [
         (lambda layer, x: layer(x, cache=layer.new_cache(2)), "has no gradient"),
-        (lambda layer, x: layer(x, x, x, cache=layer.new_cache(2)), "pass query alone"),
+        (lambda layer, x: layer(x, x, x, cache=layer.new_cache(2)), "pass only query"),
         (lambda layer, x: layer(x, cache=layer.new_cache(3)), "for which the cache was made"),
         (lambda layer, x: layer(x[0], cache=layer.new_cache(2)), "expected .batch, tokens, width"),
         (lambda layer, x: layer.new_cache(0), "batch is 0"),

@@ -56,7 +56,7 @@ def test_a_checkpoint_of_another_run_or_step_is_none_of_this_one(tmp_path, setti
         run.mark_complete(step)
     shutil.copytree(other.checkpoint(18), mine.checkpoint(18))
     assert mine.last_step() == 9
-    assert mine.damage() == [(mine.checkpoint(18), "../run.json is not the one that it was made with")]
+    assert mine.damage() == [(mine.checkpoint(18), "../run.json is not the file that this folder was written with")]
     shutil.rmtree(mine.checkpoint(18))
     mine.checkpoint(9).rename(mine.checkpoint(27))
     assert mine.last_step() is None
