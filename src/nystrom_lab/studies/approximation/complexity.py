@@ -253,8 +253,8 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
         Verdict(
             "Besides softmax and kernelized no method takes more than linear time.",
             _at_most(linear.values(), _LINEAR),
-            f"{sum(value <= _LINEAR for value in linear.values())} of {len(linear)} methods and sizes are linear"
-            f"{'; not ' if bent else ''}{', '.join(bent)}.",
+            f"{sum(value <= _LINEAR for value in linear.values())} of {len(linear)} methods and sizes take at most "
+            f"linear time{'; not ' if bent else ''}{', '.join(bent)}.",
         ),
         Verdict(
             "The costs in the table of methods have the counted exponents.",

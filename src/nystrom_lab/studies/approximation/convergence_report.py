@@ -130,8 +130,8 @@ def _third_order(rows: Sequence[Row]) -> Verdict:
     return Verdict(
         claim,
         most([*(row.value == 1 for row in cubed), *seen]),
-        f"at least {min(row.value for row in cubed):.1%} of the steps that start below 1 end within the cube; the "
-        f"lower quartiles of the order are {said}, each over at least {min(row.repeats for row in orders)} steps.",
+        f"{min(row.value for row in cubed):.1%} of the steps that start below 1 end within the cube; the lower "
+        f"quartiles of the order are {said}, each over at least {min(row.repeats for row in orders)} steps.",
     )
 
 

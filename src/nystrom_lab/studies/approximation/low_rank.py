@@ -216,7 +216,7 @@ def _better(rows: Sequence[Row], weights: str) -> Verdict:
     return Verdict(
         claim,
         share_of(better / known, known).within(least=0.75),
-        f"it is smaller in {better:.0f} of the {known} cases, a head at one n, in which this is known.",
+        f"it is smaller in {better:.0f} of the {known} cases (a head at one length) where this is known.",
     )
 
 
