@@ -1,5 +1,6 @@
 """The pages say of the methods and of the tests what the code says."""
 
+import math
 import re
 from pathlib import Path
 
@@ -90,3 +91,25 @@ def test_the_tables_of_joined_reviews_are_those_of_the_rows():
         for row in (before, after):
             said = f"{row.value:.1%} | {100 * row.low:.1f} to {100 * row.high:.1f} |"
             assert f"| {said.replace('%', ' %')}" in page
+
+
+def test_the_parts_of_an_encoder_are_those_of_their_rows():
+    rows = read_rows(ROOT / "results" / "encoder-parts_amd-epyc-2-cores_2026-11-26.csv")
+    found = {(row.fact("model"), row.n, row.quantity, row.method): row for row in rows if not math.isnan(row.value)}
+    page = (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
+    section = page.partition("`python tools/encoder_parts.py`")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| ([\d,]+) \| (\w+) \| (.*) \|$", section, flags=re.MULTILINE)
+    models = ["4 x 256"] * 8 + ["all-MiniLM-L6-v2"] * 4
+    for model, (tokens, which, cells) in zip(models, lines, strict=True):
+        timed = {"forward": "forward", "training": "forward+backward"}[which]
+        for method, cell in zip(("softmax", "nystrom-64", "near_far"), cells.split(" | "), strict=True):
+            of = {
+                what: found.get((model, int(tokens.replace(",", "")), f"{timed}{what}", method))
+                for what in (" time", ", attention", ", linear", ", around")
+            }
+            time, *parts = of.values()
+            if time is None:
+                assert not cell[0].isdigit()
+                continue
+            attention, linear, around = (100 * part.value for part in parts if part)
+            assert cell == f"{time.value:,.0f}: {attention:.0f}, {linear:.0f}, {around:.1f}"

@@ -77,8 +77,8 @@ def _plan(setting: Setting) -> Plan:
         )
     size = min(512, encoder.positions)
     lengths = (size, 4 * size, 16 * size) if setting.size == "paper" else (size, 4 * size)
-    # Tokens of all texts of the longer lengths.
-    whole = size * (2048 if setting.size == "paper" else 512)
+    # Tokens of all texts of the longer lengths; the small size needs no more than the default texts have.
+    whole = size * (2048 if setting.size == "paper" else 64)
     pairs = {n: min(_MOST, whole // (2 * n)) for n in lengths}
     encoder.check_length(whole + _CHOSEN_ON * max(lengths))
     parts = [
@@ -95,7 +95,7 @@ def _plan(setting: Setting) -> Plan:
         "budgets": " ".join(map(str, BUDGETS)),
         "rounds": str(_ROUNDS),
     }
-    return Plan(parts, said, beside_none(setting, "a quarter of the texts, without the longest"))
+    return Plan(parts, said, beside_none(setting, "a thirty-second of the texts, without the longest"))
 
 
 def _measure(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterable[Row]:

@@ -112,8 +112,8 @@ def _measure_length(n: int, passes: tuple[Pass, ...], repeats: int, device: str,
 def _plan_training(setting: Setting) -> Plan:
     paper = setting.size == "paper"
     device = _device(setting)
-    # An eighth of the paper's batch.
-    batches = {task: shape.batch if paper else shape.batch // 8 for task, shape in SHAPES.items()}
+    # A sixteenth of the paper's batch.
+    batches = {task: shape.batch if paper else shape.batch // 16 for task, shape in SHAPES.items()}
     repeats = 3 if paper else 2
     said = {
         "methods": " ".join(TABLE_2_METHODS),
@@ -123,7 +123,7 @@ def _plan_training(setting: Setting) -> Plan:
     }
     differs = "a step instead of 50,000 steps with their evaluations"
     if not paper:
-        differs += ", a CPU instead of an NVIDIA V100, and an eighth of the paper's batches"
+        differs += ", a CPU instead of an NVIDIA V100, and a sixteenth of the paper's batches"
     parts = [Part(task, partial(_measure_task, task, batch, repeats, device)) for task, batch in batches.items()]
     return Plan(parts, said, differs)
 

@@ -80,5 +80,5 @@ def test_what_was_not_measured_decides_nothing():
 
 
 def test_too_little_text_raises_before_any_work(tiny_setting, tmp_path):
-    with pytest.raises(ValueError, match="expected at least 16640"):
-        check_study(NAME, tiny_setting, tmp_path)
+    with pytest.raises(ValueError, match="expected at least 66560"):
+        check_study(NAME, replace(tiny_setting, size="paper"), tmp_path)

@@ -216,7 +216,7 @@ def test_the_papers_size_needs_a_gpu(name):
     assert "\n" not in str(error.value)
 
 
-def test_small_batches_are_an_eighth_of_the_papers():
+def test_small_batches_are_a_sixteenth_of_the_papers():
     plan = find_study(TABLE_2).plan(Setting())
-    assert plan.setting["batches"] == "listops 4, text 2, retrieval 2, image 32, pathfinder 16"
-    assert "eighth" in plan.differs
+    assert plan.setting["batches"] == "listops 2, text 1, retrieval 1, image 16, pathfinder 8"
+    assert "sixteenth" in plan.differs
